@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 
 from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import decode_checkpoint
+from neve.archive.checkpoint import PackedState, decode_checkpoint
 from neve.archive.journal import Commit, CommittedName, RowGroup
 from neve.archive.keys import data_key
 
@@ -104,7 +104,7 @@ def measure(objects: int) -> dict[str, float]:
     gc.collect()
     again = Catalog()
     began = time.process_time()
-    again.restore(decode_checkpoint(data))
+    again.restore(decode_checkpoint(data, kind=PackedState))
     restoring = time.process_time() - began
     topic = f"topic-{topics // 2:05d}"
     began = time.process_time()

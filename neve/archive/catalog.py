@@ -147,7 +147,7 @@ class Catalog:
             self._of(topic).through = through
         for topic, ranges in state.covered.items():
             self._of(topic).covered = set(ranges) or None
-        for topic, after, names in _by_end(state.expiring):
+        for topic, after, names in state.expiring_by_topic():
             self._of(topic).restore_expiring(names, after)
         for topic, lasts in state.named.items():
             self._of(topic).note_offsets(lasts)
@@ -157,7 +157,7 @@ class Catalog:
             self._of(topic).queue(queue).minimum = minimum
         for gap in state.gaps:
             self._do(gap.topic, TopicCatalog.note_gap, gap)
-        for topic, names in _by_topic(state.names).items():
+        for topic, names in state.names_by_topic():
             self._do(topic, TopicCatalog.enter, names)
 
     def _dispatch(self, entry: AnyEntry) -> None:  # noqa: PLR0912 - a case for each kind of entry
@@ -527,13 +527,3 @@ def _by_topic(names: Iterable[CommittedName]) -> dict[str, list[CommittedName]]:
     for name in names:
         found.setdefault(name.topic, []).append(name)
     return found
-
-
-def _by_end(
-    expiring: Iterable[tuple[CommittedName, int]],
-) -> Iterator[tuple[str, int, list[CommittedName]]]:
-    """(topic, delete_after_ms, names)."""
-    found: dict[tuple[str, int], list[CommittedName]] = {}
-    for name, after in expiring:
-        found.setdefault((name.topic, after), []).append(name)
-    return ((topic, after, names) for (topic, after), names in found.items())

@@ -5,12 +5,22 @@ a msgpack map. Msgpack and not Parquet, because brokers, clients and the command
 because it nests like the journal. It is never the only truth: what it says follows from entries 0 … seq, which stay.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from neve.archive.journal import NO_CHECKPOINT, CommittedName, Gap, IntentName, OpenRewrite, Topic
 from neve.archive.sealed import Damaged, seal, unseal
+
+if TYPE_CHECKING:
+    from typing_extensions import override  # in `typing` from Python 3.12 on
+else:
+    F = TypeVar("F")
+
+    def override(method: F) -> F:
+        return method
+
 
 CHECKPOINT_VERSION = 1
 KIND = "CATALOG"
@@ -42,6 +52,56 @@ class CatalogState(msgspec.Struct, kw_only=True):
     topics: list[Topic] = []
     gaps: list[Gap] = []
 
+    def names_by_topic(self) -> Iterator[tuple[str, list[CommittedName]]]:
+        """(topic, names), once."""
+        found: dict[str, list[CommittedName]] = {}
+        for name in self.names:
+            found.setdefault(name.topic, []).append(name)
+        yield from found.items()
+
+    def expiring_by_topic(self) -> Iterator[tuple[str, int, list[CommittedName]]]:
+        """(topic, delete_after_ms, names), once."""
+        found: dict[tuple[str, int], list[CommittedName]] = {}
+        for name, after in self.expiring:
+            found.setdefault((name.topic, after), []).append(name)
+        for (topic, after), names in found.items():
+            yield topic, after, names
+
+
+class PackedState(CatalogState, kw_only=True):
+    """The same as a start takes it: names are unpacked topic by topic, and gone once they are taken."""
+
+    names: list[msgspec.Raw] = []  # type: ignore[assignment]
+    expiring: list[tuple[msgspec.Raw, int]] = []  # type: ignore[assignment]
+
+    @override
+    def names_by_topic(self) -> Iterator[tuple[str, list[CommittedName]]]:
+        found: dict[str, list[msgspec.Raw]] = {}
+        while self.names:
+            raw = self.names.pop()
+            found.setdefault(_topic_decoder.decode(raw).topic, []).append(raw)
+        while found:
+            topic, raws = found.popitem()
+            yield topic, [_name_decoder.decode(raw) for raw in reversed(raws)]
+
+    @override
+    def expiring_by_topic(self) -> Iterator[tuple[str, int, list[CommittedName]]]:
+        found: dict[tuple[str, int], list[msgspec.Raw]] = {}
+        while self.expiring:
+            raw, after = self.expiring.pop()
+            found.setdefault((_topic_decoder.decode(raw).topic, after), []).append(raw)
+        while found:
+            (topic, after), raws = found.popitem()
+            yield topic, after, [_name_decoder.decode(raw) for raw in reversed(raws)]
+
+
+class _OfTopic(msgspec.Struct):
+    topic: str
+
+
+_topic_decoder = msgspec.msgpack.Decoder(_OfTopic)
+_name_decoder = msgspec.msgpack.Decoder(CommittedName)
+
 
 def encode_checkpoint(
     state: CatalogState,
@@ -63,10 +123,15 @@ def _raw(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
-def decode_checkpoint(data: bytes, broker: str | None = None, seq: int | None = None) -> CatalogState:
-    """Raises NewerFormat, or Damaged where it is not a checkpoint (of this broker, after this entry)."""
+def decode_checkpoint(
+    data: bytes, broker: str | None = None, seq: int | None = None, kind: type[CatalogState] = CatalogState
+) -> CatalogState:
+    """Raises NewerFormat, or Damaged where it is not a checkpoint (of this broker, after this entry).
+
+    `kind`: PackedState, where names may be too many to hold at once.
+    """
     try:
-        state = msgspec.msgpack.decode(unseal(KIND, CHECKPOINT_VERSION, data, CONTENT_MAX), type=CatalogState)
+        state = msgspec.msgpack.decode(unseal(KIND, CHECKPOINT_VERSION, data, CONTENT_MAX), type=kind)
     except msgspec.DecodeError as error:
         raise Damaged(f"not a checkpoint: {error}") from error
     if broker not in {None, state.broker} or seq not in {None, state.through_seq}:

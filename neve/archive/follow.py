@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import CatalogState, decode_checkpoint
+from neve.archive.checkpoint import CatalogState, PackedState, decode_checkpoint
 from neve.archive.journal import NO_CHECKPOINT, AnyEntry, Checkpoint, decode_entry
 from neve.archive.keys import broker_of, brokers_prefix, checkpoint_key, journal_key
 from neve.archive.sealed import Damaged
@@ -94,7 +94,7 @@ def newest_checkpoint(source: JournalSource, broker: str, prefix: str, end: int)
     while seq > NO_CHECKPOINT:
         try:
             data = source.get(checkpoint_key(prefix, broker, seq))
-            return decode_checkpoint(data, broker, seq), data
+            return decode_checkpoint(data, broker, seq, PackedState), data
         except (FileNotFoundError, Damaged) as error:
             log.warning("checkpoint %d of %s can't be used, the one before it serves: %s", seq, broker, error)
         seq = checkpoint_before(source, broker, prefix, seq)

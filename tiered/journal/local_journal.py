@@ -20,7 +20,7 @@ import msgspec
 
 from infra.disk import Disk
 from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import decode_checkpoint
+from neve.archive.checkpoint import PackedState, decode_checkpoint
 from neve.archive.journal import FORMAT_VERSION, AnyEntry, Epoch, NewerFormat, decode_entry
 from neve.archive.sealed import Damaged
 
@@ -103,7 +103,7 @@ class LocalJournal:
             return
         data = self._disk.read(self._checkpoint_path)
         try:
-            state = decode_checkpoint(data)
+            state = decode_checkpoint(data, kind=PackedState)
         except Damaged as error:
             log.warning("%s is passed over: %s", self._checkpoint_path, error)
             return

@@ -15,7 +15,7 @@ from infra.object_store.protocol import (
 )
 from neve.archive import keys
 from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import decode_checkpoint
+from neve.archive.checkpoint import PackedState, decode_checkpoint
 from neve.archive.follow import journal_end, newest_checkpoint, stands
 from neve.archive.journal import NO_CHECKPOINT, Abort, AnyEntry, decode_entry, encode_entry
 from neve.archive.sealed import Damaged
@@ -80,7 +80,7 @@ class JournalTail:
         key = keys.checkpoint_key(self.prefix, self.broker, seq)
         try:
             content = self.store.get(key)
-            decode_checkpoint(content, self.broker, seq)
+            decode_checkpoint(content, self.broker, seq, PackedState)
         except (NotFound, Damaged):
             return  # the copy is longer then
         self.copy_goes_on_at(content, seq, self.store.get(self.key_of(seq)))

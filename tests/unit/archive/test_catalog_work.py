@@ -14,7 +14,7 @@ import pytest
 
 from infra.clock import ManualClock
 from neve.archive.catalog import Catalog, Location, Totals
-from neve.archive.checkpoint import CatalogState, decode_checkpoint, encode_checkpoint
+from neve.archive.checkpoint import CatalogState, PackedState, decode_checkpoint, encode_checkpoint
 from neve.archive.expiry import plan_dropped, plan_expiry
 from neve.archive.journal import (
     AnyEntry,
@@ -251,6 +251,23 @@ def test_a_checkpoint_that_is_encoded_piece_by_piece_is_the_one_encoded_at_once(
     again = Catalog()
     again.restore(msgspec.msgpack.decode(content, type=CatalogState))
     assert again.state("b") == state
+
+
+def test_a_start_unpacks_the_names_of_one_topic_at_a_time() -> None:
+    catalog = Catalog()
+    for seq, number in enumerate((0, 1, 0, 2, 1, 0)):
+        catalog.apply(seq, Commit(round=seq, names=[name_at(seq, f"topic-{number}")]))
+    catalog.apply(6, Expire(keys=[name_at(0, "topic-0").key], delete_after_ms=5))
+    catalog.apply(7, Expire(keys=[name_at(2, "topic-0").key, name_at(1, "topic-1").key], delete_after_ms=6))
+    data = catalog.encoded("b")
+    state = decode_checkpoint(data, "b", 7, PackedState)
+    assert all(isinstance(name, msgspec.Raw) for name in list[object](state.names))
+    taken = [(topic, [name.start for name in names]) for topic, names in state.names_by_topic()]
+    assert sorted(taken) == [("topic-0", [5]), ("topic-1", [4]), ("topic-2", [3])]
+    assert state.names == []
+    again = Catalog()
+    again.restore(decode_checkpoint(data, "b", 7, PackedState))
+    assert again.state("b") == catalog.state("b") == decode_checkpoint(data, "b", 7)
 
 
 def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch: pytest.MonkeyPatch) -> None:
