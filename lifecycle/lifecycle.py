@@ -8,13 +8,14 @@ and logs it, and runs it again at its next time. Nothing is evicted or deleted o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from infra.clock import Clock
 from infra.threads import SYSTEM_THREADS, Threads
 from lifecycle.checkpoint import WriteCheckpoint
+from lifecycle.compact import Compact
 from lifecycle.due import Due, ages_ms
 from lifecycle.evict import EVERYTHING, Evict, NothingArchived, SettledInArchive
 from lifecycle.expire import ExpireArchived, ExpireLocal
@@ -32,6 +33,7 @@ from lifecycle.unexpire import UnexpireArchived, UnexpireLocal
 from neve.archive.verify import VerifyReport, verify
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload import OffloadRound
+from tiered.write.replacement import Merger
 from tiered.write.uploader import Uploader
 
 
@@ -69,6 +71,10 @@ class LocalLifecycle:
         return {"archive": "off", **_common(self.evict, 0, self.safe_clock, self.set_aside())}
 
 
+class Encoder(Uploader, Merger, Protocol):
+    """What the jobs ask of the worker that writes objects."""
+
+
 class ArchiveLifecycle:
     """The jobs of a broker with an archive."""
 
@@ -76,7 +82,7 @@ class ArchiveLifecycle:
         self,
         hot: HotStore,
         journal: JournalWriter,
-        worker: Uploader,
+        worker: Encoder,
         policy: Callable[[], Policy],
         clock: Clock,
         safe_clock: SafeClock,
@@ -114,6 +120,7 @@ class ArchiveLifecycle:
             hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=is_member, is_of=is_of
         )
         self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
+        self.compact = Compact(journal, worker, policy, clock, safe_clock, turns, threads, cluster=cluster)
         self.checkpoint = WriteCheckpoint(journal, turns)
         self.sweep = Sweep(journal, worker, safe_clock, turns)
 
@@ -121,6 +128,7 @@ class ArchiveLifecycle:
         """Begin no further step; an upload under way goes on as fast as it can."""
         self.turns.close()
         self.throttle.adjust()
+        self.compact.stop()
 
     def set_aside(self) -> dict[str, str]:
         """Topics that no job can read, and why."""
@@ -150,6 +158,11 @@ class ArchiveLifecycle:
             "gaps": journal.catalog.gap_count,
             "open_names": sum(map(len, journal.catalog.open_intents().values())),
             "orphans": self.sweep.orphan_count,
+            "compacted_objects": self.compact.replaced,
+            "compacted_bytes": self.compact.replaced_bytes,
+            "compactions": self.compact.made,
+            "compactions_failed": self.compact.failed,
+            "not_compacted": self.compact.set_aside.reasons(),
             "backlog_bytes": sum(what.bytes for what in backlog.values()),
             "backlog_age_ms": max(self.ages_ms(backlog).values(), default=0),
             "last_round": self._rounds.last,

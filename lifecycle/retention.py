@@ -53,6 +53,8 @@ class Policy:
     force_mark: float = 0.75
     grace_ms: int = 24 * HOUR_MS
     upload_bytes_per_second: int = 0  # 0: no limit
+    compaction: bool = False  # by itself
+    compaction_bytes_per_second: int = 0  # of objects that are read; 0: no limit
     archived: Callable[[str], bool] = field(default=lambda topic: True)
     # Topics of the broker's own, of which it needs what is pinned and nothing else.
     internal: Callable[[str], bool] = field(default=lambda topic: False)

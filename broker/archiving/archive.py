@@ -290,6 +290,7 @@ class Archive:
         jobs.every("offload", config.archive_period / 1000, self._as_master(lifecycle.offload.run))
         jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.throttle.adjust)
         jobs.every("state", config.state_period / 1000, self._as_master(self.state_job()))
+        jobs.every("compaction", config.archive_compaction_period / 1000, self._as_master(lifecycle.compact.run))
         jobs.every("checkpoint", _CHECKPOINT_SECONDS, self._as_master(lifecycle.checkpoint.run))
         jobs.every("sweep", _SWEEP_SECONDS, self._as_master(lifecycle.sweep.run))
         _plan_local_jobs(jobs, lifecycle, self.safe_clock)

@@ -36,6 +36,8 @@ class ConfiguredPolicy:
             force_mark=crowded if archiving else forced,
             grace_ms=config.expire_grace,
             upload_bytes_per_second=config.archive_upload_bytes_per_second,
+            compaction=config.archive_compaction_enable,
+            compaction_bytes_per_second=config.archive_compaction_bytes_per_second,
             archived=lambda topic: archiving and not topics.is_system(topic),
             internal=internal.__contains__,
             gone_below=self._store.gone_below,

@@ -47,6 +47,10 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ),
     ("rows_damaged_total", "rows_damaged", 1, "archived rows whose record is damaged: CRC or framing do not hold"),
     ("objects", "objects", 1, "objects that readers see"),
+    ("compactions_total", "compactions", 1, "objects that were made of others"),
+    ("compactions_failed_total", "compactions_failed", 1, "objects that were to be made of others, and were not"),
+    ("compacted_objects_total", "compacted_objects", 1, "objects whose place one made of them took"),
+    ("compacted_bytes_total", "compacted_bytes", 1, "bytes of these, as they were stored"),
     ("gaps", "gaps", 1, "ranges recorded as lost"),
     ("open_names", "open_names", 1, "objects that a round named and has not published"),
     ("topics_set_aside", "topics_set_aside", 1, "topics whose messages can't be archived or expired as they are"),
@@ -172,6 +176,28 @@ class AdminPages:
             "last_round": status["last_round"],
         }
 
+    async def compact(self, request: Request) -> Response:
+        """Lines as it goes on, the last a summary, or the error."""
+        lifecycle = self._archive.lifecycle
+        if not isinstance(lifecycle, ArchiveLifecycle):
+            return Response(409, b"no archive: set storeUrl\n")
+        topic, dry_run = request.query.get("topic"), request.flag("dry-run")
+        return Response(lines=self._lines_of(functools.partial(lifecycle.compact.now, topic, dry_run=dry_run)))
+
+    async def _lines_of(self, work: Callable[..., object]) -> AsyncIterator[object]:
+        """What it tells of its progress, as it comes; its error is raised at the end."""
+        loop = asyncio.get_running_loop()
+        lines: asyncio.Queue[Any] = asyncio.Queue()
+
+        def progress(item: Mapping[str, Any]) -> None:
+            loop.call_soon_threadsafe(lines.put_nowait, dict(item))
+
+        future = asyncio.ensure_future(self._in_thread(functools.partial(work, progress=progress)))
+        future.add_done_callback(lambda _: lines.put_nowait(None))
+        while (item := await lines.get()) is not None:
+            yield item
+        future.result()
+
     async def ls(self, request: Request) -> Response:
         journal = self._archive.journal
         if journal is None:
@@ -283,6 +309,7 @@ def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.route("GET", "/archive/journal", pages.journal, at_once=1)
     http.route("POST", "/archive/verify", pages.verify, at_once=1)
     http.route("POST", "/archive/offload", pages.offload, at_once=1)
+    http.route("POST", "/archive/compact", pages.compact, at_once=1)
     http.route("POST", "/archive/unexpire", pages.unexpire, at_once=1)
     http.route("POST", "/archive/sweep", pages.sweep, at_once=1)
     http.route("POST", "/clock/confirm", pages.confirm_clock)

@@ -169,6 +169,28 @@ def sweep(repair: bool, broker: str | None, admin: str | None, namesrv: str) -> 
             click.echo(key)
 
 
+@archive.command()
+@click.argument("topic", required=False)
+@click.option("--dry-run", is_flag=True, help="Only show what would become one object.")
+@click.option("--broker", help="Ask this broker.")
+@admin_option
+@cluster_options
+def compact(topic: str | None, dry_run: bool, broker: str | None, admin: str | None, namesrv: str) -> None:
+    """Make few objects of a topic's small ones, or of all topics'. Prints progress as JSON lines.
+
+    Objects of one day become one of 128 MB, also of a day that has not ended; the old ones go after expireGrace.
+    As fast as archiveCompactionBytesPerSecond lets it. Exit code 1: some were not made.
+    """
+    from neve.cli.admin import post_lines
+
+    query = {**({"topic": topic} if topic else {}), **({"dry-run": "true"} if dry_run else {})}
+    last: dict[str, Any] = {}
+    for last in post_lines(find_admin(admin, broker, namesrv), "/archive/compact", **query):
+        click.echo(json.dumps(last, ensure_ascii=False))
+    if last.get("failed"):
+        raise Failure(FAILED, f"{last['failed']} objects were not made, the old ones stay: the broker's log says why")
+
+
 @archive.command(name="confirm-clock")
 @click.option("--broker", help="Ask this broker.")
 @admin_option

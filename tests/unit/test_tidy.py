@@ -52,6 +52,8 @@ TOUCH_FILES = {
     "tiered/worker/client.py": "descriptors that came over the socket to a worker",
     "tiered/worker/frames.py": "memory without a name that is handed to the other process",
     "tiered/worker/process.py": "descriptors that came over the socket from the broker",
+    "tiered/worker/compacting.py": "the worker copies objects into a directory of its own",
+    "tiered/write/compactor.py": "the worker reads these copies and writes a file of its own to upload",
     "tiered/write/segment_writer.py": "the worker maps sealed log files and writes a file of its own to upload",
 }
 # What touches files: by its whole name; as a path's method, which nothing else here has; and so if it is given nothing.

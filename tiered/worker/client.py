@@ -131,6 +131,25 @@ class WorkerClient:
         assert isinstance(answer, CommittedName)
         return answer
 
+    def compact(
+        self,
+        store_url: str,
+        name: IntentName,
+        inputs: Sequence[CommittedName],
+        below: Mapping[int, int],
+        metadata: Mapping[str, str],
+    ) -> CommittedName:
+        """Raises ContentConflict, EncodeFailed, or an error of the object store."""
+        request = frames.Compact(0, store_url, name, list(inputs), dict(below), dict(metadata), self._work_dir)
+        try:
+            answer = self._call(request, None, sum(one.wire_bytes for one in inputs))
+        except WorkerFailed as error:
+            raise _offload_error(error) from error
+        except OSError as error:
+            raise EncodeFailed(f"no worker for {name.key}: {error}") from error
+        assert isinstance(answer, CommittedName)
+        return answer
+
     def set_upload_rate(self, bytes_per_second: int) -> None:
         """Holds at once, for an upload under way too; 0 is no limit."""
         with self._lock:
@@ -331,6 +350,9 @@ class WorkerClient:
         if isinstance(reply, frames.Committed):
             self.upload_waited += reply.waited
             self.written = self.written.plus(reply.name.rows, reply.wire_rows, reply.damaged_rows)
+            return reply.name
+        if isinstance(reply, frames.Compacted):
+            self.upload_waited += reply.waited
             return reply.name
         if isinstance(reply, frames.StaleRemoved):
             return reply.count

@@ -36,6 +36,21 @@ class EncodeUpload(msgspec.Struct, tag="encode_upload"):
     work_dir: str
 
 
+class Compact(msgspec.Struct, tag="compact"):
+    """To the encoder: read `inputs`, write their rows but those `below` as the object `name`, upload it if absent.
+
+    `work_dir` holds copies of them and the object while it is made. Answer: Compacted.
+    """
+
+    id: int
+    store_url: str
+    name: IntentName
+    inputs: list[CommittedName]
+    below: dict[int, int]  # queue -> offset
+    metadata: dict[str, str]
+    work_dir: str
+
+
 class SetUploadRate(msgspec.Struct, tag="set_upload_rate"):
     """No answer follows."""
 
@@ -103,6 +118,14 @@ class Committed(msgspec.Struct, tag="committed"):
     damaged_rows: int
 
 
+class Compacted(msgspec.Struct, tag="compacted"):
+    """The object is in the store whole: its name as REPLACE publishes it."""
+
+    id: int
+    name: CommittedName
+    waited: float  # as in Committed
+
+
 class GroupRead(msgspec.Struct, tag="group_read"):
     """A row group as records; they and their positions lie in the memfd that rides along."""
 
@@ -137,9 +160,9 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-Request = EncodeUpload | ReadGroup | AskFilters | AskBounds | RemoveStaleUploads
+Request = EncodeUpload | Compact | ReadGroup | AskFilters | AskBounds | RemoveStaleUploads
 Message = Request | SetUploadRate
-Reply = Committed | GroupRead | MayHold | StaleRemoved | Failed
+Reply = Committed | Compacted | GroupRead | MayHold | StaleRemoved | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 decode_message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

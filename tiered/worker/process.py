@@ -34,7 +34,7 @@ from neve.archive.groups import DecodedRows, decode_group, may_span
 from neve.archive.journal import CommittedName, NewerFormat
 from neve.archive.keys import parse_data_key
 from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
-from tiered.worker import frames
+from tiered.worker import compacting, frames
 from tiered.worker.disk_cache import DiskCache
 from tiered.write.bloom_filter import filter_reads
 from tiered.write.entry_run import PartOfRun
@@ -93,6 +93,10 @@ class Worker:
                 reply: frames.Reply = frames.Committed(
                     request.id, name, waited, written.wire_rows, written.damaged_rows
                 )
+            elif isinstance(request, frames.Compact):
+                before = self._rate.waited
+                made = compacting.make(request, self._store(request.store_url), self._upload, self._group_sizes)
+                reply = frames.Compacted(request.id, made, self._rate.waited - before)
             elif isinstance(request, frames.RemoveStaleUploads):
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
             elif isinstance(request, frames.AskFilters):

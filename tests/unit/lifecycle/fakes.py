@@ -20,7 +20,7 @@ from neve.archive.journal import CommittedName, IntentName, RowGroup
 from tests.doubles.memory_store import MemoryStore
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun
-from tiered.write.uploader import ContentConflict, RowCounts
+from tiered.write.uploader import ContentConflict, EncodeFailed, RowCounts
 
 RECORD = 100
 SEGMENT = 1000
@@ -219,6 +219,16 @@ class FakeWorker:
             etag=etag, checksum=("crc32", "0"), sha256=hashlib.sha256(content).hexdigest(), rows=row,
             wire_bytes=row * RECORD, min_time=oldest, max_time=newest, queues=queues, row_groups=[group],
         )  # fmt: skip
+
+    def compact(
+        self,
+        store_url: str,
+        name: IntentName,
+        inputs: Sequence[CommittedName],
+        below: Mapping[int, int],
+        metadata: Mapping[str, str],
+    ) -> CommittedName:
+        raise EncodeFailed("of these objects none is made")
 
     def set_upload_rate(self, bytes_per_second: int) -> None:
         self.rates.append(bytes_per_second)

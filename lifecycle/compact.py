@@ -1,0 +1,177 @@
+"""Compact: small objects of a topic and day become few, at a pace, one after another.
+
+`lifecycle.compaction` says which; `tiered.write.replacement` does it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from infra.clock import Clock
+from infra.threads import SYSTEM_THREADS, Threads
+from lifecycle.compaction import DAY_MS, SIZES, Sizes, When, plan_topic
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from lifecycle.turns import Turns
+from neve.archive.ttl import HOUR_MS
+from tiered.journal.writer import JournalWriter
+from tiered.write.merge import Merge
+from tiered.write.replacement import Merger, Progress, Replacement
+from tiered.write.set_aside import SetAside
+from tiered.write.upload_rate import UploadRate
+
+log = logging.getLogger(__name__)
+
+#: What failed is not tried again for so long: each time costs its bytes.
+RETRY_MS = 6 * HOUR_MS
+
+
+class Compact:
+    """The job, and what an operator asks for; one at a time."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        journal: JournalWriter,
+        worker: Merger,
+        policy: Callable[[], Policy],
+        clock: Clock,
+        safe_clock: SafeClock,
+        turns: Turns,
+        threads: Threads = SYSTEM_THREADS,
+        *,
+        cluster: str = "DefaultCluster",
+        sizes: Sizes = SIZES,
+        wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
+    ) -> None:
+        """`wait`: as in UploadRate."""
+        self._journal, self._policy, self._clock, self._safe_clock = journal, policy, clock, safe_clock
+        self._turns, self._sizes = turns, sizes
+        self._lock = threads.lock()
+        self._pace = UploadRate(clock, wait)
+        self._replacement = Replacement(journal, worker, self._delete_after_ms, turns, cluster=cluster)
+        self._failed: dict[tuple[str, ...], int] = {}  # inputs -> when it failed
+        self._seen: dict[str, tuple[int | None, ...]] = {}  # topic -> as it was when all that was due of it was done
+        self.set_aside = SetAside("compacted")
+        self.made = self.replaced = self.replaced_bytes = self.failed = 0  # objects, since the start
+
+    def run(self) -> int:
+        """What is due, where the configuration says so; how many objects were made."""
+        return self._run(None, at_once=False, progress=None) if self._policy().compaction else self._close_open()
+
+    def now(self, topic: str | None = None, *, dry_run: bool = False, progress: Progress | None = None) -> int:
+        """What can be compacted of a topic, or of all, whether its day has ended or not; how many objects."""
+        planned = made = 0
+        failed = self.failed
+        if dry_run:
+            with self._turns:
+                self._journal.follow()
+            for merge in self._merges(topic, at_once=True):
+                planned += 1
+                _tell(progress, event="planned", **_described(merge))
+        else:
+            made = self._run(topic, at_once=True, progress=progress)
+        _tell(progress, event="done", planned=planned, made=made, failed=self.failed - failed)
+        return planned + made
+
+    def stop(self) -> None:
+        """Who waits for its pace goes on, and ends before the next step."""
+        self._pace.set(0)
+
+    def _close_open(self) -> int:
+        """What was open when compaction was turned off, or by another process."""
+        if self._journal.catalog.open_rewrites():
+            with self._lock:
+                self._begin()
+        return 0
+
+    def _begin(self) -> None:
+        self._replacement.begin()
+        with self._turns:
+            self._journal.ensure_online()
+            self._journal.follow()
+            self._replacement.close_open()
+
+    def _run(self, topic: str | None, *, at_once: bool, progress: Progress | None) -> int:
+        made = 0
+        with self._lock:
+            self._begin()
+            for merge in self._merges(topic, at_once=at_once):
+                if not at_once and self._failed_lately(merge):
+                    continue
+                self._pace.set(0 if self._turns.closed else self._policy().compaction_bytes_per_second)
+                self._pace.take(merge.size)
+                if self._turns.closed:
+                    break
+                made += self._compact(merge, progress)
+        return made
+
+    def _merges(self, topic: str | None, *, at_once: bool) -> Iterator[Merge]:
+        """Topic by topic, as they stand when their turn comes.
+
+        Of itself the job looks at a topic once, and again when a round has, a day has ended, or its TTL is another: a
+        million objects are not looked through every ten minutes.
+        """
+        catalog, policy = self._journal.catalog, self._policy()
+        now = self._safe_clock.now_ms(self._journal.store)
+        topics = catalog.topics_with_objects()
+        self._seen = {one: self._seen[one] for one in topics if one in self._seen}
+        for one in topics:
+            if topic not in {None, one}:
+                continue
+            when = When(now, policy.grace_ms, policy.ttl_ms(one), at_once)
+            seen = (catalog.through(one), (now - policy.grace_ms) // DAY_MS, policy.grace_ms, when.ttl_ms)
+            if not at_once and self._seen.get(one) == seen:
+                continue
+            failed = self.failed
+            yield from plan_topic(catalog, one, when, self._sizes)
+            if not at_once and self.failed == failed and one not in self.set_aside.reasons():
+                self._seen[one] = seen
+
+    def _compact(self, merge: Merge, progress: Progress | None) -> int:
+        outcome = self._replacement.run(merge)
+        if outcome.made is None:
+            if not outcome.overtaken:
+                self.failed += 1
+                self._failed[_keys(merge)] = self._clock.now_ms()
+                self.set_aside.note(merge.topic, RuntimeError(outcome.reason))
+            _tell(progress, event="failed", reason=outcome.reason, **_described(merge))
+            return 0
+        self._failed.pop(_keys(merge), None)
+        self.set_aside.clear(merge.topic)
+        self.made += 1
+        self.replaced += len(merge.inputs)
+        self.replaced_bytes += merge.size
+        log.info(
+            "compacted: %d objects of %s, %s, %d bytes, are one of %d",
+            len(merge.inputs),
+            merge.topic,
+            merge.day,
+            merge.size,
+            outcome.made.size,
+        )
+        _tell(progress, event="compacted", key=outcome.made.key, to_bytes=outcome.made.size, **_described(merge))
+        return 1
+
+    def _failed_lately(self, merge: Merge) -> bool:
+        at = self._failed.get(_keys(merge))
+        return at is not None and self._clock.now_ms() < at + RETRY_MS
+
+    def _delete_after_ms(self) -> int:
+        return self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms
+
+
+def _keys(merge: Merge) -> tuple[str, ...]:
+    return tuple(name.key for name in merge.inputs)
+
+
+def _described(merge: Merge) -> dict[str, Any]:
+    rows = sum(name.rows for name in merge.inputs)
+    return {"topic": merge.topic, "day": merge.day, "objects": len(merge.inputs), "rows": rows, "bytes": merge.size}
+
+
+def _tell(progress: Progress | None, **event: Any) -> None:
+    if progress is not None:
+        progress(event)

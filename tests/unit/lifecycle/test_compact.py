@@ -1,0 +1,729 @@
+"""Compaction over a store that fails at every call, and a process that ends at every step: nothing is lost, doubled or
+left over."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infra import failpoint
+from infra.clock import Clock
+from infra.failpoint import FailpointError
+from infra.object_store.protocol import (
+    AccessDenied,
+    NotFound,
+    ObjectStoreError,
+    PreconditionFailed,
+    StoreUnavailable,
+    UnknownOutcome,
+)
+from lifecycle.compact import RETRY_MS
+from lifecycle.compaction import plan_topic
+from lifecycle.retention import Policy
+from neve.archive.catalog import Catalog
+from neve.archive.follow import read_catalog
+from neve.archive.journal import (
+    COMPACT,
+    Abort,
+    Commit,
+    CommittedName,
+    Expire,
+    Intent,
+    IntentName,
+    MalformedEntry,
+    NewerFormat,
+    Replace,
+    RowGroup,
+    Topic,
+    Unexpire,
+    decode_entry,
+)
+from neve.archive.keys import data_key, journal_key, parse_data_key
+from neve.archive.reader import Archive
+from neve.archive.rebuild import rebuild
+from neve.archive.verify import verify
+from tests.doubles.memory_store import MemoryStore
+from tests.unit.archive.test_compactor import DAY, Log, Sealed
+from tests.unit.archive.test_exactness import T0, TOPIC
+from tests.unit.lifecycle.fakes import FakeWorker, Rig
+from tiered.journal.errors import Fenced
+from tiered.worker.client import WorkerClient
+from tiered.worker.process import Worker
+from tiered.write.merge import Merge
+from tiered.write.replacement import Outcome
+from tiered.write.segment_writer import GROUP_SIZES
+from tiered.write.uploader import ContentConflict, EncodeFailed
+
+HOUR = 3_600_000
+Stored = tuple[CommittedName, bytes]
+Row = tuple[int, int, bytes]  # queue, offset, record
+
+
+class CuttingStore(MemoryStore):
+    """Gives the nth body cut short."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self.cut = 0  # counts down
+
+    def get(self, key: str) -> bytes:
+        return self._cut(super().get(key))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._cut(super().get_range(key, start, length))
+
+    def _cut(self, data: bytes) -> bytes:
+        self.cut -= 1
+        return data[: len(data) // 2] if self.cut == 0 else data
+
+
+class _NoProcess:
+    """Of a worker in this process."""
+
+    pid, returncode = 1, 0
+
+    def kill(self) -> None:
+        """It ends with its socket."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+
+class ThreadWorker(WorkerClient):
+    """The worker's code and the client's, a socket between them, and no process."""
+
+    def __init__(self, store: MemoryStore, work_dir: Path) -> None:
+        super().__init__(work_dir=work_dir)
+        self.store = store
+        self.before: Callable[[], None] = lambda: None  # each request
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        worker = Worker(theirs, open_store=lambda url: self.store)
+        threading.Thread(target=worker.serve, daemon=True).start()
+        self._socket, self._pending = ours, {}
+        arguments: Any = (ours, _NoProcess(), self._pending)
+        threading.Thread(target=self._receive, args=arguments, daemon=True).start()
+        return ours
+
+    def _call(self, *arguments: Any) -> Any:
+        self.before()
+        return super()._call(*arguments)
+
+
+class QuickWorker(FakeWorker):
+    """As the real one, but an object is a list of rows. It asks the store for the same, and fails the same ways."""
+
+    def compact(
+        self,
+        store_url: str,
+        name: IntentName,
+        inputs: Sequence[CommittedName],
+        below: Mapping[int, int],
+        metadata: Mapping[str, str],
+    ) -> CommittedName:
+        rows = []
+        for one in inputs:
+            data = self.store.get_range(one.key, 0, one.size)
+            if len(data) != one.size:
+                raise EncodeFailed("cut short")
+            rows += msgspec.msgpack.decode(data, type=list[Row])
+        content = quick_content(sorted(row for row in rows if row[1] >= below.get(row[0], 0)))
+        made = quick_name(name.key, name.start, name.end, content)
+        try:
+            return msgspec.structs.replace(made, etag=self._put(name.key, content))
+        except NotFound as error:
+            raise EncodeFailed(str(error)) from error
+
+    def _put(self, key: str, content: bytes) -> str:
+        try:
+            return self.store.put(key, content, if_absent=True).etag
+        except (PreconditionFailed, UnknownOutcome) as error:
+            if isinstance(error, UnknownOutcome) and key not in self.store.objects:
+                return self.store.put(key, content, if_absent=True).etag
+            if self.store.get(key) != content:
+                raise ContentConflict(key) from error
+            return self.store.head(key).etag
+
+
+def quick_content(rows: Sequence[Row]) -> bytes:
+    return msgspec.msgpack.encode(rows)
+
+
+def quick_name(key: str, start: int, end: int, content: bytes) -> CommittedName:
+    queues: dict[int, tuple[int, int, int]] = {}
+    rows = msgspec.msgpack.decode(content, type=list[Row])
+    for number, (queue, offset, _) in enumerate(rows):
+        first, _, row = queues.get(queue, (offset, offset, number))
+        queues[queue] = (first, offset, row)
+    runs = [(queue, first, last) for queue, (first, last, _) in queues.items()]
+    size = sum(len(raw) for _, _, raw in rows)
+    group = RowGroup(0, len(rows), 0, len(content), T0, T0, size, runs)
+    return CommittedName(
+        key=key, topic=TOPIC, day=DAY, start=start, end=end, size=len(content), footer=8, etag="",
+        checksum=("crc32", f"{zlib.crc32(content):08x}"), sha256="", rows=len(rows), wire_bytes=size, min_time=T0,
+        max_time=T0, queues=queues, row_groups=[group],
+    )  # fmt: skip
+
+
+def quick(objects: Sequence[Stored], sealed: Sealed) -> list[Stored]:
+    """The same rows."""
+    found = []
+    for name, _ in objects:
+        places = [(q, at) for q, (first, last, _) in sorted(name.queues.items()) for at in range(first, last + 1)]
+        content = quick_content([(*place, sealed[place]) for place in places])
+        found.append((quick_name(name.key, name.start, name.end, content), content))
+    return found
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """Three objects of three queues, the last two of which begin later."""
+    log = Log(tmp_path_factory.mktemp("log"))
+    for counts in ({0: 9}, {0: 6, 1: 5}, {0: 3, 1: 3, 2: 4}):
+        log.object_of(counts, GROUP_SIZES)
+    return log
+
+
+def stored(log: Log) -> list[Stored]:
+    found = []
+    for path, name in log.inputs:
+        key = data_key("", TOPIC, DAY, "b", start=name.start, end=name.end, epoch=1)
+        found.append((msgspec.structs.replace(name, key=key), path.read_bytes()))
+    return found
+
+
+class CompactRig(Rig):
+    """A broker whose archive has these objects, and a log above them."""
+
+    def __init__(
+        self, directory: Path, objects: Sequence[Stored], policy: Policy | None = None, *, is_quick: bool = False
+    ) -> None:
+        super().__init__(directory / "state", policy)
+        self.is_quick = is_quick
+        self.store = self.cutting = CuttingStore(self.clock)
+        work = directory / "work"
+        work.mkdir()
+        self.work = work
+        self.encoder = ThreadWorker(self.store, work)
+        self.worker = QuickWorker(self.store, self.hot) if is_quick else self.encoder  # type: ignore[assignment]
+        self.directory = directory / "of-this-store"
+        super().restart()
+        names = [name for name, _ in objects]
+        for name, content in objects:
+            etag = self.store.put(name.key, content).etag
+            names[names.index(name)] = msgspec.structs.replace(name, etag=etag)
+        intended = [
+            IntentName(
+                one.key, one.topic, one.day, one.start, one.end, {q: (a, b) for q, (a, b, _) in one.queues.items()}
+            )
+            for one in names
+        ]
+        self.journal.append(Intent(round=1, names=intended))
+        self.journal.append(Commit(round=1, names=names))
+        self.names = names
+
+    def compact(self) -> int:
+        return self.lifecycle.compact.now()
+
+    def data_keys(self) -> set[str]:
+        return {key for key in self.store.objects if key.startswith("topic=")}
+
+    def check_rows(self, sealed: Sealed) -> None:
+        """By who reads the bucket with nothing else: each record once, byte for byte."""
+        found: Sealed = {}
+        if self.is_quick:
+            catalog = read_catalog(self.store, "b")
+            for name in catalog.objects(TOPIC):
+                for queue, offset, raw in msgspec.msgpack.decode(self.store.objects[name.key][0], type=list[Row]):
+                    if offset >= catalog.recorded_minimum(TOPIC, queue):
+                        assert (queue, offset) not in found
+                        found[queue, offset] = raw
+            assert found == sealed
+            return
+        reader = Archive(self.store).topic(TOPIC, "b")
+        for queue in reader.queues():
+            first = reader.min_offset(queue)
+            for at, record in enumerate(reader.read_raw(queue), 0 if first is None else first):
+                found[queue, at] = bytes(record)
+        assert found == sealed
+
+    def check_end(self, sealed: Sealed) -> None:
+        """And after the grace and two sweeps the bucket has nothing else."""
+        assert self.lifecycle.unexpire.run()["objects"] == 0
+        self.clock.advance(25 * HOUR)
+        self.lifecycle.expire.run()
+        self.clock.advance(49 * HOUR)
+        self.lifecycle.sweep.run(repair=True)
+        self.lifecycle.sweep.run(repair=True)
+        catalog = read_catalog(self.store, "b")
+        assert catalog.open_rewrites() == {} == catalog.open_intents()
+        assert self.data_keys() == {name.key for name in catalog.objects()}
+        assert catalog.expiring() == {}
+        problems = verify(catalog, self.store, deep=True).problems
+        assert [problem for problem in problems if not (self.is_quick and "no Parquet file" in problem)] == []
+        assert list(self.work.iterdir()) == []
+        self.check_rows(sealed)
+
+    def entries(self, *kinds: type) -> list[Any]:
+        found = []
+        for seq in range(self.journal.catalog.next_seq):
+            entry = decode_entry(self.store.objects[journal_key("", "b", seq)][0])
+            if isinstance(entry, kinds):
+                found.append(entry)
+        return found
+
+
+@pytest.fixture
+def new(tmp_path: Path, log: Log) -> Iterator[Callable[..., CompactRig]]:
+    made: list[CompactRig] = []
+
+    def make(policy: Policy | None = None, *, is_quick: bool = False) -> CompactRig:
+        directory = tmp_path / str(len(made))
+        directory.mkdir()
+        objects = quick(stored(log), log.sealed) if is_quick else stored(log)
+        made.append(CompactRig(directory, objects, policy, is_quick=is_quick))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.encoder.close()
+
+
+New = Callable[..., CompactRig]
+
+
+def test_small_objects_become_one_and_the_old_go_after_the_grace(new: New, log: Log) -> None:
+    rig = new()
+    pinned = Archive(rig.store).topic(TOPIC, "b")
+    before = [list(map(bytes, pinned.read_raw(queue))) for queue in pinned.queues()]
+    seen: list[dict[str, Any]] = []
+    assert rig.lifecycle.compact.now(progress=seen.append) == 1
+    assert [item["event"] for item in seen] == ["compacted", "done"]
+    (made,) = rig.journal.catalog.objects()
+    parts = parse_data_key(made.key)
+    assert parts is not None
+    assert (parts.start, parts.end, parts.epoch, parts.rewrite) == (0, log.at, rig.journal.epoch, 1)
+    assert made.etag == rig.store.head(made.key).etag
+    rig.check_rows(log.sealed)
+    assert [list(map(bytes, pinned.read_raw(queue))) for queue in pinned.queues()] == before, "who pinned them reads on"
+    status = rig.lifecycle.status()
+    assert (status["compactions"], status["compacted_objects"], status["compactions_failed"]) == (1, 3, 0)
+    assert rig.compact() == 0, "there is nothing more to gain"
+    rig.check_end(log.sealed)
+
+
+def test_each_reader_of_the_bucket_finds_each_row_once_at_every_step(new: New, log: Log) -> None:
+    rig = new()
+    looks = [0]
+
+    def look(verb: str, key: str) -> None:
+        rig.store.on_call = None
+        try:
+            catalog = read_catalog(rig.store, "b")
+            rows = Counter(
+                (run.queue, offset)
+                for queue in catalog.queues(TOPIC)
+                for run in catalog.runs(TOPIC, queue)
+                for offset in range(run.first, run.last + 1)
+            )
+            assert rows == Counter(log.sealed.keys())
+            assert sum(name.rows for name in catalog.objects(TOPIC)) == len(log.sealed)
+            looks[0] += 1
+        finally:
+            rig.store.on_call = look
+
+    rig.store.on_call = look
+    rig.compact()
+    rig.store.on_call = None
+    assert looks[0] >= 8
+
+
+def test_a_dry_run_writes_nothing(new: New) -> None:
+    rig = new()
+    before, seen = dict(rig.store.objects), list[dict[str, Any]]()
+    assert rig.lifecycle.compact.now(dry_run=True, progress=seen.append) == 1
+    assert rig.store.objects == before
+    assert seen[0]["event"] == "planned" and seen[0]["objects"] == 3
+    assert rig.lifecycle.compact.now("another", dry_run=True) == 0
+
+
+def test_by_itself_only_where_the_configuration_says_so_and_the_day_has_ended(new: New) -> None:
+    rig = new()
+    rig.clock.set_wall(1_800_000_000_000)
+    rig.lifecycle.safe_clock.confirm()
+    assert rig.lifecycle.compact.run() == 0
+    rig.policy = Policy(compaction=True)
+    assert rig.lifecycle.compact.run() == 1
+
+
+# ---- faults
+
+FAULTS: dict[str, tuple[Exception | None, bool]] = {
+    "refused": (StoreUnavailable("connection refused"), False),
+    "5xx before": (StoreUnavailable("503"), False),
+    "5xx after the effect": (StoreUnavailable("500"), True),
+    "timeout before": (UnknownOutcome("timeout"), False),
+    "timeout after": (UnknownOutcome("timeout"), True),
+    "reset": (UnknownOutcome("connection reset"), True),
+    "412": (PreconditionFailed("412"), False),
+    "412 of the own retry": (PreconditionFailed("412"), True),
+    "403": (AccessDenied("403"), False),
+    "truncated body": (None, False),
+}
+
+
+def calls_of_one(new: New, *, is_quick: bool) -> Counter[str]:
+    rig, calls = new(is_quick=is_quick), Counter[str]()
+    rig.store.on_call = lambda verb, key: calls.update([verb])
+    assert rig.compact() == 1
+    rig.store.on_call = None
+    assert calls["put"] == 3 and calls["get_range"] == 3 and calls["head"] == 1
+    return calls
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("kind", list(FAULTS))
+def test_each_fault_of_each_call(new: New, log: Log, kind: str, crash: bool) -> None:
+    error, after = FAULTS[kind]
+    calls = calls_of_one(new, is_quick=True)
+    if error is None:
+        cases = [("body", nth) for nth in range(calls["get_range"] + 1)]
+    else:
+        verbs = ["put"] if isinstance(error, PreconditionFailed) else sorted(calls)
+        cases = [(verb, nth) for verb in verbs for nth in range(calls[verb])]
+    for verb, nth in cases:
+        rig = new(is_quick=True)
+        if error is None:
+            rig.cutting.cut = nth + 1
+        else:
+            rig.store.fail(verb, error, after=after, skip=nth)
+        with contextlib.suppress(ObjectStoreError, MalformedEntry):  # the job has failed, and comes again
+            rig.compact()
+        rig.store.faults.clear()
+        rig.cutting.cut = 0
+        rig.check_rows(log.sealed)
+        if crash:
+            rig.restart()
+        rig.compact()
+        assert len(rig.journal.catalog.objects()) == 1, f"{kind} of {verb} {nth}: the next run does it"
+        rig.check_end(log.sealed)
+
+
+@pytest.mark.parametrize("kind", list(FAULTS))
+def test_each_fault_of_the_workers_own_calls(new: New, log: Log, kind: str) -> None:
+    error, after = FAULTS[kind]
+    for verb in ("get_range", "put"):
+        if verb == "get_range" and isinstance(error, PreconditionFailed):
+            continue
+        rig = new()
+        if error is None:
+            rig.cutting.cut = 3
+        else:
+            rig.store.fail(verb, error, after=after, match="topic=")
+        rig.compact()
+        rig.store.faults.clear()
+        rig.cutting.cut = 0
+        rig.compact()
+        assert len(rig.journal.catalog.objects()) == 1
+        rig.check_end(log.sealed)
+
+
+STEPS = [
+    *(("journal.before_put", nth) for nth in (1, 2)),
+    ("journal.after_identity", 1),
+    ("compact.before_intent", 1),
+    ("compact.after_intent", 1),
+    ("compact.after_upload", 1),
+    ("compact.before_replace", 1),
+    ("compact.after_replace", 1),
+]
+
+
+@pytest.mark.parametrize(("step", "nth"), STEPS)
+def test_a_crash_at_each_step(new: New, log: Log, step: str, nth: int) -> None:
+    rig = new()
+    with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
+        rig.compact()
+    rig.check_rows(log.sealed)
+    rig.restart()
+    rig.check_rows(log.sealed)
+    rig.compact()
+    assert len(rig.journal.catalog.objects()) == 1
+    rig.check_end(log.sealed)
+
+
+@pytest.mark.parametrize("step", ["compact.after_intent", "compact.after_upload"])
+def test_what_another_process_left_is_closed_and_deleted_also_where_compaction_is_off(
+    new: New, log: Log, step: str
+) -> None:
+    rig = new()
+    with failpoint.armed(step), pytest.raises(FailpointError):
+        rig.compact()
+    rig.restart()
+    assert rig.lifecycle.compact.run() == 0
+    assert rig.journal.catalog.open_rewrites() == {}
+    assert rig.data_keys() == {name.key for name in rig.names}
+    assert [entry.kind for entry in rig.entries(Abort)] == [COMPACT]
+
+
+def test_a_crash_between_the_abort_and_the_deletion_leaves_an_orphan_that_the_sweep_takes(new: New, log: Log) -> None:
+    rig = new()
+    with failpoint.armed("compact.after_upload"), pytest.raises(FailpointError):
+        rig.compact()
+    rig.restart()
+    with failpoint.armed("compact.after_abort"), pytest.raises(FailpointError):
+        rig.compact()
+    assert len(rig.data_keys()) == 4
+    rig.restart()
+    rig.check_end(log.sealed)
+    assert rig.data_keys() == {name.key for name in rig.names}
+
+
+def test_a_worker_that_fails_after_it_has_written_the_file_leaves_nothing(new: New, log: Log) -> None:
+    rig = new()
+    with failpoint.armed("compact.after_encode"):
+        assert rig.compact() == 0
+    assert rig.lifecycle.status()["compactions_failed"] == 1
+    assert rig.data_keys() == {name.key for name in rig.names}
+    rig.compact()
+    rig.check_end(log.sealed)
+
+
+# ---- what comes between
+
+
+def while_it_is_made(rig: CompactRig, work: Callable[[], object]) -> None:
+    """Between the INTENT and the upload."""
+
+    def once() -> None:
+        rig.encoder.before = lambda: None
+        work()
+
+    rig.encoder.before = once
+
+
+def test_an_expiry_in_between_is_not_undone(new: New, log: Log) -> None:
+    rig = new()
+    gone = rig.names[0]
+    while_it_is_made(
+        rig, lambda: rig.journal.append(Expire(keys=[gone.key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
+    )
+    assert rig.compact() == 0
+    assert rig.entries(Replace) == []
+    left = {at: raw for at, raw in log.sealed.items() if not (at[0] == 0 and at[1] < 9)}
+    rig.check_rows(left)
+    assert rig.lifecycle.status()["compactions_failed"] == 0, "no fault of anybody"
+    assert rig.data_keys() == {name.key for name in rig.names}
+
+
+def test_a_minimum_that_rises_in_between_holds(new: New, log: Log) -> None:
+    rig = new()
+    while_it_is_made(rig, lambda: rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 12}})))
+    assert rig.compact() == 1
+    rig.check_rows({at: raw for at, raw in log.sealed.items() if at[0] != 0 or at[1] >= 12})
+
+
+def test_rows_that_an_unexpire_brings_back_in_between_are_not_lost(new: New, log: Log) -> None:
+    rig = new()
+    rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 5}}))
+    while_it_is_made(rig, lambda: rig.journal.append(Unexpire(keys=[], minimums={TOPIC: {0: 0}})))
+    rig.compact()
+    rig.check_rows(log.sealed)
+    again = new()
+    again.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 5}}))
+    while_it_is_made(again, lambda: again.journal.append(Unexpire(keys=[], minimums={TOPIC: {0: 0}})))
+    replacement = again.lifecycle.compact._replacement
+    replacement.begin()
+    outcome = replacement.run(Merge(tuple(again.names), {0: 5}))
+    assert outcome.made is None and "may be seen again" in outcome.reason
+    again.check_end(log.sealed)
+
+
+def test_a_topic_that_was_deleted_and_made_again_keeps_what_it_has_now(new: New, log: Log) -> None:
+    rig = new()
+    rig.journal.append(Topic(topic=TOPIC, deleted=True, minimums={0: 12, 1: 2, 2: 0}))
+    rig.journal.append(Topic(topic=TOPIC, minimums={0: 12, 1: 2, 2: 0}))
+    left = {at: raw for at, raw in log.sealed.items() if at[1] >= {0: 12, 1: 2}.get(at[0], 0)}
+    rig.check_rows(left)
+    assert rig.compact() == 1
+    (made,) = rig.journal.catalog.objects()
+    assert made.rows == len(left), "what was deleted is not written again"
+    rig.check_end(left)
+
+
+def test_a_zombie_is_fenced_and_what_it_made_is_deleted(new: New, log: Log) -> None:
+    rig = new()
+
+    def take_over() -> None:
+        other = rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid)
+        other.attach(rig.hot.tail)
+
+    while_it_is_made(rig, take_over)
+    with pytest.raises(Fenced):
+        rig.compact()
+    assert rig.entries(Replace) == []
+    rig.restart()
+    rig.check_rows(log.sealed)
+    rig.compact()
+    rig.check_end(log.sealed)
+
+
+def test_two_compactors_one_of_which_has_the_epoch(new: New, log: Log) -> None:
+    """The other's REPLACE is refused; its inputs are gone by then."""
+    rig = new()
+    second: list[int] = []
+
+    def all_of_it() -> None:
+        journal, lifecycle = rig.journal, rig.lifecycle
+        rig.restart()
+        second.append(rig.compact())
+        rig.journal, rig.lifecycle = journal, lifecycle
+
+    while_it_is_made(rig, all_of_it)
+    with pytest.raises(Fenced):
+        rig.compact()
+    assert second == [1]
+    rig.restart()
+    rig.compact()
+    assert len(rig.entries(Replace)) == 1
+    rig.check_end(log.sealed)
+
+
+def test_a_lost_replace_that_comes_to_stand_late_is_not_deleted(new: New, log: Log) -> None:
+    """Its request waits somewhere while its writer gives up, and lands before the ABORT."""
+    rig = new()
+    held: list[tuple[str, bytes]] = []
+
+    def put(key: str, data: Any, **options: Any) -> Any:
+        if isinstance(data, bytes) and b"REPLACE" in data[:40] and not held:
+            held.append((key, data))
+            raise StoreUnavailable("no answer")
+        if isinstance(data, bytes) and b"ABORT" in data[:40] and len(held) == 1:
+            MemoryStore.put(rig.store, *held[0], if_absent=True)
+            held.append(held[0])  # once
+        return MemoryStore.put(rig.store, key, data, **options)
+
+    rig.store.put = put  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        rig.compact()
+    rig.compact()
+    del rig.store.put
+    assert len(rig.entries(Replace)) == 1
+    rig.check_end(log.sealed)
+
+
+def test_what_failed_is_not_tried_again_at_once_but_when_somebody_asks(
+    new: New, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new(Policy(compaction=True, grace_ms=0))
+    rig.clock.set_wall(1_800_000_000_000)
+    rig.lifecycle.safe_clock.confirm()
+    tries = []
+
+    def failing(merge: Any) -> Outcome:
+        tries.append(merge)
+        return Outcome(None, "damaged")
+
+    monkeypatch.setattr(rig.lifecycle.compact._replacement, "run", failing)
+    for _ in range(3):
+        rig.lifecycle.compact.run()
+    assert len(tries) == 1
+    assert rig.lifecycle.status()["not_compacted"] == {TOPIC: "damaged"}
+    rig.lifecycle.compact.now()
+    assert len(tries) == 2
+    rig.clock.advance(RETRY_MS)
+    rig.lifecycle.compact.run()
+    assert len(tries) == 3
+
+
+@pytest.mark.parametrize("how", ["etag", "missing"])
+def test_an_object_that_is_not_there_as_it_was_made_takes_no_place(new: New, log: Log, how: str) -> None:
+    rig = new()
+    spoiled: Callable[[str], object] = functools.partial(rig.store.put, data=b"x")
+    spoil = rig.store.delete if how == "missing" else spoiled
+
+    def look(verb: str, key: str) -> None:
+        if verb == "head":
+            rig.store.on_call = None
+            spoil(key)
+
+    rig.store.on_call = look
+    assert rig.compact() == 0
+    rig.store.on_call = None
+    assert rig.entries(Replace) == []
+    rig.check_end(log.sealed)
+
+
+def test_an_older_program_refuses_the_journal(new: New) -> None:
+    rig = new()
+    rig.compact()
+    (intent,) = (entry for entry in rig.entries(Intent) if entry.kind)
+    assert intent.version == 2 and intent.old == [name.key for name in rig.names]
+    with pytest.raises(NewerFormat):
+        decode_entry(msgspec.msgpack.encode({**msgspec.to_builtins(intent), "version": 3}))
+
+
+def test_a_catalog_from_the_objects_alone_finds_each_row_once(new: New, log: Log) -> None:
+    """Old and new lie beside each other, and one of an intent that was never ended: the page says which count."""
+    rig = new()
+    with failpoint.armed("compact.after_upload"), pytest.raises(FailpointError):
+        rig.compact()
+    rig.restart()
+    with failpoint.armed("compact.after_abort"), pytest.raises(FailpointError):
+        rig.compact()
+    rig.restart()
+    assert rig.compact() == 1
+    assert len(rig.data_keys()) == 5
+
+    def rank(key: str) -> tuple[int, int]:
+        parts = parse_data_key(key)
+        assert parts is not None
+        return parts.rewrite, parts.epoch
+
+    found: Sealed = {}
+    for key in sorted(rig.data_keys(), key=rank, reverse=True):
+        file = pq.ParquetFile(pa.BufferReader(rig.store.objects[key][0]))
+        rows = file.read()
+        records = rebuild(rows, TOPIC)
+        places = zip(rows.column("queue_id").to_pylist(), rows.column("queue_offset").to_pylist(), strict=True)
+        for row, place in enumerate(places):
+            raw = bytes(records.record(row))
+            assert found.setdefault(place, raw) == raw, "whichever counts, the bytes are the same"
+    assert found == log.sealed
+    ranked = sorted(rig.data_keys(), key=rank, reverse=True)
+    assert ranked[0] == rig.journal.catalog.objects()[0].key, "the one that is live holds all"
+
+
+def test_by_itself_a_topic_is_looked_at_when_something_has_changed(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = new(Policy(compaction=True))
+    rig.clock.set_wall(1_800_000_000_000)
+    rig.lifecycle.safe_clock.confirm()
+    looks: list[str] = []
+
+    def counted(catalog: Catalog, topic: str, *more: Any) -> list[Merge]:
+        looks.append(topic)
+        return plan_topic(catalog, topic, *more)
+
+    monkeypatch.setattr("lifecycle.compact.plan_topic", counted)
+    assert rig.lifecycle.compact.run() == 1
+    for _ in range(5):
+        assert rig.lifecycle.compact.run() == 0
+    assert len(looks) == 1
+    rig.clock.advance(24 * HOUR)
+    rig.lifecycle.compact.run()
+    assert len(looks) == 2, "a day has ended"
+    rig.lifecycle.compact.now()
+    assert len(looks) == 3, "somebody asks"

@@ -1,0 +1,55 @@
+"""The worker's part in a compaction: copies of the inputs, the object made of them, its upload."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from infra import failpoint
+from infra.object_store.protocol import ObjectStore
+from neve.archive.journal import CommittedName
+from neve.archive.schema import DamagedObject, ObjectFacts
+from tiered.worker import frames
+from tiered.write.compactor import Input, compact
+from tiered.write.segment_writer import GroupSizes
+
+_COPIES = 8  # at a time
+_COPY_BYTES = 8 << 20
+
+#: Puts a file under its name, if that is free or holds the same; gives the name back with its etag.
+Upload = Callable[[ObjectStore, Path, CommittedName], CommittedName]
+
+
+def make(request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes) -> CommittedName:
+    """The object is in the store when this returns. Raises DamagedObject, or an error of the store."""
+    name, extra = request.name, request.metadata
+    facts = ObjectFacts(
+        cluster=extra.get("cluster", ""),
+        broker=extra.get("broker", ""),
+        topic=name.topic,
+        day=name.day,
+        round=int(extra.get("round", "0")),
+        start=name.start,
+        end=name.end,
+    )
+    with TemporaryDirectory(prefix="neve-compact-", dir=request.work_dir) as directory:
+        inputs = [Input(Path(directory) / f"{number}.parquet", one) for number, one in enumerate(request.inputs)]
+        with ThreadPoolExecutor(_COPIES, "compact") as pool:
+            list(pool.map(functools.partial(_copy, store), inputs))
+        path = Path(directory) / "object.parquet"
+        made = compact(inputs, request.below, path, facts=facts, key=name.key, sizes=sizes)
+        failpoint.hit("compact.after_encode")
+        return upload(store, path, made)
+
+
+def _copy(store: ObjectStore, one: Input) -> None:
+    with one.path.open("wb") as file:
+        for start in range(0, one.name.size, _COPY_BYTES):
+            length = min(_COPY_BYTES, one.name.size - start)
+            data = store.get_range(one.name.key, start, length)
+            if len(data) != length:
+                raise DamagedObject(f"{one.name.key}: {len(data)} bytes came of {length} at {start}")
+            file.write(data)
