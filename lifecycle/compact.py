@@ -48,7 +48,7 @@ class Compact:
     ) -> None:
         """`wait`: as in UploadRate."""
         self._journal, self._policy, self._clock, self._safe_clock = journal, policy, clock, safe_clock
-        self._turns, self._sizes = turns, sizes
+        self._worker, self._turns, self._sizes = worker, turns, sizes
         self._lock = threads.lock()
         self._pace = UploadRate(clock, wait)
         self._replacement = Replacement(journal, worker, self._delete_after_ms, turns, cluster=cluster)
@@ -77,8 +77,9 @@ class Compact:
         return planned + made
 
     def stop(self) -> None:
-        """Who waits for its pace goes on, and ends before the next step."""
+        """For good, behind the end of the turns: who waits for its pace begins nothing, what is under way fails."""
         self._pace.set(0)
+        self._worker.give_up_compaction()
 
     def _close_open(self) -> int:
         """What was open when compaction was turned off, or by another process."""

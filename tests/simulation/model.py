@@ -23,6 +23,7 @@ from neve.archive.journal import (
     Gap,
     Intent,
     IntentName,
+    Replace,
     Topic,
     decode_entry,
 )
@@ -74,6 +75,7 @@ class Bucket:
     expired: dict[Place, int] = field(default_factory=dict)  # minimums out of EXPIRE entries alone
     named: dict[Place, int] = field(default_factory=dict)
     open: dict[str, IntentName] = field(default_factory=dict)
+    rewrites: dict[int, dict[str, IntentName]] = field(default_factory=dict)  # compaction -> what it may write
     live: dict[str, CommittedName] = field(default_factory=dict)
     expiring: dict[str, int] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
@@ -91,6 +93,13 @@ class Bucket:
         if isinstance(entry, Epoch):
             assert entry.epoch == self.epoch + 1
             self.epoch = entry.epoch
+        elif isinstance(entry, Intent) and entry.kind:
+            assert all(key in self.live for key in entry.old or []), f"what is not live is to be compacted: {entry.old}"
+            self.rewrites[entry.round] = {name.key: name for name in entry.names}
+        elif isinstance(entry, Abort) and entry.kind:
+            self.rewrites.pop(entry.round)
+        elif isinstance(entry, Replace):
+            self._replace(entry)
         elif isinstance(entry, Intent):
             for name in entry.names:
                 self.open[name.key] = name
@@ -135,6 +144,23 @@ class Bucket:
         for queue, (first, last, _) in name.queues.items():
             self._note(name.topic, queue, last)
             self.spans.setdefault((name.topic, queue), []).append(Span(first, last, name.key))
+
+    def _replace(self, entry: Replace) -> None:
+        old = [self.live.pop(key) for key in entry.old]  # each is live, or this fails
+        self.expiring |= dict.fromkeys(entry.old, entry.delete_after_ms)
+        (number,) = [number for number, names in self.rewrites.items() if set(names) == {one.key for one in entry.new}]
+        del self.rewrites[number]
+        for name in old:
+            for queue in name.queues:
+                spans = self.spans[name.topic, queue]
+                self.spans[name.topic, queue] = [span for span in spans if span.what != name.key]
+        for name in entry.new:
+            assert name.key not in self.ever, f"{name.key} is made twice"
+            self.live[name.key] = self.ever[name.key] = name
+            for queue, (first, last, _) in name.queues.items():
+                self.spans[name.topic, queue].append(Span(first, last, name.key))
+        dropped = sum(name.rows for name in old) - sum(name.rows for name in entry.new)
+        assert dropped >= 0
 
     def _expire(self, key: str, after: int) -> None:
         name = self.live.pop(key, None)
@@ -197,6 +223,7 @@ class Bucket:
         if keys.parse_data_key(key) is None:
             return
         assert key not in self.open, f"{key} is deleted while an open intent names it"
+        assert not any(key in names for names in self.rewrites.values()), f"{key} is deleted while it is being made"
         assert key not in self.live, f"{key} is deleted while the catalog has it"
         if key in self.ever:
             assert key in self.deleted or self.expiring[key] <= now_ms, f"{key} is deleted before its grace has passed"

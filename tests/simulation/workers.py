@@ -19,7 +19,7 @@ from neve.archive.journal import CommittedName, IntentName, RowGroup
 from neve.record.codec import decode_record
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
-from tiered.worker import frames
+from tiered.worker import compacting, frames
 from tiered.worker.client import DecodedGroup, WorkerClient, WorkerFailed
 from tiered.worker.process import Worker
 from tiered.write.entry_run import EntryRun
@@ -35,7 +35,7 @@ class InProcessWorker(WorkerClient):
 
     def __init__(self, disk: SimDisk, store: FaultyStore) -> None:
         super().__init__(work_dir="/dev/shm")
-        self._disk = disk
+        self._disk, self._store = disk, store
         ours, theirs = socket.socketpair()
         ours.close()
         theirs.close()
@@ -49,6 +49,8 @@ class InProcessWorker(WorkerClient):
             if isinstance(request, frames.EncodeUpload):
                 request.files = [(self._disk.open_path(Path(p)), base, size) for p, base, size in request.files]
                 return self._worker._encode_upload(request, descriptor)[0]
+            if isinstance(request, frames.Compact):
+                return compacting.make(request, self._store, self._worker._upload, GROUP_SIZES, lambda: True)
             if isinstance(request, frames.RemoveStaleUploads):
                 return self._worker._remove_stale(request)
             assert isinstance(request, frames.ReadGroup)
@@ -99,6 +101,20 @@ class QuickWorker:
         content = msgspec.msgpack.encode(rows)
         return _described(name, rows, content, self._upload(name.key, content))
 
+    def compact(
+        self,
+        store_url: str,
+        name: IntentName,
+        inputs: Sequence[CommittedName],
+        below: Mapping[int, int],
+        metadata: Mapping[str, str],
+    ) -> CommittedName:
+        rows = [row for one in inputs for row in self.rows(one) if row[1] >= below.get(row[0], 0)]
+        rows.sort()
+        failpoint.hit("compact.after_encode")
+        content = msgspec.msgpack.encode(rows)
+        return _described(name, rows, content, self._upload(name.key, content))
+
     def _record(self, files: Sequence[tuple[str, int, int]], physical: int, size: int) -> bytes:
         found = [file for file in files if file[1] <= physical < file[1] + file[2]]
         if not found:
@@ -121,6 +137,9 @@ class QuickWorker:
 
     def set_upload_rate(self, bytes_per_second: int) -> None:
         assert bytes_per_second == 0
+
+    def give_up_compaction(self) -> None:
+        """None is under way: jobs run one behind another."""
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
         return 0

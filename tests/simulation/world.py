@@ -38,7 +38,8 @@ FAILPOINTS = (
     "offload.after_intent", "offload.after_encode", "offload.after_upload", "offload.before_commit",
     "offload.after_commit", "offload.before_evict", "offload.after_evict", "state.before_put", "state.after_put",
     "store.allocate", "store.checkpoint", "store.evict", "store.flush", "store.roll", "ttl.after_delete",
-    "ttl.after_expire",
+    "ttl.after_expire", "compact.before_intent", "compact.after_intent", "compact.after_encode",
+    "compact.after_upload", "compact.before_replace", "compact.after_replace", "compact.after_abort",
 )  # fmt: skip
 RESTORE_FAILPOINTS = (
     "restore.after_claim", "restore.after_epoch", "restore.after_plan", "restore.after_log", "restore.after_queues",
@@ -157,7 +158,7 @@ class World:
             self._change_ttl: 3, self._advance: 8, self._sweep: 2, self._checkpoint: 3, self._write_state: 3,
             self._delete_topic: 2, self._outage: 3, self._flaky: 3, self._skew: 2, self._arm: 4, self._crowd: 2,
             self._pin: 1, self._prepare: 2, self._power_off: 6,   self._back_up: 2,
-            self._start_backup: 1, self._fork: 1, self._restore: 1,
+            self._compact: 5, self._start_backup: 1, self._fork: 1, self._restore: 1,
         }  # fmt: skip
         step = self.random.choices(list(steps), list(steps.values()))[0]
         self.counts[step.__name__] += 1
@@ -201,6 +202,9 @@ class World:
 
     def _ttl(self) -> None:
         self._do("ttl", self.process.lifecycle.expire.run)
+
+    def _compact(self) -> None:
+        self._do("compact", self.process.lifecycle.compact.now)
 
     def _sweep(self) -> None:
         self._do("sweep", lambda: self.process.lifecycle.sweep.run(repair=True))

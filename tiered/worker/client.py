@@ -94,6 +94,7 @@ class WorkerClient:
         self._next_id = 0
         self._closed = False
         self._rate = 0
+        self._has_given_up = False
         self.starts = 0
         self.upload_waited = 0.0  # seconds that the upload rate held uploads back
         self.written = RowCounts()
@@ -140,6 +141,8 @@ class WorkerClient:
         metadata: Mapping[str, str],
     ) -> CommittedName:
         """Raises ContentConflict, EncodeFailed, or an error of the object store."""
+        if self._has_given_up:
+            raise EncodeFailed(f"{name.key}: the broker stops")
         request = frames.Compact(0, store_url, name, list(inputs), dict(below), dict(metadata), self._work_dir)
         try:
             answer = self._call(request, None, sum(one.wire_bytes for one in inputs))
@@ -149,6 +152,16 @@ class WorkerClient:
             raise EncodeFailed(f"no worker for {name.key}: {error}") from error
         assert isinstance(answer, CommittedName)
         return answer
+
+    def give_up_compaction(self) -> None:
+        """For good: what is under way fails soon, so that a stop need not wait for it."""
+        with self._lock:
+            self._has_given_up = True
+            if self._socket is not None:
+                try:
+                    frames.send(self._socket, frames.GiveUpCompaction())
+                except OSError:
+                    self._hang_up()
 
     def set_upload_rate(self, bytes_per_second: int) -> None:
         """Holds at once, for an upload under way too; 0 is no limit."""

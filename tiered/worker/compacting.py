@@ -13,7 +13,7 @@ from infra.object_store.protocol import ObjectStore
 from neve.archive.journal import CommittedName
 from neve.archive.schema import DamagedObject, ObjectFacts
 from tiered.worker import frames
-from tiered.write.compactor import Input, compact
+from tiered.write.compactor import GivenUp, Input, compact
 from tiered.write.segment_writer import GroupSizes
 
 _COPIES = 8  # at a time
@@ -23,8 +23,10 @@ _COPY_BYTES = 8 << 20
 Upload = Callable[[ObjectStore, Path, CommittedName], CommittedName]
 
 
-def make(request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes) -> CommittedName:
-    """The object is in the store when this returns. Raises DamagedObject, or an error of the store."""
+def make(
+    request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes, is_wanted: Callable[[], bool]
+) -> CommittedName:
+    """The object is in the store when this returns. Raises DamagedObject, GivenUp, or an error of the store."""
     name, extra = request.name, request.metadata
     facts = ObjectFacts(
         cluster=extra.get("cluster", ""),
@@ -38,16 +40,18 @@ def make(request: frames.Compact, store: ObjectStore, upload: Upload, sizes: Gro
     with TemporaryDirectory(prefix="neve-compact-", dir=request.work_dir) as directory:
         inputs = [Input(Path(directory) / f"{number}.parquet", one) for number, one in enumerate(request.inputs)]
         with ThreadPoolExecutor(_COPIES, "compact") as pool:
-            list(pool.map(functools.partial(_copy, store), inputs))
+            list(pool.map(functools.partial(_copy, store, is_wanted), inputs))
         path = Path(directory) / "object.parquet"
-        made = compact(inputs, request.below, path, facts=facts, key=name.key, sizes=sizes)
+        made = compact(inputs, request.below, path, facts=facts, key=name.key, sizes=sizes, is_wanted=is_wanted)
         failpoint.hit("compact.after_encode")
         return upload(store, path, made)
 
 
-def _copy(store: ObjectStore, one: Input) -> None:
+def _copy(store: ObjectStore, is_wanted: Callable[[], bool], one: Input) -> None:
     with one.path.open("wb") as file:
         for start in range(0, one.name.size, _COPY_BYTES):
+            if not is_wanted():
+                raise GivenUp(one.name.key)
             length = min(_COPY_BYTES, one.name.size - start)
             data = store.get_range(one.name.key, start, length)
             if len(data) != length:

@@ -126,6 +126,10 @@ class Compacted(msgspec.Struct, tag="compacted"):
     waited: float  # as in Committed
 
 
+class GiveUpCompaction(msgspec.Struct, tag="give_up_compaction"):
+    """The broker stops: what is under way fails, and what comes. No answer follows."""
+
+
 class GroupRead(msgspec.Struct, tag="group_read"):
     """A row group as records; they and their positions lie in the memfd that rides along."""
 
@@ -161,7 +165,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 Request = EncodeUpload | Compact | ReadGroup | AskFilters | AskBounds | RemoveStaleUploads
-Message = Request | SetUploadRate
+Message = Request | SetUploadRate | GiveUpCompaction
 Reply = Committed | Compacted | GroupRead | MayHold | StaleRemoved | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -69,6 +69,7 @@ class Worker:
         self._stores: dict[str, ObjectStore] = {}
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
         self._shared = threading.Lock()
+        self.given_up = threading.Event()  # compaction, for good
 
     def serve(self) -> None:
         with ThreadPoolExecutor(_THREADS, "tier") as pool:
@@ -80,6 +81,9 @@ class Worker:
                 request = frames.decode_message.decode(payload)
                 if isinstance(request, frames.SetUploadRate):
                     self._rate.set(request.bytes_per_second)
+                    continue
+                if isinstance(request, frames.GiveUpCompaction):
+                    self.given_up.set()
                     continue
                 pool.submit(self._answer, request, descriptor).add_done_callback(_end_over_a_bug)
 
@@ -95,7 +99,9 @@ class Worker:
                 )
             elif isinstance(request, frames.Compact):
                 before = self._rate.waited
-                made = compacting.make(request, self._store(request.store_url), self._upload, self._group_sizes)
+                made = compacting.make(
+                    request, self._store(request.store_url), self._upload, self._group_sizes, self._is_wanted
+                )
                 reply = frames.Compacted(request.id, made, self._rate.waited - before)
             elif isinstance(request, frames.RemoveStaleUploads):
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
@@ -118,6 +124,9 @@ class Worker:
         finally:
             if answer is not None:
                 os.close(answer)
+
+    def _is_wanted(self) -> bool:
+        return not self.given_up.is_set()
 
     def _store(self, url: str) -> ObjectStore:
         with self._shared:

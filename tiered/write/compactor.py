@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +34,10 @@ from neve.archive.schema import SCHEMA, DamagedObject, ObjectFacts, file_metadat
 from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, describe_file
 
 GROUPS_BYTES = 64 << 20
+
+
+class GivenUp(ValueError):
+    """Nobody wants the object any more."""
 
 
 class Input(NamedTuple):
@@ -69,10 +73,12 @@ def compact(
     facts: ObjectFacts,
     key: str,
     sizes: GroupSizes = GROUP_SIZES,
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> CommittedName:
     """The inputs' rows in one verified object, but for those below these offsets of their queues.
 
-    Nothing stays behind on failure. Raises DamagedObject where an input does not hold what the journal says.
+    Nothing stays behind on failure. Raises DamagedObject where an input does not hold what the journal says,
+    GivenUp where the object is not wanted any more.
     """
     try:
         wire_bytes = sum(one.name.wire_bytes for one in inputs)
@@ -80,6 +86,8 @@ def compact(
         writer = _Writer(pq.ParquetWriter(out_path, SCHEMA, **options), out_path, facts, sizes)
         with writer:
             for queue, table, records in _rows(inputs, below):
+                if not is_wanted():
+                    raise GivenUp(key)
                 writer.add(queue, table, records)
         name = describe_file(out_path, key)
         if name.sha256 != writer.sha256 or name.rows != writer.rows:

@@ -43,6 +43,10 @@ class Merger(Protocol):
         metadata: Mapping[str, str],
     ) -> CommittedName: ...
 
+    def give_up_compaction(self) -> None:
+        """For good: one that is under way fails soon."""
+        ...
+
 
 class Outcome(NamedTuple):
     """What became of a compaction: the object, or why not. `overtaken`: its inputs left the view meanwhile."""

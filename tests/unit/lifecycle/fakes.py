@@ -230,6 +230,9 @@ class FakeWorker:
     ) -> CommittedName:
         raise EncodeFailed("of these objects none is made")
 
+    def give_up_compaction(self) -> None:
+        """Nothing is under way."""
+
     def set_upload_rate(self, bytes_per_second: int) -> None:
         self.rates.append(bytes_per_second)
 

@@ -111,8 +111,8 @@ class ThreadWorker(WorkerClient):
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        worker = Worker(theirs, open_store=lambda url: self.store)
-        threading.Thread(target=worker.serve, daemon=True).start()
+        self.inner = Worker(theirs, open_store=lambda url: self.store)
+        threading.Thread(target=self.inner.serve, daemon=True).start()
         self._socket, self._pending = ours, {}
         arguments: Any = (ours, _NoProcess(), self._pending)
         threading.Thread(target=self._receive, args=arguments, daemon=True).start()
@@ -727,3 +727,23 @@ def test_by_itself_a_topic_is_looked_at_when_something_has_changed(new: New, mon
     assert len(looks) == 2, "a day has ended"
     rig.lifecycle.compact.now()
     assert len(looks) == 3, "somebody asks"
+
+
+def test_a_stop_does_not_wait_for_an_object_that_is_being_made(new: New, log: Log) -> None:
+    rig = new()
+    stopped: list[bool] = []
+
+    def stop(verb: str, key: str) -> None:
+        if verb == "get_range" and not stopped:
+            stopped.append(True)
+            rig.lifecycle.stop()
+            assert rig.encoder.inner.given_up.wait(10)
+
+    rig.store.on_call = stop
+    assert rig.compact() == 0
+    rig.store.on_call = None
+    assert rig.data_keys() == {name.key for name in rig.names}
+    assert [entry.kind for entry in rig.entries(Abort)] == [COMPACT]
+    assert rig.compact() == 0 and len(rig.entries(Intent)) == 2, "nothing is begun any more"
+    rig.restart()
+    rig.check_rows(log.sealed)
