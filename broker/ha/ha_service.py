@@ -19,6 +19,7 @@ from typing import Protocol, cast
 from msgspec.structs import replace
 
 from broker.ha import master_session
+from broker.ha.alarm import Alarm
 from broker.ha.confirm import Confirm
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import Hello
@@ -257,7 +258,7 @@ class _Link:
         self._service, self._loop = service, asyncio.get_running_loop()
         self._leadership: Leadership | None = None
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._loop, self._tick)
         self._later: asyncio.TimerHandle | None = None  # when a slave that is far behind may have more
         self._fetcher: asyncio.Task[None] | None = None
         self._paused = False
@@ -288,7 +289,7 @@ class _Link:
             confirm=lambda: leadership.confirm.value,
             now=now,
         )
-        self._wake_in(self.session.wake_at - now)
+        self._alarm.ring_in(self.session.wake_at - now)
 
     def data_received(self, data: bytes) -> None:
         if self.session is not None:
@@ -313,27 +314,18 @@ class _Link:
 
     # -- the service's side
 
-    def _wake_in(self, delay: float) -> None:
-        loop = self._loop
-        if self._timer is not None:
-            if self._timer.when() <= loop.time() + delay:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_later(max(delay, 0.0), self._tick)
-
     def confirm_moved(self) -> None:
         """Where no bytes bring it, the slave is told."""
-        self._wake_in(CONFIRM_EVERY_S)
+        self._alarm.ring_in(CONFIRM_EVERY_S)
 
     def _tick(self) -> None:
-        self._timer = None
         session = self.session
         if session is None or session.is_ended:
             return
         now = self._service.clock.monotonic()
         if self._fetcher is None:  # a heartbeat says where the log goes on: not before what is fetched
             self._do(session.tick(now))
-        self._wake_in(max(session.wake_at - now, CONFIRM_EVERY_S))
+        self._alarm.ring_in(max(session.wake_at - now, CONFIRM_EVERY_S))
 
     def advance(self) -> None:
         """Send a turn's worth of the log; what is left has its turn after the others'."""
@@ -386,10 +378,11 @@ class _Link:
             self._transport.abort()
 
     def _stop(self) -> None:
-        for handle in (self._timer, self._later, self._fetcher):
+        self._alarm.stop()
+        for handle in (self._later, self._fetcher):
             if handle is not None:
                 handle.cancel()
-        self._timer = self._later = self._fetcher = None
+        self._later = self._fetcher = None
 
     # -- inside
 
@@ -404,7 +397,7 @@ class _Link:
                 case master_session.Came():
                     service.came(self, leadership, action)
                     if self.session is not None:
-                        self._wake_in(self.session.wake_at - service.clock.monotonic())
+                        self._alarm.ring_in(self.session.wake_at - service.clock.monotonic())
                 case master_session.Reported():
                     self._report(action)
                 case master_session.End(why=why, refusal=refusal):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from msgspec.structs import replace
 
 from broker.ha import ha_service, master_session
@@ -51,7 +52,8 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(SECONDS):
             await main
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the broker's loop
+        runner.run(bounded())
 
 
 class Member:

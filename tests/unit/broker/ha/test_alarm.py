@@ -1,0 +1,47 @@
+"""An alarm rings once, at the earliest of the times that were asked for, on either event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from broker.ha.alarm import Alarm
+
+LATE = 30.0
+LOOPS = [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(uvloop.new_event_loop, id="uvloop")]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_is_due_at_once_may_be_asked_for_later_and_what_is_due_later_at_once(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """On uvloop what is due at once is no timer: it has no time that could be asked for."""
+    rung: list[float] = []
+
+    async def work() -> None:
+        running = asyncio.get_running_loop()
+        rings = asyncio.Event()
+
+        def ring() -> None:
+            rung.append(running.time())
+            rings.set()
+
+        alarm = Alarm(running, ring)
+        for delays in ((0.0, LATE), (LATE, 0.0), (-1.0, 0.0001, 0.0), (0.0001, LATE)):
+            begun = running.time()
+            for delay in delays:
+                alarm.ring_in(delay)
+            await asyncio.wait_for(rings.wait(), LATE)
+            assert running.time() - begun < LATE
+            rings.clear()
+        alarm.ring_in(0.0)
+        alarm.stop()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(work())
+    assert len(rung) == 4
