@@ -50,7 +50,7 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("compactions_total", "compactions", 1, "objects that were made of others"),
     ("compactions_failed_total", "compactions_failed", 1, "objects that were to be made of others, and were not"),
     ("compacted_objects_total", "compacted_objects", 1, "objects whose place one made of them took"),
-    ("compacted_bytes_total", "compacted_bytes", 1, "bytes of these, as they were stored"),
+    ("compacted_bytes_total", "compacted_bytes", 1, "bytes of objects whose place one made of them took"),
     ("gaps", "gaps", 1, "ranges recorded as lost"),
     ("open_names", "open_names", 1, "objects that a round named and has not published"),
     ("topics_set_aside", "topics_set_aside", 1, "topics whose messages can't be archived or expired as they are"),
