@@ -68,7 +68,7 @@ class ReplicaLog(Protocol):
     def last_record(self, end: int) -> tuple[int, bytes] | None:
         """The newest that ends at or below a record's start: where it begins, and its bytes. None: there is none."""
 
-    def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
+    def append_replica(self, data: bytes | memoryview, at: int) -> None:
         """Store the master's bytes. Raises LogMismatch or another StoreError; what was stored before stays."""
 
     def go_on_with_master_at(self, physical_offset: int) -> None:
@@ -231,7 +231,7 @@ class HaClient:
         replica, at = self._log, append.at
         if at != replica.replica_offset and at > replica.max_physical_offset > 0:
             replica.go_on_with_master_at(at)
-        replica.append_replica(append.data, at, append.description)
+        replica.append_replica(append.data, at)
 
     @property
     def flushed_offset(self) -> int:

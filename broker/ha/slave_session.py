@@ -85,7 +85,6 @@ class Append(msgspec.Struct, frozen=True):
 
     at: int
     data: bytes | memoryview
-    description: bytes | memoryview = b""  # of these bytes, if the master has one
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -350,11 +349,7 @@ class SlaveSession:
             self._flush(actions, bodies)
             actions.append(TakeEpochs(entries))
         if size:
-            if frame.description is not None:
-                self._flush(actions, bodies)
-                actions.append(Append(self._next, frame.body, frame.description))
-            else:
-                bodies.append(frame.body)
+            bodies.append(frame.body)
             self._next = end
             self.received += size
         self._masters_confirm = max(self._masters_confirm, frame.confirm)

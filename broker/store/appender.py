@@ -15,9 +15,8 @@ from zlib_ng.zlib_ng import crc32
 from broker.store.born_hosts import BornHost, BornHosts
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.described import LEAST, Described, describe
 from broker.store.errors import MessageIllegal, NotThisTurn, StoreFull, StoreNotWritable
-from broker.store.key_index import IndexItem, KeyIndex, hashed
+from broker.store.key_index import IndexItem, KeyIndex
 from broker.store.layout import CRC_ENTRY_SIZE, QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT
 from broker.store.log_end import LogEnd
 from broker.store.queue_table import QueueTable
@@ -50,17 +49,10 @@ class PutResult(msgspec.Struct, frozen=True, gc=False):
 class Appender:
     """See the module."""
 
-    def __init__(  # noqa: PLR0917 - each has an owner
-        self,
-        config: StoreConfig,
-        end: LogEnd,
-        queues: QueueTable,
-        index: KeyIndex,
-        visibility: Visibility,
-        described: Described,
+    def __init__(
+        self, config: StoreConfig, end: LogEnd, queues: QueueTable, index: KeyIndex, visibility: Visibility
     ) -> None:
         self._end, self._queues, self._index, self._visibility = end, queues, index, visibility
-        self._described = described
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
         self._store_host = pack_host(config.store_host)
         self._hosts = BornHosts(self._store_host)
@@ -160,9 +152,8 @@ class Appender:
             position += size
         if not shown:
             return
-        records = b"".join(pieces)
         try:
-            end.write(records, marks)
+            end.write(b"".join(pieces), marks)
         except StoreNotWritable:
             for queue, queue_offset, _ in reversed(shown):
                 queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, queue_offset
@@ -174,30 +165,6 @@ class Appender:
             queue.used = True
             if not queue.dirty:
                 self._queues.mark_dirty(queue)
-        if self._described.is_wanted and len(shown) >= LEAST:
-            self._describe(records, shown, keyed)
-        elif keyed:
+        if keyed:
             self._index.want(keyed)
         self._visibility.appended(shown)
-
-    def _describe(self, records: bytes, shown: list[VisibleEntry], keyed: list[IndexItem]) -> None:
-        """Keep for slaves what is known of the records that were stored just now; each key is hashed once, here."""
-        end = self._end
-        start, now = end.appended - len(records), end.last_time
-        queues, offsets, _ = zip(*shown, strict=True)
-        firsts = dict(zip(reversed(queues), reversed(offsets), strict=True))
-        numbers = {queue: number for number, queue in enumerate(firsts)}
-        hashes, places = hashed(keyed)
-        if hashes:
-            self._index.want_hashed(hashes, places, [now] * len(hashes))
-        description = describe(
-            records,
-            end.newest_crc_entries(len(shown)),
-            [*map(numbers.__getitem__, queues)],
-            [(queue.topic, queue.queue_id, first) for queue, first in firsts.items()],
-            places,
-            hashes,
-            now,
-        )
-        if description is not None:
-            self._described.add(start, description, records)

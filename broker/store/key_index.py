@@ -60,25 +60,6 @@ def hashes_of(start: int, keys: str) -> list[int]:
     return [crc32(key.encode("utf-8", "surrogatepass"), start) for key in (words if len(words) == 1 else set(words))]
 
 
-def hashed(items: Sequence[IndexItem]) -> tuple[list[int], list[int]]:
-    """The hash of each key of messages, and where its message lies."""
-    hashes: list[int] = []
-    places: list[int] = []
-    starts: dict[str, int] = {}
-    for topic, keys, physical_offset, _ in items:
-        start = starts.get(topic)
-        if start is None:
-            start = starts[topic] = start_of(topic)
-        if keys.isalnum():  # of most it is an id alone
-            hashes.append(crc32(keys.encode(), start))
-            places.append(physical_offset)
-        else:
-            found = hashes_of(start, keys)
-            hashes += found
-            places += [physical_offset] * len(found)
-    return hashes, places
-
-
 class IndexFile:
     """One file of the index."""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.store import described, reading, truncation
+from broker.store import reading, truncation
 from broker.store.appender import Appender, PutResult, Send
 from broker.store.checkpointer import Checkpointer
 from broker.store.commit_log import CommitLog, LogFile
@@ -79,8 +79,7 @@ class MessageStore:
         self._index = KeyIndex(config, disk)
         self._end = LogEnd(config, self._log, self._tails, new_lock)
         self._visibility = Visibility(config, self._log, self._end, new_lock)
-        self._described = described.Described()
-        self._appender = Appender(config, self._end, self._queues, self._index, self._visibility, self._described)
+        self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
         self._replica = ReplicaAppender(config, self._end, self._queues, self._index, self._tails, self._visibility)
         #: Messages of one sender in their order: `Appender.append` without a layer, for the express lane comes by here.
         self.append = self._appender.append
@@ -171,7 +170,6 @@ class MessageStore:
 
         It takes no more of its own whatever happens; where the disk can't be told so, it takes nothing at all: OSError.
         """
-        self._described.forget()
         self._end.follow()
         try:
             self._directory.begin_following()
@@ -199,13 +197,12 @@ class MessageStore:
 
     # -- a slave's append
 
-    def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
+    def append_replica(self, data: bytes | memoryview, at: int) -> None:
         """Store what the master has from an offset on: `replica_offset`, or the end of the log.
 
-        `description`: as the master's `described_append` told it of just these bytes. Raises LogMismatch,
-        StoreNotWritable, StoreFull. What was stored then stays so: the end of the log says how far.
+        Raises LogMismatch, StoreNotWritable, StoreFull. What was stored then stays so: the end of the log says how far.
         """
-        self._replica.append(data, at, description)
+        self._replica.append(data, at)
 
     @property
     def replica_offset(self) -> int:
@@ -265,14 +262,6 @@ class MessageStore:
         above `start` where a hole lies between files, or, without `padding`, where `start` lies behind an END record.
         """
         return reading.log_bytes(self._log, start, min(end, self._end.appended), limit, padding=padding)
-
-    def describe_appends(self, wanted: bool) -> None:
-        """Whether a slave takes what is known of the records of an append beside their bytes."""
-        self._described.want(wanted)
-
-    def described_append(self, start: int) -> described.Append | None:
-        """The append that began at an offset of the log, with what a slave may be told of its records."""
-        return self._described.at(start)
 
     def shutdown(self) -> None:
         """Bring everything to the disk and leave the directory clean; after a failed sync, leave it to recovery."""

@@ -76,7 +76,7 @@ class _SimWriter:
         self._disk, self._path, self._inode = disk, path, inode
         self._file = DescriptorWriter(os.dup(inode.descriptor))
 
-    def write(self, data: bytes | memoryview, position: int) -> None:
+    def write(self, data: bytes, position: int) -> None:
         if self._disk.fail_write(self._path):
             self._file.write(data[: len(data) // 2], position)
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))

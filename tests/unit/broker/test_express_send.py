@@ -312,7 +312,7 @@ def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: P
 class DeadWriter:
     """Of a file on a disk that is gone."""
 
-    def write(self, data: bytes | memoryview, position: int) -> None:
+    def write(self, data: bytes, position: int) -> None:
         raise OSError("the disk is gone")
 
     def sync(self) -> None:

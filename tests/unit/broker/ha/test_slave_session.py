@@ -126,7 +126,7 @@ def test_a_stock_master_hears_nothing_that_it_does_not_know() -> None:
         ({"cluster": "staging"}, "another-cluster"),
         ({"broker_set": "x"}, "another-broker-set"),
         ({"member_id": B}, "no-member"),
-        ({"format": 4}, "another-format"),
+        ({"format": 3}, "another-format"),
         ({"mapped_file_size_commit_log": 1 << 30}, "unequal-file-size"),
         ({"message_delay_level": "1s"}, "unequal-delay-levels"),
     ],
