@@ -1,11 +1,14 @@
 """What is looked at before a server opens its port: each refusal is one clear line and its own exit code."""
 
+import errno
 import importlib.util
 import resource
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from neve.entropy import salt, system_entropy
 from neve.extras import install_command
 
 EXIT_CONFIG = 2
@@ -13,6 +16,10 @@ EXIT_IN_USE = 3
 EXIT_DISK = 4
 EXIT_ARCHIVE = 5
 EXIT_FAILED = 6
+
+# The system gives outgoing connections ports from 32768 on.
+_NOT_EPHEMERAL = range(20_000, 32_768)
+_TRIES = 100
 
 PACKAGES = ("neve", "infra", "access", "namesrv", "controller", "tiered", "lifecycle", "broker")
 
@@ -63,9 +70,13 @@ def check_port(bind_address: str, port: int, what: str = "port") -> None:
 
 
 def free_port(bind_address: str) -> int:
-    """A port that nobody listens on now."""
-    with _bound(addresses(bind_address)[0], 0) as probe:
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now. Of those that no outgoing connection is given, as long as there are any."""
+    host = addresses(bind_address)[0]
+    chosen = (_NOT_EPHEMERAL[salt(system_entropy) % len(_NOT_EPHEMERAL)] for _ in range(_TRIES))
+    for port in (*chosen, 0):
+        with suppress(OSError), _bound(host, port) as probe:
+            return int(probe.getsockname()[1])
+    raise OSError(errno.EADDRINUSE, f"no port of {host} is free")
 
 
 def _bound(host: str, port: int) -> socket.socket:

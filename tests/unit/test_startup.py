@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import re
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from infra.server_command import announce
-from infra.startup import PACKAGES, REQUIRED, StartupError, check_installation
+from infra.startup import PACKAGES, REQUIRED, StartupError, check_installation, free_port
 
 
 def test_the_required_packages_are_those_of_the_server_extra() -> None:
@@ -48,3 +49,15 @@ def test_what_a_server_has_loaded_when_it_is_ready_is_out_of_the_collectors_way(
     finally:
         gc.unfreeze()
     assert '"broker": "127.0.0.1:10911"' in capsys.readouterr().out
+
+
+def test_a_free_port_is_none_that_an_outgoing_connection_is_given() -> None:
+    assert all(20_000 <= free_port("127.0.0.1") < 32_768 for _ in range(50))
+
+
+def test_where_all_of_those_are_taken_a_free_port_is_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr("infra.startup._NOT_EPHEMERAL", range(port, port + 1))
+        found = free_port("127.0.0.1")
+    assert found not in {0, port}
