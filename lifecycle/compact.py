@@ -52,7 +52,7 @@ class Compact:
         self._lock = threads.lock()
         self._pace = UploadRate(clock, wait)
         self._replacement = Replacement(journal, worker, self._delete_after_ms, turns, cluster=cluster)
-        self._failed: dict[tuple[str, ...], int] = {}  # inputs -> when it failed
+        self._failed: dict[tuple[str, ...], int] = {}  # inputs -> when it failed, for RETRY_MS
         self._seen: dict[str, tuple[int | None, ...]] = {}  # topic -> as it was when all that was due of it was done
         self.set_aside = SetAside("compacted")
         self.made = self.replaced = self.replaced_bytes = self.failed = 0  # objects, since the start
@@ -99,8 +99,10 @@ class Compact:
         made = 0
         with self._lock:
             self._begin()
+            retried = self._clock.now_ms() - RETRY_MS
+            self._failed = {keys: at for keys, at in self._failed.items() if at > retried}
             for merge in self._merges(topic, at_once=at_once):
-                if not at_once and self._failed_lately(merge):
+                if not at_once and _keys(merge) in self._failed:
                     continue
                 self._pace.set(0 if self._turns.closed else self._policy().compaction_bytes_per_second)
                 self._pace.take(merge.size)
@@ -155,10 +157,6 @@ class Compact:
         )
         _tell(progress, event="compacted", key=outcome.made.key, to_bytes=outcome.made.size, **_described(merge))
         return 1
-
-    def _failed_lately(self, merge: Merge) -> bool:
-        at = self._failed.get(_keys(merge))
-        return at is not None and self._clock.now_ms() < at + RETRY_MS
 
     def _delete_after_ms(self) -> int:
         return self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms

@@ -529,9 +529,7 @@ class MessageStore:
         if not lower:
             return
         self.checkpoint()  # recovery takes a hole only from below it
-        for topic, queue_id, offset in lower:
-            self._queues.begin_at(topic, queue_id, offset)
-        self._queues.save()
+        self._queues.begin_at(lower)
         self.checkpoint()
 
     def restore_queues(

@@ -12,7 +12,9 @@ ones. What is asked for is for good once the state is saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import msgspec
 
 from broker.store import reading
 from broker.store.commit_log import CommitLog
@@ -192,8 +194,7 @@ class QueueTable:
 
     def add(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Put an empty queue into the table, without a file."""
-        if not topic or topic[0] == "." or "/" in topic or "\0" in topic or queue_id < 0 or len(topic.encode()) > 255:
-            raise MessageIllegal(f"topic {topic!r}, queue {queue_id}: not a name that can be stored")
+        _check_name(topic, queue_id)
         assert (topic, queue_id) not in self.by_name
         queue = ConsumeQueue(self._config, self._maps, topic, queue_id, self._tails.of(topic))
         queue.floor = self._state.floors.get(topic, {}).get(str(queue_id), 0)
@@ -229,16 +230,36 @@ class QueueTable:
         assert last is not None, "a queue that ends above 0 has a last entry"
         self.delete(topic, max(last[0] + last[1], self.gone_below(topic)), begin_again=True)
 
-    def begin_at(self, topic: str, queue_id: int, next_offset: int) -> None:
-        """Make a queue go on at an offset, behind a hole; recovery takes one only from below its checkpoint.
+    def begin_at(self, following: Iterable[tuple[str, int, int]]) -> None:
+        """Make queues go on at offsets, behind a hole; recovery takes one only from below its checkpoint.
 
-        One without a file has it for good once the state is saved.
+        For good when this returns. Where it fails a queue stands where it stood, and is asked for again.
         """
-        queue = self.get(topic, queue_id) or self.add(topic, queue_id)
-        if not queue.files:
-            queue.begin_at(next_offset)
-            self._state.begins.setdefault(topic, {})[str(queue_id)] = next_offset
-            return
+        files: list[tuple[ConsumeQueue, int]] = []
+        empty: list[tuple[str, int, int]] = []
+        for topic, queue_id, offset in following:
+            _check_name(topic, queue_id)
+            queue = self.get(topic, queue_id)
+            if queue is None or not queue.files:
+                empty.append((topic, queue_id, offset))
+            else:
+                files.append((queue, offset))
+        if empty:
+            self._begin_without_files(empty)
+        for queue, offset in files:
+            self._go_on_behind_a_hole(queue, offset)
+
+    def _begin_without_files(self, empty: Sequence[tuple[str, int, int]]) -> None:
+        begins = {topic: dict(offsets) for topic, offsets in self._state.begins.items()}
+        for topic, queue_id, offset in empty:
+            begins.setdefault(topic, {})[str(queue_id)] = offset
+        state = msgspec.structs.replace(self._state, begins=begins)
+        self._file.write(self._file.image_of(state))  # where it fails no queue begins there
+        self._state = state
+        for topic, queue_id, offset in empty:
+            (self.get(topic, queue_id) or self.add(topic, queue_id)).begin_at(offset)
+
+    def _go_on_behind_a_hole(self, queue: ConsumeQueue, next_offset: int) -> None:
         queue.settle()
         next_offset += queue.would_look_lost(next_offset)
         queue.create(next_offset, sync=True)
@@ -389,6 +410,11 @@ class QueueTable:
     def mapped_files(self) -> int:
         """How many files of queues are mapped."""
         return len(self._maps)
+
+
+def _check_name(topic: str, queue_id: int) -> None:
+    if not topic or topic[0] == "." or "/" in topic or "\0" in topic or queue_id < 0 or len(topic.encode()) > 255:
+        raise MessageIllegal(f"topic {topic!r}, queue {queue_id}: not a name that can be stored")
 
 
 def _without(table: Mapping[str, dict[str, int]], topic: str, kept: Set[str]) -> dict[str, dict[str, int]]:

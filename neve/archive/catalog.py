@@ -468,6 +468,11 @@ class Catalog:
             topics = [of.expiring_names(until_ms) for of in self._topics.values()]
         return (one for names in topics for one in names)
 
+    def are_live(self, names: Iterable[CommittedName]) -> bool:
+        """Whether all of them are in the readers' view."""
+        with self._lock:
+            return all((of := self._topics.get(one.topic)) and of.is_live(one.key, one.start) for one in names)
+
     def knows(self, key: str) -> bool:
         """Whether an object is anyone's: live, expiring, or in an open intent. The sweep keeps what is."""
         with self._lock:

@@ -83,7 +83,7 @@ class Block:
 
     __slots__ = (
         "begin", "bounds", "bytes", "codec", "count", "end", "head", "last_begin", "newest_ms", "newest_time", "packed",
-        "rows", "soonest_ms", "tail", "topic", "unpacked",
+        "record_bytes", "rows", "soonest_ms", "tail", "topic", "unpacked",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 - a record of the format
@@ -101,6 +101,7 @@ class Block:
         newest_time: int,
         soonest_ms: int,
         bounds: "array[int]",
+        record_bytes: int,
         codec: int,
         packed: bytes,
     ) -> None:
@@ -113,12 +114,17 @@ class Block:
         self.newest_time = newest_time  # of all names' `max_time`
         self.soonest_ms = soonest_ms  # of the row group that expires first
         self.bounds = bounds  # queue, first, last, and so on, by queue
+        self.record_bytes = record_bytes  # of the names, before they are compressed
         self.codec, self.packed = codec, packed
         self.unpacked: _Unpacked | None = None
 
     @property
     def takes_more(self) -> bool:
-        return self.count < NAMES_MAX and len(self.packed) < BYTES_MAX
+        return self.count < NAMES_MAX and self.record_bytes < BYTES_MAX
+
+    def may_join(self, other: "Block") -> bool:
+        """Whether both are one block together, and one that takes as many names more."""
+        return self.count + other.count <= NAMES_MAX // 2 and self.record_bytes + other.record_bytes <= BYTES_MAX // 2
 
     def names(self) -> tuple[CommittedName, ...]:
         """For who goes through many blocks: what others have asked stays unpacked, this does not."""
@@ -247,7 +253,7 @@ class _Making:
         flat = array("q", (number for queue in sorted(self._bounds) for number in (queue, *self._bounds[queue])))
         return Block(
             self.topic, self.head, self.tail, self._count, self._begin or 0, self._last_begin, self._end, self._rows,
-            self._bytes, self._newest, self._newest_time, self._soonest, flat, 0 if is_open else 1,
+            self._bytes, self._newest, self._newest_time, self._soonest, flat, len(content), 0 if is_open else 1,
             content if is_open else zlib.compress(content, _LEVEL),
         )  # fmt: skip
 

@@ -23,12 +23,13 @@ rebuilt from the objects alone. Bloom filters stand on `msg_id` and `keys.list.e
 """
 
 import json
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neve.archive.journal import FORMAT_VERSION, CommittedName, NewerFormat, RowGroup
+from neve.archive.journal import FORMAT_VERSION, CommittedName, IntentName, NewerFormat, RowGroup
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_MASK, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 
 FIELD_ID: Final = "PARQUET:field_id"  # as Arrow calls it
@@ -129,6 +130,19 @@ class ObjectFacts(NamedTuple):
     round: int
     start: int
     end: int
+
+    @classmethod
+    def of(cls, name: IntentName, told: Mapping[str, str]) -> Self:
+        """`told`: what the intent does not name, as a worker is sent it."""
+        return cls(
+            cluster=told.get("cluster", ""),
+            broker=told.get("broker", ""),
+            topic=name.topic,
+            day=name.day,
+            round=int(told.get("round", "0")),
+            start=name.start,
+            end=name.end,
+        )
 
 
 def writer_options(rows: int, wire_bytes: int) -> dict[str, Any]:

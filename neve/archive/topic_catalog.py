@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from neve.archive.journal import CommittedName, Gap, Topic
-from neve.archive.name_blocks import NAMES_MAX, NEVER, Block, blocks_of, closed, with_names
+from neve.archive.name_blocks import NEVER, Block, blocks_of, closed, with_names
 from neve.archive.queue_runs import NO_SPANS, QueueRuns, spans_of, without
 
 #: Names as entries list them: the key, and where it says that its object begins, if it is of that grammar.
@@ -112,7 +112,7 @@ class TopicCatalog:
         for name in sorted(names, key=_place):
             if name.start > top:
                 behind.setdefault(name.key, name)
-            elif not self._has(name.key, name.start):
+            elif not self.is_live(name.key, name.start):
                 between.setdefault(name.key, name)
         if between:
             self._place_blocks(_with_names(self.topic, self.blocks, between.values()))
@@ -135,7 +135,7 @@ class TopicCatalog:
 
     def withdraw(self, keys: Keys, delete_after_ms: int) -> list[CommittedName]:
         """Names that leave the readers' view."""
-        kept, gone, names = _split(self.blocks, keys, self.topic)
+        kept, gone, names = _split(self.blocks, keys, _starts(keys), self.topic)
         if gone:
             self.expiring += tuple((delete_after_ms, block) for block in gone)
             self._place_blocks(kept)
@@ -143,10 +143,9 @@ class TopicCatalog:
 
     def replace(self, keys: Keys, names: Sequence[CommittedName], delete_after_ms: int) -> None:
         """In one step: each offset of a queue is in the old or in the new at every instant."""
-        kept, gone, _ = _split(self.blocks, keys, self.topic)
+        kept, gone, _ = _split(self.blocks, keys, _starts(keys), self.topic)
         self.expiring += tuple((delete_after_ms, block) for block in gone)
-        held = {name.key for block in kept for name in block.names()} if kept and names else set()
-        new = {name.key: name for name in names if name.key not in held}
+        new = {name.key: name for name in names if not self.is_live(name.key, name.start)}
         self._place_blocks(_with_names(self.topic, kept, new.values()))
         for name in new.values():
             self.cover(name)
@@ -155,8 +154,9 @@ class TopicCatalog:
     def _out_of_expiring(self, keys: Keys) -> list[CommittedName]:
         out: list[CommittedName] = []
         left: list[tuple[int, Block]] = []
+        starts = _starts(keys)
         for after, block in self.expiring:
-            kept, _, names = _split((block,), keys, self.topic)
+            kept, _, names = _split((block,), keys, starts, self.topic)
             left += ((after, one) for one in kept)
             out += names
         self.expiring = tuple(left)
@@ -178,14 +178,11 @@ class TopicCatalog:
             held = self.queue(queue)
             held.spans = held.spans.with_more(spans, before)
 
-    def _has(self, key: str, start: int) -> bool:
-        return any(key == name.key for block in _around(self.blocks, start) for name in block.kept_names())
-
     def _place_blocks(self, blocks: Sequence[Block]) -> None:
         """These are what is live now; neighbours of few names become one."""
         merged: list[Block] = []
         for block in blocks:
-            if merged and merged[-1].count + block.count <= NAMES_MAX // 2:
+            if merged and merged[-1].may_join(block):
                 merged[-1:] = blocks_of(self.topic, [*merged[-1].names(), *block.names()])
             else:
                 merged.append(block)
@@ -246,13 +243,17 @@ class TopicCatalog:
                     if name.start <= physical_offset < name.end:
                         yield name
 
+    def is_live(self, key: str, start: int) -> bool:
+        """In the readers' view. `start`: where its object begins."""
+        return any(key == name.key for block in _around(self.blocks, start) for name in block.kept_names())
+
     def has(self, key: str, start: int | None) -> bool:
         """Live or expiring. `start`: where the key says that its object begins."""
         expiring = [block for _, block in self.expiring]
         if start is None:
             return any(key == name.key for block in (*self.blocks, *expiring) for name in block.kept_names())
         there = (block for block in expiring if block.begin <= start <= block.last_begin)
-        return self._has(key, start) or any(key == name.key for block in there for name in block.kept_names())
+        return self.is_live(key, start) or any(key == name.key for block in there for name in block.kept_names())
 
     def may_expire(self, newest_ms: int) -> bool:
         """False: no row group of the oldest objects is of that time or older."""
@@ -272,18 +273,25 @@ def _names(blocks: Sequence[Block]) -> Iterator[CommittedName]:
         yield from block.names()
 
 
-def _split(blocks: Sequence[Block], keys: Keys, topic: str) -> tuple[list[Block], list[Block], list[CommittedName]]:
-    """(blocks without these names, blocks of them, they themselves); what has none of them is not unpacked."""
+def _starts(keys: Keys) -> list[int] | None:
+    """Where their objects begin, in order; None: they may be anywhere."""
     known = sorted(start for start in keys.values() if start is not None)
-    may_be_anywhere = len(known) < len(keys)
+    return known if len(known) == len(keys) else None
+
+
+def _split(
+    blocks: Sequence[Block], keys: Keys, starts: Sequence[int] | None, topic: str
+) -> tuple[list[Block], list[Block], list[CommittedName]]:
+    """(blocks without these names, blocks of them, they themselves); what has none of them is not unpacked."""
     kept: list[Block] = []
     gone: list[Block] = []
     found: list[CommittedName] = []
     for block in blocks:
-        at = bisect_left(known, block.begin)
-        if not may_be_anywhere and (at == len(known) or known[at] > block.last_begin):
-            kept.append(block)
-            continue
+        if starts is not None:
+            at = bisect_left(starts, block.begin)
+            if at == len(starts) or starts[at] > block.last_begin:
+                kept.append(block)
+                continue
         names = block.names()
         out = [name for name in names if name.key in keys]
         found += out

@@ -39,13 +39,12 @@ def plan_unexpiry(
     expiring: dict[str, list[CommittedName]] = {}
     for name in catalog.expiring_names():
         expiring.setdefault(name.topic, []).append(name)
-    for topic, names in expiring.items():
-        expiring[topic] = _not_replaced(names, catalog.objects(topic))
     for topic in sorted({*catalog.topics(), *expiring, *local}):
         tombstone = catalog.topic_entry(topic)
         hidden = dict(tombstone.minimums) if tombstone is not None else {}
-        back = _back(expiring.get(topic, ()), hidden, ttl_ms(topic), now_ms, exists)
-        names = sorted([*back, *catalog.objects(topic)], key=lambda name: name.start)
+        live = catalog.objects(topic)
+        back = _back(_not_replaced(expiring.get(topic, []), live), hidden, ttl_ms(topic), now_ms, exists)
+        names = sorted([*back, *live], key=lambda name: name.start)
         # Of a queue that no object has, the archive knows only what expired before a round took it.
         lower = {**local.get(topic, {}), **_minimums(catalog, topic, names, ttl_ms(topic), now_ms)}
         for queue, offset in lower.items():
@@ -110,8 +109,8 @@ def _minimums(
                 first_alive[queue] = max(first, ends.get(queue, first))
                 if first_alive[queue] <= last:
                     settled.add(queue)
-    for gap in catalog.gaps():
-        if gap.topic == topic and gap.queue in spans:
+    for gap in catalog.gaps(topic):
+        if gap.queue in spans:
             spans[gap.queue].append((gap.first, gap.last))
     return {queue: max(alive, _without_hole(spans[queue])) for queue, alive in first_alive.items()}
 

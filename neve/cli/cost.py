@@ -123,7 +123,7 @@ def _seen(store: str | None, broker: str | None, topic: str | None, days: float)
         raise click.UsageError("--store of an archive whose rates are taken, or --messages and --message-bytes")
     # Of all topics, so that a topic that was quiet counts by the same days as the others.
     found = catalogs(open_source(store), broker)
-    traffic = traffic_seen((one for catalog in found.values() for one in catalog.objects()), days)
+    traffic = traffic_seen((one for catalog in found.values() for one in catalog.each_object()), days)
     chosen = [one for one in traffic if topic in {None, one.topic}]
     if topic is not None and not chosen:
         raise FileNotFoundError(f"topic {topic} has nothing in this archive in the newest {days:g} days")

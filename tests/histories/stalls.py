@@ -51,10 +51,10 @@ def waits_noted(history: list[Event], servers: Callable[[], Mapping[str, Sequenc
         yield
 
 
-def waited_ms(process: int) -> int:
-    """Its main thread, so far; 0 of one that is gone."""
+def waited_ms(process: int, proc: Path = Path("/proc")) -> int:
+    """Its main thread, so far; 0 of one that is gone. Time on a processor, waiting for one (both ns), and how often."""
     with suppress(OSError):
-        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) // 1_000_000
+        return int((proc / str(process) / "schedstat").read_text().split()[1]) // 1_000_000
     return 0
 
 

@@ -159,8 +159,11 @@ class Bucket:
             self.live[name.key] = self.ever[name.key] = name
             for queue, (first, last, _) in name.queues.items():
                 self.spans[name.topic, queue].append(Span(first, last, name.key))
-        dropped = sum(name.rows for name in old) - sum(name.rows for name in entry.new)
-        assert dropped >= 0
+        kept = _places(entry.new)
+        for topic, queue, offset in _places(old) - kept:
+            hidden = self.minimums.get((topic, queue), 0)
+            assert offset < hidden, f"{topic}, queue {queue}: {offset} was left out, and {hidden} is the lowest offset"
+        assert kept <= _places(old)
 
     def _expire(self, key: str, after: int) -> None:
         name = self.live.pop(key, None)
@@ -177,12 +180,7 @@ class Bucket:
 
     def archived(self) -> set[tuple[str, int, int]]:
         """All that ever was in an object."""
-        return {
-            (name.topic, queue, offset)
-            for name in self.ever.values()
-            for queue, (first, last, _) in name.queues.items()
-            for offset in range(first, last + 1)
-        }
+        return _places(self.ever.values())
 
     def check_tiles(self) -> None:
         """Of each queue: nothing twice, and no hole that nothing speaks of."""
@@ -229,6 +227,16 @@ class Bucket:
         assert key not in self.live, f"{key} is deleted while the catalog has it"
         if key in self.ever:
             assert key in self.deleted or self.expiring[key] <= now_ms, f"{key} is deleted before its grace has passed"
+
+
+def _places(names: Iterable[CommittedName]) -> set[tuple[str, int, int]]:
+    """Topic, queue and offset of each row."""
+    return {
+        (name.topic, queue, offset)
+        for name in names
+        for queue, (first, last, _) in name.queues.items()
+        for offset in range(first, last + 1)
+    }
 
 
 class Model:

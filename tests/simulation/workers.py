@@ -23,6 +23,7 @@ from tiered.worker import compacting, frames
 from tiered.worker.client import DecodedGroup, WorkerClient, WorkerFailed
 from tiered.worker.process import Worker
 from tiered.write.entry_run import EntryRun
+from tiered.write.merge import Merge
 from tiered.write.segment_writer import GroupSizes
 from tiered.write.uploader import ContentConflict, EncodeFailed
 
@@ -101,15 +102,8 @@ class QuickWorker:
         content = msgspec.msgpack.encode(rows)
         return _described(name, rows, content, self._upload(name.key, content))
 
-    def compact(
-        self,
-        store_url: str,
-        name: IntentName,
-        inputs: Sequence[CommittedName],
-        below: Mapping[int, int],
-        metadata: Mapping[str, str],
-    ) -> CommittedName:
-        rows = [row for one in inputs for row in self.rows(one) if row[1] >= below.get(row[0], 0)]
+    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
+        rows = [row for one in merge.inputs for row in self.rows(one) if row[1] >= merge.below.get(row[0], 0)]
         rows.sort()
         failpoint.hit("compact.after_encode")
         content = msgspec.msgpack.encode(rows)

@@ -22,6 +22,7 @@ from infra.object_store import protocol
 from neve.archive.journal import CommittedName, IntentName
 from tiered.worker import frames
 from tiered.write.entry_run import EntryRun
+from tiered.write.merge import Merge
 from tiered.write.uploader import ContentConflict, EncodeFailed, RowCounts
 
 log = logging.getLogger(__name__)
@@ -132,20 +133,13 @@ class WorkerClient:
         assert isinstance(answer, CommittedName)
         return answer
 
-    def compact(
-        self,
-        store_url: str,
-        name: IntentName,
-        inputs: Sequence[CommittedName],
-        below: Mapping[int, int],
-        metadata: Mapping[str, str],
-    ) -> CommittedName:
+    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
         """Raises ContentConflict, EncodeFailed, or an error of the object store."""
         if self._has_given_up:
             raise EncodeFailed(f"{name.key}: the broker stops")
-        request = frames.Compact(0, store_url, name, list(inputs), dict(below), dict(metadata), self._work_dir)
+        request = frames.Compact(0, store_url, name, list(merge.inputs), merge.below, dict(metadata), self._work_dir)
         try:
-            answer = self._call(request, None, sum(one.wire_bytes for one in inputs))
+            answer = self._call(request, None, sum(one.wire_bytes for one in merge.inputs))
         except WorkerFailed as error:
             raise _offload_error(error) from error
         except OSError as error:

@@ -27,16 +27,8 @@ def make(
     request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes, is_wanted: Callable[[], bool]
 ) -> CommittedName:
     """The object is in the store when this returns. Raises DamagedObject, GivenUp, or an error of the store."""
-    name, extra = request.name, request.metadata
-    facts = ObjectFacts(
-        cluster=extra.get("cluster", ""),
-        broker=extra.get("broker", ""),
-        topic=name.topic,
-        day=name.day,
-        round=int(extra.get("round", "0")),
-        start=name.start,
-        end=name.end,
-    )
+    name = request.name
+    facts = ObjectFacts.of(name, request.metadata)
     with TemporaryDirectory(prefix="neve-compact-", dir=request.work_dir) as directory:
         inputs = [Input(Path(directory) / f"{number}.parquet", one) for number, one in enumerate(request.inputs)]
         with ThreadPoolExecutor(_COPIES, "compact") as pool:

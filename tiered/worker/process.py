@@ -141,16 +141,8 @@ class Worker:
     ) -> tuple[CommittedName, WrittenObject]:
         if descriptor is None:
             raise MissingBytes("the entries did not come along")
-        name, extra = request.name, request.metadata
-        facts = ObjectFacts(
-            cluster=extra.get("cluster", ""),
-            broker=extra.get("broker", ""),
-            topic=name.topic,
-            day=name.day,
-            round=int(extra.get("round", "0")),
-            start=name.start,
-            end=name.end,
-        )
+        name = request.name
+        facts = ObjectFacts.of(name, request.metadata)
         with TemporaryDirectory(prefix="neve-offload-", dir=request.work_dir) as directory:
             runs = _runs(request.runs, descriptor)
             path, sizes = Path(directory) / "object.parquet", self._group_sizes

@@ -8,7 +8,8 @@ read of them. An input's rows lie by queue and offset as the result's do: taken 
 in its own, and its hash is known when they all have come, also those that are left out.
 
 Memory: one row group that is being filled, and GROUPS_BYTES of those that were read last. A small object has the rows
-of several queues in one row group, which is then read for one queue after the other.
+of several queues in one row group, which is then read for one queue after the other. What is taken of a row group is
+copied where it is the smaller part of it: a row group made of a few rows each of many would hold all of those.
 """
 
 from __future__ import annotations
@@ -141,7 +142,10 @@ def _rows(inputs: Sequence[Input], below: Mapping[int, int]) -> Iterator[tuple[i
         if left_out < count:
             kept = positions[left_out:]
             left = Records(records.wire[kept[0] : kept[-1]], kept - kept[0])
-            yield part.queue, table.slice(part.row + left_out, count - left_out), left
+            rows = table.slice(part.row + left_out, count - left_out)
+            if 2 * len(left.wire) < len(records.wire):
+                left, rows = Records(memoryview(bytes(left.wire)), left.positions), rows.take(np.arange(len(rows)))
+            yield part.queue, rows, left
     for one, digest in zip(inputs, digests, strict=True):
         if digest.hexdigest() != one.name.sha256:
             raise DamagedObject(f"{one.name.key} does not rebuild to the records that the journal says it holds")

@@ -34,14 +34,7 @@ Progress = Callable[[dict[str, Any]], None]
 class Merger(Protocol):
     """Makes one object of several and uploads it; raises ContentConflict, EncodeFailed or a store's error."""
 
-    def compact(
-        self,
-        store_url: str,
-        name: IntentName,
-        inputs: Sequence[CommittedName],
-        below: Mapping[int, int],
-        metadata: Mapping[str, str],
-    ) -> CommittedName: ...
+    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName: ...
 
     def give_up_compaction(self) -> None:
         """For good: one that is under way fails soon."""
@@ -99,7 +92,7 @@ class Replacement:
         metadata = {"cluster": self._cluster, "broker": self._journal.broker, "round": str(number)}
         made, failure = None, ""
         try:
-            made = self._worker.compact(self._journal.store.url, name, merge.inputs, merge.below, metadata)
+            made = self._worker.compact(self._journal.store.url, name, merge, metadata)
         except (ContentConflict, EncodeFailed, ObjectStoreError) as error:
             failure = str(error) or repr(error)
         failpoint.hit("compact.after_upload")
@@ -112,7 +105,7 @@ class Replacement:
 
     def _begin(self, merge: Merge) -> tuple[int, IntentName] | None:
         catalog, journal = self._journal.catalog, self._journal
-        if not self._are_live(merge):
+        if not catalog.are_live(merge.inputs):
             return None
         number = catalog.last_rewrite + 1
         key = data_key(
@@ -137,7 +130,7 @@ class Replacement:
         catalog, store = self._journal.catalog, self._journal.store
         if made.key != name.key:
             return f"the worker made {made.key}"
-        if not self._are_live(merge):
+        if not catalog.are_live(merge.inputs):
             return _GONE
         minimum = {queue: catalog.recorded_minimum(merge.topic, queue) for queue in merge.below}
         if unfit := mismatch(merge, made, minimum):
@@ -153,10 +146,6 @@ class Replacement:
         self._append(entry)
         failpoint.hit("compact.after_replace")
         return ""
-
-    def _are_live(self, merge: Merge) -> bool:
-        live = {one.key for one in self._journal.catalog.from_oldest(merge.topic)}
-        return all(one.key in live for one in merge.inputs)
 
     def _abort(self, number: int, keys: Sequence[str], reason: str) -> None:
         log.warning("compaction %d: %s is closed without an object: %s", number, ", ".join(keys), reason)

@@ -25,6 +25,7 @@ from neve.archive.journal import (
     Gap,
     Intent,
     IntentName,
+    Replace,
     RowGroup,
 )
 from neve.archive.keys import data_key
@@ -142,6 +143,32 @@ def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(gone: int, u
     assert not catalog.has_all("t", 0, 2490, 2510)
     assert catalog.has_all("t", 0, 2505, 5000)
     assert len(unpacked) < 20 + 2 * (-(-gone // NAMES_MAX))
+
+
+@pytest.mark.parametrize("entry", ["expire", "replace"])
+def test_blocks_that_are_full_by_their_bytes_are_not_made_anew_by_what_touches_another(
+    entry: str, unpacked: list[int]
+) -> None:
+    """Few names of many row groups each: two such blocks are no more than half full by number, and never one."""
+
+    def wide(number: int, rewrite: int = 0) -> CommittedName:
+        name = name_at(number)
+        key = data_key("", "t", "2026-01-01", "b", start=number, end=number + 1, epoch=7, rewrite=rewrite)
+        groups = [
+            msgspec.structs.replace(name.row_groups[0], runs=[(queue, number * 5, number * 5 + 4)])
+            for queue in range(256)
+        ]
+        return msgspec.structs.replace(name, key=key, row_groups=groups)
+
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=[wide(number) for number in range(60)]))
+    for number in (3, 4):
+        unpacked.clear()
+        if entry == "expire":
+            catalog.apply(number - 2, Expire(keys=[wide(number).key], delete_after_ms=5))
+        else:
+            catalog.apply(number - 2, Replace(old=[wide(number).key], new=[wide(number, 1)], delete_after_ms=5))
+        assert len(set(unpacked)) <= 3
 
 
 def test_an_offset_is_found_by_unpacking_one_block_and_the_ends_of_a_queue_by_none(unpacked: list[int]) -> None:

@@ -21,7 +21,7 @@ from neve.archive.schema import DamagedObject, ObjectFacts
 from tests.unit.archive.test_exactness import TOPIC, Run, record
 from tiered.write import compactor
 from tiered.write.compactor import Input, compact
-from tiered.write.segment_writer import GroupSizes, encode, in_order, plan_groups
+from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, encode, in_order, plan_groups
 
 DAY = "2026-01-02"
 SMALL = GroupSizes(2000, 500)
@@ -195,6 +195,17 @@ def test_no_more_than_so_many_row_groups_are_held(tmp_path: Path, monkeypatch: p
         assert len(groups._held) == 1 or groups._bytes <= 1000
         assert groups._bytes == sum(len(records.wire) for _, records in groups._held.values())
     assert records_in(log.compact()) == log.sealed
+
+
+def test_a_row_group_of_few_rows_each_of_many_does_not_hold_all_of_those(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for _ in range(20):
+        log.object_of({0: 1, 1: 80}, GROUP_SIZES)
+    held = [(rows, records) for queue, rows, records in compactor._rows(log.inputs, {}) if queue == 0]
+    assert len(held) == 20
+    whole = log.inputs[0].name.wire_bytes
+    assert sum(rows.get_total_buffer_size() for rows, _ in held) < 2 * whole
+    assert sum(memoryview(records.wire.obj).nbytes for _, records in held) < whole
 
 
 def other_sha(one: Input) -> Input:

@@ -20,6 +20,7 @@ from neve.archive.journal import CommittedName, IntentName, RowGroup
 from tests.doubles.memory_store import MemoryStore
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun
+from tiered.write.merge import Merge
 from tiered.write.uploader import ContentConflict, EncodeFailed, RowCounts
 
 RECORD = 100
@@ -220,14 +221,7 @@ class FakeWorker:
             wire_bytes=row * RECORD, min_time=oldest, max_time=newest, queues=queues, row_groups=[group],
         )  # fmt: skip
 
-    def compact(
-        self,
-        store_url: str,
-        name: IntentName,
-        inputs: Sequence[CommittedName],
-        below: Mapping[int, int],
-        metadata: Mapping[str, str],
-    ) -> CommittedName:
+    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
         raise EncodeFailed("of these objects none is made")
 
     def give_up_compaction(self) -> None:

@@ -126,21 +126,14 @@ class ThreadWorker(WorkerClient):
 class QuickWorker(FakeWorker):
     """As the real one, but an object is a list of rows. It asks the store for the same, and fails the same ways."""
 
-    def compact(
-        self,
-        store_url: str,
-        name: IntentName,
-        inputs: Sequence[CommittedName],
-        below: Mapping[int, int],
-        metadata: Mapping[str, str],
-    ) -> CommittedName:
+    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
         rows = []
-        for one in inputs:
+        for one in merge.inputs:
             data = self.store.get_range(one.key, 0, one.size)
             if len(data) != one.size:
                 raise EncodeFailed("cut short")
             rows += msgspec.msgpack.decode(data, type=list[Row])
-        content = quick_content(sorted(row for row in rows if row[1] >= below.get(row[0], 0)))
+        content = quick_content(sorted(row for row in rows if row[1] >= merge.below.get(row[0], 0)))
         made = quick_name(name.key, name.start, name.end, content)
         try:
             return msgspec.structs.replace(made, etag=self._put(name.key, content))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from broker.store.data_directory import clear_store
@@ -98,6 +101,32 @@ def test_a_queue_without_a_message_of_its_own_costs_no_file_and_two_checkpoints_
     assert again.following_offsets() == following
     assert put_one(again, "topic-7", 3).queue_offset == 10_000_000
     assert (again.min_offset("topic-7", 3), again.max_offset("topic-7", 4)) == (10_000_000, 10_000_000)
+
+
+def test_a_begin_that_could_not_be_written_down_is_none_and_the_next_try_makes_it_good() -> None:
+    """A broker goes on, and asks again: what only its memory has would be given twice behind its next start."""
+
+    class FullForStates(SimDisk):
+        is_full = False
+
+        def write_atomic(self, path: Path, data: bytes) -> None:
+            if self.is_full and path.name == "queue_state":
+                raise OSError(errno.ENOSPC, "full")
+            super().write_atomic(path, data)
+
+    disk = FullForStates()
+    store = opened(disk)
+    put_one(store, "t", 1)
+    store.restart_log_at(LOG_START)
+    following = {"t": {0: 500, 1: 700}, "u": {0: 600}}
+    disk.is_full = True
+    with pytest.raises(OSError, match="full"):
+        store.create_queues_at(following)
+    disk.is_full = False
+    assert store.following_offsets() == {"t": {1: 1}}
+    store.create_queues_at(following)
+    again = opened(disk.power_cut())
+    assert again.following_offsets() == following
 
 
 def test_a_topic_whose_queues_have_no_file_is_deleted_and_goes_on_where_it_was_to_begin() -> None:
