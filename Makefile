@@ -6,21 +6,22 @@ STORE ?= dir
 SEEDS ?= 2000
 JOBS ?= 1
 ROUNDS ?= 20
+ENTRIES ?= 1000
 MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-own identity kills fuzz simulate histories beside-apache soak check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak lines check bench format clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 LOCK := requirements.lock
 
-# The build tool first, so that the lock holds for it, too.
+# What builds a package first, so that the lock holds for it, too: hatchling neve itself, setuptools those that come as source.
 $(BIN)/.installed: pyproject.toml $(LOCK)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c $(LOCK) hatchling editables
+	$(BIN)/pip install -q --disable-pip-version-check -c $(LOCK) hatchling editables setuptools
 	$(BIN)/pip install -q --disable-pip-version-check -c $(LOCK) --no-build-isolation -e '.[dev]'
 	touch $@
 
@@ -44,15 +45,27 @@ demo-ha: setup ## a broker set of three loses its master under load: the timelin
 servers: setup ## find or build the servers that tests start: S3, etcd
 	$(BIN)/python -m tests.servers.go_build
 
-# Those with Apache's servers wait for the most part, the others work: at the same time they take two thirds of it.
+# Brokers, workers and JVMs live by real time, in unit tests, too, and a machine may stall: a test that fails is run once more, four
+# in all, with what it failed of printed. What fails twice has failed; so has, at once, what is simulated.
+AGAIN := --reruns 1 --max-suite-reruns 4 --rerun-show-tracebacks --rerun-exclude-path tests/simulation
+
+# Those with Apache's servers wait for the most part, Spark's JVMs are busy by themselves: three side by side. Those on a cluster
+# need a JVM of their own: a context is a process's for good, and so is what its file systems know of an S3.
+SPARK_CLUSTER := tests/integration/test_spark_cluster.py
+SPARK_TESTS = $(filter-out $(SPARK_CLUSTER),$(wildcard tests/integration/test_spark*.py tests/crash/test_stream*.py tests/integration/test_pipeline*.py))
+
 test: ## every test, with the servers that they need
-	$(MAKE) --no-print-directory -k -j2 test-interop test-own
+	$(MAKE) --no-print-directory -k -j3 test-interop test-spark test-own
 
 test-interop: servers ## of them, those with Apache's clients and servers
-	$(BIN)/pytest --durations=15 tests/interop
+	$(BIN)/pytest $(AGAIN) --durations=15 tests/interop
+
+test-spark: servers ## of them, those of Spark
+	$(BIN)/pytest $(AGAIN) --durations=15 $(SPARK_TESTS)
+	$(BIN)/pytest $(AGAIN) --durations=15 $(SPARK_CLUSTER)
 
 test-own: servers ## of them, all others
-	$(BIN)/pytest --durations=15 --ignore=tests/interop
+	$(BIN)/pytest $(AGAIN) --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
 
 identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold bytes and Spark's view are equal
 	$(BIN)/python -m tests.servers.go_build minio
@@ -61,11 +74,21 @@ identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold 
 kills: setup ## 50 times kill -9 under load: nothing acknowledged is lost, moved or doubled
 	NEVE_KILLS=50 $(BIN)/pytest -s -o timeout=0 tests/crash/test_kill.py
 
+stream-kills: setup ## a Spark stream over 1,000,000 messages, its driver killed 20 times while the archive changes: each row once
+	NEVE_STREAM_MESSAGES=1000000 NEVE_STREAM_KILLS=20 $(BIN)/pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/crash/test_stream_kills.py
+
+pipeline: setup ## a Spark pipeline on real flights and weather, its job killed three times: each figure as pandas has it (STORE=dir or minio)
+	$(if $(filter minio,$(STORE)),$(BIN)/python -m tests.servers.go_build minio)
+	$(BIN)/python -m examples.pipeline --store $(STORE)
+
 fuzz: setup ## damaged frames: 10 million into the codec, 1 million into servers (FUZZ="--codec 1000 --server 1000")
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
 simulate: setup ## histories, one a seed: power cuts, failing disks, clocks, outages, forks, broker sets (SEEDS=5000 or 100-200, JOBS=2)
 	$(BIN)/python -m tests.simulation.run $(SEEDS) --jobs $(JOBS)
+
+year: setup ## a year of a broker with ten thousand topics, by the simulator: what is there month by month, and that nothing grows (YEAR="--days 60")
+	$(BIN)/python -m tests.simulation.year.run $(YEAR)
 
 histories: setup ## kills, freezes and cut links on a real broker set, and what clients were told and saw (ROUNDS=200 MODES=sync SEED=7 WITH=--archive)
 	for mode in $(MODES); do $(BIN)/python -m tests.histories.run --mode $$mode --rounds $(ROUNDS) --seed $(SEED) $(WITH) || exit 1; done
@@ -73,9 +96,23 @@ histories: setup ## kills, freezes and cut links on a real broker set, and what 
 beside-apache: setup ## 200,000 messages of a stock producer at an Apache master, archived by neve beside it, read cold and by Spark
 	NEVE_BESIDE_APACHE=200000 $(BIN)/pytest -o timeout=0 -o faulthandler_timeout=0 tests/interop/test_beside_apache.py
 
+# DuckDB's extension is of one version of DuckDB, and not of the newest: both in a place of their own.
+$(VENV)-duckdb/bin/python: $(BIN)/.installed
+	$(BIN)/python -m venv $(VENV)-duckdb
+	$(VENV)-duckdb/bin/pip install --quiet duckdb==1.5.5 duckdb-extension-delta==1.5.5
+
+delta: setup $(VENV)-duckdb/bin/python ## a Delta table held against the archive by delta-rs and DuckDB after each of so many entries of two journals (ENTRIES=1000)
+	NEVE_DELTA_DUCKDB=$(VENV)-duckdb/bin/python NEVE_DELTA_ENTRIES=$(ENTRIES) $(BIN)/pytest -o timeout=0 -o faulthandler_timeout=0 tests/unit/lifecycle/test_delta_tables.py -k after_each
+
+seam: setup ## Spark reads archive and brokers as one table a hundred times in live traffic, and streams: each row once (READS=100)
+	NEVE_SEAM_READS=$(or $(READS),100) $(BIN)/pytest -s --timeout 3000 tests/integration/test_spark_tiers.py -k live
+
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m tests.servers.go_build minio
 	NEVE_SOAK=1 $(BIN)/pytest -o timeout=0 tests/interop/test_cold_clients.py tests/interop/test_scale.py
+
+lines: setup ## a million lines through `neve produce` and `neve consume`, timed and compared byte for byte (LINES="--lines 100000")
+	$(BIN)/python -m bench.lines $(LINES)
 
 check: setup ## lint, types, import order
 	$(BIN)/ruff format --check .
@@ -92,8 +129,12 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.auth
 	$(BIN)/python bench/consume.py
 	$(BIN)/python bench/archive.py
+	$(BIN)/python -m bench.rounds
+	$(BIN)/python -m bench.cold --apache
 	$(BIN)/python -m bench.pauses
 	$(BIN)/python -m bench.catalog
+	$(BIN)/python -m bench.scale
+	$(BIN)/python -m bench.isolation
 
 clean: ## remove what the commands made
-	rm -rf $(VENV) $(VENV)-lock .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb .mypy_cache .ruff_cache .pytest_cache .hypothesis

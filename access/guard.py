@@ -85,6 +85,7 @@ class Unguarded:
     """Of a server without authentication: everybody may do everything."""
 
     signed_sends: SignedSends | None = None
+    refused = 0
 
     def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
         return None
@@ -127,8 +128,15 @@ class SignatureGuard:
         self._tables: Tables | None = None
         self._decisions: dict[tuple[str, str, frozenset[str], str], Decision] = {}
         self._allowed: WeakKeyDictionary[Connection, _Allowed] = WeakKeyDictionary()
+        self.refused = 0  # requests
 
     def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
+        refusal = self._refusal(connection, command)
+        if refusal is not None:
+            self.refused += 1
+        return refusal
+
+    def _refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
         try:
             tables = self.store.tables
         except (StartupError, OSError) as error:

@@ -52,9 +52,9 @@ class TextFrames(SendFrames):
         return b'%b"opaque":%d%b%b' % (before, OPAQUE_FIRST + number, after, self._bodies[number % _POOL])
 
 
-async def fill(broker: str, count: int) -> None:
+async def fill(broker: str, count: int, topic: str = TOPIC) -> None:
     host, _, port = broker.rpartition(":")
-    frames = TextFrames(TOPIC, SIZE)
+    frames = TextFrames(topic, SIZE)
     loop = asyncio.get_running_loop()
     transport, producer = await loop.create_connection(lambda: Producer(frames, 256, count), host, int(port))
     await producer.done
@@ -62,14 +62,15 @@ async def fill(broker: str, count: int) -> None:
 
 
 @contextmanager
-def store_url(root: Path, *, with_minio: bool) -> Iterator[str]:
+def store_url(root: Path, *, with_minio: bool) -> Iterator[tuple[str, int | None]]:
+    """With the store's process where it has one."""
     if not with_minio:
-        yield f"dir:{root / 'archive'}"
+        yield f"dir:{root / 'archive'}", None
         return
     with minio.running(root / "minio") as running:
         os.environ.update(running.environment)
         minio.create_bucket(running, "bench")
-        yield running.url("bench")
+        yield running.url("bench"), running.pid
 
 
 def offload(server: NeveServer) -> None:
@@ -157,7 +158,7 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="neve-bench-")))
-        url = stack.enter_context(store_url(root, with_minio=options.minio))
+        url, _ = stack.enter_context(store_url(root, with_minio=options.minio))
         server = stack.enter_context(NeveServer(root / "neve", store=url))
         catalog, wire = measure_offload(server, options.messages)
         measure_cold_read(server, catalog, wire, options.repeat)

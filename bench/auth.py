@@ -9,14 +9,13 @@ unsigned send's CPU a signed one takes: the median of pairs of windows, one righ
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from bench.measure import SIZE, Rate, Table, raw_command, run_window, settle
+from bench.measure import SIZE, Rate, Table, raw_command, run_window, settle, spread
 from bench.raw_load import create
 from bench.wire import Client, Signer
 from tests.servers.neve import NeveServer
@@ -74,8 +73,7 @@ def main() -> None:
                 costs[in_flight].append(rates["open"].per_cpu_second / rates["signed"].per_cpu_second)
     table.show()
     for in_flight, found in costs.items():
-        spread = f"({min(found):.2f}-{max(found):.2f})"
-        print(f"a signed send, {in_flight} in flight: {statistics.median(found):.2f} times the CPU {spread}")
+        print(f"a signed send, {in_flight} in flight: {spread(found, 2)} times the CPU")
 
 
 if __name__ == "__main__":

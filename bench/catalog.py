@@ -2,7 +2,8 @@
 
     bytes/object    resident memory that the catalog took, over its objects
     apply           CPU time for each object of a COMMIT
-    checkpoint      its bytes, and the CPU time to write it; all of it is written when 256 entries have come
+    checkpoint      bytes of its packs and of its head, and the CPU time to write them, where there was none before
+    next            the same of the next one, when one object of one topic in a hundred has come
     restore         CPU time from a checkpoint's bytes to a catalog that can be asked
     first           CPU time of the first question for an offset of a topic
 
@@ -19,13 +20,16 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import PackedState, decode_checkpoint
-from neve.archive.journal import Commit, CommittedName, RowGroup
+from neve.archive.checkpoint import PackName, decode_checkpoint
+from neve.archive.journal import Checkpoint, Commit, CommittedName, RowGroup
 from neve.archive.keys import data_key
+from neve.archive.topic_parts import topics_in
 
 QUEUES = 8
 OF_TOPIC = 100
@@ -36,12 +40,12 @@ _BEGIN = 1_767_225_600_000
 _PAGE = 4096
 
 
-def rounds(topics: int) -> Iterator[CommittedName]:
+def rounds(topics: int, hours: int = OF_TOPIC + 1) -> Iterator[CommittedName]:
     """An object of each topic each hour."""
     random = Random(1)
     offsets = [[random.randrange(1_000_000) for _ in range(QUEUES)] for _ in range(topics)]
     place = 1 << 30
-    for hour in range(OF_TOPIC):
+    for hour in range(hours):
         for number in range(topics):
             oldest = _BEGIN + hour * _HOUR + random.randrange(2000)
             newest = oldest + _HOUR - random.randrange(4000)
@@ -87,25 +91,31 @@ def measure(objects: int) -> dict[str, float]:
     topics = objects // OF_TOPIC
     catalog, batch = Catalog(), list[CommittedName]()
     gc.collect()
-    before, applying = _resident(), 0.0
-    for name in rounds(topics):
+    before, applying = resident(), 0.0
+    coming = rounds(topics)
+    for name in islice(coming, objects):
         batch.append(name)
         if len(batch) == BATCH:
             applying += _apply(catalog, batch)
             batch = []
     applying += _apply(catalog, batch)
+    more = list(islice(coming, topics))
     del batch
     gc.collect()
-    held = _resident() - before
-    began = time.process_time()
-    data = catalog.encoded("broker-a")
-    writing = time.process_time() - began
+    held = resident() - before
+    packs: dict[PackName, bytes] = {}
+    whole = _write(catalog, packs)
+    batch = [name for index, name in enumerate(more) if index % 100 == 0]
+    _apply(catalog, batch)
+    changed = _write(catalog, packs)
     del catalog
     gc.collect()
     again = Catalog()
     began = time.process_time()
-    again.restore(decode_checkpoint(data, kind=PackedState))
+    head = decode_checkpoint(changed.content)
+    again.restore(head, topics_in(head, packs.__getitem__))
     restoring = time.process_time() - began
+    assert again.object_count == objects + len(batch)
     topic = f"topic-{topics // 2:05d}"
     began = time.process_time()
     assert again.find(topic, 3, again.min_offset(topic, 3) or 0) is not None
@@ -115,11 +125,32 @@ def measure(objects: int) -> dict[str, float]:
         "topics": topics,
         "bytes/object": held / objects,
         "apply us/object": applying / objects * 1e6,
-        "checkpoint MB": len(data) / 1e6,
-        "checkpoint s": writing,
+        "checkpoint MB": whole.bytes / 1e6,
+        "head MB": len(whole.content) / 1e6,
+        "checkpoint s": whole.seconds,
+        "next KB/object": changed.bytes / len(batch) / 1e3,
+        "next s": changed.seconds,
         "restore s": restoring,
         "first us": first * 1e6,
     }
+
+
+class _Written(NamedTuple):
+    content: bytes
+    bytes: int
+    seconds: float
+
+
+def _write(catalog: Catalog, packs: dict[PackName, bytes]) -> _Written:
+    """A checkpoint, as a broker writes it."""
+    seq, mine = catalog.next_seq - 1, dict[PackName, bytes]()
+    began = time.process_time()
+    written = catalog.packed("broker-a", lambda number, data: mine.update({PackName(seq, number): data}))
+    took = time.process_time() - began
+    packs |= mine
+    catalog.stands(written)
+    catalog.apply(seq + 1, Checkpoint(key="", through_seq=seq))
+    return _Written(written.content, sum(map(len, mine.values())), took)
 
 
 def _apply(catalog: Catalog, names: list[CommittedName]) -> float:
@@ -128,7 +159,8 @@ def _apply(catalog: Catalog, names: list[CommittedName]) -> float:
     return time.process_time() - began
 
 
-def _resident() -> int:
+def resident() -> int:
+    """Bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 

@@ -10,10 +10,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from bench import jvm
 from tests.servers.apache import ApacheServer
@@ -84,6 +86,12 @@ def settle(servers: Iterable[Processes]) -> None:
         busy = {server: now[server] for server in busy if now[server] - busy[server] >= _SETTLED_SHARE * _SETTLE_S}
 
 
+def own_cpu(process: psutil.Process) -> float:
+    """Seconds, user and system, of this one process."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 def end_by_signal() -> None:
     """A SIGTERM ends this process as an interrupt does: the servers that it has begun end before it."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -139,8 +147,9 @@ class Table:
                 print(f"{'':28} {'ratio':7} {speed_ratio:>34} {economy_ratio:>34}")
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f}-{max(values):,.0f})"
+def spread(values: Sequence[float], places: int = 0) -> str:
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):,.{places}f} ({low:,.{places}f}-{high:,.{places}f})"
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> str:

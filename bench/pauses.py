@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,25 @@ def pipelined(client: Client, frames: Iterator[tuple[int, dict[str, object]]], b
     return refused
 
 
+def create_topics(
+    client: Client, topics: Sequence[str], queues: int, attributes: Mapping[str, str] | None = None
+) -> None:
+    """Many by one request."""
+    config: dict[str, object] = {
+        "readQueueNums": queues,
+        "writeQueueNums": queues,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+        "topicSysFlag": 0,
+        "order": False,
+    }
+    if attributes:
+        config["attributes"] = attributes
+    for first in range(0, len(topics), _IN_ONE):
+        listed = [{"topicName": topic, **config} for topic in topics[first : first + _IN_ONE]]
+        client.ask(_CREATE_LIST, {}, json.dumps({"topicConfigList": listed}).encode())
+
+
 class Cluster:
     """The topics and groups of one run."""
 
@@ -71,29 +90,17 @@ class Cluster:
 
     def create(self) -> None:
         with Client(self.broker, 600) as client:
-            for first in range(0, len(self.topics), _IN_ONE):
-                listed = [
-                    {
-                        "topicName": topic,
-                        "readQueueNums": self.queues,
-                        "writeQueueNums": self.queues,
-                        "perm": 6,
-                        "topicFilterType": "SINGLE_TAG",
-                        "topicSysFlag": 0,
-                        "order": False,
-                    }
-                    for topic in self.topics[first : first + _IN_ONE]
-                ]
-                client.ask(_CREATE_LIST, {}, json.dumps({"topicConfigList": listed}).encode())
+            create_topics(client, self.topics, self.queues)
 
     def places(self) -> Iterator[tuple[str, int]]:
         return ((topic, queue) for topic in self.topics for queue in range(self.queues))
 
-    def fill(self) -> None:
-        """A message in every queue, a position of every group in every queue."""
+    def fill(self, *, heartbeats: bool = True) -> None:
+        """A message in every queue, a position of every group in every queue; `heartbeats`: of the groups' clients."""
         with Client(self.broker, 600) as client:
             assert pipelined(client, ((SEND_V2, send_ext(*place, queues=self.queues)) for place in self.places())) == 0
-            self.heartbeats(client)
+            if heartbeats:
+                self.heartbeats(client)
             for group in self.groups:
                 assert pipelined(client, ((PULL, pull_ext(group, *place, 0)) for place in self.places())) == 0
                 assert pipelined(client, (self.commit(group, *place, 1) for place in self.places())) == 0

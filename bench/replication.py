@@ -13,7 +13,6 @@ disk, the slave's too. By default it takes eleven minutes.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import tempfile
 from collections import defaultdict
@@ -22,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure import SIZE, end_by_signal, raw_command, settle
+from bench.measure import SIZE, end_by_signal, raw_command, settle, spread
 from bench.raw_load import create
 from bench.wire import Client, Refused
 from tests.servers.apache import ApacheMember, ApacheServer
@@ -223,7 +222,7 @@ class Table:
             for case in self.cases:
                 found = [cost.slave_us / cost.master_us for cost in self.costs[in_flight, case]]
                 if any(found):
-                    print(f"  {case + ':':44} slave / master  CPU a message {spread(found)}")
+                    print(f"  {case + ':':44} slave / master  CPU a message {spread(found, 2)}")
 
     def _row(self, found: list[Cost]) -> str:
         def told(of: Callable[[Cost], float], places: int = 0) -> str:
@@ -242,12 +241,8 @@ class Table:
             (one.master_us + one.slave_us) / (other.master_us + other.slave_us)
             for one, other in zip(ours, theirs, strict=True)
         ]
-        print(f"  {of + ' / ' + to + ':':44} masters' CPU a message {spread(masters)}, with slaves {spread(both)}")
-
-
-def spread(values: list[float], places: int = 2) -> str:
-    low, high = min(values), max(values)
-    return f"{statistics.median(values):,.{places}f} ({low:,.{places}f}-{high:,.{places}f})"
+        title = f"{of} / {to}:"
+        print(f"  {title:44} masters' CPU a message {spread(masters, 2)}, with slaves {spread(both, 2)}")
 
 
 if __name__ == "__main__":

@@ -208,7 +208,8 @@ class Client:
         while start < end:
             answer = self.invoke(PULL, pull_ext(group, topic, queue_id, start))
             if answer.code == PULL_RETRY_IMMEDIATELY:
-                continue  # a cold read is under way
+                start = int(answer.extFields["nextBeginOffset"])  # behind a gap, or the same
+                continue
             if answer.code != SUCCESS:
                 raise Refused(f"pull of {topic}/{queue_id} at {start}: code {answer.code}, {answer.remark}")
             yield from iter_records(answer.body)

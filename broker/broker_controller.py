@@ -33,6 +33,7 @@ from broker.ha.ha_client import HaClient
 from broker.ha.plain_slave import PlainSlave, refuse_slaves
 from broker.ha.replicas_manager import TICK_S, HandOverRefused, ReplicasManager
 from broker.ha.settings import is_slave, settings_of
+from broker.importing.store_import import Report, StoreImport, refuse_unfinished_import
 from broker.intake.disk_mark import DiskMark, used_ratio
 from broker.intake.express_lane import ExpressSend
 from broker.intake.flusher import Flusher
@@ -57,7 +58,8 @@ from broker.pop.pop_consumer_service import PopConsumerService
 from broker.pop.pop_retry_topics import PopRetryTopics
 from broker.pop.revive import PopRevive
 from broker.pop.set_elsewhere import SetElsewhere
-from broker.promotion.promotion import Promotion, refused
+from broker.promotion.promotion import Api, Promotion, refuse_present, refused
+from broker.reading.backlog_turns import BacklogTurns
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin_config import AdminConfigProcessor
 from broker.requests.admin_connections import AdminConnectionsProcessor
@@ -112,7 +114,8 @@ from broker.waiting.schedule_message import ScheduleMessage, parse_levels
 from broker.waiting.timer_message import CODED_TOPICS, TimerMessages, code_of_entry
 from infra.admin_http import AdminHttp
 from infra.descriptors import budget, mappings_limit
-from infra.metrics import Metrics
+from infra.metrics import LATENCIES, Histogram, Metrics
+from infra.pace import SCRAPE_SHARE, Pace
 from infra.request_router import RequestRouter
 from infra.startup import (
     EXIT_FAILED,
@@ -214,6 +217,7 @@ class BrokerController:
         self._make_replicas()
         self._make_server()
 
+    conditions: Conditions  # made with it
     archive: AnyArchive  # settled by the start, once the log is recovered; what goes by it asks then
 
     # ---- the parts, in the order of dependence
@@ -289,6 +293,7 @@ class BrokerController:
             threads=threads,
             journal=self.journal,
             sync_log=sync_tables,
+            sync_changes=sync_log,
         )
         self.groups = SubscriptionGroupManager(
             disk,
@@ -347,6 +352,9 @@ class BrokerController:
         config = self.config
         self.tiered = TieredStore(self.store, config)
         self.hold = PullRequestHold(self.clock, config.max_held_pulls, self.faults)
+        self.backlog_turns = BacklogTurns()
+        #: Of pulls that found messages: from when their reading began to their answer.
+        self.pull_latency = Histogram(LATENCIES)
         self.polling = PopLongPolling()
         self.arriving = MessageArriving(self.hold, self.polling, self.faults)
 
@@ -393,6 +401,8 @@ class BrokerController:
             users=self._followed_users(),
             delays=self.schedule,
             pops=self.pops,
+            on_settled=self._master_settled,
+            on_lost=self._tables_lost,
         )
         self.pop_service = PopConsumerService(
             clock,
@@ -454,6 +464,7 @@ class BrokerController:
             revive_log=revives,
         )
         self._promotes = False
+        self._tables = (self.topics, self.groups, self.offsets, self.schedule, self.modes)
         self.persistence = Persistence(
             (
                 self.topics.file,
@@ -570,6 +581,7 @@ class BrokerController:
         books = ChangeOfRole(
             self.store,
             membership.reign,
+            journal=self.journal,
             metadata=self.metadata,
             synchronize=self.synchronize,
             topics=self.topics,
@@ -611,6 +623,14 @@ class BrokerController:
     def _can_not_follow(self, why: str) -> None:
         if self.replicas is not None:
             self.replicas.can_not_follow(why)
+
+    def _master_settled(self, epoch: int) -> None:
+        if self.replicas is not None:
+            self.replicas.master_settled(epoch)
+
+    def _tables_lost(self) -> None:
+        if self.replicas is not None:
+            self.replicas.tables_lost()
 
     def _make_server(self) -> None:
         config = self.config
@@ -669,6 +689,7 @@ class BrokerController:
         return Processors(
             sender=SendMessageProcessor(
                 self.intake,
+                clock,
                 groups=self.groups,
                 locks=self.locks,
                 retry_names=self.retry_names,
@@ -693,12 +714,14 @@ class BrokerController:
                 self.role,
                 tiered=self.tiered,
                 hold=self.hold,
+                turns=self.backlog_turns,
                 topics=self.topics,
                 groups=self.groups,
                 clients=self.clients,
                 offsets=self.offsets,
                 stats=self.stats,
                 guard=self.guard,
+                latency=self.pull_latency,
                 master_may_lack=None if self.plain_slave is None else self.plain_slave.master_may_lack,
             ),
             clients=ClientManageProcessor(
@@ -784,7 +807,14 @@ class BrokerController:
                 queue_stats=QueueStats(self.tiered, self.offsets),
             ),
             connections=AdminConnectionsProcessor(self.clients, self.offsets, self.address),
-            runtime=RuntimeInfoProcessor(clock, self.store, self.schedule, self.totals, self._used_ratio),
+            runtime=RuntimeInfoProcessor(
+                clock,
+                self.store,
+                self.schedule,
+                self.totals,
+                used_ratio=self._used_ratio,
+                conditions=lambda: self.conditions.now(),  # noqa: PLW0108 - made by the start
+            ),
             offsets=offsets,
             reset=ResetOffsetProcessor(
                 config.broker_name,
@@ -844,6 +874,27 @@ class BrokerController:
             Step("jobs", self._start_jobs),
         )
 
+    async def take_in(self, importing: StoreImport, api: Api) -> Report:
+        """In place of a start, with a slave's configuration: what an Apache broker left becomes what its slave has.
+
+        A start as master is its promotion. StartupError; what was begun can be gone on with. `api`: who is asked
+        whether that broker is gone, before anything is written: what one that runs takes later would be in no copy.
+        """
+        run, store = self._threads.run, self.store
+        await run(importing.look)
+        own = self.config.broker_name, "{}:{}".format(*self.address)
+        await refuse_present(api, importing.master(), own, self.config.name_servers)
+        await run(importing.begin)
+        await run(check_directory, self.config, self._disk)
+        try:
+            await run(recover_log, self.config, store, following=True)
+            await run(load_all, (*self._tables, self.metadata, self.last_poll))
+            await importing.copy(store, self.flusher)
+            await importing.take_tables(store, self.metadata, self.last_poll, self.persistence)
+            return await run(importing.finish, store)
+        finally:
+            await run(store.shutdown)
+
     async def start(self) -> None:
         """Raises StartupError with a text for the operator; nothing is left running or locked then."""
         async with contextlib.AsyncExitStack() as undo:
@@ -865,6 +916,7 @@ class BrokerController:
             await self._threads.run(self._restore.begin)
         else:
             refuse_unfinished(self.config, self._disk)
+            refuse_unfinished_import(self.config, self._disk)
         await self._threads.run(check_directory, self.config, self._disk)
 
     async def _check_promotion(self) -> None:
@@ -904,9 +956,8 @@ class BrokerController:
             self._disk.make_private(self.config.root / "commitlog")
 
     def _load_tables(self) -> None:
-        tables = (self.topics, self.groups, self.offsets, self.schedule, self.modes)
         # What waits in an Apache master's log is in RocketMQ's own form, and the master's; a set's is its master's.
-        load_all((*tables, self.metadata, *((self.last_poll,) if self.plain_slave is not None else ())))
+        load_all((*self._tables, self.metadata, *((self.last_poll,) if self.plain_slave is not None else ())))
         if self._promotes:
             self.promotion.run()
         if self.plain_slave is None and self.replicas is None:
@@ -929,6 +980,15 @@ class BrokerController:
             raise
         if self.archive.reader is not None:
             self.tiered.attach(self.archive.reader)
+        self.conditions = Conditions(
+            self.clock,
+            self.life,
+            self.archive,
+            name_servers=self.name_servers,
+            replicas=self.replicas,
+            plain_slave=self.plain_slave,
+            certificate=self.server.certificate,
+        )
 
     async def _settle_positions(self) -> None:
         """What follows from log and archive together: no position is above its queue's end; then what is popped."""
@@ -985,7 +1045,6 @@ class BrokerController:
 
     def _register_pages(self) -> None:
         metrics, archive = self.metrics, self.archive
-        conditions = Conditions(self.clock, self.life, archive, self.replicas, self.plain_slave)
         pages = AdminPages(
             self.config,
             self.life,
@@ -993,14 +1052,20 @@ class BrokerController:
             metrics=metrics,
             topic_metrics=self.topic_metrics,
             health=self.health,
-            conditions=conditions,
+            conditions=self.conditions,
+            pace=functools.partial(Pace, self.clock, self._threads, SCRAPE_SHARE),
             replicas=self.replicas,
         )
         register_pages(self._admin, pages)
         broker_metrics.register_traffic(metrics, self.totals, self.intake, self.stats)
+        broker_metrics.register_latencies(metrics, self.intake.latency, self.pull_latency)
+        broker_metrics.register_guard(metrics, self.guard)
+        broker_metrics.register_conditions(metrics, self.conditions)
         broker_metrics.register_pops(metrics, self.revive)
         broker_metrics.register_server(metrics, self.server)
-        broker_metrics.register_clients(metrics, self.clients, self.locks, self.hold, self.name_servers)
+        broker_metrics.register_clients(
+            metrics, self.clients, self.locks, self.hold, self.backlog_turns, self.name_servers
+        )
         broker_metrics.register_store(metrics, self.store, self.flusher, self.topics, self._used_ratio)
         broker_metrics.register_replication(metrics, self.group_transfer)
         broker_metrics.register_set(metrics, self.role, self.replicas)
@@ -1008,7 +1073,7 @@ class BrokerController:
         broker_metrics.register_followed(metrics, archive)
         self.tiered.register_metrics(metrics)
         broker_metrics.register_tasks(metrics, self.health, self.faults, archive)
-        broker_metrics.register_archive(metrics, archive, conditions)
+        broker_metrics.register_archive(metrics, archive, self.conditions)
 
     async def _start_tasks(self) -> None:
         every, config = self._supervisor.every, self.config
@@ -1033,6 +1098,7 @@ class BrokerController:
             if config.store_url:
                 every("look-at-master", _LOOK_AT_MASTER, self.plain_slave.look)
         every("disk-mark", _TICK, self._disk_mark.look)
+        every("conditions", _TICK, self.conditions.look)
         every("totals", _TICK, self.totals.sample)
         every("stats", _TICK, self.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)

@@ -14,24 +14,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from broker.archiving.deletion import DoomedQueues
 from broker.clients.registration import Registration
 from broker.ha.reign import Reign
 from broker.loading import load_all
+from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.pop.pop_book import PopBook
 from broker.store.message_store import MessageStore
+from broker.tables.changes import ArchiveSettled, QueuesRaised
 from broker.tables.state_file import StateFile
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.timer_message import TimerMessages
+from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)
 
 _EVENTS_AT_ONCE = 500
+# Of a record that says which queues were raised: the log takes one of this size whatever its limits are.
+_BYTES_A_RECORD = 16 << 10
+_BYTES_A_QUEUE = 40  # its number and its offset
+# It is tried four times a second; that a set lacks members for a moment is nothing to tell.
+_TRIES_TILL_WARNING = 20
 
 
 class ChangeOfRole:
@@ -42,6 +52,7 @@ class ChangeOfRole:
         store: MessageStore,
         reign: Reign,
         *,
+        journal: MetadataJournal,
         metadata: MetadataLog,
         synchronize: SlaveSynchronize,
         topics: TopicConfigManager,
@@ -51,14 +62,20 @@ class ChangeOfRole:
         doomed: DoomedQueues,
         registration: Registration,
         files: Sequence[StateFile],
-        go_on: Callable[[], None],
+        go_on: Callable[[], Mapping[str, Mapping[int, int]]],
     ) -> None:
-        """`files`: all that `retreat` reads again. `go_on`: the log does so above all that its archive names."""
+        """`files`: all that `retreat` reads again. `go_on`: the log does so above all that its archive names; returns
+        where queues go on above their last record.
+        """
         self._store, self._reign = store, reign
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
         self._doomed, self._registration, self._go_on = doomed, registration, go_on
         self._files = tuple(files)
+        self._journal = journal
+        self._unsaid: ArchiveSettled | None = None  # of this reign: the log has not taken it yet
+        self._has_unsaved = False  # where queues were raised by what the log says
+        self._tries = 0
 
     def lead(self, epoch: int) -> None:
         """All of the log is confirmed: it takes this broker's own records from now on, of this epoch.
@@ -71,7 +88,7 @@ class ChangeOfRole:
         store.lead()
         self._reign.leads = True
         try:
-            self._go_on()
+            raised = self._go_on()
             # First: where a crash tore the end of a transaction from its mark, that is appended before all else.
             load_all((self._transactions, self._timers))
             self._pops.lead()
@@ -81,9 +98,35 @@ class ChangeOfRole:
         except BaseException:
             self._close()
             raise
+        self._journal.owe(_told(raised))
+        self._has_unsaved, self._tries = bool(raised), 0
+        self._unsaid = ArchiveSettled(epoch=epoch)
+
+    def say_settled(self) -> bool:
+        """In the log, for who may lead after this one: which queues go on higher than it says, and that this is all.
+
+        False: not yet, it takes nothing now.
+        """
+        if self._unsaid is None:
+            return True
+        try:
+            self._journal.record_owed()
+            if self._has_unsaved:
+                self._store.save_queue_state()  # a cut above what was said lowers no queue
+                self._has_unsaved = False
+            self._journal.record(self._unsaid)
+        except (BrokerError, OSError) as error:
+            self._tries += 1
+            level = logging.WARNING if self._tries == _TRIES_TILL_WARNING else logging.DEBUG
+            log.log(level, "who follows is not told yet that the archive is settled: %s", error)
+            return False
+        self._unsaid = None
+        return True
 
     def follow(self) -> None:
         """From this instant on the log takes nothing of its own, and what the tables have of it is not saved."""
+        self._unsaid = None
+        self._journal.owe(())
         for file in self._files:
             file.suspend()
         self._close()
@@ -94,7 +137,8 @@ class ChangeOfRole:
             self._store.follow()
 
     def retreat(self) -> None:
-        """What the books had of it that is not confirmed is nothing. Raises as `lead`."""
+        """What the books had of it that it does not show, or not any more, is nothing. Raises as `lead`."""
+        self._synchronize.forget()  # nothing is applied to them before a master is followed again
         self._doomed.forget()
         self._timers.forget()
         self._transactions.forget()
@@ -110,8 +154,8 @@ class ChangeOfRole:
 
     @property
     def has_image(self) -> bool:
-        """Whether all tables of a master have been taken in place of what was here, in this life."""
-        return self._synchronize.images > 0
+        """Whether all tables of the master that is followed have been taken in place of what was here."""
+        return self._synchronize.has_image
 
     async def follow_pops(self) -> None:
         """As a slave, a slice at a time: a master that begins has little left to read."""
@@ -127,3 +171,19 @@ class ChangeOfRole:
     def roles_changed(self) -> None:
         """The name servers hear it."""
         self._registration.soon()
+
+
+def _told(raised: Mapping[str, Mapping[int, int]]) -> Iterator[QueuesRaised]:
+    queues: dict[str, dict[int, int]] = {}
+    size = 0
+    for topic, ends in raised.items():
+        for queue, end in ends.items():
+            more = _BYTES_A_QUEUE + (0 if topic in queues else len(msgspec.json.encode(topic)))
+            if size + more > _BYTES_A_RECORD and queues:
+                yield QueuesRaised(queues=queues)
+                queues, size = {}, 0
+                more = _BYTES_A_QUEUE + len(msgspec.json.encode(topic))
+            size += more
+            queues.setdefault(topic, {})[queue] = end
+    if queues:
+        yield QueuesRaised(queues=queues)

@@ -1,12 +1,15 @@
 """`neve broker` and `neve up`."""
 
 import asyncio
+import dataclasses
 import json
+import logging
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from broker.config import BrokerConfig
 from infra.config import ConfigError, Loaded, read
@@ -17,17 +20,39 @@ RestoreFrom = click.option(
     metavar="URL",
     help="Fill an empty data directory from this broker's archive: topics, groups, offsets; then go on in it.",
 )
-DryRun = click.option("--dry-run", is_flag=True, help="With --restore-from: say what would come back and what is lost.")
+ImportFrom = click.option(
+    "--import-from",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Fill an empty data directory from that of an Apache RocketMQ broker that is stopped, and take its place.",
+)
+DryRun = click.option(
+    "--dry-run", is_flag=True, help="With --restore-from or --import-from: say what would come, and what is lost."
+)
 
 
 @click.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="Configuration file (broker.conf).")
 @settings_option
 @RestoreFrom
+@ImportFrom
 @DryRun
-def broker(path: Path | None, settings: tuple[str, ...], restore_from: str | None, dry_run: bool) -> None:
+def broker(
+    path: Path | None, settings: tuple[str, ...], restore_from: str | None, import_from: Path | None, dry_run: bool
+) -> None:
     """Run a broker."""
-    run_and_exit(lambda: _begin(read(BrokerConfig, path, settings), None, restore_from, dry_run))
+    source = None if import_from is None else import_from.absolute()
+    if source is None:
+        run_and_exit(lambda: _begin(read(BrokerConfig, path, settings), None, restore_from, dry_run))
+        return
+
+    def start() -> Awaitable[int]:
+        if restore_from is not None:
+            raise ConfigError("--import-from goes without --restore-from")
+        loaded = read(BrokerConfig, path, settings)
+        return _dry_import(loaded, source) if dry_run else _import_and_run(loaded, source)
+
+    run_and_exit(start)
 
 
 @click.command()
@@ -109,6 +134,40 @@ async def _dry_run(config: BrokerConfig) -> int:
     report = await asyncio.to_thread(restore.dry_run, config, RealDisk(), SystemClock())
     click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     return 0
+
+
+async def _dry_import(loaded: Loaded[BrokerConfig], source: Path) -> int:
+    from broker.importing.store_import import StoreImport
+    from infra import log as logs
+    from infra.disk import RealDisk
+
+    logs.configure(loaded.config.log_level)
+    report = await asyncio.to_thread(StoreImport(loaded.config, RealDisk(), source).look)
+    click.echo(json.dumps(msgspec.to_builtins(report), indent=2, ensure_ascii=False))
+    return 0
+
+
+async def _import_and_run(loaded: Loaded[BrokerConfig], source: Path) -> int:
+    """The import as its slave, then a start as any other, which is the promotion."""
+    from broker.broker_controller import BrokerController
+    from broker.clients.master_api import MasterApi
+    from broker.importing.store_import import StoreImport
+    from broker.machine import Machine
+    from infra import log as logs
+    from infra.clock import SystemClock
+    from infra.disk import RealDisk
+
+    config, disk = loaded.config, RealDisk()
+    logs.configure(config.log_level, loaded.warnings)
+    if config.replication != "none" or config.broker_role != "ASYNC_MASTER":
+        raise ConfigError("--import-from makes a master that stands alone: brokerRole=ASYNC_MASTER, replication=none")
+    if not config.name_servers:
+        raise ConfigError("--import-from without namesrvAddr: the name servers say that the broker is gone")
+    follower = dataclasses.replace(config, broker_role="SLAVE", broker_id=1)
+    importer = BrokerController(follower, Machine(clock=SystemClock(), disk=disk))
+    report = await importer.take_in(StoreImport(follower, disk, source), MasterApi(follower))
+    logging.getLogger(__name__).info("imported: %s", report)
+    return await _run(loaded, None, restoring=False)
 
 
 async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, *, restoring: bool) -> int:

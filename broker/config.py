@@ -12,6 +12,8 @@ from access.config import SecurityConfig
 from infra import rocketmq_keys
 from infra.config import DAY, GIB, HOUR, KIB, MIB, MINUTE, SECOND, ConfigError, key, load, time_ms
 
+GRACE_MAX_MS = 365 * DAY  # that an expired object is kept
+
 
 @dataclass
 class BrokerConfig(SecurityConfig):
@@ -66,6 +68,7 @@ class BrokerConfig(SecurityConfig):
     in_sync_replicas: int = key(1, low=1, high=64)
     all_ack_in_sync_state_set: bool = key(False)
     apache_members: bool = key(False)
+    broker_set_exists: bool = key(False)
     slave_timeout: int = key(3 * SECOND, low=100, high=60 * SECOND, unit="time")
     ha_max_time_slave_not_catchup: int = key(3 * SECOND, low=500, high=10 * MINUTE, unit="time")
     ha_transfer_batch_size: int = key(32 * KIB, low=KIB, high=MIB, unit="size")
@@ -96,16 +99,23 @@ class BrokerConfig(SecurityConfig):
     archive_compaction_enable: bool = key(False, live=True)
     archive_compaction_bytes_per_second: int = key(16 * MIB, low=0, high=1024 * GIB, unit="size", live=True)
     archive_compaction_period: int = key(10 * MINUTE, low=SECOND, high=DAY, unit="time")
+    archive_delta_topics: str = key("")
+    archive_delta_period: int = key(MINUTE, low=SECOND, high=DAY, unit="time")
+    archive_uploads: int = key(32, low=1, high=256)
+    archive_upload_bytes: int = key(256 * MIB, low=MIB, high=64 * GIB, unit="size")
+    archive_worker_priority: str = key("idle", choices=("idle", "low", "normal"), live=True)
     archive_period: int = key(10 * SECOND, low=SECOND, high=DAY, unit="time")
     tiered_storage_level: str = key("NOT_IN_DISK", choices=("DISABLE", "NOT_IN_DISK", "NOT_IN_MEM", "FORCE"), live=True)
     state_period: int = key(10 * SECOND, low=100, high=DAY, unit="time")
     journal_checkpoint_entries: int = key(256, low=2, high=1_000_000)
+    archive_journal_retention: int = key(7 * DAY, low=HOUR, high=3650 * DAY, unit="time", live=True)
     cold_cache_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size")
     cold_cache_disk_bytes: int = key(GIB, low=0, high=1 << 50, unit="size")
     # Below the 30 s that a stock push consumer waits for its pull: it hears why, and comes back.
     cold_read_timeout: int = key(20 * SECOND, low=10, high=HOUR, unit="time", live=True)
     cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")
-    expire_grace: int = key(DAY, low=0, high=365 * DAY, unit="time")
+    cold_read_priority: str = key("low", choices=("idle", "low", "normal"))
+    expire_grace: int = key(DAY, low=0, high=GRACE_MAX_MS, unit="time")
     default_ttl_hours: int = key(-1, low=-1, high=1_000_000_000)
 
     admin_port: int = key(10913, low=-1, high=65535)
@@ -140,6 +150,15 @@ class BrokerConfig(SecurityConfig):
                 found.append((topic, time_ms(age, SECOND, 30 * DAY)))
             except ValueError as error:
                 raise ConfigError(f"archiveMaxAgeByTopic: {part!r}: {error}, as 10m or 1d") from error
+        return found
+
+    @property
+    def delta_topics(self) -> tuple[str, ...]:
+        """Topics, or their beginnings and `*`, out of `archiveDeltaTopics`: `a;b*`. Raises ConfigError."""
+        found = tuple(filter(None, (part.strip() for part in self.archive_delta_topics.split(";"))))
+        for said in found:
+            if "*" in said[:-1]:
+                raise ConfigError(f"archiveDeltaTopics: {said!r} is no TOPIC or BEGINNING*")
         return found
 
     @property

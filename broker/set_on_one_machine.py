@@ -131,7 +131,8 @@ async def run(replicas: int, places: Places, store: str | None, settings: Sequen
         name_server = await start_name_server(config, settings_path, places.namesrv_port, of_a_set=True)
         controller = await start_controller(config, places.data / "controller", places.controller_port)
         shared = _shared(config, _base(places, store), settings)
-        members += (_Member(number, places, shared) for number in range(1, replicas + 1))
+        ports = _ports_of(places, replicas)
+        members += (_Member(number, places, shared, ports[number - 1]) for number in range(1, replicas + 1))
         await asyncio.gather(*(member.start() for member in members))
         registered = partial(name_server.routes.member_group, config.broker_cluster_name, config.broker_name)
         master = await _in_sync(config, replicas, registered)
@@ -168,14 +169,24 @@ def _shared(config: BrokerConfig, base: Sequence[str], settings: Sequence[str]) 
     ]
 
 
+def _ports_of(places: Places, replicas: int) -> list[tuple[int, int, int]]:
+    """Of each member for clients, its slaves and its admin page. Free ones may come twice."""
+    if places.port:
+        firsts = [places.port + PORTS_BETWEEN * number for number in range(replicas)]
+        return [(first, first + 1, first + 2) for first in firsts]
+    free: dict[int, None] = {}
+    while len(free) < 3 * replicas:
+        free[free_port(HERE)] = None
+    ports = list(free)
+    return list(zip(ports[::3], ports[1::3], ports[2::3], strict=True))
+
+
 class _Member:
     """One broker's process."""
 
-    def __init__(self, number: int, places: Places, shared: Sequence[str]) -> None:
+    def __init__(self, number: int, places: Places, shared: Sequence[str], ports: tuple[int, int, int]) -> None:
         self.number = number
         self._directory, self._shared = places.data / str(number), shared
-        first = places.port + PORTS_BETWEEN * (number - 1)
-        ports = (first, first + 1, first + 2) if places.port else (free_port(HERE), free_port(HERE), free_port(HERE))
         self._port, self._ha_port, self._admin_port = ports  # kept over its starts
         self._process: asyncio.subprocess.Process | None = None
 

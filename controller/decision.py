@@ -579,6 +579,8 @@ def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> De
     if not _knows(case.reports[asker], frozen) and not _may_be_forced(stored, case):
         knowing = sorted(broker_id for broker_id, report in case.reports.items() if _knows(report, frozen))
         behind = f"; broker {asker} is behind, ask for one of {knowing}"
+        if not knowing:
+            behind = f"; neither broker {asker} nor any other has said yet that it knows them: the next heartbeat tells"
         return case.refuse_frozen(Code.CONTROLLER_ELECT_MASTER_FAILED, frozen, behind)
     above = replace(
         stored,

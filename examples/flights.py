@@ -280,9 +280,10 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 @contextmanager
-def running(root: Path, store: str) -> Iterator[Servers]:
+def running(root: Path, store: str, *settings: str) -> Iterator[Servers]:
     """`neve up` as a user starts it, on free ports, ended by SIGTERM."""
-    ports = ["--namesrv-port", "0", "--port", "0", "--set", "adminPort=0"]
+    ports = ["--namesrv-port", "0", "--port", "0"]
+    ports += [word for setting in ("adminPort=0", *settings) for word in ("--set", setting)]
     command = [*NEVE, "up", "--data", str(root / "data"), "--store", store, *ports]
     log_path = root / "server.log"
     with log_path.open("wb") as log:

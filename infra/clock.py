@@ -13,6 +13,10 @@ class Clock(Protocol):
 
     def monotonic(self) -> float: ...
 
+    def thread_seconds(self) -> float:
+        """What the calling thread has used of a processor."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
@@ -25,6 +29,9 @@ class SystemClock:
     def monotonic(self) -> float:
         return time.monotonic()
 
+    def thread_seconds(self) -> float:
+        return time.thread_time()
+
 
 class ManualClock:
     """A clock that moves only when a test says so."""
@@ -32,12 +39,16 @@ class ManualClock:
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._monotonic = 0.0
+        self.worked_s = 0.0  # by whichever thread asks
 
     def now_ms(self) -> int:
         return self._now_ms
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def thread_seconds(self) -> float:
+        return self.worked_s
 
     def advance(self, milliseconds: int) -> None:
         """Move both times forward."""

@@ -46,7 +46,7 @@ class Room(NamedTuple):
 class FileWriter(Protocol):
     """Writes at positions of one file, beside its maps: the page cache is the same. Closes with its last reference."""
 
-    def write(self, data: bytes, position: int) -> None:
+    def write(self, data: bytes | memoryview, position: int) -> None:
         """All of it, or OSError."""
 
     def sync(self) -> None:
@@ -61,7 +61,7 @@ class DescriptorWriter:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def write(self, data: bytes, position: int) -> None:
+    def write(self, data: bytes | memoryview, position: int) -> None:
         written = os.pwrite(self._descriptor, data, position)
         while written < len(data):
             more = os.pwrite(self._descriptor, memoryview(data)[written:], position + written)

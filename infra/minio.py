@@ -32,7 +32,8 @@ def _environment(launch: Launch) -> dict[str, str]:
     }
 
 
-PROGRAM = Program("minio", _arguments, _environment, "/minio/health/ready", HTTPStatus.OK)
+# Its page of readiness answers 200 before it knows its buckets; who names no key is refused only from then on.
+PROGRAM = Program("minio", _arguments, _environment, "/", HTTPStatus.FORBIDDEN)
 
 
 @contextmanager

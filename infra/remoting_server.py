@@ -17,7 +17,7 @@ from infra.admission import Admission
 from infra.remoting_answers import error_answer, not_supported, too_much_in_work
 from infra.remoting_limits import RemotingLimits
 from infra.startup import addresses
-from infra.tls import ServerTls, SniffingServer
+from infra.tls import Certificate, ServerTls, SniffingServer
 from infra.tls import listen as tls_listen
 from infra.unfinished_frames import BodiesInWork, UnfinishedFrames
 from neve.errors import BrokerError, ProtocolError, UnknownOutcome
@@ -339,26 +339,33 @@ class Connection:
             return
         if isinstance(answer, RemotingCommand):
             self._answer(command, answer)
-        elif self._in_work is not None and not self._in_work.take(command):
+        else:
+            self._take_in_work(command, answer)
+
+    def _take_in_work(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
+        if self._in_work is not None and not self._in_work.take(command):
             if isinstance(answer, Coroutine):
                 answer.close()  # it has not begun
             self._answer(command, too_much_in_work(command))
-        else:
-            task = self._loop.create_task(self._finish(command, answer))
-            self._tasks.add(task)
-            if self._in_work is not None:
-                task.add_done_callback(partial(self._in_work.done, len(command.body)))
-            if command.code in self._reads:
-                self._reading.add(task)
-            task.add_done_callback(self._task_done)
-            if len(self._tasks) >= self._limits.max_in_flight and not self._gate_in_flight:
-                self._gate_in_flight = True
-                self._pause()
+            return
+        task = self._loop.create_task(self._finish(command, answer))
+        self._tasks.add(task)
+        if self._in_work is not None:
+            task.add_done_callback(partial(self._in_work.done, len(command.body)))
+        if command.code in self._reads:
+            self._reading.add(task)
+        task.add_done_callback(self._task_done)
+        if len(self._tasks) >= self._limits.max_in_flight and not self._gate_in_flight:
+            self._gate_in_flight = True
+            self._pause()
 
-    def resume(self, command: RemotingCommand, work: Callable[[], Answer | Awaitable[Answer]]) -> None:
+    def resume(
+        self, command: RemotingCommand, work: Callable[[], Answer | Awaitable[Answer]], *, in_work: bool = False
+    ) -> None:
         """Go on with a request that waited: whatever comes of it, a failure too, is its answer.
 
-        It does not count among those in work, there may be thousands; it ends with the connection.
+        It does not count among those in work, there may be thousands; it ends with the connection. With `in_work` it is
+        as one that comes now: for who waited for a moment, and any number may.
         """
         try:
             answer = work()
@@ -366,7 +373,11 @@ class Connection:
             answer = error_answer(command, error)
         if isinstance(answer, RemotingCommand):
             self._answer(command, answer)
-        elif answer is not None:
+        elif answer is None:
+            return
+        elif in_work:
+            self._take_in_work(command, answer)
+        else:
             task = self._loop.create_task(self._finish(command, answer))
             self._resumed.add(task)
             task.add_done_callback(self._resumed.discard)
@@ -470,6 +481,11 @@ class RemotingServer:
     def port(self) -> int:
         """The port that is listened on."""
         return int(self._servers[0].sockets[0].getsockname()[1]) if self._servers else self._port
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """By which clients know it; None: it speaks plain text alone."""
+        return None if self._tls is None else self._tls.certificate
 
     async def start(self) -> None:
         """Listen."""

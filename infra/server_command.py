@@ -20,9 +20,9 @@ from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, check_installa
 log = logging.getLogger("neve")
 
 # How long a thread in Python may keep the loop waiting, each time that the loop comes back from the kernel: tables are
-# encoded and counted beside it. Python's own 5 ms add up to dozens with a few events; plain sends cost
-# the same CPU time with either.
-_SWITCH_S = 0.0005
+# encoded and counted beside it, and a send comes back three times and more. Python's own 5 ms add up to dozens, half a
+# millisecond to two; plain sends cost the same CPU time with any.
+_SWITCH_S = 0.0001
 
 settings_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A key of the configuration file; may be repeated."

@@ -6,14 +6,22 @@ One seam for all of it, so that a simulation can let threads take turns, or do i
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, Protocol, TypeVar
 
 from infra.locks import Event, Lock
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Run(Protocol):
+    """On the loop: what `work` returns or raises, in a thread."""
+
+    async def __call__(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T: ...
 
 
 class Thread(Protocol):
@@ -37,6 +45,9 @@ class Threads(Protocol):
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         """On the loop: what `work` returns or raises, in a thread."""
 
+    def in_line(self, name: str) -> Run:
+        """For work that may hang, one after the other: what hangs keeps none of the threads that others wait for."""
+
 
 class SystemThreads:
     """The machine's."""
@@ -56,6 +67,22 @@ class SystemThreads:
 
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await asyncio.to_thread(work, *arguments, **keywords)
+
+    def in_line(self, name: str) -> Run:
+        return _Line(name)
+
+
+class _Line:
+    """One thread, which begins with the first work."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, name)
+
+    async def __call__(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        call = functools.partial(work, *arguments, **keywords)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
 
 SYSTEM_THREADS = SystemThreads()

@@ -31,29 +31,34 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
         self._stamp = self._read_stamp()
-        self._context = self._load()
+        self._context, self._text = self._load()
+        self._told = ""  # why files that have changed are not taken
 
     @property
     def context(self) -> ssl.SSLContext:
+        """What connections are served with; another one where the files have changed."""
         try:
             stamp = self._read_stamp()
             if stamp != self._stamp:
-                self._context = self._load()
+                self._context, self._text = self._load()
                 self._stamp = stamp
                 log.info("certificate %s loaded again", self._files[0])
+            self._told = ""
         except OSError as error:  # half-written pairs included: ssl.SSLError is an OSError
-            log.warning("keeping the old certificate: %s: %s", self._files[0], error)
+            if str(error) != self._told:  # it is asked for all the time
+                log.warning("keeping the old certificate: %s: %s", self._files[0], error)
+            self._told = str(error)
         return self._context
 
     def ends_s(self) -> float:
-        """When the certificate ends, in seconds since 1970. Raises ssl.SSLError if a peer would not take it now.
+        """When that which is served ends, in seconds since 1970. Raises ssl.SSLError if a peer would not take it now.
 
         The ssl module shows only a certificate that a handshake has verified: one with itself, in memory.
         """
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
         trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the chain's root need not be in the file
-        trusting.load_verify_locations(self._files[0])
+        trusting.load_verify_locations(cadata=self._text)  # not the file: what is there now may not be served
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         server = self._context.wrap_bio(to_server, to_client, server_side=True)
         client = trusting.wrap_bio(to_client, to_server)
@@ -68,13 +73,13 @@ class Certificate:
         found = [path.stat() for path in self._files]
         return tuple((item.st_mtime_ns, item.st_size, item.st_ino) for item in found)
 
-    def _load(self) -> ssl.SSLContext:
+    def _load(self) -> tuple[ssl.SSLContext, str]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
         # An encrypted key must be an error, not a question on the terminal.
         context.load_cert_chain(self._files[0], self._files[1], password="")
-        return context
+        return context, self._files[0].read_text("ascii", "ignore")
 
 
 class ServerTls:

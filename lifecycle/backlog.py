@@ -8,14 +8,16 @@ round with two names the first may be closed without an object and the second be
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Pending
 from neve.archive.catalog import Catalog
-from tiered.write.offload_plan import TopicRange
+from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 
 
 class _Count(msgspec.Struct, gc=False):
@@ -23,6 +25,27 @@ class _Count(msgspec.Struct, gc=False):
     bytes: int = 0
     oldest_ms: int = -1
     empty: bool = True
+
+
+class _Stretch(NamedTuple):
+    """What no round has settled, within a segment."""
+
+    base: int  # of the segment
+    start: int
+    stop: int
+    last: int  # where the topic's last record in the segment is
+
+
+class Look(NamedTuple):
+    """What a look at a topic found: the range of its next round, within the segment of its first unarchived record,
+    and all that is pending."""
+
+    target: TopicRange
+    pending: Pending
+
+
+# Topics that are looked at in one go; a scrape waits for no more.
+_AT_ONCE = 64
 
 
 class Backlog:
@@ -46,34 +69,49 @@ class Backlog:
                     del counts[place]
 
     def of(
-        self, topic: str, segments: Sequence[Segment], end: int, gone_below: int = 0
-    ) -> tuple[TopicRange, Pending] | None:
-        """The range of its next round, within the segment of its first unarchived record, and all that is pending.
+        self, topics: Iterable[tuple[str, int]], segments: Sequence[Segment], end: int
+    ) -> Iterator[tuple[str, Look | TopicUnreadable | None]]:
+        """Of each topic, in turn; None: nothing is pending.
 
+        `topics`: each with where it came again: older counts are of another.
         Below `end` all entries are visible: what is counted as empty here is not looked at again.
-        `segments` are in log order; `gone_below` is where the topic came again: older counts are of another.
-        Raises TopicUnreadable.
+        `segments` are in log order, and not older than `end`.
         """
-        with self._lock:
+        left = iter(topics)
+        while some := list(islice(left, _AT_ONCE)):
+            with self._lock:
+                found = self._looked_at(some, segments, end)
+            yield from found
+
+    def _looked_at(
+        self, topics: Sequence[tuple[str, int]], segments: Sequence[Segment], end: int
+    ) -> list[tuple[str, Look | TopicUnreadable | None]]:
+        counts: dict[str, dict[_Stretch, _Count]] = {}
+        new: list[tuple[TopicRange, _Count]] = []
+        for topic, gone_below in topics:
             if self._born.get(topic, 0) != gone_below:
                 self._counts.pop(topic, None)
             self._born[topic] = gone_below
-            target: TopicRange | None = None
-            total, oldest = 0, -1
-            before, counts = self._counts.get(topic, {}), dict[tuple[int, int], _Count]()
-            for base, start, stop in self._stretches(topic, segments, end):
-                count = self._counted(topic, before.get((base, start)), start, stop)
-                counts[base, start] = count
-                if count.empty:
-                    continue
-                total += count.bytes
-                if target is None:
-                    target, oldest = TopicRange(topic, start, stop), count.oldest_ms
-            self._counts[topic] = counts
-            return (target, Pending(total, oldest)) if target is not None else None
+            before = self._counts.get(topic, {})
+            counts[topic] = {}
+            for stretch in self._stretches(topic, segments, end):
+                count = counts[topic][stretch] = _counted_before(before.get((stretch.base, stretch.start)), stretch)
+                if count.stop <= stretch.last:  # else there is none between the two
+                    new.append((TopicRange(topic, count.stop, stretch.stop), count))
+        unreadable = self._add(new)
+        found: list[tuple[str, Look | TopicUnreadable | None]] = []
+        for topic, _ in topics:
+            if topic in unreadable:
+                found.append((topic, unreadable[topic]))
+                continue
+            for stretch, count in counts[topic].items():
+                count.stop = stretch.stop
+            self._counts[topic] = {(one.base, one.start): count for one, count in counts[topic].items()}
+            found.append((topic, _look(topic, counts[topic])))
+        return found
 
-    def _stretches(self, topic: str, segments: Sequence[Segment], end: int) -> Iterator[tuple[int, int, int]]:
-        """Base of the segment, and [begin, end) of what no round has settled, as far as the topic has records."""
+    def _stretches(self, topic: str, segments: Sequence[Segment], end: int) -> Iterator[_Stretch]:
+        """As far as the topic has records."""
         through = self._catalog.through(topic) or 0
         for segment in segments:
             last, at = segment.topics.get(topic, (-1, -1))[0], max(segment.base, through)
@@ -82,21 +120,36 @@ class Backlog:
                 stop = min(segment.end, end if covered is None else min(end, covered))
                 if start >= stop or last < start:
                     break
-                yield segment.base, start, stop
+                yield _Stretch(segment.base, start, stop, last)
                 at = stop
 
-    def _counted(self, topic: str, count: _Count | None, start: int, stop: int) -> _Count:
-        if count is None or count.stop > stop:
-            count = _Count(start)
-        if count.stop < stop:
-            self._add(topic, count, stop)
-        return count
+    def _add(self, new: Sequence[tuple[TopicRange, _Count]]) -> Mapping[str, TopicUnreadable]:
+        """To the counts what has come since. Why some topics can't be read: what they had then holds, none is lost."""
+        unreadable: dict[str, TopicUnreadable] = {}
+        looked_up = self._hot.entries_of([wanted for wanted, _ in new], timed=True)
+        for (wanted, count), found in zip(new, looked_up, strict=True):
+            if isinstance(found, TopicUnreadable):
+                unreadable[wanted.topic] = found
+            elif wanted.topic not in unreadable:
+                _count_more(count, found, wanted.end)
+        return unreadable
 
-    def _add(self, topic: str, count: _Count, stop: int) -> None:
-        runs = {q: run for q, run in self._hot.entries(topic, count.stop, stop).items() if len(run.physical)}
-        if runs and count.empty:
-            queue, run = min(runs.items(), key=lambda item: int(item[1].physical[0]))
-            count.oldest_ms = self._hot.store_time(topic, queue, run.first_offset)
-            count.empty = False
-        count.bytes += sum(int(run.sizes.sum()) for run in runs.values())
-        count.stop = stop
+
+def _counted_before(count: _Count | None, stretch: _Stretch) -> _Count:
+    return _Count(stretch.start) if count is None or count.stop > stretch.stop else count
+
+
+def _count_more(count: _Count, found: Found, stop: int) -> None:
+    if found.runs and count.empty:
+        count.oldest_ms, count.empty = found.oldest_ms, False
+    count.bytes += sum(int(run.sizes.sum()) for run in found.runs.values())
+    count.stop = stop
+
+
+def _look(topic: str, counts: Mapping[_Stretch, _Count]) -> Look | None:
+    filled = [(stretch, count) for stretch, count in counts.items() if not count.empty]
+    if not filled:
+        return None
+    first, oldest = filled[0]
+    target = TopicRange(topic, first.start, first.stop)
+    return Look(target, Pending(sum(count.bytes for _, count in filled), oldest.oldest_ms))

@@ -16,10 +16,12 @@ from lifecycle.compaction import DAY_MS, SIZES, Sizes, When, plan_topic
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
+from neve.archive.journal import COMPACT, AnyEntry, CommittedName, Replace
 from neve.archive.ttl import HOUR_MS
 from tiered.journal.writer import JournalWriter
 from tiered.write.merge import Merge
-from tiered.write.replacement import Merger, Progress, Replacement
+from tiered.write.progress import Progress, tell
+from tiered.write.replacement import Fate, Merger, Replacement
 from tiered.write.set_aside import SetAside
 from tiered.write.upload_rate import UploadRate
 
@@ -51,7 +53,7 @@ class Compact:
         self._worker, self._turns, self._sizes = worker, turns, sizes
         self._lock = threads.lock()
         self._pace = UploadRate(clock, wait)
-        self._replacement = Replacement(journal, worker, self._delete_after_ms, turns, cluster=cluster)
+        self._replacement = Replacement(journal, worker, COMPACT, turns, cluster=cluster)
         self._failed: dict[tuple[str, ...], int] = {}  # inputs -> when it failed, for RETRY_MS
         self._seen: dict[str, tuple[int | None, ...]] = {}  # topic -> as it was when all that was due of it was done
         self.set_aside = SetAside("compacted")
@@ -70,10 +72,10 @@ class Compact:
                 self._journal.follow()
             for merge in self._merges(topic, at_once=True):
                 planned += 1
-                _tell(progress, event="planned", **_described(merge))
+                tell(progress, event="planned", **_described(merge))
         else:
             made = self._run(topic, at_once=True, progress=progress)
-        _tell(progress, event="done", planned=planned, made=made, failed=self.failed - failed)
+        tell(progress, event="done", planned=planned, made=made, failed=self.failed - failed)
         return planned + made
 
     def stop(self) -> None:
@@ -134,13 +136,13 @@ class Compact:
                 self._seen[one] = seen
 
     def _compact(self, merge: Merge, progress: Progress | None) -> int:
-        outcome = self._replacement.run(merge)
+        outcome = self._replacement.run(merge, self._swap)
         if outcome.made is None:
-            if not outcome.overtaken:
+            if outcome.fate is Fate.FAILED:
                 self.failed += 1
                 self._failed[_keys(merge)] = self._clock.now_ms()
                 self.set_aside.note(merge.topic, RuntimeError(outcome.reason))
-            _tell(progress, event="failed", reason=outcome.reason, **_described(merge))
+            tell(progress, event="failed", reason=outcome.reason, **_described(merge))
             return 0
         self._failed.pop(_keys(merge), None)
         self.set_aside.clear(merge.topic)
@@ -155,11 +157,12 @@ class Compact:
             merge.size,
             outcome.made.size,
         )
-        _tell(progress, event="compacted", key=outcome.made.key, to_bytes=outcome.made.size, **_described(merge))
+        tell(progress, event="compacted", key=outcome.made.key, to_bytes=outcome.made.size, **_described(merge))
         return 1
 
-    def _delete_after_ms(self) -> int:
-        return self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms
+    def _swap(self, merge: Merge, made: list[CommittedName]) -> AnyEntry:
+        after = self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms
+        return Replace(old=[one.key for one in merge.inputs], new=made, delete_after_ms=after)
 
 
 def _keys(merge: Merge) -> tuple[str, ...]:
@@ -169,8 +172,3 @@ def _keys(merge: Merge) -> tuple[str, ...]:
 def _described(merge: Merge) -> dict[str, Any]:
     rows = sum(name.rows for name in merge.inputs)
     return {"topic": merge.topic, "day": merge.day, "objects": len(merge.inputs), "rows": rows, "bytes": merge.size}
-
-
-def _tell(progress: Progress | None, **event: Any) -> None:
-    if progress is not None:
-        progress(event)

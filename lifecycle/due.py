@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from infra.clock import Clock
-from lifecycle.backlog import Backlog
+from lifecycle.backlog import Backlog, Look
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Pending, Policy, due_topics, waited_as_by_default, wanted_segments
 from neve.archive.catalog import Catalog
 from tiered.write.offload_plan import TopicRange, TopicUnreadable, begun_again
 from tiered.write.set_aside import SetAside
+
+_BREATH = 32  # topics between two
 
 
 class Due:
@@ -49,13 +50,10 @@ class Due:
         existing = set(topics)
         self._set_aside.keep(existing)
         self._backlog.keep(existing, segments)
-        for topic in self._not_open(topics):
-            try:
-                found = self._of(topic, segments, end)
-            except TopicUnreadable as error:
-                self._set_aside.note(topic, error)
-                continue
-            if found is not None:
+        for topic, found in self._of(self._not_open(topics), segments, end):
+            if isinstance(found, TopicUnreadable):
+                self._set_aside.note(topic, found)
+            elif found is not None:
                 ranges[topic], pending[topic] = found
             else:
                 self._set_aside.clear(topic)
@@ -67,19 +65,23 @@ class Due:
         due = due_topics(pending, wanted, settled_through(self._catalog), policy, now)
         return [ranges[topic] for topic in due]
 
-    def pending(self) -> dict[str, Pending]:
-        """What each topic has still to archive, as it stands now; topics without are not there."""
+    def pending(self, breathe: Callable[[], None] = lambda: None) -> dict[str, Pending]:
+        """What each topic has still to archive, as it stands now; topics without are not there.
+
+        `breathe`: called again and again on the way.
+        """
         _, end = self._hot.confirmed_range()  # no further: a count is kept, and what appears in it later never counted
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         archived = self._policy().archived
         topics = [topic for topic in self._hot.topics() if archived(topic)]
-        found: dict[str, Pending] = {}
-        for topic in topics:
-            with contextlib.suppress(TopicUnreadable):  # the next round sets it aside and says why
-                pending = self._of(topic, segments, end)
-                if pending is not None:
-                    found[topic] = pending[1]
-        return found
+        looks = self._of(topics, segments, end)  # what can't be read the next round sets aside, and says why
+        pending: dict[str, Pending] = {}
+        for number, (topic, found) in enumerate(looks):
+            if isinstance(found, Look):
+                pending[topic] = found.pending
+            if number % _BREATH == 0:
+                breathe()
+        return pending
 
     def _not_open(self, topics: Iterable[str]) -> list[str]:
         """Archived topics of which no earlier round has left anything open."""
@@ -87,12 +89,18 @@ class Due:
         archived = self._policy().archived
         return [topic for topic in topics if topic not in open_topics and archived(topic)]
 
-    def _of(self, topic: str, segments: Sequence[Segment], end: int) -> tuple[TopicRange, Pending] | None:
-        gone_below = self._policy().gone_below(topic)
-        found = self._backlog.of(topic, segments, end, gone_below)
-        if found is not None and gone_below and self._is_copy:
-            self._refuse_begun_again(topic)
-        return found
+    def _of(
+        self, topics: Sequence[str], segments: Sequence[Segment], end: int
+    ) -> Iterator[tuple[str, Look | TopicUnreadable | None]]:
+        gone_below = self._policy().gone_below
+        for topic, found in self._backlog.of(((topic, gone_below(topic)) for topic in topics), segments, end):
+            if isinstance(found, Look) and self._is_copy and gone_below(topic):
+                try:
+                    self._refuse_begun_again(topic)
+                except TopicUnreadable as error:
+                    yield topic, error
+                    continue
+            yield topic, found
 
     def _refuse_begun_again(self, topic: str) -> None:
         """Of a topic that was deleted and has come again: what it had may have expired since (`plan_topic` sees what

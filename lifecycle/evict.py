@@ -17,7 +17,7 @@ from lifecycle.retention import Moment, Policy, may_evict, moment_of
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
 from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
-from tiered.write.offload import Progress
+from tiered.write.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,8 @@ class Evict:
             if not self._may_go(oldest, policy, moment._replace(crowded=moment.crowded or everything)):
                 break
             failpoint.hit("offload.before_evict")
-            self._hot.evict(oldest.base)
+            if not self._hot.evict(oldest.base):
+                continue
             failpoint.hit("offload.after_evict")
             evicted.append(oldest.base)
             self.evicted += 1

@@ -6,9 +6,13 @@ EXPIRE comes first, deletion later, DELETED last; a crash in between leaves what
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 from infra import failpoint
+from infra.pace import Pace
 from lifecycle.evict import EVERYTHING
 from lifecycle.hot_expiry import HotExpiry
 from lifecycle.hot_store import HotStore
@@ -17,13 +21,28 @@ from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from neve.archive.expiry import expire_topic, plan_dropped
-from neve.archive.journal import Deleted, Expire, Topic
+from neve.archive.journal import CommittedName, Deleted, Expire, Topic
 from tiered.journal.writer import JournalWriter
+from tiered.worker.failed import WorkerFailed
 
 log = logging.getLogger(__name__)
 
-DELETE_BATCH = 500
+# Names that go in one turn, and in one entry: that is one piece of work, and others are late for as long as it takes.
+DELETE_BATCH = 250
+EXPIRE_BATCH = 500
+_TOPICS_AT_ONCE = 2_000  # of which nothing has expired; a turn asks the store for what stands in the journal
 _ANY_TIME = 1 << 62
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What goes in one turn: what a TTL has let go of, with its queues' minimums, and what deleted topics had."""
+
+    keys: list[str] = field(default_factory=list)
+    minimums: dict[str, dict[int, int]] = field(default_factory=dict)
+    former: list[str] = field(default_factory=list)
+    size: int = 0
+    begun: str = ""  # the topic of which more is to come
 
 
 class ExpireLocal:
@@ -50,28 +69,53 @@ class ExpireArchived:
         safe_clock: SafeClock,
         turns: Turns,
         *,
+        pace: Callable[[], Pace],
         is_member: bool = False,
         is_of: Callable[[], int],
+        forget: Callable[[Sequence[CommittedName]], None],
     ) -> None:
-        """`is_member`: of a broker set. `is_of`: the CommitLog offset up to which the archive is of this log."""
+        """`pace`: of a run. `is_member`: of a broker set.
+
+        `is_of`: the CommitLog offset up to which the archive is of this log. `forget`: drops what caches have of
+        objects. Raises WorkerFailed.
+        """
+        self._forget = forget
         self._is_member, self._is_of = is_member, is_of
         self._hot, self._journal, self._hot_expiry, self._policy = hot, journal, hot_expiry, policy
-        self._safe_clock, self._turns = safe_clock, turns
+        self._safe_clock, self._turns, self._pace = safe_clock, turns, pace
         self.deleted = 0  # objects, since the start
 
     def run(self) -> dict[str, int]:
         """Take what has expired out of view, and delete what has been out of view for the grace."""
+        pace = self._pace()
         with self._turns:
             if not self._journal.leads:
                 self._journal.follow()
                 return {"expired": 0, "deleted": 0, "raised": self._hide_as_master()}
-            self._journal.ensure_online()
-            self._journal.follow()
+            self._take_up()
             self._complete_tombstones()
             now = self._safe_clock.now_ms(self._journal.store)
-            expired = self._expire_objects(now)
+            left = deque(self._journal.catalog.topics_with_objects())
+            batch = self._expire_next(left, "", now)
+        expired, dropped = len(batch.keys), len(batch.former)
+        while left and not self._turns.closed:
+            pace.breathe()
+            with self._turns:
+                self._take_up()
+                batch = self._expire_next(left, batch.begun, now)
+            expired, dropped = expired + len(batch.keys), dropped + len(batch.former)
+        if expired or dropped:
+            grace = self._policy().grace_ms // 1000
+            log.info("%d objects expired, %d of deleted topics; gone in %d s", expired, dropped, grace)
+        failpoint.hit("ttl.after_expire")
+        with self._turns:
             raised = self._hot_expiry.hide(now)
-            return {"expired": expired, "deleted": self._delete_expired(now), "raised": raised}
+        return {"expired": expired + dropped, "deleted": self._delete_expired(now, pace), "raised": raised}
+
+    def _take_up(self) -> None:
+        """In each turn: between two of them the archive may have another owner, and names another state."""
+        self._journal.ensure_online()
+        self._journal.follow()
 
     def _hide_as_master(self) -> int:
         """A slave's readers see what its master's do: by the journal, as soon as it is told of it."""
@@ -101,51 +145,105 @@ class ExpireArchived:
                 self._journal.append(Topic(topic=topic, deleted=True, minimums=dict(ends)))
                 log.warning("topic %s was deleted below %s, which the archive did not know yet", topic, dict(ends))
 
-    def _expire_objects(self, now: int) -> int:
-        keys, minimums = self._plan(now)
-        expired = set(keys)
-        dropped = [key for key in self._dropped() if key not in expired]
+    def _expire_next(self, left: deque[str], begun: str, now: int) -> _Batch:
+        """A batch leaves the view, as it is seen in this turn."""
+        batch = self._next_batch(left, begun, now)
         after = now + self._policy().grace_ms
-        if keys or minimums:
-            self._journal.append(Expire(keys=keys, delete_after_ms=after, minimums=minimums))
-        if dropped:
-            self._journal.append(Expire(keys=dropped, delete_after_ms=after, reason="topic deleted"))
-        if keys or dropped:
-            grace = self._policy().grace_ms // 1000
-            log.info("%d objects expired, %d of deleted topics; gone in %d s", len(keys), len(dropped), grace)
-        failpoint.hit("ttl.after_expire")
-        return len(keys) + len(dropped)
+        if batch.keys or batch.minimums:
+            self._journal.append(Expire(keys=batch.keys, delete_after_ms=after, minimums=batch.minimums))
+        if batch.former:
+            self._journal.append(Expire(keys=batch.former, delete_after_ms=after, reason="topic deleted"))
+        return batch
 
-    def _plan(self, now: int) -> tuple[list[str], dict[str, dict[int, int]]]:
-        """Objects to expire and queues' new minimums; looks at the oldest objects of topics with a TTL, no further."""
-        catalog, policy = self._journal.catalog, self._policy()
-        keys: list[str] = []
-        minimums: dict[str, dict[int, int]] = {}
-        for topic in catalog.topics_with_objects():
-            plan = expire_topic(catalog, topic, policy.ttl_ms(topic), now)
-            keys += plan.keys
+    def _next_batch(self, left: deque[str], begun: str, now: int) -> _Batch:
+        """Of the next topics, which are taken from `left`, but for one of which more is to come.
+
+        A topic's minimums come with the first of its keys: readers lose sight of what lies below them in one step,
+        however many entries its objects need. `begun`: the topic of which they have come.
+        """
+        catalog, policy, batch = self._journal.catalog, self._policy(), _Batch()
+        last = len(left) - _TOPICS_AT_ONCE
+        while len(left) > max(last, 0) and batch.size < EXPIRE_BATCH:
+            topic = left[0]
+            most = EXPIRE_BATCH + 1 if topic == begun else None
+            plan = expire_topic(catalog, topic, policy.ttl_ms(topic), now, most)
+            former = self._former(topic, set(plan.keys))
+            batch.keys += plan.keys[:EXPIRE_BATCH]
+            batch.former += former[:EXPIRE_BATCH]
             if plan.minimums:
-                minimums[topic] = plan.minimums
-        return keys, minimums
+                batch.minimums[topic] = plan.minimums
+            batch.size += len(plan.keys) + len(plan.minimums) + len(former)
+            if max(len(plan.keys), len(former)) > EXPIRE_BATCH:
+                batch.begun = topic
+                break
+            left.popleft()
+        return batch
 
-    def _dropped(self) -> list[str]:
+    def _former(self, topic: str, expired: Container[str]) -> list[str]:
+        """Objects of a former life of the topic; looks at the oldest alone."""
         catalog = self._journal.catalog
-        dropped: list[str] = []
-        for topic in catalog.topics_with_objects():
-            entry = catalog.topic_entry(topic)
-            if entry is not None and entry.minimums:
-                dropped += plan_dropped(catalog.from_oldest(topic), entry.minimums)
-        return dropped
+        entry = catalog.topic_entry(topic)
+        if entry is None or not entry.minimums:
+            return []
+        return [key for key in plan_dropped(catalog.from_oldest(topic), entry.minimums) if key not in expired]
 
-    def _delete_expired(self, now: int) -> int:
-        """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted."""
-        due = self._journal.catalog.due_names(now)
-        for position in range(0, len(due), DELETE_BATCH):
-            batch = due[position : position + DELETE_BATCH]
-            for key in batch:
-                self._journal.store.delete(key)
+    def _delete_expired(self, now: int, pace: Pace) -> int:
+        """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted.
+
+        A turn for each batch. Between two of them a name may have come back into view, and the archive another owner.
+        """
+        deleted, forgets = 0, True
+        for batch in _batches(self._due(now), DELETE_BATCH):
+            if self._turns.closed:
+                break
+            with self._turns:
+                self._take_up()
+                due = self._journal.catalog.still_due(batch, now)
+                if not due:
+                    continue
+                self._journal.store.delete_many([key for keys in due.values() for key in keys])
                 failpoint.hit("ttl.after_delete")
-            self._journal.append(Deleted(keys=batch))
-            self.deleted += len(batch)
-            log.info("%d expired objects are deleted", len(batch))
-        return len(due)
+                erased = self._erased(due)
+                forgets = forgets and (not erased or self._forgotten(erased))
+                kept = set() if forgets else {name.key for name in erased}
+                gone = [key for keys in due.values() for key in keys if key not in kept]
+                if gone:
+                    self._journal.append(Deleted(keys=gone))
+            deleted += len(gone)
+            self.deleted += len(gone)
+            pace.breathe()
+        if deleted:
+            log.info("%d expired objects are deleted", deleted)
+        return deleted
+
+    def _due(self, now: int) -> Iterator[str]:
+        catalog = self._journal.catalog
+        with self._turns:
+            topics = [] if self._turns.closed else catalog.expiring_topics()
+        for topic in topics:
+            yield from catalog.due_names(topic, now)
+
+    def _erased(self, due: Mapping[str, Sequence[str]]) -> list[CommittedName]:
+        """Those of topics of which something was erased: it may have been of any of them."""
+        catalog = self._journal.catalog
+        erased = [topic for topic in due if any(gap.is_erased for gap in catalog.gaps(topic))]
+        keys = {topic: set(due[topic]) for topic in erased}
+        return [name for topic in erased for _, name in catalog.expiring_of(topic) if name.key in keys[topic]]
+
+    def _forgotten(self, erased: Sequence[CommittedName]) -> bool:
+        """Of what was erased no copy is left here, once nobody can fetch it any more; the rest is as good as unread.
+
+        False: they are to be tried again, by the next run. One that can't be told may take minutes to say so.
+        """
+        try:
+            self._forget(erased)
+        except WorkerFailed as error:
+            log.warning("what was erased may still be in the cache of cold reads: %s; it is tried again", error)
+            return False
+        return True
+
+
+def _batches(keys: Iterable[str], most: int) -> Iterator[list[str]]:
+    left = iter(keys)
+    while batch := list(islice(left, most)):
+        yield batch

@@ -88,6 +88,8 @@ class HotExpiry:
         """`is_member`: of a broker set, whose next master may lack what is not synced by all."""
         self._hot, self._record, self._policy, self._is_member = hot, record, policy, is_member
         self.set_aside = SetAside("expired")
+        # Topic -> nothing of it was older at the last look, and nothing of it is. Below its time it is not looked at.
+        self._oldest_ms: dict[str, int] = {}
 
     def hide(self, now_ms: int) -> int:
         """How many queues' minimums rose."""
@@ -126,6 +128,7 @@ class HotExpiry:
 
     def show(self) -> tuple[Minimums, int]:
         """All that the local log still has; `hide` then takes again what has expired. How many minimums moved."""
+        self._oldest_ms.clear()
         minimums: Minimums = {}
         moved = 0
         for topic in self._hot.topics():
@@ -138,25 +141,25 @@ class HotExpiry:
     def _rising(self, now: int) -> tuple[Minimums, dict[str, int]]:
         """The queues' new minimums; topic -> the time before which its TTL lets go."""
         rising: Minimums = {}
-        before: dict[str, int] = {}
         policy, topics = self._policy(), self._hot.topics()
         self.set_aside.keep(set(topics))
-        for topic in topics:
-            ttl = policy.ttl_ms(topic)
-            if ttl is None:
-                continue
-            before[topic] = now - ttl + 1
-            try:
-                queues = self._hot.queues_of(topic)
-                ends = {queue: self._hot.offset_by_time(topic, queue, before[topic], False) for queue in queues}
-            except TopicUnreadable as error:
-                self.set_aside.note(topic, error)
+        ttls = {topic: ttl for topic in topics if (ttl := policy.ttl_ms(topic)) is not None}
+        before = {topic: now - ttl + 1 for topic, ttl in ttls.items()}
+        # No later than now: a clock that was ahead would keep what comes from ever being looked at.
+        known = self._oldest_ms = {
+            topic: min(since, now) for topic, since in self._oldest_ms.items() if topic in before
+        }
+        wanted = {topic: time for topic, time in before.items() if known.get(topic, -1) < time}
+        for topic, found in self._hot.aged(wanted):
+            if isinstance(found, TopicUnreadable):
+                self.set_aside.note(topic, found)
                 continue
             self.set_aside.clear(topic)
+            known[topic] = -1 if found.ends else found.oldest_ms
             risen = {
                 queue: end
-                for queue, end in ends.items()
-                if end > self._hot.min_offset(topic, queue) and not self._record.has_live(topic, queue, end, ttl, now)
+                for queue, end in found.ends.items()
+                if not self._record.has_live(topic, queue, end, ttls[topic], now)
             }
             if risen:
                 rising[topic] = risen

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from tiered.write.offload_plan import HotLog
+from tiered.write.offload_plan import HotLog, TopicUnreadable
 
 
 class Segment(Protocol):
@@ -25,6 +25,13 @@ class Segment(Protocol):
 
     @property
     def topics(self) -> Mapping[str, tuple[int, int]]: ...
+
+
+class Aged(NamedTuple):
+    """What a topic has from before a time."""
+
+    ends: Mapping[int, int]  # queue -> the first offset that is not; of queues alone that have some in view
+    oldest_ms: int  # nothing of it is older; below 0: not known
 
 
 class HotStore(HotLog, Protocol):
@@ -51,7 +58,9 @@ class HotStore(HotLog, Protocol):
         """End the active segment, so that it may be archived whole; False: there is no room for the next one."""
         ...
 
-    def evict(self, base: int) -> None: ...
+    def evict(self, base: int) -> bool:
+        """Take the oldest segment from the disk; False: the log was cut meanwhile, and has it again."""
+        ...
 
     def topics(self) -> Sequence[str]:
         """Those that have queues, sorted."""
@@ -61,6 +70,17 @@ class HotStore(HotLog, Protocol):
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
         """Topic -> queue -> where it ended when the topic was deleted last; not of one that began again at offset 0."""
+        ...
+
+    def deleted_topics(self) -> Sequence[str]:
+        """Topics that were, and of which something is kept: where they ended. They may have come again."""
+        ...
+
+    def forget_deleted(self, topics: Collection[str]) -> int:
+        """Where the queues of these deleted topics ended is not kept any more: should they come again, they begin at 0.
+
+        Only of those that have no queue and no record here. Durable when this returns; returns how many.
+        """
         ...
 
     def min_offset(self, topic: str, queue: int) -> int: ...
@@ -80,7 +100,9 @@ class HotStore(HotLog, Protocol):
         """Undo `expire_below` down to an offset, as far as the log has the messages; returns the minimum then."""
         ...
 
-    def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int: ...
+    def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
+        """Of each topic what was stored before its time, in turn."""
+        ...
 
     def pinned_from(self) -> int | None:
         """The lowest CommitLog offset that a timer, half message or pop checkpoint still needs; None: none does."""

@@ -7,18 +7,23 @@ and logs it, and runs it again at its next time. Nothing is evicted or deleted o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from infra.clock import Clock
+from infra.pace import Pace
 from infra.threads import SYSTEM_THREADS, Threads
 from lifecycle.checkpoint import WriteCheckpoint
 from lifecycle.compact import Compact
+from lifecycle.delta_tables import DeltaTables
 from lifecycle.due import Due, ages_ms
+from lifecycle.erase import EraseKey, Eraser
 from lifecycle.evict import EVERYTHING, Evict, NothingArchived, SettledInArchive
 from lifecycle.expire import ExpireArchived, ExpireLocal
+from lifecycle.forget import ForgetNames
 from lifecycle.hot_expiry import HotExpiry, NoRecord, RecordInJournal
 from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
@@ -26,14 +31,16 @@ from lifecycle.retention import Pending, Policy
 from lifecycle.rounds import Rounds
 from lifecycle.safe_clock import SafeClock
 from lifecycle.salvage import Salvage
+from lifecycle.shorten import ShortenJournal
 from lifecycle.sweep import Sweep
 from lifecycle.throttle import UploadThrottle
 from lifecycle.turns import Turns
 from lifecycle.unexpire import UnexpireArchived, UnexpireLocal
+from neve.archive.journal import CommittedName
 from neve.archive.verify import VerifyReport, verify
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload import OffloadRound
-from tiered.write.replacement import Merger
+from tiered.write.round_names import LIMITS, Limits
 from tiered.write.uploader import Uploader
 
 
@@ -71,7 +78,7 @@ class LocalLifecycle:
         return {"archive": "off", **_common(self.evict, 0, self.safe_clock, self.set_aside())}
 
 
-class Encoder(Uploader, Merger, Protocol):
+class Encoder(Uploader, Eraser, Protocol):
     """What the jobs ask of the worker that writes objects."""
 
 
@@ -91,10 +98,13 @@ class ArchiveLifecycle:
         threads: Threads = SYSTEM_THREADS,
         settled: Callable[[], bool] | None = None,
         is_of: Callable[[], int] | None = None,
+        forget: Callable[[Sequence[CommittedName]], None] | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         """`settled`, where others have the log, too: whether they have what this broker may speak of.
 
-        `is_of`: the CommitLog offset up to which the archive is of this log; None: all of it is.
+        `is_of`: the CommitLog offset up to which the archive is of this log; None: all of it is. `forget`: drops what
+        caches have of objects.
         """
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
         #: Whether rounds may tell what is there, and what is not.
@@ -103,7 +113,9 @@ class ArchiveLifecycle:
         self._hot_expiry = HotExpiry(
             hot, RecordInJournal(journal, policy, clock), policy, is_member=settled is not None
         )
-        self._round = OffloadRound(journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster)
+        self._round = OffloadRound(
+            journal, hot, worker, clock, turns, lambda: turns.closed, cluster=cluster, limits=limits
+        )
         is_copy = is_of is not None
         self._due = Due(hot, journal.catalog, policy, clock, self._round.set_aside, is_copy=is_copy)
         self.throttle = UploadThrottle(worker, hot, policy, clock, turns, lambda: self._due.oldest_ms)
@@ -117,11 +129,29 @@ class ArchiveLifecycle:
         self.offload = Offload(hot, journal, self._rounds, self.evict, turns)
         self.salvage = Salvage(self._rounds)
         self.expire = ExpireArchived(
-            hot, journal, self._hot_expiry, policy, safe_clock, turns, is_member=is_member, is_of=is_of
+            hot,
+            journal,
+            self._hot_expiry,
+            policy,
+            safe_clock,
+            turns,
+            pace=functools.partial(Pace, clock, threads),
+            is_member=is_member,
+            is_of=is_of,
+            forget=forget or _nothing,
         )
         self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
         self.compact = Compact(journal, worker, policy, clock, safe_clock, turns, threads, cluster=cluster)
+        self.delta = DeltaTables(
+            journal, policy, clock, lambda: safe_clock.now_ms(journal.store), is_closed=lambda: turns.closed
+        )
+        self.erase = EraseKey(
+            hot, journal, worker, policy, clock, safe_clock, self.offload, self.expire.run, turns, threads,
+            cluster=cluster, is_member=is_member,
+        )  # fmt: skip
         self.checkpoint = WriteCheckpoint(journal, turns)
+        self.forget = ForgetNames(hot, journal, policy, safe_clock, turns, is_alone=not is_member and not is_copy)
+        self.shorten = ShortenJournal(journal, policy, safe_clock, turns)
         self.sweep = Sweep(journal, worker, safe_clock, turns)
 
     def stop(self) -> None:
@@ -134,9 +164,9 @@ class ArchiveLifecycle:
         """Topics that no job can read, and why."""
         return {**self._hot_expiry.set_aside.reasons(), **self._round.set_aside.reasons()}
 
-    def backlog(self) -> dict[str, Pending]:
-        """What each topic has still to archive; topics without are not there."""
-        return self._due.pending()
+    def backlog(self, breathe: Callable[[], None] = lambda: None) -> dict[str, Pending]:
+        """What each topic has still to archive; topics without are not there. `breathe`: called on the way."""
+        return self._due.pending(breathe)
 
     def ages_ms(self, backlog: Mapping[str, Pending]) -> dict[str, int]:
         """Topic -> how old its oldest message is that is not archived."""
@@ -163,6 +193,9 @@ class ArchiveLifecycle:
             "compactions": self.compact.made,
             "compactions_failed": self.compact.failed,
             "not_compacted": self.compact.set_aside.reasons(),
+            "delta_commits": self.delta.commits,
+            "delta_entries_behind": self.delta.behind(journal.catalog.next_seq),
+            "no_delta_table": self.delta.set_aside.reasons(),
             "backlog_bytes": sum(what.bytes for what in backlog.values()),
             "backlog_age_ms": max(self.ages_ms(backlog).values(), default=0),
             "last_round": self._rounds.last,
@@ -178,6 +211,10 @@ class ArchiveLifecycle:
 
 def _always() -> bool:
     return True
+
+
+def _nothing(names: Sequence[CommittedName]) -> None:
+    """There is no cache."""
 
 
 def _all() -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lifecycle.evict import Evict
 from lifecycle.hot_store import HotStore
 from lifecycle.rounds import Rounds
 from lifecycle.turns import Turns
 from tiered.journal.writer import JournalWriter
-from tiered.write.offload import Progress, RoundReport
+from tiered.write.offload import RoundReport
+from tiered.write.progress import Progress, tell
 
 
 class Offload:
@@ -27,14 +26,9 @@ class Offload:
                 if evict:
                     self._evict.in_turn(progress, everything=True)  # before a roll, which needs room
                 if roll and not self._hot.roll():
-                    _tell(progress, event="not_rolled", reason="the log can't begin a next segment now")
+                    tell(progress, event="not_rolled", reason="the log can't begin a next segment now")
             reports = self._rounds.run(everything=roll, progress=progress)
             if evict:
                 with self._turns:
                     self._evict.in_turn(progress, everything=True)
         return reports
-
-
-def _tell(progress: Progress | None, **event: Any) -> None:
-    if progress is not None:
-        progress(event)

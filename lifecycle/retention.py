@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from infra.priority import NORMAL
 from lifecycle.hot_store import Segment
 from neve.archive.ttl import HOUR_MS, ttl_ms_of
 
@@ -27,6 +28,8 @@ MINUTE_MS = 60_000
 DAY_MS = 24 * HOUR_MS
 # A crowded disk is relieved until its fill is this far below the mark: brokers that share it don't evict all they have.
 RELIEF = 0.05
+# Archiving is behind when a message waits for so many times archiveMaxAge.
+_LATE = 2
 
 
 class Pending(msgspec.Struct, frozen=True, gc=False):
@@ -51,16 +54,21 @@ class Policy:
     delete_hours: frozenset[int] | None = None  # deleteWhen, for what no archive takes; None: at any hour
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
     force_mark: float = 0.75
+    journal_retention_ms: int = 7 * 24 * HOUR_MS  # archiveJournalRetention
     grace_ms: int = 24 * HOUR_MS
     upload_bytes_per_second: int = 0  # 0: no limit
     compaction: bool = False  # by itself
     compaction_bytes_per_second: int = 0  # of objects that are read; 0: no limit
+    delta_topics: tuple[str, ...] = ()  # archiveDeltaTopics
+    worker_priority: str = NORMAL  # archiveWorkerPriority
     archived: Callable[[str], bool] = field(default=lambda topic: True)
     # Topics of the broker's own, of which it needs what is pinned and nothing else.
     internal: Callable[[str], bool] = field(default=lambda topic: False)
     # The CommitLog offset below which a topic's records are those of a deleted one. Only a deletion says so: a topic
     # that is missing from a table is not known to be gone.
     gone_below: Callable[[str], int] = field(default=lambda topic: 0)
+    # Whether a table has it now: it may have come again, with no message yet.
+    exists: Callable[[str], bool] = field(default=lambda topic: False)
     ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
 
     def max_age_ms(self, topic: str) -> int:
@@ -139,6 +147,16 @@ def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) 
         return 0
     age = max(0, now_ms - oldest_ms) if oldest_ms >= 0 else 0
     return int(policy.upload_bytes_per_second * max(1.0, age / policy.archive_max_age_ms))
+
+
+def worker_priority(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) -> str:
+    """What the encoding worker asks of the processor: who sends comes first, but only as long as archiving keeps up.
+
+    It keeps up no longer when the oldest message waits for twice archiveMaxAge, or the disk is above its mark: what
+    never leaves it ends in refused sends.
+    """
+    is_late = 0 <= oldest_ms < now_ms - _LATE * policy.archive_max_age_ms
+    return NORMAL if is_late or disk_ratio > policy.disk_mark else policy.worker_priority
 
 
 class Moment(NamedTuple):

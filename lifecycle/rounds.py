@@ -10,8 +10,9 @@ from infra.threads import Threads
 from lifecycle.due import Due
 from lifecycle.throttle import UploadThrottle
 from lifecycle.turns import Turns
-from tiered.write.offload import OffloadRound, Progress, RoundReport
+from tiered.write.offload import OffloadRound, RoundReport
 from tiered.write.offload_plan import TopicRange
+from tiered.write.progress import Progress
 
 
 class Rounds:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Protocol
 
-from infra.object_store.protocol import AccessDenied
+from infra.object_store.protocol import AccessDenied, ObjectInfo
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from neve.archive import keys
@@ -21,6 +22,14 @@ class StaleUploads(Protocol):
     """Who forgets the unfinished uploads of a broker's dead workers; returns how many."""
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int: ...
+
+
+def objects_of_nobody(journal: JournalWriter, folder: str) -> Iterator[ObjectInfo]:
+    """This broker's objects there that its catalog does not know: nobody reads them, and nobody is making them."""
+    for info in journal.store.list(folder):
+        parts = keys.parse_data_key(info.key)
+        if parts is not None and parts.broker == journal.broker and not journal.catalog.knows(info.key):
+            yield info
 
 
 class Sweep:
@@ -71,10 +80,7 @@ class Sweep:
         for folder in journal.store.list_prefixes(top):
             if not folder.removeprefix(top).startswith("topic="):
                 continue
-            for info in journal.store.list(folder):
-                parts = keys.parse_data_key(info.key)
-                if parts is None or parts.broker != journal.broker or journal.catalog.knows(info.key):
-                    continue  # not ours to judge
+            for info in objects_of_nobody(journal, folder):
                 if info.modified_ms + ORPHAN_AGE_MS <= now:
                     found[info.key] = info.size
         return found

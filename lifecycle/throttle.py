@@ -1,4 +1,7 @@
-"""How fast uploads may go: by the age of what waits and the fill of the disk, looked at also while a round runs."""
+"""How fast uploads may go, and how much of the processor their worker asks for.
+
+By the age of what waits and the fill of the disk, looked at also while a round runs.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ from typing import Protocol
 
 from infra.clock import Clock
 from lifecycle.hot_store import HotStore
-from lifecycle.retention import Policy, upload_rate
+from lifecycle.retention import Policy, upload_rate, worker_priority
 from lifecycle.turns import Turns
 
 
 class Paced(Protocol):
-    """Who uploads at a rate."""
+    """Who encodes, and uploads at a rate."""
 
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
+
+    def set_priority(self, priority: str) -> None: ...
 
 
 class UploadThrottle:
@@ -35,8 +40,9 @@ class UploadThrottle:
 
     def adjust(self) -> None:
         """The disk does not wait for a round's end, and a stop waits for no rate."""
-        now = self._clock.now_ms()
+        now, ratio = self._clock.now_ms(), self._hot.disk_ratio()
+        policy, oldest_ms = self._policy(), self._oldest_ms()
         closed = self._turns.closed
-        rate = 0 if closed else upload_rate(self._policy(), self._oldest_ms(), now, self._hot.disk_ratio())
-        self.bytes_per_second = rate
-        self._worker.set_upload_rate(rate)
+        self.bytes_per_second = 0 if closed else upload_rate(policy, oldest_ms, now, ratio)
+        self._worker.set_upload_rate(self.bytes_per_second)
+        self._worker.set_priority(worker_priority(policy, oldest_ms, now, ratio))

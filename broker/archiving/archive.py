@@ -39,6 +39,8 @@ _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
 _CLOCK_SECONDS = 10.0
 _CHECKPOINT_SECONDS = 60.0
+_SHORTEN_SECONDS = 3600.0
+_FORGET_SECONDS = 3600.0
 _SWEEP_SECONDS = 6 * 3600.0
 # Jobs look at the end between two names; one that hangs in its store is left behind: what it began is begun again.
 _STOP_SECONDS = 30.0
@@ -101,8 +103,9 @@ class WithoutArchive:
         """It may lack what an archive names."""
         return True
 
-    def go_on(self) -> None:
+    def go_on(self) -> dict[str, dict[int, int]]:
         """Its log takes its own records."""
+        return {}
 
     # ---- of the copy of an Apache master's log
 
@@ -149,7 +152,9 @@ class Archive:
         self.journal, self.reader = attached.journal, attached.reader
         self.safe_clock, self.lifecycle = attached.safe_clock, attached.lifecycle
         self.tombstones: Tombstones = JournalTombstones(
-            attached.journal, local.outside.in_thread, is_member=local.broker_set is not None
+            attached.journal,
+            local.outside.threads.in_line("tombstone"),
+            is_member=local.broker_set is not None,
         )
         self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
@@ -245,10 +250,14 @@ class Archive:
             return None  # rounds leave open what they have not begun
         return self.journal.go_on_above()
 
-    def go_on(self) -> None:
-        """After `settle`: the log takes its own records, above all that the archive names."""
-        if self._go_on_from is not None:
-            go_on_above(self._local.store, self._go_on_from, self.journal.catalog)
+    def go_on(self) -> dict[str, dict[int, int]]:
+        """After `settle`: the log takes its own records, above all that the archive names.
+
+        Returns where queues go on above their last record.
+        """
+        if self._go_on_from is None:
+            return {}
+        return go_on_above(self._local.store, self._go_on_from, self.journal.catalog)
 
     # ---- of the copy of an Apache master's log; on the loop
 
@@ -291,7 +300,11 @@ class Archive:
         jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.throttle.adjust)
         jobs.every("state", config.state_period / 1000, self._as_master(self.state_job()))
         jobs.every("compaction", config.archive_compaction_period / 1000, self._as_master(lifecycle.compact.run))
+        jobs.every("erasure", config.archive_compaction_period / 1000, self._as_master(lifecycle.erase.run))
+        jobs.every("delta", config.archive_delta_period / 1000, self._as_master(lifecycle.delta.run))
         jobs.every("checkpoint", _CHECKPOINT_SECONDS, self._as_master(lifecycle.checkpoint.run))
+        jobs.every("journal", _SHORTEN_SECONDS, self._as_master(lifecycle.shorten.run))
+        jobs.every("names", _FORGET_SECONDS, self._as_master(lifecycle.forget.run))
         jobs.every("sweep", _SWEEP_SECONDS, self._as_master(lifecycle.sweep.run))
         _plan_local_jobs(jobs, lifecycle, self.safe_clock)
         jobs.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -27,10 +28,16 @@ class AskLoop:
         self._loop = loop
 
     def call(self, work: Callable[[], T]) -> T:
-        async def run() -> T:
-            return work()
+        answer: Future[T] = Future()
 
-        return self.wait(run())
+        def run() -> None:  # no task: jobs ask of each topic
+            try:
+                answer.set_result(work())
+            except Exception as error:  # noqa: BLE001 - the job's, as if it had called
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return answer.result(_TIMEOUT_S)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)

@@ -6,7 +6,8 @@ Whatever forbids it ends the start with a StartupError that says what to do.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from infra.startup import EXIT_ARCHIVE, StartupError
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
-from neve.archive.journal import MalformedEntry, NewerFormat
+from neve.archive.journal import CommittedName, MalformedEntry, NewerFormat
 from neve.archive.keys import NameTooLong
 from neve.archive.state import StateTooLarge
 from tiered.journal.errors import ArchiveRefused, Fenced
@@ -32,6 +33,7 @@ from tiered.journal.writer import WAY_OUT, GoOnFrom, JournalWriter, Proof
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
 from tiered.write.own_range import is_archive_of
+from tiered.write.round_names import LIMITS
 
 _NAMED_MOST = 5  # topics, in a line for operators
 _WAY_OUT_OF_A_SLAVE = "bring that data directory back, or give storeUrl a prefix of this slave's own"
@@ -66,7 +68,7 @@ async def attach(
 ) -> Attached:
     """The archive, settled; a broker set's member follows it until it is promoted.
 
-    `cold_groups`: how many row groups of it the process may keep mapped. `promote`: the log is the copy of an Apache
+    `cold_groups`: how many descriptors row groups of it in memory may hold. `promote`: the log is the copy of an Apache
     master's and becomes this broker's own by this, called when nothing of the archive speaks against it any more.
     """
     if restore is not None and local.broker_set is not None:
@@ -119,7 +121,11 @@ async def _settle(
             take_over = restore.takes_over
             await in_thread(lambda: journal.attach_restoring(restore.claim, take_over=take_over))
     safe_clock = local.safe_clock()
-    uploader = local.outside.make_worker(work_dir=_work_dir(local.disk, local.archive_files))
+    uploader = local.outside.make_worker(
+        work_dir=_work_dir(local.disk, local.archive_files),
+        uploads=config.archive_uploads,
+        priority=config.archive_worker_priority,
+    )
     fetcher = _fetcher(local)
     reader = _cold_reader(local, journal, fetcher, cold_groups)
     hot = local.hot_store()
@@ -134,6 +140,8 @@ async def _settle(
         threads=local.outside.threads,
         settled=_settled(local, hot, journal),
         is_of=None if local.followed is None else local.followed.settled_below,
+        forget=functools.partial(_forget, reader, fetcher, config.store_url),
+        limits=LIMITS._replace(names=8 * config.archive_uploads, bytes=config.archive_upload_bytes),
     )
     keeper = StateKeeper(journal, local.clock)
     attached = Attached(journal, keeper, uploader, fetcher, reader, safe_clock, lifecycle)
@@ -196,7 +204,16 @@ def _fetcher(local: LocalSide) -> WorkerClient:
     # A directory is a disk already: a second copy of it would gain nothing.
     cache_bytes = 0 if config.store_url.startswith("dir:") else config.cold_cache_disk_bytes
     cache_dir = local.root / "coldcache" if cache_bytes else None
-    return local.outside.make_worker(cache_dir=cache_dir, cache_bytes=cache_bytes)
+    priority = config.cold_read_priority
+    return local.outside.make_worker(cache_dir=cache_dir, cache_bytes=cache_bytes, priority=priority)
+
+
+def _forget(reader: ColdReader, fetcher: WorkerClient, store_url: str, names: Sequence[CommittedName]) -> None:
+    """On the disk, and in memory, into which it would come from there. Raises WorkerFailed."""
+    try:
+        fetcher.forget(store_url, names)
+    finally:
+        reader.forget(names)
 
 
 def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient, cold_groups: int) -> ColdReader:

@@ -12,8 +12,12 @@ from neve.archive.catalog import Catalog
 from tiered.journal.writer import GoOnFrom
 
 
-def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> None:
-    """What the log has is archived where it goes on higher (`resume_at`). On the loop, before an own append."""
+def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> dict[str, dict[int, int]]:
+    """What the log has is archived where it goes on higher (`resume_at`). On the loop, before an own append.
+
+    Returns where queues go on above their last record: whoever has a copy of the log has to be told. Also what was
+    raised before, and perhaps told to nobody.
+    """
     if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
         store.restart_log_at(position)
     raised: dict[str, dict[int, int]] = {}
@@ -21,15 +25,18 @@ def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> None:
         raised.setdefault(topic, {})[queue] = following
     store.create_queues_at(raised)
     # What lies below is in the archive or lost; read here, it would end in a hole.
-    hidden = [
-        store.hide_below(topic, {q: store.max_offset(topic, q) for q in queues}) for topic, queues in raised.items()
-    ]
+    store.raise_queues({t: {q: store.next_offset(t, q) for q in queues} for t, queues in raised.items()})
     assert not queues_to_raise(go_on.queue_next, store.next_offset), "an offset would be given twice"
     assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
     rising = minimums_to_raise(store.queues(), catalog.recorded_minimum, store.min_offset)
-    hidden += [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
+    hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
     if any(hidden):
         store.save_queue_state()
+    unsaid: dict[str, dict[int, int]] = {}
+    for topic, queue in go_on.queue_next:
+        if store.goes_on_higher(topic, queue):
+            unsaid.setdefault(topic, {})[queue] = store.next_offset(topic, queue)
+    return unsaid
 
 
 def begun_again(store: MessageStore, queue_next: Mapping[Queue, int], catalog: Catalog) -> list[str]:

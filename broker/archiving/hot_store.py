@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -13,17 +14,20 @@ from broker.archiving.pins import Pins
 from broker.archiving.reach import Reach
 from broker.intake.flusher import Flusher
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
-from broker.store.message_store import EntryRun, MessageStore, Segment
+from broker.store.message_store import MessageStore, Segment
 from broker.store.reading import EntrySlice, joined
-from tiered.write.offload_plan import TopicUnreadable
+from lifecycle.hot_store import Aged
+from tiered.write.entry_run import EntryRun
+from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # What the loop looks at in one step, of all that a job asks about: entries that are copied, and queues, whether they
-# have any or not. A millisecond or two.
-_ENTRIES_AT_ONCE = 50_000
-_QUEUES_AT_ONCE = 64
+# have any or not: a file may have to be opened for each. Half a millisecond.
+_ENTRIES_AT_ONCE = 16_000
+_QUEUES_AT_ONCE = 16
+_UNKNOWN_MS, _NEVER_MS = -1, 1 << 62
 
 
 class LoopHotStore:
@@ -88,12 +92,13 @@ class LoopHotStore:
         if self._on_growth is not None:
             self._on_growth()  # if only by the end of a segment
 
-    def evict(self, base: int) -> None:
+    def evict(self, base: int) -> bool:
         store = self._store
         end = next((segment.end for segment in self.segments() if segment.base == base), 0)
         if self._call(lambda: store.want_checkpoint(end)):
-            self._ask.wait(self._flusher.upkeep_now())  # what is still missing then, `evict` does on the loop
-        self._call(lambda: store.evict(base))
+            self._ask.wait(self._flusher.upkeep_now())  # what is still missing then, `take_out` does on the loop
+        remove = self._call(lambda: store.take_out(base))
+        return remove()
 
     def topics(self) -> Sequence[str]:
         return sorted(self._call(self._store.topics))
@@ -103,6 +108,12 @@ class LoopHotStore:
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
         return self._call(self._store.deleted_below)
+
+    def deleted_topics(self) -> Sequence[str]:
+        return self._call(self._store.deleted_topics)
+
+    def forget_deleted(self, topics: Collection[str]) -> int:
+        return self._call(lambda: self._store.forget_deleted(topics))
 
     def min_offset(self, topic: str, queue: int) -> int:
         return self._call(lambda: self._store.min_offset(topic, queue))
@@ -123,19 +134,35 @@ class LoopHotStore:
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self._call_of(topic, lambda: self._store.show_from(topic, queue, offset))
 
-    def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
-        return self._call_of(topic, lambda: self._store.offset_by_time(topic, queue, time_ms, upper))
+    def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
+        # what is appended from here on is no older, whichever queue it comes to
+        newest_ms = max((one.newest_store_time for one in self.segments()), default=_UNKNOWN_MS)
+        looks = _aged(self._store, before, newest_ms)
+        while some := self._call(lambda: list(islice(looks, _QUEUES_AT_ONCE))):
+            yield from (one for one in some if one is not None)
 
     def store_time(self, topic: str, queue: int, offset: int) -> int:
         return self._call_of(topic, lambda: self._store.store_time(topic, queue, offset))
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
         """Asked for in slices: a segment of small records has millions of them."""
-        slices = self._store.entry_slices(topic, start, end, _ENTRIES_AT_ONCE)
-        taken: list[EntrySlice] = []
-        while (more := self._call_of(topic, lambda: _some(slices))) is not None:
-            taken += more
-        return joined(taken)
+        (found,) = self.entries_of([TopicRange(topic, start, end)])
+        if isinstance(found, TopicUnreadable):
+            raise found
+        return found.runs
+
+    def entries_of(self, ranges: Sequence[TopicRange], *, timed: bool = False) -> Iterator[Found | TopicUnreadable]:
+        """Nothing but slices that were looked up is held of what is not asked for yet."""
+        ahead = _LookUp(self._store, ranges, timed=timed)
+        there_is_more = True
+        while there_is_more:
+            there_is_more = self._call(ahead.some)
+            while ahead.found:
+                slices, oldest_ms = ahead.found.popleft()
+                if isinstance(slices, TopicUnreadable):
+                    yield slices
+                else:
+                    yield Found(joined(slices), oldest_ms)
 
     def confirmed_range(self) -> tuple[int, int]:
         store = self._store
@@ -164,16 +191,78 @@ class LoopHotStore:
             log.warning("waiting messages keep their segments: %s", error)
 
 
-def _some(slices: Iterator[EntrySlice | None]) -> list[EntrySlice] | None:
-    """On the loop: the next slices; None: that were all."""
-    taken: list[EntrySlice] = []
-    entries = queues = 0
-    for piece in slices:
-        if piece is None:
-            queues += 1
+def _aged(
+    store: MessageStore, before: Mapping[str, int], newest_ms: int
+) -> Iterator[tuple[str, Aged | TopicUnreadable] | None]:
+    """On the loop; None ends each queue."""
+    for topic, time_ms in before.items():
+        ends: dict[int, int] = {}
+        oldest_ms = newest_ms
+        try:
+            for queue in store.queues_of(topic):
+                end, since_ms = _aged_in(store, topic, queue, time_ms)
+                oldest_ms = min(oldest_ms, since_ms)
+                if end is not None:
+                    ends[queue] = end
+                yield None
+        except (StoreError, OSError) as error:
+            yield topic, TopicUnreadable(f"topic {topic}: {error}")
         else:
-            taken.append(piece)
-            entries += len(piece.run.sizes)
-        if entries >= _ENTRIES_AT_ONCE or queues >= _QUEUES_AT_ONCE:
-            return taken
-    return taken or None
+            yield topic, Aged(ends, oldest_ms)
+
+
+def _aged_in(store: MessageStore, topic: str, queue: int, time_ms: int) -> tuple[int | None, int]:
+    low = store.min_offset(topic, queue)
+    if low >= store.max_offset(topic, queue):
+        return None, _NEVER_MS
+    first_ms = store.store_time(topic, queue, low)
+    if first_ms >= time_ms:
+        return None, first_ms
+    end = store.offset_by_time(topic, queue, time_ms, False)
+    return end if end > low else None, _UNKNOWN_MS
+
+
+class _LookUp:
+    """What the log has of many ranges, looked up on the loop, some at a time."""
+
+    def __init__(self, store: MessageStore, ranges: Sequence[TopicRange], *, timed: bool) -> None:
+        self._store, self._timed = store, timed
+        self._pieces = self._of_each(ranges)
+        self.found: deque[tuple[list[EntrySlice] | TopicUnreadable, int]] = deque()  # of whole ranges, in turn
+
+    def some(self) -> bool:
+        """Whether there is more."""
+        entries = looked_at = 0
+        for count in self._pieces:
+            entries += count
+            looked_at += not count
+            if entries >= _ENTRIES_AT_ONCE or looked_at >= _QUEUES_AT_ONCE:
+                return True
+        return False
+
+    def _of_each(self, ranges: Sequence[TopicRange]) -> Iterator[int]:
+        """How many entries each slice has; 0 ends a queue, and a range."""
+        for wanted in ranges:
+            slices: list[EntrySlice] = []
+            try:
+                for piece in self._store.entry_slices(wanted.topic, wanted.start, wanted.end, _ENTRIES_AT_ONCE):
+                    if piece is None:
+                        yield 0
+                        continue
+                    slices.append(piece)
+                    yield len(piece.run.sizes)
+                oldest_ms = self._oldest_ms(wanted.topic, slices) if self._timed else _UNKNOWN_MS
+            except (StoreError, OSError) as error:
+                unreadable = TopicUnreadable(f"topic {wanted.topic}: {error}")
+                unreadable.__cause__ = error
+                self.found.append((unreadable, _UNKNOWN_MS))
+            else:
+                self.found.append((slices, oldest_ms))
+            yield 0
+
+    def _oldest_ms(self, topic: str, slices: list[EntrySlice]) -> int:
+        firsts = {piece.queue_id: piece.run for piece in slices if piece.anew}
+        if not firsts:
+            return _UNKNOWN_MS
+        queue, run = min(firsts.items(), key=lambda item: int(item[1].physical[0]))
+        return self._store.store_time(topic, queue, run.first_offset)

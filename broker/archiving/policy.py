@@ -19,6 +19,7 @@ class ConfiguredPolicy:
         self._config, self._topics, self._store = config, topics, store
         # A word that is none is refused before anything is begun.
         self._delete_hours, self._max_ages = config.delete_hours, config.archive_max_ages
+        self._delta_topics = config.delta_topics
 
     def __call__(self) -> Policy:
         config, topics = self._config, self._topics
@@ -35,12 +36,16 @@ class ConfiguredPolicy:
             disk_mark=crowded,
             force_mark=crowded if archiving else forced,
             grace_ms=config.expire_grace,
+            journal_retention_ms=config.archive_journal_retention,
             upload_bytes_per_second=config.archive_upload_bytes_per_second,
             compaction=config.archive_compaction_enable,
             compaction_bytes_per_second=config.archive_compaction_bytes_per_second,
+            delta_topics=self._delta_topics,
+            worker_priority=config.archive_worker_priority,
             archived=lambda topic: archiving and not topics.is_system(topic),
             internal=internal.__contains__,
             gone_below=self._store.gone_below,
+            exists=lambda topic: topics.select(topic) is not None,
             ttl_hours=self._ttl_hours,
         )
 

@@ -198,7 +198,7 @@ def read_marker(config: BrokerConfig, disk: Disk) -> Marker:
     return marker
 
 
-def refuse_occupied(config: BrokerConfig, disk: Disk) -> None:
+def refuse_occupied(config: BrokerConfig, disk: Disk, option: str = "--restore-from") -> None:
     """What a refused start leaves behind is empty enough: no message, no group, no topic of a user's."""
     root, found = config.root, ""
     for name in ("commitlog", "consumequeue"):
@@ -209,7 +209,7 @@ def refuse_occupied(config: BrokerConfig, disk: Disk) -> None:
     topics = [] if found else _users_topics(config, disk)
     if found or topics:
         raise StartupError(
-            f"{root} is not empty ({found or f'topic {topics[0]}'}): --restore-from fills an empty data directory; "
+            f"{root} is not empty ({found or f'topic {topics[0]}'}): {option} fills an empty data directory; "
             "start without it to go on with this one",
             EXIT_ARCHIVE,
         )
@@ -242,7 +242,7 @@ def dry_run(config: BrokerConfig, disk: Disk, clock: Clock) -> dict[str, Any]:
     refuse_occupied(config, disk)
     try:
         store = open_store(config.store_url)
-        catalog = catalogs(store, config.broker_name)[config.broker_name]
+        catalog = catalogs(store, config.broker_name, whole=True)[config.broker_name]
         basis = read_basis(store, config.broker_name)
     except FileNotFoundError as error:
         raise StartupError(f"archive {config.store_url}: {error}", EXIT_ARCHIVE) from error

@@ -14,15 +14,11 @@ from broker.archiving.ask_loop import Ask
 from broker.archiving.pins import Pins
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManager
-from broker.tables.subscription_group_manager import (
-    SYSTEM_GROUPS,
-    SubscriptionGroupConfig,
-    SubscriptionGroupManager,
-)
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra import collector
 from neve.archive.state import BrokerState
-from neve.remoting.names import METADATA_LOG
+from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 
 # Topics, or a group's positions in a topic, that are taken before others get their turn: less than a millisecond.
 _SLICE = 200

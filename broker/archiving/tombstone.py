@@ -57,7 +57,8 @@ class JournalTombstones:
     """By the journal."""
 
     def __init__(self, journal: JournalWriter, in_thread: InThread, *, is_member: bool) -> None:
-        """`is_member`: of a broker set."""
+        """`in_thread`: one after the other, as the journal takes them, and apart from what saves the broker's files: a
+        store that hangs keeps a thread for minutes. `is_member`: of a broker set."""
         self._journal, self._in_thread, self._is_member = journal, in_thread, is_member
 
     def has_named(self, topic: str) -> bool:

@@ -2,18 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
 from access.guard import inner_credentials
 from broker.config import BrokerConfig
 from broker.tables.state_file import encode_table
+from broker.tables.topic_config_manager import TopicConfig
 from infra.remoting_server import Connection, open_connection
 from infra.tls import client_context
 from neve.errors import NeveError
 from neve.remoting.address import parse_address
-from neve.remoting.body import QueueData, TopicRouteData, loads_as
+from neve.remoting.body import QueueData, TopicRouteData, dumps, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.signature import signed
@@ -42,6 +43,9 @@ class BrokerOuterApi:
         self._credentials = inner_credentials(config)
         self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
         self.registered: set[str] = set()
+        #: Of the last try: who did not answer, or refused, and why.
+        self.unanswered: dict[str, str] = {}
+        self._whole_only: set[str] = set()  # those that take no topic by itself: older ones, or it may not be told so
         self.failures = 0
 
     @property
@@ -66,6 +70,54 @@ class BrokerOuterApi:
         if self.broker_id and (master := next(filter(None, masters), None)) is not None:
             self.on_master(*master)
         return sum(answer is not None for answer in answers)
+
+    async def register_topics(self, names: Sequence[str], row: Callable[[str], TopicConfig | None]) -> bool:
+        """These alone, to name servers that know this broker; False where one does not, or does not take them so.
+
+        `row`: as the topic is now, None: it is gone.
+        """
+        servers = self._config.name_servers
+        if not all(self._takes_topics(server) for server in servers):
+            return False
+        for name in names:
+            if not all(await asyncio.gather(*(self._register_topic(server, name, row) for server in servers))):
+                return False
+        return True
+
+    async def _register_topic(self, server: str, name: str, row: Callable[[str], TopicConfig | None]) -> bool:
+        """Whether it took it. Behind a deletion's registration nothing is sent that was read before it."""
+        try:
+            connection = await self._connect(server)
+            # From here to the send without await: what is read is so when it is sent.
+            config = row(name)
+            if config is None:
+                return True
+            answer = await connection.invoke(self._topic_request(config), _TIMEOUT)
+        except (OSError, TimeoutError, NeveError) as error:
+            self._failed(server, str(error) or type(error).__name__)
+            return False
+        if answer.code not in {ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY} and server not in self._whole_only:
+            self._whole_only.add(server)
+            reason = answer.remark or f"code {answer.code}"
+            log.warning("name server %s takes no topic by itself, it is told all of them: %s", server, reason)
+        return answer.code == ResponseCode.SUCCESS
+
+    def _topic_request(self, config: TopicConfig) -> RemotingCommand:
+        queues = QueueData(
+            self._config.broker_name,
+            config.read_queue_nums,
+            config.write_queue_nums,
+            config.perm,
+            config.topic_sys_flag,
+        )
+        ext, body = {"topic": config.topic_name}, dumps(TopicRouteData(queue_datas=[queues]))
+        return RemotingCommand(RequestCode.REGISTER_TOPIC_IN_NAMESRV, ext=self._signed(ext, body), body=body)
+
+    def _takes_topics(self, server: str) -> bool:
+        """One that was started anew does not know this broker, and has ended its connection."""
+        connection = self._connections.get(server)
+        is_known = server in self.registered and connection is not None and not connection.is_closed
+        return is_known and server not in self._whole_only
 
     async def unregister(self) -> None:
         request = (RequestCode.UNREGISTER_BROKER, self._identity(), b"")
@@ -113,6 +165,7 @@ class BrokerOuterApi:
         if server not in self.registered:
             log.info("known to name server %s", server)
         self.registered.add(server)
+        self.unanswered.pop(server, None)
         return answer
 
     def _failed(self, server: str, reason: str) -> None:
@@ -121,7 +174,9 @@ class BrokerOuterApi:
         stale = self._connections.pop(server, None)
         if stale is not None:
             stale.close()
-        log.warning("name server %s: %s", server, reason)
+        if server not in self.unanswered:  # it is asked each half minute
+            log.warning("name server %s: %s", server, reason)
+        self.unanswered[server] = reason
 
     async def _connect(self, server: str) -> Connection:
         known = self._connections.get(server)
@@ -133,6 +188,7 @@ class BrokerOuterApi:
             raise NeveError(None, str(error)) from error
         async with asyncio.timeout(_TIMEOUT):
             connection = await open_connection(host, port, tls=self._tls)
+        self._whole_only.discard(server)  # it may be another one by now
         self._connections[server] = connection
         return connection
 

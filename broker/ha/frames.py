@@ -16,6 +16,8 @@ master to slave
              n times: epoch i32 | start i64, ascending
   T2         2 i32 | size i32 | offset i64 | epoch i32 | the epoch's start i64 | confirm offset i64
              bytes of the log from `offset` on; none: a heartbeat
+  DESCRIBED  "nevD" i32 | and so on, as a T2 | size of the description i32                to a slave of format 2
+             description of one append (`broker.store.described`), then its bytes
 
     slave                         master
     HELLO (between neves only)  ->
@@ -47,7 +49,8 @@ import msgspec
 
 from neve.errors import ProtocolError
 
-FORMAT = 1  # of what neve's members say to each other; members may be one apart
+FORMAT = 2  # of what neve's members say to each other; members may be one apart
+DESCRIBES_FROM = 2  # a slave of this format takes DESCRIBED
 
 #: Of a master's answer to 906, neve's alone: it takes a HELLO, of this format.
 HELLO_FORMAT = "helloFormat"
@@ -56,7 +59,8 @@ HANDSHAKE, TRANSFER = 1, 2  # RocketMQ's HAConnectionState
 HELLO = int.from_bytes(b"nevH")
 REFUSAL = int.from_bytes(b"nevR")
 SYNCED = int.from_bytes(b"nevS")
-assert max(HANDSHAKE, TRANSFER) < 5 < min(HELLO, REFUSAL, SYNCED), "RocketMQ has five states"
+DESCRIBED = int.from_bytes(b"nevD")
+assert max(HANDSHAKE, TRANSFER) < 5 < min(HELLO, REFUSAL, SYNCED, DESCRIBED), "RocketMQ has five states"
 
 BODY_MAX = (4 << 20) - 36  # RocketMQ's slave reads a T2 into a buffer of 4 MiB
 EPOCHS_MAX = 1000  # RocketMQ's master has a buffer for so many
@@ -72,6 +76,7 @@ _SYNCED = Struct(">iqq")
 _H2 = Struct(">iiqi")
 _EPOCH = Struct(">iq")
 _T2 = Struct(">iiqiqq")
+_DESCRIBED = Struct(">iiqiqqi")
 assert (_H1.size, _T1.size, _H2.size, _EPOCH.size, _T2.size) == (16, 12, 20, 12, 36)
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -132,13 +137,14 @@ class MasterHandshake(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """T2. `body` is a view of what was received: good until the next call of the reader."""
+    """T2, or DESCRIBED. `body` is a view of what was received: good until the next call of the reader."""
 
     offset: int
     epoch: int
     epoch_start: int
     confirm: int
     body: memoryview
+    description: memoryview | None = None
 
 
 SlaveFrame = Hello | SlaveHandshake | Ack
@@ -185,6 +191,15 @@ def encode_transfer_head(size: int, offset: int, epoch: int, epoch_start: int, c
     """T2 but for its body, which a master writes from where it lies."""
     assert 0 <= size <= BODY_MAX and offset >= 0
     return _T2.pack(TRANSFER, size, offset, epoch, epoch_start, confirm)
+
+
+def encode_described_head(  # noqa: PLR0917 - as `encode_transfer_head`
+    size: int, offset: int, epoch: int, epoch_start: int, confirm: int, description: bytes
+) -> bytes:
+    """DESCRIBED but for its body, of so many bytes."""
+    whole = len(description) + size
+    assert 0 < size < whole <= BODY_MAX and offset >= 0
+    return _DESCRIBED.pack(DESCRIBED, whole, offset, epoch, epoch_start, confirm, len(description)) + description
 
 
 # -- reading
@@ -377,6 +392,14 @@ def _decode_transfer(frame: memoryview) -> Transfer:
     return Transfer(offset, epoch, epoch_start, confirm, frame[_T2.size :])
 
 
+def _decode_described(frame: memoryview) -> Transfer:
+    _, size, offset, epoch, epoch_start, confirm, described = _DESCRIBED.unpack_from(frame)
+    if offset < 0 or not 0 < described < size:
+        raise ProtocolError(f"{size} bytes of a log at {offset} with their description, which has {described}")
+    body_at = _DESCRIBED.size + described
+    return Transfer(offset, epoch, epoch_start, confirm, frame[body_at:], frame[_DESCRIBED.size : body_at])
+
+
 _SLAVES: dict[int, tuple[_Measure, _Decode[SlaveFrame]]] = {
     HELLO: (_with_body(_LETTERS, _JSON_MAX), _decode_hello),
     HANDSHAKE: (_fixed(_H1.size), _decode_slave_handshake),
@@ -388,4 +411,5 @@ _MASTERS: dict[int, tuple[_Measure, _Decode[MasterFrame]]] = {
     REFUSAL: (_with_body(_LETTERS, _JSON_MAX), _decode_refusal),
     HANDSHAKE: (_with_body(_H2, EPOCHS_MAX * _EPOCH.size, _EPOCH.size), _decode_master_handshake),
     TRANSFER: (_with_body(_T2, BODY_MAX), _decode_transfer),
+    DESCRIBED: (_with_body(_DESCRIBED, BODY_MAX), _decode_described),
 }

@@ -68,7 +68,7 @@ class ReplicaLog(Protocol):
     def last_record(self, end: int) -> tuple[int, bytes] | None:
         """The newest that ends at or below a record's start: where it begins, and its bytes. None: there is none."""
 
-    def append_replica(self, data: bytes | memoryview, at: int) -> None:
+    def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
         """Store the master's bytes. Raises LogMismatch or another StoreError; what was stored before stays."""
 
     def go_on_with_master_at(self, physical_offset: int) -> None:
@@ -215,6 +215,7 @@ class HaClient:
             begins_at_frontier=self._begins_at_frontier,
             is_learner=self._is_learner(),
             secret=self._secret,
+            last_record=replica.last_record,
         )
 
     async def _run(self, session: Session, stream: _Stream) -> tuple[Refusal | None, bool]:
@@ -231,7 +232,7 @@ class HaClient:
         replica, at = self._log, append.at
         if at != replica.replica_offset and at > replica.max_physical_offset > 0:
             replica.go_on_with_master_at(at)
-        replica.append_replica(append.data, at)
+        replica.append_replica(append.data, at, append.description)
 
     @property
     def flushed_offset(self) -> int:

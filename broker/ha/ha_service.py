@@ -150,6 +150,7 @@ class HaService:
     def stop_leading(self) -> None:
         """It is not any more: all connections are closed, and what they say counts no more."""
         self.leadership = None
+        self.source.describe_appends(False)
         for link in tuple(self._links):
             link.dismiss()
 
@@ -217,9 +218,14 @@ class HaService:
             log.info("member %d connects anew", came.member_id)
             older.abort()
         self._by_member[came.member_id] = link
+        self._describe()
         now = self.clock.monotonic()
         leadership.confirm.connected(came.member_id, link, now, is_learner=came.is_learner)
         leadership.events.slave_came(came.member_id, came.hello)
+
+    def _describe(self) -> None:
+        """What the log knows of each append is kept while somebody takes it."""
+        self.source.describe_appends(any(session.takes_descriptions for session in self.slaves.values()))
 
     def reported(self, link: _Link, leadership: Leadership, member: int, reported: master_session.Reported) -> bool:
         """What a member has. Whether that can be."""
@@ -238,6 +244,7 @@ class HaService:
         self._links.pop(link, None)
         if self._by_member.get(member) is link:
             del self._by_member[member]
+            self._describe()
         if leadership is not None and member:
             before = leadership.confirm.value
             leadership.confirm.disconnected(member, link, self.clock.monotonic())

@@ -9,9 +9,10 @@ SHAKEN      T1            from where to stream: `Came`, `Reported`              
 STREAMING   T1            `Reported`
 ENDED
 
-`advance` says what to send next: a T2 is at most `batch` bytes, and goes over no epoch's end and no file's. A stock
-member gets a file whole; to neve's what holds nothing, behind an END record, is left out. A slave that is far behind
-gets no more than `rate` bytes a second, and never more than a turn of the loop may take.
+`advance` says what to send next: a T2 is at most `batch` bytes, and goes over no epoch's end and no file's; an append
+that is described goes as a whole, if a turn has room for it. A stock member gets a file whole; to neve's what holds
+nothing, behind an END record, is left out. A slave that is far behind gets no more than `rate` bytes a second, and
+never more than a turn of the loop may take.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import msgspec
 
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import (
+    DESCRIBES_FROM,
     Ack,
     Hello,
     Refusal,
     SlaveFrame,
     SlaveFrames,
     SlaveHandshake,
+    encode_described_head,
     encode_hello,
     encode_master_handshake,
     encode_refusal,
@@ -37,6 +40,7 @@ from broker.ha.frames import (
 )
 from broker.ha.greeting import Reason, refusal, unlike
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
+from broker.store.described import Append
 from neve.errors import ProtocolError
 
 HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
@@ -70,6 +74,12 @@ class LogSource(Protocol):
 
         None are there where there is nothing yet. `padding`: also what holds nothing.
         """
+
+    def describe_appends(self, wanted: bool) -> None:
+        """Whether what is known of the records of an append is kept for slaves."""
+
+    def described_append(self, start: int) -> Append | None:
+        """The append that began there, if it is described."""
 
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +185,11 @@ class MasterSession:
     def is_streaming(self) -> bool:
         """It has asked for the log."""
         return self.state is MasterState.STREAMING
+
+    @property
+    def takes_descriptions(self) -> bool:
+        """Whether the slave takes what is known of an append beside its bytes."""
+        return self.slave is not None and self.slave.format >= DESCRIBES_FROM
 
     @property
     def wake_at(self) -> float:
@@ -346,6 +361,13 @@ class MasterSession:
             left = min(left, int(self._allowance))
         data = list[bytes | memoryview]()
         while left > 0 and self.has_more:
+            if self.takes_descriptions and (found := self._log.described_append(self.position)) is not None:
+                size = found.end - self.position
+                if size > left and data:
+                    break  # whole, in the next turn
+                if size <= left and self._tell(found, data):
+                    left -= size
+                    continue
             body = self._next_body(min(self._rules.batch, left))
             if body is None:
                 if self.slave is None and not data:
@@ -356,15 +378,34 @@ class MasterSession:
             assert held is not None, "the request was within the epochs, and they only grow"
             confirm = self._confirm()
             data += (encode_transfer_head(len(body), offset, held[0], held[1], confirm), body)
-            self._confirm_told = confirm
-            self.position += len(body)
-            self.sent += len(body)
-            self._allowance -= len(body)
+            self._sent(len(body), confirm)
             left -= len(body)
         if not data:
             return []
         self._spoke = now
         return [Send(tuple(data))]
+
+    def _tell(self, append: Append, data: list[bytes | memoryview]) -> bool:
+        """Send an append as a whole; whether it can be: it lies in one epoch."""
+        offset, end = self.position, append.end
+        held = self._epochs.at(offset)
+        if held is None or (held[2] is not None and held[2] < end):
+            return False
+        body: bytes | memoryview = append.records
+        if not body:
+            start, body = self._log.log_bytes(offset, end, end - offset)
+            if start != offset or len(body) != end - offset:
+                return False
+        confirm = self._confirm()
+        data += (encode_described_head(len(body), offset, held[0], held[1], confirm, append.description), body)
+        self._sent(len(body), confirm)
+        return True
+
+    def _sent(self, size: int, confirm: int) -> None:
+        self._confirm_told = confirm
+        self.position += size
+        self.sent += size
+        self._allowance -= size
 
     def _next_body(self, limit: int) -> memoryview | None:
         """The bytes at `position`, which steps over what holds nothing."""

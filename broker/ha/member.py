@@ -19,6 +19,8 @@ Rules, each of which guards an interleaving:
 - Whose id a controller gave to another directory, as its register was set back, is nobody until it has a new one.
 - Who is to be master by an epoch that a former life has taken up asks to be elected anew. Apache's controller does
   not, as long as it takes the former life for this one: so this one is silent until the other is taken for dead.
+- Who has no log of the set that is to exist never asks to be its first master: the register may be lost, and those that
+  have the log away. An operator's word makes it one.
 - A role is this member's if id and address are: a copy of its directory has the same id.
 - A master that is told of another epoch answers nobody from that instant on, before anything else is done. A slave that
   becomes master closes its connection to the former one first: what that one acknowledges needs it.
@@ -68,6 +70,7 @@ from broker.ha.member_events import (
     HandOver,
     Heartbeat,
     Life,
+    MasterSettled,
     MetadataSynced,
     NextBrokerId,
     NotRegistered,
@@ -107,6 +110,7 @@ class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
     confirm: ConfirmRules
     acknowledges_from_memory: bool = True  # ASYNC_FLUSH: after a crash this member may lack what it acknowledged
     is_alone: bool = False  # the set has no other member
+    set_exists: bool = False  # there was a master: where no controller knows of one, its register is lost
     heartbeat_every: float = 1.0
     ask_again_after: float = 1.0  # what was not answered
     poll_every: float = 1.0  # 1004, when nothing is wanted: an async master has to hear somebody in `cut_off_after`
@@ -227,6 +231,12 @@ class Member:
         return self.broker_id in self.view.sync_state_set
 
     @property
+    def is_to_join(self) -> bool:
+        """Whether it has no part yet of the set that is to exist, and nobody knows a master of that."""
+        view = self.view
+        return self.rules.set_exists and view.master is None and view.master_epoch == 0
+
+    @property
     def may_lack_archived(self) -> bool:
         """Of a master: it was not, or perhaps not, elected from those who have all that the archive names."""
         return self.saved.may_lack_archived
@@ -317,12 +327,13 @@ class Member:
 
     def _take_view(self, view: View) -> None:
         """Also who is in sync by it. By an election alone nobody comes to have anything: in sync with a master of its
-        own, or with nobody's, a member has what is archived only if it was so before."""
+        own, or with nobody's, a member has what is archived only if it was so before. In sync with another it has what
+        that one has: all that is archived, and where queues go on above it, if its log says that that is so."""
         known, self.view = self.view, view
         may_lack = self.may_lack_archived
         if self.broker_id in view.sync_state_set:
             if view.master not in (None, self.broker_id):
-                may_lack = False  # that master has taken it in, or it has led since
+                may_lack = self.saved.settled_in != view.master_epoch
             elif not _has_stayed_in_sync(self.broker_id, known, view):
                 may_lack = True
         self.saved = msgspec.structs.replace(self.saved, may_lack_archived=may_lack)
@@ -375,6 +386,8 @@ class Member:
             return []  # another process has this id: a copy of the directory, or what it was copied from
         if self._is_silent:
             return [Withdraw()] if self._is_due(Withdraw, now, self.rules.register_every) else []
+        if self.is_to_join:
+            return []
         if view.master is None or (is_own and view.master_epoch <= self._used_epoch):
             return [Elect()] if self._is_due(Elect, now, self.rules.ask_again_after) else []
         is_news = self.state is State.WAITING or (view.master, view.master_epoch) != (
@@ -423,6 +436,18 @@ class Member:
         return [Save(self.saved)]
 
     # -- as slave
+
+    def _master_settled(self, event: MasterSettled, now: float) -> list[Action]:
+        view = self.view
+        if event.epoch != self.role.master_epoch or event.epoch == self.saved.settled_in:
+            return []
+        is_in_sync_with_it = event.epoch == view.master_epoch and view.master is not None and self.is_in_sync
+        self.saved = msgspec.structs.replace(
+            self._saved_now(),
+            settled_in=event.epoch,
+            may_lack_archived=self.may_lack_archived and not is_in_sync_with_it,
+        )
+        return [Save(self.saved)]
 
     def _confirm_heard(self, event: ConfirmHeard, now: float) -> list[Action]:
         self._confirm = max(self._confirm, event.offset)
@@ -621,6 +646,7 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     CutWanted: _cells((State.TURNING_SLAVE, State.SLAVE), Member._cut),
     AlterRefused: _cells(_LEADING, Member._alter_refused),
     ArchiveSettled: _cells(_LEADING, Member._settled),
+    MasterSettled: {State.SLAVE: Member._master_settled},
     HandOver: {State.MASTER: Member._begin_hand_over},
     MetadataSynced: {State.HANDING_OVER: Member._metadata_synced},
 }

@@ -43,7 +43,10 @@ class Saved(msgspec.Struct, frozen=True):
     sync_state_set: tuple[int, ...] = ()  # of that epoch: where the register is lost, an operator asks who was in sync
     confirm: int = 0
     clean: bool = True  # the last life ended with everything on the disk
-    may_lack_archived: bool = False  # elected though nobody knew that it has what its set archived; not settled since
+    # Nobody knows that it has what its set archived: elected so, and not settled since; or in sync with a master of
+    # which its log does not say that it has settled.
+    may_lack_archived: bool = False
+    settled_in: int = 0  # the epoch of the last master whose log, and this one, says that it has
 
 
 # ---- events
@@ -141,6 +144,12 @@ class MetadataSynced(msgspec.Struct, frozen=True):
     """All tables of the master are in its log, or were told to the one that takes over."""
 
 
+class MasterSettled(msgspec.Struct, frozen=True):
+    """The log says so of its master, and this is confirmed, and on the disk."""
+
+    epoch: int
+
+
 class ArchiveSettled(msgspec.Struct, frozen=True):
     """As master of this epoch it leads, above all that the set's archive names."""
 
@@ -165,6 +174,7 @@ Event = (
     | HandOver
     | MetadataSynced
     | ArchiveSettled
+    | MasterSettled
 )
 
 # ---- actions: to be asked of a controller

@@ -32,7 +32,7 @@ class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     `log_name`: by which the archive knows the log, as that master told it; empty: it has none, or did not say.
 
     `lacks_tables`: the log began where its master's had let go of what was below, and with that of changes of topics
-    and groups; all of them have not come since.
+    and groups; or it was cut below changes that files of tables hold. All tables have not come since.
     """
 
     version: int = VERSION
@@ -116,7 +116,7 @@ class MemberFile:
                 self._write(kept)
 
     def tables_are_whole(self, whole: bool) -> None:
-        """The log is begun without them, or all of them have come."""
+        """The log is begun without them, or was cut below what they hold; or all of them have come."""
         with self._writing:
             if self._kept.lacks_tables is whole:
                 self._write(msgspec.structs.replace(self._kept, lacks_tables=not whole))

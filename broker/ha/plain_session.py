@@ -21,13 +21,14 @@ the byte before it is 0x00, the highest of the first record's size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from struct import Struct
 
 import msgspec
 
 from broker.ha.frames import BODY_MAX, Hello, ReceivedBytes
 from broker.ha.greeting import Reason, refusal
+from broker.ha.overlap import AnotherLog, LastRecord, Overlap
 from broker.ha.slave_session import (
     SILENCE_S,
     STOCK_HEARTBEAT_S,
@@ -92,21 +93,13 @@ def _measure(buffer: bytes, position: int, available: int) -> int:
     return _HEAD.size + int(size)
 
 
-#: Of a log's records the last one that ends at or below an offset: where it begins, and its bytes.
-LastRecord = Callable[[int], tuple[int, bytes] | None]
-
-
-class _AnotherLog(Exception):
-    """What has to be equal is not."""
-
-
 class PlainSession:
     """See the module."""
 
     def __init__(self, local: Local, own: Hello, last_record: LastRecord) -> None:
         self.state = SlaveState.GREETING
         self._last_record = last_record
-        self._overlap, self._overlaps_to = b"", 0  # what has to come again first, and where the rest of it ends
+        self._overlap: Overlap | None = None  # what has to come again first
         self._master_begins_at = 0
         self.received = 0  # bytes of the log
         self._local, self._own = local, own
@@ -203,7 +196,8 @@ class PlainSession:
             if own is None or own[0] < self._master_begins_at:
                 text = f"the log ends at {self._next}, and of what lies below the master has nothing to compare"
                 return [self._end(text, Reason.GONE)]
-            self._overlaps_to, (self._next, self._overlap) = self._next, own
+            self._overlap = Overlap(*own, self._next)
+            self._next = own[0]
         return [Send(_REPORT.pack(self._next))]
 
     # -- the log
@@ -221,32 +215,26 @@ class PlainSession:
                 if frame.offset != self._next:
                     raise ProtocolError(f"bytes at {frame.offset}, where {self._next} is next")
                 body = frame.body
-                if self._next < self._overlaps_to:
-                    body = self._behind_overlap(body)
-                    if self._next == self._overlaps_to:
+                if (overlap := self._overlap) is not None:
+                    body = overlap.behind(body)
+                    self._next = overlap.next
+                    if overlap.is_over:
+                        self._overlap = None
                         actions.append(self._report(now))
                 if body:
                     bodies.append(body)
                     self._next += len(body)
-        except _AnotherLog as error:
-            return [self._end(str(error), Reason.MISMATCH)]
+        except AnotherLog:
+            text = (
+                f"the master's log is another one: it differs below {self._end_of_log}, where this one ends: begin "
+                "with an empty directory"
+            )
+            return [self._end(text, Reason.MISMATCH)]
         except ProtocolError as error:
             end = self._end(f"the master broke the protocol: {error.remark}")
         if bodies:
             actions.append(self._append(bodies))
         return [*actions, end] if end is not None else actions
-
-    def _behind_overlap(self, body: memoryview) -> memoryview:
-        """What is new of it. Behind the record that has to come again lies at most the rest of a file."""
-        again = body[: self._overlaps_to - self._next]
-        expected, self._overlap = self._overlap[: len(again)], self._overlap[len(again) :]
-        if again[: len(expected)] != expected:
-            raise _AnotherLog(
-                f"the master's log is another one: it differs below {self._overlaps_to}, where this one ends: begin "
-                "with an empty directory"
-            )
-        self._next += len(again)
-        return body[len(again) :]
 
     def _append(self, bodies: list[memoryview]) -> Append:
         """What has been gathered of the log, as one."""

@@ -54,6 +54,7 @@ from broker.ha.member_events import (
     Follow,
     HandOver,
     Heartbeat,
+    MasterSettled,
     MetadataSynced,
     RoleTaken,
     Save,
@@ -136,13 +137,17 @@ class Books(Protocol):
         Raises StoreError and ValueError: then the log is as before.
         """
 
+    def say_settled(self) -> bool:
+        """After `lead`, in the log: that it has, or goes on above, all that the archive names. False: not yet."""
+
     def follow(self) -> None:
         """From this instant on the log takes nothing of its own."""
 
     def retreat(self) -> None:
-        """What the books have that is not confirmed is nothing: soon after `follow`, before a master is followed.
+        """What the books have that the log does not show is nothing: soon after `follow`, before a master is followed.
 
-        Raises as `lead`, and is tried again.
+        And again where the log was cut below what it showed, before its master's bytes come. Raises as `lead`, and is
+        tried again.
         """
 
     def confirmed(self) -> None:
@@ -153,7 +158,7 @@ class Books(Protocol):
 
     @property
     def has_image(self) -> bool:
-        """Whether all tables of a master have come in this life."""
+        """Whether all tables of the master that is followed have come."""
 
     def roles_changed(self) -> None:
         """Who leads, who follows: the name servers have to hear it."""
@@ -204,7 +209,9 @@ class _Lead(msgspec.Struct, frozen=True):
 
 
 class _Retreat(msgspec.Struct, frozen=True):
-    """This member led the log, and does no more."""
+    """This member led the log, and does no more; or its log was cut below what it showed."""
+
+    cut: asyncio.Future[None] | None = None  # waits for it
 
 
 # What is done one after the other: the member's, and what comes of it here.
@@ -265,6 +272,7 @@ class ReplicasManager:
         self._has_begun_to_lead = False  # or was to: the books may have something of it
         self._failed_to_lead = 0  # since it did, in a row
         self._is_settled = False  # above all that the archive names
+        self._has_said_so = False
         self._follower: asyncio.Task[None] | None = None
         self._client: HaClient | None = None
         self._cut_waits: asyncio.Future[None] | None = None
@@ -386,6 +394,10 @@ class ReplicasManager:
         if state is State.REFUSED:
             why = self.told or "it must not go on by itself"
             found.append(Trouble("broker set: an operator is needed", since, why, "this member serves nobody"))
+        elif member.is_to_join and state not in _UNKNOWN_TO_CONTROLLERS:
+            means = "this member waits: it has nothing of the set; `neve cluster init` where nobody has"
+            why = "no controller knows a master of the set that is to exist (brokerSetExists): is its register lost?"
+            found.append(Trouble("broker set: not found", since, why, means))
         elif self._role.current is Role.FENCED:
             unheard = "; ".join(f"{address}: {why}" for address, why in sorted(self._controllers.troubles.items()))
             means = "this member serves nobody until a controller has told it its role"
@@ -438,6 +450,8 @@ class ReplicasManager:
     def tick(self) -> None:
         """Four times a second."""
         self.happens(Tick(self._store.max_physical_offset))
+        if self._leads and self._confirming is not None:
+            self._say_settled(self._confirming)
         if self._file.lacks_tables and self._books.has_image and _TablesCame() not in self._actions:
             self._actions.append(_TablesCame())
             self._work.set()
@@ -635,10 +649,15 @@ class ReplicasManager:
                 self._controllers.hang_up()
             case _Lead(confirming=confirming):
                 self._lead(confirming)
-            case _Retreat():
-                self._books.retreat()
+            case _Retreat(cut=waiter):
+                self._retreat(waiter)
             case _:
                 self._ask_soon(action)
+
+    def _retreat(self, waiter: asyncio.Future[None] | None) -> None:
+        self._books.retreat()
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _ask_soon(self, action: Step) -> None:
         assert isinstance(action, Ask)
@@ -669,7 +688,7 @@ class ReplicasManager:
         self.switches["master"] += 1
         self._confirming = confirming
         self._archive().lead(confirming.master_epoch)
-        self._is_settled = not member.may_lack_archived
+        self._is_settled, self._has_said_so = not member.may_lack_archived, False
         own = replace(self._hello, **_who(member), master_epoch=confirming.master_epoch)
         self._ha_service.lead(
             Leadership(
@@ -711,10 +730,23 @@ class ReplicasManager:
                 self._store.fail(error if isinstance(error, OSError) else OSError(errno.EIO, str(error)))
             raise
         self._leads, self._failed_to_lead = True, 0
-        self.happens(ArchiveSettled(confirming.master_epoch))
+        self._say_settled(confirming)
         self._settle_role()
         log.info("leads the broker set in epoch %d, from %d on", confirming.master_epoch, confirming.epoch_start)
         self._books.roles_changed()
+
+    def _say_settled(self, confirming: Confirm) -> None:
+        """To who follows: as soon as the log takes it."""
+        if self._has_said_so or not self._books.say_settled():
+            return
+        self._has_said_so = True
+        if self.member.may_lack_archived:
+            self._spawn("settled", partial(self._settled, ArchiveSettled(confirming.master_epoch)))
+
+    async def _settled(self, event: ArchiveSettled | MasterSettled) -> None:
+        """Known for good when the log that says it is on the disk: without it the next life settles the archive."""
+        await self._sync_log()
+        self.happens(event)
 
     # -- asks
 
@@ -847,6 +879,8 @@ class ReplicasManager:
         if kept is not None:
             self.cuts += 1
             log.warning("what this broker had alone is in %s", kept)
+            self._actions.insert(1, _Retreat(waiter))  # next, whoever waits: the cut is made
+            return
         waiter.set_result(None)
 
     async def attached(self, follow: Follow, master_epoch: int) -> None:
@@ -859,7 +893,8 @@ class ReplicasManager:
         is_stock = isinstance(session, SlaveSession) and master is None
         if not self._file.lacks_tables and isinstance(session, SlaveSession) and self._begins_without_tables(session):
             await self._threads.run(self._file.tables_are_whole, False)
-            raise ConnectionAbortedError("its log begins without its tables: until they are here it only learns")
+        if self._file.lacks_tables and isinstance(session, SlaveSession) and not session.is_learner:
+            raise ConnectionAbortedError("this log is without its tables: until they are here it only learns")
         await self._threads.run(self._file.follows, master_epoch, log_name)
         self._books.following(follow.address, master_epoch, is_stock=is_stock)
 
@@ -869,9 +904,22 @@ class ReplicasManager:
             return session.is_empty and not self._books.has_image
         return bool(session.begins_at)
 
+    def tables_lost(self) -> None:
+        """They hold what the log has lost: until all of a master's have come, this member only learns."""
+        log.warning("tables hold changes that were cut off the log: its master's are waited for")
+        self._file.tables_are_whole(False)
+
+    def master_settled(self, epoch: int) -> None:
+        """The log says of its master that it has settled its archive, and what it needed for that is followed."""
+        if self.member.saved.settled_in != epoch:
+            self._spawn("settled", partial(self._settled, MasterSettled(epoch)))
+
     def heard_confirm(self, offset: int) -> None:
-        """The master says so, and it is here."""
-        self.happens(ConfirmHeard(offset))
+        """The master says so, and it is here: with each of its frames."""
+        if self._role.has_master and not self._is_stopped:
+            self.member.happens(ConfirmHeard(offset), self._clock.monotonic())  # nothing but confirm moves by it
+        else:
+            self.happens(ConfirmHeard(offset))  # the first on a connection: who asks is told that there is a master
         self._store.confirm(offset)
         self._books.confirmed()
 

@@ -59,6 +59,7 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
             confirm=rules,
             acknowledges_from_memory=not config.sync_flush,
             heartbeat_every=config.broker_heartbeat_interval / 1000,
+            set_exists=config.broker_set_exists,
         ),
         controllers=controllers,
         stock_is_refused=_why_not_stock(config, rules),
@@ -109,6 +110,7 @@ def _faults_of_copies(config: BrokerConfig, why: str) -> list[str]:
         f"minInSyncReplicas={config.min_in_sync_replicas}": config.min_in_sync_replicas > 1,
         "allAckInSyncStateSet=true": config.all_ack_in_sync_state_set,
         "apacheMembers=true": config.apache_members,
+        "brokerSetExists=true": config.broker_set_exists,
     }
     return [f"{key}: {why}" for key, is_asked in asked.items() if is_asked]
 

@@ -4,7 +4,8 @@ state       waits for          then
 GREETING    HELLO              it is checked against the own one; H1                (a stock master is greeted with H1)
 SHAKING     H2                 where the logs part: `Cut`, and PARTING until that is done; else at once as after it
 PARTING     `parted`           `Attached`, and ATTACHING until whoever keeps the epoch that is followed has done so
-ATTACHING   `attached`         T1 asks for the log from the own end on
+ATTACHING   `attached`         T1 asks for the log from the own end on; of a stock master, where the own last record
+                               begins: that has to be its last one, too
 FOLLOWING   T2                 `TakeEpochs`, `Append`; then `stored` says what there is, and that is acknowledged
 ENDED
 
@@ -32,6 +33,7 @@ from broker.ha.frames import (
     encode_slave_handshake,
 )
 from broker.ha.greeting import Reason, refusal, unlike
+from broker.ha.overlap import AnotherLog, LastRecord, Overlap
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
 from neve.errors import ProtocolError
 
@@ -85,6 +87,7 @@ class Append(msgspec.Struct, frozen=True):
 
     at: int
     data: bytes | memoryview
+    description: bytes | memoryview = b""  # of these bytes, if the master has one
 
 
 class Confirmed(msgspec.Struct, frozen=True):
@@ -140,8 +143,10 @@ class SlaveSession:
         from_last_file: bool = False,
         is_learner: bool = False,
         secret: bytes = b"",
+        last_record: LastRecord = lambda _: None,
     ) -> None:
         """`hello` is the own one; None: the master is Apache's, which knows none. `secret`: of the set, if it has one.
+        `last_record`: of the own log; None: there is none to compare.
 
         `master_epoch` is what a controller said. With `begins_at_frontier` an empty log begins where the master's may
         be evicted below: what lies there is archived.
@@ -157,6 +162,8 @@ class SlaveSession:
         self._epochs = EpochCache(local.epochs)
         self._masters_epochs: tuple[tuple[int, int], ...] = ()
         self._next = -1  # where the next byte of the log belongs; -1: wherever the master begins
+        self._last_record = last_record
+        self._overlap: Overlap | None = None  # what a stock master has to send again first
         self._reported = (-1, -1)
         self._end_of_log, self._masters_confirm, self._confirm = local.end, -1, local.confirm
         self._frames = MasterFrames()
@@ -205,11 +212,16 @@ class SlaveSession:
         try:
             for frame in self._frames.receive_data(data):
                 if isinstance(frame, Transfer) and self.state is SlaveState.FOLLOWING:
-                    self._take(frame, actions, bodies)
+                    if self._overlap is None:
+                        self._take(frame, actions, bodies)
+                    elif (rest := self._behind_overlap(self._overlap, frame, actions, now)) is not None:
+                        self._take(rest, actions, bodies)
                     continue
                 actions.append(self._answer(frame, now))
                 if self.is_ended:
                     break
+        except AnotherLog:
+            return [self._end_of_another_log()]
         except ProtocolError as error:
             self._flush(actions, bodies)
             actions.append(self._end(f"the master broke the protocol: {error.remark}"))
@@ -297,12 +309,18 @@ class SlaveSession:
         if self.state is not SlaveState.PARTING:
             return []
         self._epochs = EpochCache(epochs)
+        self._confirm = min(self._confirm, end)  # an `async` master's was its own end
         return [self._attach(end)]
 
     def _attach(self, end: int) -> Action:
         self._next = self._end_of_log = end
         self.state = SlaveState.ATTACHING
         return Attached(self._master_epoch)
+
+    @property
+    def is_learner(self) -> bool:
+        """Its master was told that it only learns."""
+        return self._h1.is_learner
 
     @property
     def is_empty(self) -> bool:
@@ -327,10 +345,36 @@ class SlaveSession:
         if self.is_empty:
             asked = self._end_of_log = self.begins_at
             self._next = asked or -1
+        elif self.master is None and (own := self._last_record(asked)) is not None and own[0] + len(own[1]) == asked:
+            # In the file that goes on: of one that has ended the master may have let go.
+            self._overlap = Overlap(*own, asked)
+            asked = self._next = own[0]
         self._reported = (asked, min(synced, asked) if self.master is not None else -1)
         return [self._report(now)]
 
     # -- the log
+
+    def _behind_overlap(self, overlap: Overlap, frame: Transfer, actions: list[Action], now: float) -> Transfer | None:
+        """What is new of a frame; None: nothing that this master says counts yet. Raises AnotherLog, ProtocolError."""
+        if not frame.body:
+            return None
+        if frame.offset != overlap.next:
+            raise ProtocolError(f"bytes at {frame.offset}, where {overlap.next} is next")
+        new = overlap.behind(memoryview(frame.body))
+        self._next = overlap.next
+        if not overlap.is_over:
+            return None
+        self._overlap = None
+        self._reported = (overlap.end, -1)
+        actions.append(self._report(now))
+        return msgspec.structs.replace(frame, offset=self._next, body=new)
+
+    def _end_of_another_log(self) -> End:
+        text = (
+            f"the master's log is another one: it differs below {self._end_of_log}, where this one ends. It lost its "
+            "tail and went on over it in the same epoch: have another one elected, that has what was acknowledged"
+        )
+        return self._end(text, refusal(Reason.MISMATCH, text))
 
     def _take(self, frame: Transfer, actions: list[Action], bodies: list[memoryview]) -> None:
         size = len(frame.body)
@@ -349,7 +393,11 @@ class SlaveSession:
             self._flush(actions, bodies)
             actions.append(TakeEpochs(entries))
         if size:
-            bodies.append(frame.body)
+            if frame.description is not None:
+                self._flush(actions, bodies)
+                actions.append(Append(self._next, frame.body, frame.description))
+            else:
+                bodies.append(frame.body)
             self._next = end
             self.received += size
         self._masters_confirm = max(self._masters_confirm, frame.confirm)
@@ -373,7 +421,7 @@ class SlaveSession:
 
     def stored(self, end: int, synced: int, now: float) -> list[Action]:
         """The log ends there by now, and is on the disk up to `synced`: acknowledge it."""
-        if self.state is not SlaveState.FOLLOWING:
+        if self.state is not SlaveState.FOLLOWING or self._overlap is not None:
             return []
         actions = list[Action]()
         self._end_of_log = end

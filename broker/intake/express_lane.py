@@ -77,6 +77,7 @@ class _Batch:
     """The plain sends of one read, column by column; `starts` are their frames."""
 
     now: int
+    begun: float  # by the monotonic clock
     sends: list[Send] = field(default_factory=list)
     asked: list[PlainSend] = field(default_factory=list)
     traffics: list[Traffic] = field(default_factory=list)
@@ -136,7 +137,7 @@ class ExpressSend:
         while (read := self._next(frames, rules)) is not None:
             start, rules, send, body = read
             if batch is None:
-                batch = _Batch(self._clock.now_ms())
+                batch = _Batch(self._clock.now_ms(), self._clock.monotonic())
             if not self._take(batch, rules, send, body):
                 frames.put_back(buffer, start)
                 break
@@ -151,7 +152,7 @@ class ExpressSend:
         ahead: int = connection.state.get(_AHEAD, 1)
         while read := self._read_ahead(frames, ahead, rules):
             if batch is None:
-                batch = _Batch(self._clock.now_ms())
+                batch = _Batch(self._clock.now_ms(), self._clock.monotonic())
             taken = 0
             for start, rules, send, body in read[: self._count_signed(connection, read)]:
                 if not self._take(batch, rules, send, body):
@@ -273,27 +274,34 @@ class ExpressSend:
             places = self._writer.append(batch.sends, connection.remote, batch.now)
         except StoreError:
             return 0
-        total = 0
-        for traffic, (_, size, _) in zip(batch.traffics, places, strict=False):
-            traffic.add(1, size)
-            total += size
-        self._intake.count(len(places), total)
-        self._answer(connection, list(zip(batch.asked, places, strict=False)))
+        sizes, traffics = [size for _, size, _ in places], batch.traffics
+        total = sum(sizes)
+        if traffics.count(traffics[0]) == len(traffics):  # nearly always all are of one topic
+            traffics[0].add(len(sizes), total, len(sizes))
+        else:
+            for traffic, size in zip(traffics, sizes, strict=False):
+                traffic.add(1, size)
+        self._intake.count(len(sizes), total)
+        self._answer(connection, list(zip(batch.asked, places, strict=False)), batch.begun)
         return len(places)
 
-    def _answer(self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]]) -> None:
+    def _answer(self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]], begun: float) -> None:
         """In two answers where senders wait for disk or slaves: theirs, and that of those who don't want to."""
         waiting = receipts
-        if self._answers_later and any(not asked[4] for asked, _ in receipts):
+        if self._answers_later and (others := [receipt for receipt in receipts if not receipt[0][4]]):
             waiting = [receipt for receipt in receipts if receipt[0][4]]
-            others = [receipt for receipt in receipts if not receipt[0][4]]
-            self._acknowledge(connection, others, waits=False)
+            self._acknowledge(connection, others, begun, waits=False)
         if waiting:
-            self._acknowledge(connection, waiting, waits=True)
+            self._acknowledge(connection, waiting, begun, waits=True)
 
     def _acknowledge(
-        self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]], *, waits: bool
+        self,
+        connection: Connection,
+        receipts: list[tuple[PlainSend, AppendResult]],
+        begun: float,
+        *,
+        waits: bool,
     ) -> None:
         physical_offset, size, _ = receipts[-1][1]
         render = functools.partial(self._template.render, receipts)
-        self._intake.acknowledge(connection, physical_offset + size, render, waits=waits)
+        self._intake.acknowledge(connection, physical_offset + size, render, begun, len(receipts), waits=waits)

@@ -35,6 +35,7 @@ from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotW
 from broker.store.message_store import PutResult
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import Clock
+from infra.metrics import LATENCIES, Histogram
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.ids import UniqueIdGenerator
@@ -104,6 +105,8 @@ class Intake:
         self.answers_later = config.sync_flush or replication.waits
         self._wait = flusher.wait if config.sync_flush else replication.wait
         self._turn = itertools.count()
+        #: From when a send is read to its answer, of those that are stored and as safe as was asked for.
+        self.latency = Histogram(LATENCIES)
         self.messages = 0
         self.bytes = 0
 
@@ -336,14 +339,30 @@ class Intake:
     # ---- when is it answered?
 
     def acknowledge(
-        self, connection: Connection, end_offset: int, render: Callable[[int], bytes], *, waits: bool
+        self,
+        connection: Connection,
+        end_offset: int,
+        render: Callable[[int], bytes],
+        begun: float,
+        number: int = 1,
+        *,
+        waits: bool,
     ) -> None:
-        """Send `render(code)` once what lies below `end_offset` is safe; at once to a sender that doesn't wait."""
+        """Send `render(code)` once what lies below `end_offset` is safe; at once to a sender that doesn't wait.
+
+        `begun`: when its sends were read, by the monotonic clock; so many as `number`.
+        """
+        render = functools.partial(self._render, render, begun, number)
         if waits and self.answers_later:
             deadline = self._clock.monotonic() + self._config.sync_flush_timeout / 1000
             self._wait(WaitingSend(end_offset, connection, deadline, render))
         else:
             connection.send_raw(render(ResponseCode.SUCCESS))
+
+    def _render(self, render: Callable[[int], bytes], begun: float, number: int, code: int) -> bytes:
+        if code == ResponseCode.SUCCESS:
+            self.latency.observe(self._clock.monotonic() - begun, number)
+        return render(code)
 
     async def settled(self) -> None:
         """Returns when everything put so far is as safe on this broker's disk as what `acknowledge` answers.

@@ -1,7 +1,8 @@
 """Tables as a master says them to its slaves, each with the place in the log that it belongs to. JSON, on the wire
 deflated: names of topics and groups are much alike.
 
-MetadataImage    {"v", "logEnd", "position", "topics", "groups", "modes", "users", "delays", "ended", "ends"}
+MetadataImage    {"v", "logEnd", "position", "topics", "groups", "modes", "users", "delays", "ended", "ends",
+                  "settledIn"}
 OffsetsImage     {"v", "logEnd", "position", "offsets", "resets", "frontier"}
 
 logEnd     physical: an image is installed once the slave's own log is confirmed so far, or it would speak of records
@@ -11,6 +12,7 @@ ended      topic → queue → where it goes on, should the topic come again: no
 frontier   physical: what lies below is needed by nothing that waits, is popped or changed, at `logEnd`: a slave that is
            confirmed so far may evict it
 ends       topic → queue → the offset that its next message gets: a slave's log may begin behind all that it has had
+settledIn  the epoch in which this master has said last that it has settled its archive: or behind that
 offsets    topic@group → queue → next offset; resets: the same, of what running consumers were not told yet
 """
 
@@ -53,6 +55,7 @@ class MetadataImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     delays: dict[int, int]
     ended: Positions
     ends: Positions = {}  # of a neve that says nothing of it: none
+    settled_in: int = 0  # the same
 
 
 class OffsetsImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):

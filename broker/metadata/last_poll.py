@@ -74,6 +74,11 @@ class LastPollFile:
         )
         self.file.touch()
 
+    def take_stored(self, master: str, image: StockImage, *, above: int) -> None:
+        """What a master left on its disk, whose log is here: what its tables do not say of it lies above a place."""
+        self._before = above
+        self.take(master, image)
+
     def forget(self) -> None:
         """On the disk when it returns: it is master itself, or the log lost what the poll speaks of."""
         self.current, self._before = None, -1

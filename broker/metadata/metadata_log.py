@@ -12,7 +12,7 @@ of them at 0: what the archive has named since the record was written is not kno
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -25,8 +25,11 @@ from broker.store.message_store import MessageStore
 from broker.tables.changes import (
     CHANGES,
     DELAYS,
+    SETTLED,
+    ArchiveSettled,
     Change,
     GroupGone,
+    QueuesRaised,
     TopicGone,
     UnreadableChange,
     UserChange,
@@ -34,12 +37,12 @@ from broker.tables.changes import (
 )
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile
-from broker.tables.subscription_group_manager import SYSTEM_GROUPS, SubscriptionGroupManager
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.disk import Disk
 from infra.in_steps import Steps
 from neve.record.codec import iter_records
-from neve.remoting.names import METADATA_LOG
+from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +142,14 @@ class MetadataLog:
         users: Users | None,
         delays: Delays,
         pops: Pops,
+        on_settled: Callable[[int], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`users`: None where this broker asks nobody who he is; what changes of them then goes by it."""
+        """`users`: None where this broker asks nobody who he is; what changes of them then goes by it.
+
+        `on_settled` is told of a slave's master that it has settled its archive, and in which epoch. `on_lost` is told,
+        and has to keep, that files of tables hold changes which the log has lost: it can't say what was before them.
+        """
         self._journal, self._store, self._disk, self._image_path = journal, store, disk, image_path
         self._topics, self._groups, self._offsets, self._modes = topics, groups, offsets, modes
         self._users, self._delays, self._pops = users, delays, pops
@@ -148,6 +157,9 @@ class MetadataLog:
         self._gone: list[TopicGone | GroupGone] = []
         # The end of the queue of delay positions when they were read last.
         self._delays_followed = -1
+        self._on_settled, self._on_lost = on_settled, on_lost
+        # The same of that of who has settled.
+        self._settled_followed = -1
 
     # ---- a start
 
@@ -165,21 +177,25 @@ class MetadataLog:
             if isinstance(followed.change, TopicGone | GroupGone):
                 self._gone.append(followed.change)
         self._journal.reached(end)
+        last = self._store.next_offset(METADATA_LOG, CHANGES)
+        if any(file.log_offset is not None and file.log_offset > last for file in self._files):
+            self._on_lost()  # before a file says so no more
         for file in self._files:
             if file.log_offset is None or file.log_offset > end:
                 # it speaks of changes that a power cut took: what comes in their places is not in it
                 file.save_now()
 
     def reload(self) -> None:
-        """A master that is one no more: what its log has unconfirmed may be cut off, and has changed nothing then.
+        """The log shows less than it did, of a master that is one no more or of one that was cut: as it shows now.
 
-        The files have nothing of that. Raises as `load`.
+        What files have of the rest is nothing, too: it goes with the next master's image, and `on_lost` is told that
+        one has to come first. Raises as `load`.
         """
         for table in (self._topics, self._groups, self._offsets, self._modes, self._delays):
             table.load()
         self.load()
         self._gone.clear()  # the book is read anew, and follows the log
-        self._delays_followed = -1
+        self._delays_followed = self._settled_followed = -1
 
     def settle(self) -> None:
         """Once the book of pops is read, too: what is gone is gone there, and where the book has put it back."""
@@ -204,16 +220,34 @@ class MetadataLog:
         Raises UnreadableChange, and ImageNeeded: nothing from there on was applied, and the slave must not go on.
         """
         start, end = self._journal.position, self._store.max_offset(METADATA_LOG, CHANGES)
-        lowest = self._store.min_offset(METADATA_LOG, CHANGES)
-        if start < min(lowest, end):
-            raise ImageNeeded(f"the changes from {start} to {lowest} are not in this log")
-        for followed in self._read(start, end):
-            self._apply(followed, [True] * len(self._files), users=True)
+        if start != end:  # asked for with each frame of a master: mostly there is nothing
+            self._follow_changes(start, end)
         said = self._store.max_offset(METADATA_LOG, DELAYS)
         if said != self._delays_followed:
             self._delays.follow()
             self._delays_followed = said
+        self._follow_settled()
         return self._journal.position - start
+
+    def _follow_changes(self, start: int, end: int) -> None:
+        lowest = self._store.min_offset(METADATA_LOG, CHANGES)
+        if start < min(lowest, end):
+            raise ImageNeeded(f"the changes from {start} to {lowest} are not in this log")
+        if start > end:  # others are to come in the places of those that these tables have: they would be passed over
+            raise ImageNeeded(f"the tables have changes up to {start}, this log ends at {end}")
+        for followed in self._read(start, end):
+            self._apply(followed, [True] * len(self._files), users=True)
+
+    def _follow_settled(self) -> None:
+        """The last that settled: behind it all changes that it needed are here, and followed by now."""
+        said = self._store.max_offset(METADATA_LOG, SETTLED)
+        if said == self._settled_followed:
+            return
+        lowest = self._store.min_offset(METADATA_LOG, SETTLED)
+        for followed in self._read(max(said - 1, lowest), said, SETTLED):
+            if isinstance(followed.change, ArchiveSettled):
+                self._on_settled(followed.change.epoch)
+        self._settled_followed = said
 
     def lead(self) -> list[str]:
         """All of the log is this broker's own from now on: follow it to its end, and let nobody stand above a queue's.
@@ -229,10 +263,10 @@ class MetadataLog:
 
     # ---- the log
 
-    def _read(self, first: int, end: int) -> Iterator[Followed]:
+    def _read(self, first: int, end: int, queue: int = CHANGES) -> Iterator[Followed]:
         offset = first
         while offset < end:
-            got = self._store.get(METADATA_LOG, CHANGES, offset, _COUNT, _BYTES)
+            got = self._store.get(METADATA_LOG, queue, offset, _COUNT, _BYTES)
             for buffer in got.buffers:
                 for record in iter_records(buffer):
                     try:
@@ -268,6 +302,14 @@ class MetadataLog:
             self._pops.forget(topic=change.topic)
         elif isinstance(change, GroupGone):
             self._pops.forget(group=change.group)
+        elif isinstance(change, QueuesRaised):
+            self._raise_queues(change, followed.record_end)
+
+    def _raise_queues(self, change: QueuesRaised, at: int) -> None:
+        """May be done again: a queue that is as high stays, and a topic that was deleted behind it stays deleted."""
+        store = self._store
+        raised = {topic: ends for topic, ends in change.queues.items() if store.gone_below(topic) < at}
+        store.raise_queues(raised, said_at=at)
 
     def _forget_queues(self, change: TopicGone, below: int, *, begin_again: bool) -> None:
         store, topic = self._store, change.topic
@@ -306,6 +348,7 @@ class MetadataLog:
                 topic: {queue: self._store.next_offset(topic, queue) for queue in queues}
                 for topic, queues in self._store.queues().items()
             },
+            settled_in=self._journal.settled_in,
         )
 
     def install(self, image: MetadataImage) -> None:
@@ -316,9 +359,11 @@ class MetadataLog:
         self._disk.write_atomic(self._image_path, msgspec.json.encode(image))
         self._install(image)
         self.catch_up()
+        if image.settled_in:
+            self._on_settled(image.settled_in)
 
     def _install(self, image: MetadataImage, *, at_start: bool = False) -> None:
-        self._delete_what_is_gone(image.position, at_start=at_start)
+        self._follow_queues(image.position, at_start=at_start)
         self._journal.reached(image.position)
         self._topics.install(image.topics)
         self._groups.install(image.groups)
@@ -336,8 +381,8 @@ class MetadataLog:
         self._disk.remove(self._image_path)
         self._disk.fsync_dir(self._image_path.parent)
 
-    def _delete_what_is_gone(self, below: int, *, at_start: bool) -> None:
-        """Deletions in this log that the image has passed: it has no such topic, and says nothing of queues here."""
+    def _follow_queues(self, below: int, *, at_start: bool) -> None:
+        """What this log says of its queues and the image has passed: it says nothing of those that are here."""
         first = max(self._journal.position, self._store.min_offset(METADATA_LOG, CHANGES))
         for followed in self._read(first, min(below, self._store.max_offset(METADATA_LOG, CHANGES))):
             change = followed.change
@@ -345,6 +390,8 @@ class MetadataLog:
                 self._forget_queues(change, followed.record_end, begin_again=change.begins_again and not at_start)
             if isinstance(change, TopicGone | GroupGone):
                 self._gone.append(change)
+            if isinstance(change, QueuesRaised):
+                self._raise_queues(change, followed.record_end)
 
     def offsets_image(self) -> Steps[OffsetsImage]:
         """Where groups stand, with the end of the log that this belongs to.

@@ -108,6 +108,7 @@ class SlaveSynchronize:
         self.failures = 0
         self.installed = 0  # answers
         self.images = 0  # of them, those that are all tables of a master
+        self.has_image = False  # of the master that is followed: all of its tables are here
         self.trouble: str | None = None  # why the last poll failed
 
     # ---- whom
@@ -123,6 +124,7 @@ class SlaveSynchronize:
     def forget(self) -> None:
         """There is no master, or this broker becomes it: what was polled and waits is nothing any more."""
         self._master = None
+        self.has_image = False
         self._images.forget()
         self._offsets.forget()
         self._stock.forget()
@@ -216,6 +218,7 @@ class SlaveSynchronize:
                 self._tables.install(image)
                 self.installed += 1
                 self.images += 1
+                self.has_image = True
             else:
                 self._tables.catch_up()
         except ImageNeeded as error:
@@ -243,3 +246,4 @@ class SlaveSynchronize:
             self._on_stock(master.address, stock)
             self.installed += 1
             self.images += 1
+            self.has_image = True

@@ -64,27 +64,47 @@ class StockImage(msgspec.Struct, frozen=True, kw_only=True):
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class _Topics(msgspec.Struct, rename="camel"):
+class StockTopics(msgspec.Struct, rename="camel"):
+    """Of 21, and of `topics.json`. Each of these is, on the disk, what it is on the wire."""
+
     topic_config_table: dict[str, TopicConfig]
     data_version: DataVersion
 
 
-class _Groups(msgspec.Struct, rename="camel"):
+class StockGroups(msgspec.Struct, rename="camel"):
+    """Of 201, and of `subscriptionGroup.json`."""
+
     subscription_group_table: dict[str, SubscriptionGroupConfig]
     data_version: DataVersion
     forbidden_table: dict[str, dict[str, Int64]] = {}
 
 
-class _Modes(msgspec.Struct, rename="camel"):
+class StockModes(msgspec.Struct, rename="camel"):
+    """Of 402, and of `messageRequestMode.json`."""
+
     message_request_mode_map: dict[str, dict[str, dict[str, Any]]]
 
 
-class _Delays(msgspec.Struct, rename="camel"):
+class StockDelays(msgspec.Struct, rename="camel"):
+    """Of 45, and of `delayOffset.json`."""
+
     offset_table: dict[Int64, _Offset]
 
 
-class _Offsets(msgspec.Struct, rename="camel"):
+class StockOffsets(msgspec.Struct, rename="camel"):
+    """Of 43, and of `consumerOffset.json`."""
+
     offset_table: dict[str, dict[Int64, Int64]]
+
+
+class StockTables(msgspec.Struct, frozen=True, kw_only=True):
+    """All that are in files, too."""
+
+    topics: StockTopics
+    groups: StockGroups
+    modes: StockModes
+    delays: StockDelays
+    offsets: StockOffsets
 
 
 class _HaStatus(msgspec.Struct, rename="camel"):
@@ -104,20 +124,30 @@ async def ask_stock_master(api: Asked, address: str) -> StockImage:
 
     log_begin = (await ask(RequestCode.GET_BROKER_HA_STATUS, _HaStatus)).master_commit_log_max_offset
     settings = await api.ask(address, RequestCode.GET_BROKER_CONFIG, {})
-    topics = await ask(RequestCode.GET_ALL_TOPIC_CONFIG, _Topics)
-    groups = await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, _Groups)
-    modes = await ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, _Modes)
-    delays = await ask(RequestCode.GET_ALL_DELAY_OFFSET, _Delays)
+    topics = await ask(RequestCode.GET_ALL_TOPIC_CONFIG, StockTopics)
+    groups = await ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, StockGroups)
+    modes = await ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, StockModes)
+    delays = await ask(RequestCode.GET_ALL_DELAY_OFFSET, StockDelays)
     timers = await _ask_timers(api, address)
-    offsets = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, _Offsets)
+    offsets = await ask(RequestCode.GET_ALL_CONSUMER_OFFSET, StockOffsets)
     status = await ask(RequestCode.GET_BROKER_HA_STATUS, _HaStatus)
     if not status.master:
         raise NeveError(None, f"{address} is no master")
+    tables = StockTables(topics=topics, groups=groups, modes=modes, delays=delays, offsets=offsets)
+    end = status.master_commit_log_max_offset
+    return image_of(tables, log_begin=log_begin, log_end=end, timers=timers, elsewhere=_elsewhere(bytes(settings.body)))
+
+
+def image_of(
+    tables: StockTables, *, log_begin: int, log_end: int, timers: TimerCheckPoint | None, elsewhere: list[str]
+) -> StockImage:
+    """What a master's tables say, as neve's take it. Raises ProtocolError for a row that does not fit."""
+    topics, groups = tables.topics, tables.groups
     return StockImage(
         log_begin=log_begin,
+        log_end=log_end,
         timers=timers,
-        elsewhere=_elsewhere(bytes(settings.body)),
-        log_end=status.master_commit_log_max_offset,
+        elsewhere=elsewhere,
         topics=TopicsImage(topics=topics.topic_config_table, version=_version(topics.data_version)),
         groups=GroupsImage(
             groups=groups.subscription_group_table,
@@ -128,9 +158,9 @@ async def ask_stock_master(api: Asked, address: str) -> StockImage:
             },
             version=_version(groups.data_version),
         ),
-        modes=_known_modes(modes.message_request_mode_map),
-        delays=delays.offset_table,
-        offsets={name: dict(queues) for name, queues in offsets.offset_table.items()},
+        modes=_known_modes(tables.modes.message_request_mode_map),
+        delays=tables.delays.offset_table,
+        offsets={name: dict(queues) for name, queues in tables.offsets.offset_table.items()},
     )
 
 

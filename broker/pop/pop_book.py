@@ -5,7 +5,9 @@ image of the book and applies the records behind it: what was acknowledged stays
 Of a queue that is in the book, the book is the truth and the offset table follows it; who sets the group elsewhere
 comes here first.
 
-Image: {"logOffset": first record of the log behind it, "queues": [[…], …]}
+Image: {"logOffset": first record of the log behind it, "queues": [[…], …], "isPart": true}
+isPart  records that were in the book were cut off the log: what it has is from behind the cut. Who leads by it gives
+        out again what groups had not acknowledged by the offset table.
 queue [group, topic, queue, next, flights, times, batch]
 flights [[offset, pop time, visible at, in order], …], times [newest, floor], batch [attempt, [offset, …], [count, …]]
 """
@@ -68,6 +70,7 @@ class PopBook:
         self._image: Mapping[str, Any] = {}
         self._log_start = 0
         self._followed = 0  # of a slave: the book has all below this offset of the log
+        self._is_part = False  # see the image
         self._changed = False
         # The log refused a record that the next image has to say.
         self._unlogged = False
@@ -84,10 +87,16 @@ class PopBook:
         self._due.clear()
         self._changed = self._unlogged = False
         value = self.file.load()
+        end, behind = self._store.max_offset(self._topic, _LOG_QUEUE), int(value.get("logOffset", 0))
+        self._log_start = self._followed = min(behind, end)
+        self._is_part = bool(value.get("isPart"))
+        if self._store.is_following and behind > self._store.next_offset(self._topic, _LOG_QUEUE):
+            self._is_part = True  # of an `async` set, that lost what the image was made of
+            self._capture()
+            self.file.save_now()
+            return
         for row in value.get("queues", ()):
             self._load_queue(*row)
-        end = self._store.max_offset(self._topic, _LOG_QUEUE)
-        self._log_start = self._followed = min(int(value.get("logOffset", 0)), end)
         if self._store.is_following:
             return  # `follow` goes on
         self._lead()
@@ -132,7 +141,11 @@ class PopBook:
             self._followed = following
         for queue in self.queues.values():
             self._clip(queue)
+            acknowledged = self._offsets.query(*queue.key) if self._is_part else -1
+            if 0 <= acknowledged < queue.low():
+                queue.go_to(acknowledged)
             self._commit(queue)
+        self._is_part = False
 
     def _load_queue(  # noqa: PLR0917
         self,
@@ -190,10 +203,13 @@ class PopBook:
         # the image has what is applied, also what no sync has confirmed yet: told again it would undo what came after
         store = self._store
         log_start = self._followed if store.is_following else store.next_offset(self._topic, _LOG_QUEUE)
-        self._image = {
+        image: dict[str, Any] = {
             "logOffset": log_start,
             "queues": [_row(queue) for queue in self.queues.values()],
         }
+        if self._is_part:
+            image["isPart"] = True
+        self._image = image
         self._changed = self._unlogged = False
         self.file.touch()
         return log_start

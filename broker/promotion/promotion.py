@@ -125,12 +125,7 @@ class Promotion:
                 f"{', '.join(poll.elsewhere)} at the master: who has popped what is in a store of its own, of which no "
                 f"slave hears. Set it to false there, and wait until nothing is out any more"
             )
-        if await api.reaches(poll.master):
-            raise refused(f"the master at {poll.master} is there: stop it first, both would give the same offsets")
-        if not name_servers:
-            raise refused("namesrvAddr is empty: nobody says that its master is gone")
-        await _ask_name_servers(api, broker, address, name_servers)
-        api.close()
+        await refuse_present(api, poll.master, (broker, address), name_servers)
 
     # ---- read, and written
 
@@ -252,6 +247,21 @@ def new_topics(store: MessageStore, asked_at: int, known: Collection[str]) -> li
         if all(entry is None or entry[0] >= asked_at for entry in first) and any(first):
             found.append(topic)
     return found
+
+
+async def refuse_present(api: Api, master: str, own: tuple[str, str], name_servers: Sequence[str]) -> None:
+    """StartupError while a master is there whose place is to be taken, or nobody says that it is gone.
+
+    `own`: name and address of this broker. The api is closed.
+    """
+    try:
+        if await api.reaches(master):
+            raise refused(f"the master at {master} is there: stop it first, both would give the same offsets")
+        if not name_servers:
+            raise refused("namesrvAddr is empty: nobody says that its master is gone")
+        await _ask_name_servers(api, *own, name_servers)
+    finally:
+        api.close()
 
 
 async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Sequence[str]) -> None:

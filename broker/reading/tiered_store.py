@@ -5,7 +5,8 @@ offset:  cold min ............ hot min ................ max
 
     get_message ─▶ local and in memory ─▶ the result, at once
                 ├▶ local, perhaps on the disk alone ─▶ a pending read: in a thread (`old_reads`)
-                └▶ in the archive ─▶ a pending read: by the cold reader, while the request is parked
+                └▶ in the archive ┬▶ its row group is in memory ─▶ the result, at once
+                                  └▶ a pending read: by the cold reader, while the request is parked
 
 Nobody outside this room asks which it is: a result is there, or it is awaited.
 
@@ -72,6 +73,18 @@ Answer = GetResult | PendingRead
 
 class ColdTier(Protocol):
     """What `tiered.read.cold_reader.ColdReader` offers. What answers with bytes or times blocks: in a thread."""
+
+    def at_hand(  # noqa: PLR0917
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tag_codes: frozenset[int] | None,
+        client: Hashable = None,
+    ) -> ColdResult | None: ...
 
     def locate(
         self, group: str, topic: str, queue_id: int, offset: int, client: Hashable = None
@@ -155,6 +168,10 @@ class TieredStore:
         """
         if self._is_local(topic, queue_id, offset):
             return self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
+        if message_filter.predicate is None and offset >= self._hot.ended_at(topic, queue_id):
+            got = self._cold_at_hand(group, topic, queue_id, offset, max_count, max_bytes, message_filter.codes, client)
+            if got is not None:
+                return got
         return PendingRead(
             functools.partial(
                 self._read_archive, group, topic, queue_id, offset, max_count, max_bytes, message_filter, client
@@ -223,6 +240,28 @@ class TieredStore:
 
     # ---- out of the archive
 
+    def _cold_at_hand(  # noqa: PLR0917
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        codes: frozenset[int] | None,
+        client: Hashable,
+    ) -> GetResult | None:
+        """Nearly every pull of a replay: its row group was fetched ahead, so there is no task and no turn of the loop
+        for it."""
+        cold = self._cold
+        assert cold is not None
+        got = cold.at_hand(group, topic, queue_id, offset, max_count, max_bytes, codes, client)
+        if got is None:
+            return None
+        self.cold_reads += 1
+        self.cold_latency.observe(0.0)
+        return self._as_of_both(got, topic, queue_id, offset)
+
     async def _read_archive(  # noqa: PLR0917
         self,
         group: str,
@@ -261,11 +300,15 @@ class TieredStore:
         """What the archive said, with the ends of both tiers; where it has nothing, the way to what there is."""
         low, high = self.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
         status, following = got.status, got.next_offset
-        if status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
-            # A gap, or below the first message that is kept: the consumer goes on at the next one that is there.
+        if status is GetMessageStatus.OFFSET_FOUND_NULL and following > offset:
+            # A gap: known to hold nothing, so readers go on behind it at once, those of a slave, too. Were they told
+            # that their offset is wrong, stock consumers would give the queue up and take it again, for up to 30 s.
+            status = GetMessageStatus.NO_MATCHED_MESSAGE
+        elif status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
+            # Below the first message that is kept: the consumer goes on at the next one that is there.
             following = following if following > offset else max(self._hot.min_offset(topic, queue_id), low)
             status = GetMessageStatus.OFFSET_TOO_SMALL if following > offset else GetMessageStatus.OFFSET_OVERFLOW_ONE
-        return GetResult(status, following, low, high, got.buffers, got.count)
+        return GetResult(status, following, low, high, got.buffers, got.count, is_archived=True)
 
     async def _read_cold(  # noqa: PLR0917
         self,
@@ -298,6 +341,10 @@ class TieredStore:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         return self._min(self._hot.min_offset(topic, queue_id), topic, queue_id)
+
+    def local_min_offset(self, topic: str, queue_id: int) -> int:
+        """What is below it has left the local log."""
+        return self._hot.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self._hot.max_offset(topic, queue_id)

@@ -13,6 +13,7 @@ from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import BROADCASTING, TAG, ClientManager
 from broker.config import BrokerConfig
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE, HeldPull, PullRequestHold
+from broker.reading.backlog_turns import BacklogTurns
 from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter, parse_expression
 from broker.reading.tiered_store import Answer, PendingRead, TieredStore
 from broker.requests.by_role import FENCED, SLAVE
@@ -23,6 +24,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
+from infra.metrics import Histogram
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
@@ -67,7 +69,7 @@ class Pull(msgspec.Struct):
     start: int
     # When its reading began, by the monotonic clock: waiting for messages is no latency.
     begun: float
-    is_slow: bool = False  # it had to be waited for: on the disk alone, or in the archive
+    is_slow: bool = False  # it had to be waited for
 
 
 class PullMessageProcessor:
@@ -84,19 +86,24 @@ class PullMessageProcessor:
         *,
         tiered: TieredStore,
         hold: PullRequestHold,
+        turns: BacklogTurns,
         topics: TopicConfigManager,
         groups: SubscriptionGroupManager,
         clients: ClientManager,
         offsets: ConsumerOffsetManager,
         stats: BrokerStats,
         guard: Guard,
+        latency: Histogram,
         master_may_lack: Callable[[str, int, int], bool] | None = None,
     ) -> None:
-        """`master_may_lack`: at which offsets of a queue a slave keeps its reader; None: the master has them all."""
+        """`latency` is told from when a pull's reading began to its answer, where it found messages.
+
+        `master_may_lack`: at which offsets of a queue a slave keeps its reader; None: the master has them all."""
         self._config, self._clock, self._role, self._guard = config, clock, role, guard
         self._master_may_lack = master_may_lack
-        self._tiered, self._hold, self._stats = tiered, hold, stats
+        self._tiered, self._hold, self._turns, self._stats = tiered, hold, turns, stats
         self._topics, self._groups, self._clients, self._offsets = topics, groups, clients, offsets
+        self._latency = latency
 
     def pull(self, connection: Connection, request: RemotingCommand) -> Answered:
         header = parse_header(request.ext, PullMessageHeader)
@@ -113,6 +120,29 @@ class PullMessageProcessor:
         )
         if header.sys_flag & COMMIT_OFFSET and header.commit_offset >= 0 and self._role.is_master:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if not self._is_backlog(pull):
+            return self._begin(pull)
+        if not self._turns.has_room and request.size <= MAX_HELD_SIZE:
+            self._turns.wait(lambda: self._take_turn(pull))
+            return None
+        return self._in_turn(pull, self._begin)
+
+    def _is_backlog(self, pull: Pull) -> bool:
+        """It will not see the end of its queue: nobody waits for it as for a new message."""
+        return pull.start + pull.max_count < self._tiered.max_offset(pull.header.topic, pull.header.queue_id)
+
+    def _take_turn(self, pull: Pull) -> None:
+        if not pull.connection.is_closed:
+            pull.connection.resume(pull.request, lambda: self._in_turn(pull, self._begin_again), in_work=True)
+
+    def _in_turn(self, pull: Pull, read: Callable[[Pull], Answered]) -> Answered:
+        began = self._clock.monotonic()
+        try:
+            return read(pull)
+        finally:
+            self._turns.used(self._clock.monotonic() - began)
+
+    def _begin(self, pull: Pull) -> Answered:
         answer = self._read(pull)
         if not isinstance(answer, GetResult):
             return self._respond_later(pull, answer, self._first_deadline(pull), last=not self._may_wait(pull))
@@ -121,6 +151,12 @@ class PullMessageProcessor:
             self._hold_on(pull, self._first_deadline(pull))
             return None
         return self._response(pull, answer)
+
+    def _begin_again(self, pull: Pull) -> Answered:
+        """What the pull may do may have changed while it waited for its turn."""
+        self._guard.require(pull.connection, pull.request)
+        self._check(pull.header)
+        return self._begin(pull)
 
     def _may_wait(self, pull: Pull) -> bool:
         wants = pull.header.sys_flag & SUSPEND and self._config.long_polling_enable
@@ -295,6 +331,7 @@ class PullMessageProcessor:
             stats, took = self._stats, self._clock.monotonic() - pull.begun
             stats.got(header.topic, header.consumer_group, result.count, sum(map(len, buffers)))
             stats.took(header.queue_id, header.topic, header.consumer_group, round(took * 1000))
+            self._latency.observe(took)
         if is_master:
             self._offsets.commit_pull(header.consumer_group, header.topic, header.queue_id, following)
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
@@ -306,7 +343,7 @@ class PullMessageProcessor:
             return str(self._config.broker_id)
         if group is None:
             return "0"
-        if pull.is_slow and result.count:
+        if (pull.is_slow or result.is_archived) and result.count:
             return str(group.which_broker_when_consume_slowly)
         return "0" if self._role.has_master else str(group.broker_id)
 

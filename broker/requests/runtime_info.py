@@ -1,8 +1,9 @@
 """How the broker is doing (28)."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from broker.stats.conditions import Condition
 from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
 from broker.waiting.schedule_message import ScheduleMessage
@@ -31,10 +32,13 @@ class RuntimeInfoProcessor:
         store: MessageStore,
         schedule: ScheduleMessage,
         totals: Totals,
+        *,
         used_ratio: Callable[[], float],
+        conditions: Callable[[], Iterable[Condition]],
     ) -> None:
+        """`conditions`: what the broker can't do now."""
         self._clock, self._store, self._schedule = clock, store, schedule
-        self._totals, self._used_ratio = totals, used_ratio
+        self._totals, self._used_ratio, self._conditions = totals, used_ratio, conditions
         self._boot_ms = clock.now_ms()
 
     def runtime_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -68,6 +72,7 @@ class RuntimeInfoProcessor:
             "putTps": put,
             "remainHowManyDataToFlush": f"{store.max_physical_offset - store.flushed_offset} B",
             "startAcceptSendRequestTimeStamp": str(self._boot_ms),
+            "conditions": " | ".join(f"{one.name}: {one}" for one in self._conditions()) or "none",
             "runtime": f"[ {(now - self._boot_ms) // 1000} seconds ]",
         }
         for level in range(1, self._schedule.max_level + 1):

@@ -16,6 +16,7 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfig
 from broker.waiting.half_messages import TRANSACTION_BITS
+from infra.clock import Clock
 from infra.remoting_server import Connection
 from neve.errors import BrokerError, ProtocolError
 from neve.record.bodies import decode_batch
@@ -47,6 +48,7 @@ class SendMessageProcessor:
     def __init__(
         self,
         intake: Intake,
+        clock: Clock,
         *,
         groups: SubscriptionGroupManager,
         locks: RebalanceLock,
@@ -54,7 +56,7 @@ class SendMessageProcessor:
         broker_name: str,
     ) -> None:
         """Groups, their locks and retry names say what a send to a retry topic is."""
-        self._intake, self._broker_name = intake, broker_name
+        self._intake, self._clock, self._broker_name = intake, clock, broker_name
         self._groups, self._locks, self._retry_names = groups, locks, retry_names
 
     def send(self, connection: Connection, request: RemotingCommand) -> Awaitable[None] | None:
@@ -72,6 +74,7 @@ class SendMessageProcessor:
             await again
 
     def _send(self, connection: Connection, request: RemotingCommand) -> None:
+        begun = self._clock.monotonic()
         header = parse_send_header(request.code, request.ext)
         self._intake.check_open()
         config = self._intake.check_topic(header, len(request.body))
@@ -79,7 +82,7 @@ class SendMessageProcessor:
         stored, waits = put(connection, request, header, config)
         if not request.is_oneway:
             render = functools.partial(self._frame, request, header.topic, stored)
-            self._intake.acknowledge(connection, stored.end_offset, render, waits=waits)
+            self._intake.acknowledge(connection, stored.end_offset, render, begun, waits=waits)
 
     def _frame(self, request: RemotingCommand, topic: str, stored: Stored, code: int) -> bytes:
         handle, unique = None, stored.unique

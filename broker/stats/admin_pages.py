@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
+from prometheus_client.core import Metric
 
 from broker.archiving.archive import AnyArchive
-from broker.config import BrokerConfig
+from broker.config import GRACE_MAX_MS, BrokerConfig
 from broker.ha.replicas_manager import HandOverNotDecided, HandOverRefused, ReplicasManager
 from broker.life import BrokerLife
 from broker.stats.conditions import Condition, Conditions
 from broker.stats.health import Health
-from broker.stats.topic_metrics import Largest, TopicMetrics, archive_ages, families
+from broker.stats.topic_metrics import Figures, Largest, TopicMetrics, archive_ages, families
 from infra.admin_http import AdminHttp, Request, Response, json_response
+from infra.config import time_ms
 from infra.loop_pause import LoopPause
-from infra.metrics import Metrics, render
+from infra.metrics import Metrics, of_process, render
+from infra.pace import Pace
 from infra.supervisor import Trouble
+from lifecycle.erase import Wanted, is_erase_id
 from lifecycle.lifecycle import ArchiveLifecycle
-from neve.archive.journal import decode_entry
-from neve.archive.keys import journal_key
+from neve.archive.follow import entries
+from tiered.write.offload import RoundReport
+from tiered.write.progress import Progress
 
 R = TypeVar("R")
 
@@ -32,6 +38,8 @@ _PAGE = 10_000
 # What runs in threads has its own: it may wait for the store, and tables are written by asyncio's.
 _THREADS = 8
 _CHEAP = 2
+_NO_ARCHIVE = Response(409, b"no archive: set storeUrl\n")
+_IN_NO_SET = Response(409, b"this broker is in no set: replication=none\n")
 # Of the archive's status: what is told, in which unit, and its meaning.
 _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("backlog_bytes", "backlog_bytes", 1, "bytes of the log that are not archived yet"),
@@ -51,6 +59,8 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("compactions_failed_total", "compactions_failed", 1, "objects that were to be made of others, and were not"),
     ("compacted_objects_total", "compacted_objects", 1, "objects whose place one made of them took"),
     ("compacted_bytes_total", "compacted_bytes", 1, "bytes of objects whose place one made of them took"),
+    ("delta_commits_total", "delta_commits", 1, "commits to logs of Delta tables"),
+    ("delta_entries_behind", "delta_entries_behind", 1, "entries of the journal that no Delta table was told yet"),
     ("gaps", "gaps", 1, "ranges recorded as lost"),
     ("open_names", "open_names", 1, "objects that a round named and has not published"),
     ("topics_set_aside", "topics_set_aside", 1, "topics whose messages can't be archived or expired as they are"),
@@ -70,9 +80,11 @@ class AdminPages:
         topic_metrics: TopicMetrics,
         health: Health,
         conditions: Conditions,
+        pace: Callable[[], Pace],
         replicas: ReplicasManager | None = None,
     ) -> None:
-        self._replicas = replicas
+        """`pace`: of a part of a scrape, in its thread."""
+        self._replicas, self._pace = replicas, pace
         self._config, self._life, self._archive = config, life, archive
         self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions
         self._pool = ThreadPoolExecutor(_THREADS, "admin")
@@ -99,15 +111,18 @@ class AdminPages:
         ages = await self._in_thread(self._look_at_backlog, limit)
         figures = await self._topic_metrics.take(ages, limit)
         whole = list(self._metrics.families())
-        text = await self._in_thread(lambda: render([*whole, *families(figures)]))
+        text = await self._in_thread(lambda: self._rendered(whole, figures))
         return Response(body=text, content_type="text/plain; version=0.0.4")
+
+    def _rendered(self, whole: Sequence[Metric], figures: Figures) -> bytes:
+        return render(itertools.chain(whole, of_process(), families(figures)), self._pace().breathe)
 
     def _look_at_backlog(self, limit: int) -> Largest[tuple[str, int]]:
         """The age of each topic's oldest message that is not archived. Asks the loop: in a thread."""
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
             return archive_ages({}, limit)
-        backlog = lifecycle.backlog()
+        backlog = lifecycle.backlog(self._pace().breathe)
         ages = lifecycle.ages_ms(backlog)
         self._backlog = {**lifecycle.status(backlog), "backlog_age_ms": max(ages.values(), default=0)}
         return archive_ages(ages, limit)
@@ -128,7 +143,7 @@ class AdminPages:
         self, word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()
     ) -> Response:
         lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
-        lines += [f"{name}{_since(since)}: {why}; {means}" for name, since, why, means in conditions]
+        lines += [f"{one.name}{_since(one.since_ms)}: {one}" for one in conditions]
         lines += [f"job {name}: {failing.error}" for name, failing in sorted(self._archive.jobs.failing().items())]
         return Response(status, "".join(f"{line}\n" for line in lines).encode())
 
@@ -143,46 +158,44 @@ class AdminPages:
         return json_response({**status, "conditions": told, "jobs": dict(jobs.runs), "errors": errors})
 
     async def offload(self, request: Request) -> Response:
+        """Lines as it goes on, the last a summary, or the error."""
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
-            return Response(409, b"no archive: set storeUrl\n")
-        return Response(lines=self._offload_lines(roll=request.flag("roll"), evict=request.flag("evict")))
+            return _NO_ARCHIVE
+        roll, evict = request.flag("roll"), request.flag("evict")
 
-    async def _offload_lines(self, *, roll: bool, evict: bool) -> AsyncIterator[object]:
-        """Progress as it comes, then a summary; an error is the last line."""
-        lifecycle = self._archive.lifecycle
-        assert isinstance(lifecycle, ArchiveLifecycle)
-        loop = asyncio.get_running_loop()
-        lines: asyncio.Queue[Any] = asyncio.Queue()
+        def offload(progress: Progress) -> None:
+            reports = lifecycle.offload.run(roll, evict, progress)
+            progress(_summary(lifecycle, reports))
 
-        def progress(item: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(lines.put_nowait, dict(item))
-
-        work = asyncio.ensure_future(self._in_thread(lifecycle.offload.run, roll, evict, progress))
-        work.add_done_callback(lambda _: lines.put_nowait(None))
-        while (item := await lines.get()) is not None:
-            yield item
-        reports = work.result()
-        status = await self._in_thread(lifecycle.status)
-        yield {
-            "event": "done",
-            "rounds": len(reports),
-            "objects": sum(len(report.committed) for report in reports),
-            "failed": sum(len(report.failed) for report in reports),
-            "set_aside": lifecycle.set_aside(),
-            # A round in the background may have taken it all a moment ago.
-            "archived_objects": status["objects"],
-            "backlog_bytes": status["backlog_bytes"],
-            "last_round": status["last_round"],
-        }
+        return Response(lines=self._lines_of(offload))
 
     async def compact(self, request: Request) -> Response:
         """Lines as it goes on, the last a summary, or the error."""
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
-            return Response(409, b"no archive: set storeUrl\n")
+            return _NO_ARCHIVE
         topic, dry_run = request.query.get("topic"), request.flag("dry-run")
         return Response(lines=self._lines_of(functools.partial(lifecycle.compact.now, topic, dry_run=dry_run)))
+
+    async def erase(self, request: Request) -> Response:
+        """Lines as it goes on, the last the certificate, or the error. The key is in no log."""
+        lifecycle = self._archive.lifecycle
+        if not isinstance(lifecycle, ArchiveLifecycle):
+            return _NO_ARCHIVE
+        topic, key, grace = (request.query.get(name, "") for name in ("topic", "key", "grace"))
+        if not topic or not key:
+            return Response(400, b"a topic and a key\n")
+        try:
+            grace_ms = time_ms(grace, 0, GRACE_MAX_MS) if grace else None
+        except ValueError as error:
+            return Response(400, f"grace: {error}\n".encode())
+        wanted = Wanted(topic, key, retries=not request.flag("no-retries"), grace_ms=grace_ms)
+        run, dry_run, evict = request.query.get("id", ""), request.flag("dry-run"), request.flag("evict")
+        if run and not is_erase_id(run):
+            return Response(400, b"id: not one of an erasure\n")
+        work = functools.partial(lifecycle.erase.now, wanted, erase_id=run, dry_run=dry_run, evict=evict)
+        return Response(lines=self._lines_of(work))
 
     async def _lines_of(self, work: Callable[..., object]) -> AsyncIterator[object]:
         """What it tells of its progress, as it comes; its error is raised at the end."""
@@ -201,7 +214,7 @@ class AdminPages:
     async def ls(self, request: Request) -> Response:
         journal = self._archive.journal
         if journal is None:
-            return Response(409, b"no archive: set storeUrl\n")
+            return _NO_ARCHIVE
         catalog, broker, topic = journal.catalog, journal.broker, request.query.get("topic")
 
         def read() -> list[dict[str, Any]]:
@@ -225,7 +238,7 @@ class AdminPages:
     async def journal(self, request: Request) -> Response:
         journal = self._archive.journal
         if journal is None:
-            return Response(409, b"no archive: set storeUrl\n")
+            return _NO_ARCHIVE
         text = request.query.get("from", "0")
         if not text.isdecimal():
             return Response(400, b"from is the number of an entry\n")
@@ -233,8 +246,8 @@ class AdminPages:
 
         def read() -> list[dict[str, Any]]:
             rows = []
-            for seq in range(first, min(journal.catalog.next_seq, first + _PAGE)):
-                entry = decode_entry(journal.store.get(journal_key(journal.prefix, journal.broker, seq)))
+            standing = entries(journal.store, journal.broker, journal.prefix, first)
+            for seq, entry in itertools.islice(standing, _PAGE):
                 fields = msgspec.to_builtins(entry, str_keys=True)
                 rows.append(
                     {
@@ -253,7 +266,7 @@ class AdminPages:
     async def verify(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
-            return Response(409, b"no archive: set storeUrl\n")
+            return _NO_ARCHIVE
         report = await self._in_thread(lifecycle.verify, request.flag("deep"))
         return json_response({"objects": report.objects, "rows": report.rows, "findings": report.problems})
 
@@ -263,7 +276,7 @@ class AdminPages:
     async def sweep(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
-            return Response(409, b"no archive: set storeUrl\n")
+            return _NO_ARCHIVE
         found = await self._in_thread(lifecycle.sweep.run, request.flag("repair"))
         return json_response({"event": "swept", "orphans": found})
 
@@ -274,7 +287,7 @@ class AdminPages:
     async def broker_set(self, request: Request) -> Response:
         """What this member knows of its set."""
         if self._replicas is None:
-            return Response(409, b"this broker is in no set: replication=none\n")
+            return _IN_NO_SET
         return json_response(self._replicas.status())
 
     async def hand_over(self, request: Request) -> Response:
@@ -283,7 +296,7 @@ class AdminPages:
         if text and not text.isdecimal():
             return Response(400, b"to is the number of a member\n")
         if self._replicas is None:
-            return Response(409, b"this broker is in no set: replication=none\n")
+            return _IN_NO_SET
         try:
             target = await self._replicas.hand_over(int(text) if text else None)
         except HandOverRefused as error:
@@ -299,6 +312,21 @@ class AdminPages:
         return json_response({"job": name, "started": True})
 
 
+def _summary(lifecycle: ArchiveLifecycle, reports: Sequence[RoundReport]) -> dict[str, Any]:
+    status = lifecycle.status()
+    return {
+        "event": "done",
+        "rounds": len(reports),
+        "objects": sum(len(report.committed) for report in reports),
+        "failed": sum(len(report.failed) for report in reports),
+        "set_aside": lifecycle.set_aside(),
+        # A round in the background may have taken it all a moment ago.
+        "archived_objects": status["objects"],
+        "backlog_bytes": status["backlog_bytes"],
+        "last_round": status["last_round"],
+    }
+
+
 def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.on_shutdown(pages.close)
     http.route("GET", "/metrics", pages.metrics, at_once=_CHEAP)
@@ -310,6 +338,7 @@ def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.route("POST", "/archive/verify", pages.verify, at_once=1)
     http.route("POST", "/archive/offload", pages.offload, at_once=1)
     http.route("POST", "/archive/compact", pages.compact, at_once=1)
+    http.route("POST", "/archive/erase", pages.erase, at_once=1)
     http.route("POST", "/archive/unexpire", pages.unexpire, at_once=1)
     http.route("POST", "/archive/sweep", pages.sweep, at_once=1)
     http.route("POST", "/clock/confirm", pages.confirm_clock)

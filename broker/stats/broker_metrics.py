@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from access.guard import SignatureGuard, Unguarded
 from broker.archiving.archive import AnyArchive
 from broker.broker_stats import BrokerStats
 from broker.clients.broker_outer_api import BrokerOuterApi
@@ -18,13 +19,14 @@ from broker.intake.replication import GroupTransfer
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.metadata.slave_synchronize import SlaveSynchronize
 from broker.pop.revive import PopRevive
+from broker.reading.backlog_turns import BacklogTurns
 from broker.role import BrokerRole, Role
 from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.metrics import Metrics
+from infra.metrics import Histogram, Metrics
 from infra.remoting_server import RemotingServer
 from infra.supervisor import Faults
 
@@ -38,6 +40,24 @@ def register_traffic(metrics: Metrics, totals: Totals, intake: Intake, stats: Br
     counter("messages_out_total", "messages read", totals.got)
     counter("bytes_in_total", "bytes stored", lambda: intake.bytes)
     counter("bytes_out_total", "bytes read", lambda: stats.bytes_out)
+
+
+def register_latencies(metrics: Metrics, sends: Histogram, pulls: Histogram) -> None:
+    """How long clients wait for this broker; what a network and a client's queue add is theirs to measure."""
+    metrics.histogram("send_seconds", "from when a send is read to its answer, as safe as was asked for", sends)
+    metrics.histogram("pull_seconds", "from when a pull's reading begins to its answer, of those with messages", pulls)
+
+
+def register_guard(metrics: Metrics, guard: SignatureGuard | Unguarded) -> None:
+    """Who may not."""
+    text = "requests that nobody signed rightly, or whose user has no right to them"
+    metrics.counter("requests_refused_total", text, lambda: guard.refused)
+
+
+def register_conditions(metrics: Metrics, conditions: Conditions) -> None:
+    """The state that all pages tell."""
+    text = "1 while the broker can't do what it is for: /readyz says since when, why, and what it means"
+    metrics.labelled("condition", text, "condition", conditions.metric)
 
 
 def register_pops(metrics: Metrics, revive: PopRevive) -> None:
@@ -57,11 +77,12 @@ def register_server(metrics: Metrics, server: RemotingServer) -> None:
     counter("connections_refused_total", "connections closed because there were too many", lambda: admission.refused)
 
 
-def register_clients(
+def register_clients(  # noqa: PLR0917 - each in its place
     metrics: Metrics,
     clients: ClientManager,
     locks: RebalanceLock,
     hold: PullRequestHold,
+    backlog_turns: BacklogTurns,
     name_servers: BrokerOuterApi,
 ) -> None:
     """Who is there, and who waits."""
@@ -69,6 +90,7 @@ def register_clients(
     gauge("client_bytes", "what heartbeats say, of all connections", lambda: clients.bytes)
     gauge("queue_locks", "queues that ordered consumers hold locked", lambda: locks.count)
     gauge("held_pulls", "pulls that wait for a message", lambda: hold.count)
+    gauge("backlog_reads_waiting", "pulls of backlogs that wait for a turn of the loop", lambda: backlog_turns.waiting)
     gauge("consumer_groups_online", "groups with a member", lambda: len(clients.consumers))
     gauge("name_servers", "name servers that know this broker", lambda: len(name_servers.registered))
 

@@ -1,74 +1,189 @@
-"""What a broker that serves can't do now: since when, why, and what that means to those who use it."""
+"""What a broker that serves can't do now: since when, why, what that means to its users, what comes by itself.
+
+One state model, told everywhere: `/readyz`, `/archive/status`, `neve_condition`, the broker's runtime information (28,
+which `neve broker describe` and `mqadmin brokerStatus` print), and the log, once when it begins and once when it ends.
+"""
 
 from __future__ import annotations
 
+import logging
+import ssl
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from broker.archiving.archive import AnyArchive
+from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import ReplicasManager
 from broker.life import BrokerLife
 from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
+from infra.tls import Certificate
+
+log = logging.getLogger(__name__)
 
 # A job that asks the store for little and takes longer than this waits for an answer that does not come.
 _HANGING_S = 120.0
 _SHORT_JOBS = ("state", "checkpoint", "ttl")
 # Those that come again soon: what they heard last is how it is. A sweep's last word may be hours old.
 _FREQUENT_JOBS = (*_SHORT_JOBS, "offload", "retention")
+_DAY_S = 86_400
+_WARNED_S = 14 * _DAY_S
+_CERTIFICATE_S = 60.0  # how often it is looked at: a handshake with itself
+
+_DISK, _NAMES, _STORE = "disk full", "name servers unreachable", "archive unreachable"
+_FENCED, _OVERTAKEN, _CLOCK = "archive fenced", "archive overtaken", "clock not trusted"
+_MASTER, _SET = "master not followed", "broker set"
+_EXPIRED, _EXPIRES = "certificate expired", "certificate ends soon"
+#: All there are; those of a broker set are one here.
+NAMES = (_DISK, _NAMES, _STORE, _FENCED, _OVERTAKEN, _CLOCK, _MASTER, _SET, _EXPIRED, _EXPIRES)
 
 
 class Condition(NamedTuple):
-    """One thing that the broker can't do now: since when (ms), why, and what it means for its users."""
+    """One thing that the broker can't do now: since when (ms), why, what it means for its users, what comes then."""
 
     name: str
     since_ms: int
     why: str
     means: str
+    then: str
+
+    @property
+    def kind(self) -> str:
+        """One of `NAMES`."""
+        return _SET if self.name.startswith(_SET) else self.name
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.why}; {self.means}; {self.then}"
 
 
 class Conditions:
-    """Of one broker, once its archive is settled."""
+    """Of one broker, once its archive is settled. On the loop."""
 
     def __init__(
         self,
         clock: Clock,
         life: BrokerLife,
         archive: AnyArchive,
+        *,
+        name_servers: BrokerOuterApi,
         replicas: ReplicasManager | None = None,
         plain_slave: PlainSlave | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
+        """`certificate`: by which clients know this broker."""
         self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
-        self._plain_slave = plain_slave
+        self._name_servers, self._plain_slave, self._certificate = name_servers, plain_slave, certificate
         self._boot_ms = clock.now_ms()
+        # By name, since when (ms): of those that the last look found.
+        self._seen: dict[str, int] = {}
+        self._ends: tuple[float, str | None] = (float("inf"), None)  # of the certificate, s; what is wrong with it
+        self._certificate_at, self._certificate_was = (
+            float("-inf"),
+            None if certificate is None else certificate.context,
+        )
+
+    def look(self) -> None:
+        """Each second: the log says what begins and what ends."""
+        found, now_ms = {one.name: one for one in self.now()}, self._clock.now_ms()
+        for name, one in found.items():
+            if name not in self._seen:
+                log.warning("%s: %s", name, one)
+        for name, since_ms in self._seen.items():
+            if name not in found:
+                log.warning("%s: no more, after %d s", name, max(now_ms - since_ms, 0) // 1000)
+        self._seen = {name: one.since_ms for name, one in found.items()}
 
     def now(self) -> list[Condition]:
         """None: all is well."""
-        archive = self._archive
-        found = []
+        now_ms = self._clock.now_ms()
+        return [
+            one if one.since_ms else one._replace(since_ms=self._seen.get(one.name, now_ms)) for one in self._found()
+        ]
+
+    def metric(self) -> Mapping[str, int]:
+        """1 for each that is so, by name."""
+        there = {one.kind for one in self.now()}
+        return {name: int(name in there) for name in NAMES}
+
+    def _found(self) -> list[Condition]:
+        found = list[Condition]()
         if (why := self._life.refusal) is not None:
             since = self._ago(self._clock.monotonic() - self._life.refused_since)
             means = "sends are refused with code 14; reads, acks and archiving go on"
-            found.append(Condition("disk full", since, why, means))
+            then = "eviction makes room as far as the archive has what it takes; below the mark sends are taken again"
+            found.append(Condition(_DISK, since, why, means, then))
+        found += [*self._of_name_servers(), *self._of_set(), *self._of_archive()]
+        clock = self._archive.safe_clock
+        if not (state := clock.state()).trusted:
+            means = f"what expires is {state.behind_ms // 1000} s late"
+            then = "nothing is expired early meanwhile; `neve archive confirm-clock` ends it"
+            found.append(Condition(_CLOCK, state.since_ms, state.why, means, then))
+        return [*found, *self._of_certificate()]
+
+    def _of_name_servers(self) -> list[Condition]:
+        away = self._name_servers.unanswered
+        if not away:
+            return []
+        why = "; ".join(f"{server}: {reason}" for server, reason in sorted(away.items()))
+        is_alone = not self._name_servers.registered
+        means = (
+            "clients that know this broker go on with it, others find no route to it"
+            if is_alone
+            else "clients of these find no route to this broker, or an old one; those of the others go on"
+        )
+        return [Condition(_NAMES, 0, why, means, "they are told of it again within half a minute of their return")]
+
+    def _of_set(self) -> list[Condition]:
+        found = list[Condition]()
         if self._replicas is not None:
-            found += [Condition(*trouble) for trouble in self._replicas.troubles()]
+            then = "it goes on by itself once the cause is gone; docs/high-availability.md has each"
+            found += [Condition(*trouble, then) for trouble in self._replicas.troubles()]
         if self._plain_slave is not None and (fault := self._plain_slave.client.trouble) is not None:
             means = "what is here is served, and the master's log is not copied on; nothing is archived"
-            found.append(Condition("master not followed", 0, fault.text, means))
+            found.append(Condition(_MASTER, 0, fault.text, means, "it asks again each few seconds"))
+        return found
+
+    def _of_archive(self) -> list[Condition]:
+        archive = self._archive
         if archive.journal is not None and archive.journal.fenced:
             means = "nothing is archived, deleted or evicted here; hot messages are served"
-            found.append(Condition("archive fenced", 0, "another process has taken it over", means))
-        elif (overtaken := archive.overtaken) is not None:
+            then = "nothing by itself: one of the two has to be stopped"
+            return [Condition(_FENCED, 0, "another process has taken it over", means, then)]
+        if (overtaken := archive.overtaken) is not None:
             means = "nothing is archived or expired any more, nor evicted from there on; all that is here is served"
-            found.append(Condition("archive overtaken", overtaken.since_ms, overtaken.text, means))
-        elif (away := self.store_away()) is not None:
+            then = "nothing by itself: docs/beside-apache.md says what to do"
+            return [Condition(_OVERTAKEN, overtaken.since_ms, overtaken.text, means, then)]
+        if (away := self.store_away()) is not None:
             means = "messages that are not on the local disk can't be read; nothing is archived, evicted or expired"
-            found.append(Condition("archive unreachable", *away, means))
-        clock = archive.safe_clock
-        if not (state := clock.state()).trusted:
-            means = f"what expires is {state.behind_ms // 1000} s late, until `neve archive confirm-clock`"
-            found.append(Condition("clock not trusted", state.since_ms, state.why, means))
-        return found
+            then = "the log grows meanwhile, and once the store answers what waits is archived, oldest first"
+            return [Condition(_STORE, *away, means, then)]
+        return []
+
+    def _of_certificate(self) -> list[Condition]:
+        certificate, now = self._certificate, self._clock.monotonic()
+        if certificate is None:
+            return []
+        context = certificate.context  # another one where the files have changed
+        if now - self._certificate_at >= _CERTIFICATE_S or context is not self._certificate_was:
+            self._certificate_at, self._certificate_was = now, context
+            try:
+                self._ends = certificate.ends_s(), None
+            except (ssl.SSLError, OSError) as error:
+                self._ends = 0.0, str(error)
+        ends_s, fault = self._ends
+        left_s = ends_s - self._clock.now_ms() / 1000
+        if left_s > _WARNED_S:
+            return []
+        means = "clients that check it can't connect any more; who is connected goes on"
+        then = "a new pair of files is taken at the next connection, without a restart"
+        if left_s <= 0:
+            return [Condition(_EXPIRED, int(ends_s * 1000), fault or "its time is over", means, then)]
+        text = f"in {left_s / _DAY_S:.1f} days"
+        return [Condition(_EXPIRES, 0, text, f"then {means}", then)]
 
     def store_away(self) -> tuple[int, str] | None:
         """Since when the archive's store has not answered, by the jobs that ask it all the time; what they heard."""

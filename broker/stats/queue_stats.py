@@ -22,15 +22,27 @@ class QueueStats:
         messages = tiered.count_messages(topic, queue, low, high)
         if messages != high - low:  # Java's clients pass over what they do not know
             described["messages"] = messages
+        local = tiered.local_min_offset(topic, queue)
+        if local > low:
+            described["localMinOffset"] = local  # what is below it, the archive alone has
         return described
 
     def of_group(self, group: str, topic: str, queue: int) -> dict[str, int]:
-        """As RocketMQ's OffsetWrapper has it."""
-        consumed = max(self._offsets.query(group, topic, queue), 0)
-        last = self._tiered.store_time_at_hand(topic, queue, consumed - 1) if consumed else 0
-        return {
-            "brokerOffset": max(self._tiered.max_offset(topic, queue), 0),
+        """As RocketMQ's OffsetWrapper has it, and how many messages are left where that is not its lag."""
+        tiered = self._tiered
+        high, consumed = max(tiered.max_offset(topic, queue), 0), max(self._offsets.query(group, topic, queue), 0)
+        last = tiered.store_time_at_hand(topic, queue, consumed - 1) if consumed else 0
+        described = {
+            "brokerOffset": high,
             "consumerOffset": consumed,
             "lastTimestamp": max(last, 0),
             "pullOffset": max(consumed, self._offsets.query_pull(group, topic, queue)),
         }
+        if consumed < high:
+            left = tiered.count_messages(topic, queue, consumed, high)
+            if left != high - consumed:
+                described["messages"] = left
+            local = min(tiered.local_min_offset(topic, queue), high)
+            if consumed < local and (cold := tiered.count_messages(topic, queue, consumed, local)):
+                described["coldMessages"] = cold
+        return described

@@ -24,8 +24,8 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.topic_config_manager import TopicConfigManager
 from neve.remoting.names import RETRY_PREFIX
 
-# Queues, or names, looked at before other requests get their turn: about a millisecond.
-_SLICE = 200
+# Queues, or names, looked at before other requests get their turn: about an eighth of a millisecond.
+_SLICE = 50
 T = TypeVar("T")
 
 
@@ -110,22 +110,30 @@ class TopicMetrics:
         running group no longer subscribes to does not count.
         """
         lags = Largest[Lag](limit)
-        looked_at = 0
+        looked_at, before, ends = 0, "", list[int]()
         for topic, group in _with_retries(self._offsets, self._retry_names):
             looked_at += 1
             if looked_at >= _SLICE:
-                looked_at = 0
+                looked_at, before = 0, ""
                 await asyncio.sleep(0)
             config = self._topics.select(topic)
             if config is None or self._has_left(group, topic):
                 continue
-            consumed = self._offsets.queues_of(group, topic)
-            ends = [self._store.max_offset(topic, queue) for queue in range(config.read_queue_nums)]
-            count = self._tiered.count_messages
-            behind = sum(count(topic, queue, consumed.get(queue, 0), end) for queue, end in enumerate(ends))
+            if topic != before:  # groups of one topic come one after the other
+                before, ends = topic, [self._store.max_offset(topic, queue) for queue in range(config.read_queue_nums)]
+                looked_at += len(ends)
+            looked_at += len(ends) // 8  # to compare is less than to look up
+            behind = self._behind(group, topic, ends)
             lags.add(behind, Lag(group, topic, behind))
-            looked_at += len(ends)
         return lags
+
+    def _behind(self, group: str, topic: str, ends: list[int]) -> int:
+        """Most groups have read all: where they stand is compared with the ends, and nothing else is looked up."""
+        behind, consumed = 0, self._offsets.standing(group, topic)
+        for queue, end in enumerate(ends):
+            if (at := consumed.get(queue, 0)) < end:
+                behind += self._tiered.count_messages(topic, queue, at, end)
+        return behind
 
     def _has_left(self, group: str, topic: str) -> bool:
         live = self._clients.consumers.get(group)
@@ -152,13 +160,15 @@ def _with_retries(offsets: ConsumerOffsetManager, names: RetryNames) -> Iterator
                 yield retry, group
 
 
-def families(figures: Figures) -> list[Metric]:
-    """Of topics, of pairs of group and topic, and of topics of the archive."""
-    return [*_traffic(figures.traffic), _lags(figures.lags), _archive(figures.archive), _left_out(figures)]
+def families(figures: Figures) -> Iterator[Metric]:
+    """Of topics, of pairs of group and topic, and of topics of the archive; each is made when it is asked for."""
+    yield from _traffic(figures.traffic)
+    yield _lags(figures.lags)
+    yield _archive(figures.archive)
+    yield _left_out(figures)
 
 
-def _traffic(traffic: Largest[TopicTraffic]) -> list[Metric]:
-    found: list[Metric] = []
+def _traffic(traffic: Largest[TopicTraffic]) -> Iterator[Metric]:
     for name, text in (
         ("messages_in", "messages stored, by topic"),
         ("bytes_in", "bytes stored, by topic"),
@@ -168,8 +178,7 @@ def _traffic(traffic: Largest[TopicTraffic]) -> list[Metric]:
         family = CounterMetricFamily(f"neve_topic_{name}_total", text, labels=["topic"])
         for row in traffic.rows():
             family.add_metric([row.topic], getattr(row, name))
-        found.append(family)
-    return found
+        yield family
 
 
 def _lags(lags: Largest[Lag]) -> Metric:

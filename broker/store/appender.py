@@ -15,8 +15,9 @@ from zlib_ng.zlib_ng import crc32
 from broker.store.born_hosts import BornHost, BornHosts
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
+from broker.store.described import LEAST, Described, Queue, describe
 from broker.store.errors import MessageIllegal, NotThisTurn, StoreFull, StoreNotWritable
-from broker.store.key_index import IndexItem, KeyIndex
+from broker.store.key_index import IndexItem, KeyIndex, hashed
 from broker.store.layout import CRC_ENTRY_SIZE, QUEUE_ENTRY, QUEUE_ENTRY_SIZE, SHORT
 from broker.store.log_end import LogEnd
 from broker.store.queue_table import QueueTable
@@ -49,10 +50,17 @@ class PutResult(msgspec.Struct, frozen=True, gc=False):
 class Appender:
     """See the module."""
 
-    def __init__(
-        self, config: StoreConfig, end: LogEnd, queues: QueueTable, index: KeyIndex, visibility: Visibility
+    def __init__(  # noqa: PLR0917 - each has an owner
+        self,
+        config: StoreConfig,
+        end: LogEnd,
+        queues: QueueTable,
+        index: KeyIndex,
+        visibility: Visibility,
+        described: Described,
     ) -> None:
         self._end, self._queues, self._index, self._visibility = end, queues, index, visibility
+        self._described = described
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
         self._store_host = pack_host(config.store_host)
         self._hosts = BornHosts(self._store_host)
@@ -152,8 +160,9 @@ class Appender:
             position += size
         if not shown:
             return
+        records = b"".join(pieces)
         try:
-            end.write(b"".join(pieces), marks)
+            end.write(records, marks)
         except StoreNotWritable:
             for queue, queue_offset, _ in reversed(shown):
                 queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, queue_offset
@@ -165,6 +174,31 @@ class Appender:
             queue.used = True
             if not queue.dirty:
                 self._queues.mark_dirty(queue)
-        if keyed:
+        if self._described.is_wanted and len(shown) >= LEAST:
+            self._describe(records, shown, keyed)
+        elif keyed:
             self._index.want(keyed)
         self._visibility.appended(shown)
+
+    def _describe(self, records: bytes, shown: list[VisibleEntry], keyed: list[IndexItem]) -> None:
+        """Keep for slaves what is known of the records that were stored just now; each key is hashed once, here."""
+        end = self._end
+        start, now = end.appended - len(records), end.last_time
+        numbers: dict[ConsumeQueue, int] = {}
+        firsts: list[Queue] = []
+        whose: list[int] = []
+        for queue, offset, _ in shown:
+            number = numbers.get(queue)
+            if number is None:
+                number = numbers[queue] = len(firsts)
+                firsts.append((queue.topic, queue.queue_id, offset))
+            whose.append(number)
+        hashes: list[int] = []
+        places: list[int] = []
+        if keyed:
+            keys = hashes, places, _ = hashed(keyed)
+            self._index.want_hashed(keys)
+        crc_entries = end.newest_crc_entries(len(shown))
+        description = describe(records, crc_entries, whose, firsts, places, hashes, now)
+        if description is not None:
+            self._described.add(start, description, records)

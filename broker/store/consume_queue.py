@@ -315,7 +315,8 @@ class ConsumeQueue:
 
     def would_look_lost(self, first_offset: int) -> bool:
         """Whether a new file at an offset would be taken for one whose predecessor lost its entries."""
-        return bool(self.files) and self._full_end(self.files[-1]) == first_offset
+        before = next((file for file in reversed(self.files) if file.base < first_offset), None)
+        return before is not None and before.end < first_offset == self._full_end(before)
 
     def _count_below(self, file: QueueFile, below: int) -> int:
         """Entries below are on the disk whole, those above may be anything but never look like one below."""

@@ -39,10 +39,12 @@ _ENTRY_TYPE = np.dtype([("hash", ">u4"), ("physical", ">i8"), ("seconds", ">u4")
 assert _HEADER.size == 48 <= _HEADER_SIZE
 assert _ENTRY.size == _ENTRY_TYPE.itemsize == 20
 # Keys that wait; then they are indexed with the append that brings the last one.
-_BATCH = 256
+_BATCH = 1024
 
 # topic, keys separated by spaces, physical offset, store time
 IndexItem = tuple[str, str, int, int]
+# Of each key, column by column: its hash, where its message lies, that one's store time.
+Hashed = tuple[list[int], list[int], list[int]]
 
 
 def _hash(topic: str, key: str) -> int:
@@ -58,6 +60,29 @@ def hashes_of(start: int, keys: str) -> list[int]:
     """Those of each key of a message, once."""
     words = keys.split()
     return [crc32(key.encode("utf-8", "surrogatepass"), start) for key in (words if len(words) == 1 else set(words))]
+
+
+def hashed(items: Sequence[IndexItem]) -> Hashed:
+    """The keys of messages, of which there are some."""
+    topics, words, places, times = zip(*items, strict=True)
+    text = "".join(words)  # of most it is an id alone, which nothing has to be cut out of
+    if text.isascii() and text.split(None, 1) == [text] and topics.count(topics[0]) == len(topics):
+        start = start_of(topics[0])
+        return [crc32(word.encode(), start) for word in words], list(places), list(times)
+    found: Hashed = [], [], []
+    starts: dict[str, int] = {}
+    for topic, keys, physical_offset, store_time in items:
+        start = starts.get(topic, -1)
+        if start < 0:
+            start = starts[topic] = start_of(topic)
+        hashes = hashes_of(start, keys)
+        _extend(found, (hashes, [physical_offset] * len(hashes), [store_time] * len(hashes)))
+    return found
+
+
+def _extend(columns: Hashed, more: Hashed) -> None:
+    for column, other in zip(columns, more, strict=True):
+        column.extend(other)
 
 
 class IndexFile:
@@ -92,8 +117,9 @@ class IndexFile:
         places = key_hashes % self.slots
         previous = self._slots[places]
         # within the batch, an entry of the same slot is the nearer one
-        order = np.argsort(places, kind="stable")
-        same = np.flatnonzero(places[order[1:]] == places[order[:-1]])
+        order = places.argsort(kind="stable")
+        ordered = places[order]
+        (same,) = (ordered[1:] == ordered[:-1]).nonzero()
         previous[order[same + 1]] = numbers[order[same]]
         block = self._entries[count : count + added]
         block["hash"] = key_hashes
@@ -166,8 +192,8 @@ class KeyIndex:
         self.files: list[IndexFile] = []
         self._dirty: set[Path] = set()
         self._wanted: list[IndexItem] = []
-        # The same of who has hashed them already: hashes, physical offsets, store times. One of the two is empty.
-        self._hashed: tuple[list[int], list[int], list[int]] = ([], [], [])
+        # The same, hashed already; what is wanted has come behind them.
+        self._hashed: Hashed = ([], [], [])
         self.skipped = 0  # keys since the start, for want of room
         self._skipping = False
 
@@ -206,49 +232,32 @@ class KeyIndex:
 
     def want(self, items: Iterable[IndexItem]) -> None:
         """Have the keys of messages indexed, soon."""
-        if self._hashed[0]:
-            self.build()  # a slave's that leads now
         self._wanted += items
-        if len(self._wanted) >= _BATCH:
+        if len(self._wanted) + len(self._hashed[0]) >= _BATCH:
             self.build()
 
-    def want_hashed(self, hashes: list[int], physical_offsets: list[int], store_times: list[int]) -> None:
-        """The same, of keys of which `hashes_of` has been made, column by column."""
+    def want_hashed(self, keys: Hashed) -> None:
+        """The same, of keys that are hashed already."""
         if self._wanted:
+            self._hash()  # they came first
+        _extend(self._hashed, keys)
+        if len(self._hashed[0]) >= _BATCH:
             self.build()
-        of_keys, places, times = self._hashed
-        of_keys += hashes
-        places += physical_offsets
-        times += store_times
-        if len(of_keys) >= _BATCH:
-            self.build()
+
+    def _hash(self) -> None:
+        """What waits, into columns, behind what is there."""
+        items, self._wanted = self._wanted, []
+        if self._config.index_enabled:
+            _extend(self._hashed, hashed(items))
 
     def build(self) -> None:
         """Index what waits."""
         if self._wanted:
-            items, self._wanted = self._wanted, []
-            if self._config.index_enabled:
-                self._add(items)
+            self._hash()
         if self._hashed[0]:
-            hashed, self._hashed = self._hashed, ([], [], [])
+            keys, self._hashed = self._hashed, ([], [], [])
             if self._config.index_enabled:
-                self._add_hashed(*hashed)
-
-    def _add(self, items: Iterable[IndexItem]) -> None:
-        hashes: list[int] = []
-        physical_offsets: list[int] = []
-        store_times: list[int] = []
-        starts: dict[str, int] = {}
-        for topic, keys, physical_offset, store_time in items:
-            start = starts.get(topic)
-            if start is None:
-                start = starts[topic] = start_of(topic)
-            words = keys.split()
-            for key in words if len(words) == 1 else set(words):
-                hashes.append(crc32(key.encode("utf-8", "surrogatepass"), start))
-                physical_offsets.append(physical_offset)
-                store_times.append(store_time)
-        self._add_hashed(hashes, physical_offsets, store_times)
+                self._add_hashed(*keys)
 
     def _add_hashed(self, hashes: list[int], physical_offsets: list[int], store_times: list[int]) -> None:
         done = 0

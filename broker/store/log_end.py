@@ -239,19 +239,34 @@ class LogEnd:
             self._log.grow_crc(file)
         self._log.open_writer(file)
 
-    def write(self, records: bytes, marks: list[int]) -> None:
-        """Store whole records that have room, and their CRC entries, field by field. Raises StoreNotWritable."""
-        file, count = self.file, len(marks) // 3
+    def write(self, records: bytes | memoryview, marks: list[int] | bytes) -> None:
+        """Store whole records that have room, and their CRC entries: field by field, or as they are.
+
+        Raises StoreNotWritable.
+        """
+        file = self.file
         assert file is not None and file.writer is not None and self.position + len(records) <= file.size - END_SIZE
         try:
             file.writer.write(records, self.position)
         except OSError as error:
             self.fail(error)
             raise StoreNotWritable(f"a write to the log failed: {error}") from error
-        _crc_entries(count).pack_into(file.crc_map, file.crc_position, *marks)
-        file.crc_position += count * CRC_ENTRY_SIZE
+        begin = file.crc_position
+        if isinstance(marks, bytes):
+            file.crc_position += len(marks)
+            file.crc_map[begin : file.crc_position] = marks
+        else:
+            count = len(marks) // 3
+            _crc_entries(count).pack_into(file.crc_map, begin, *marks)
+            file.crc_position += count * CRC_ENTRY_SIZE
         self.position += len(records)
         self.appended += len(records)
+
+    def newest_crc_entries(self, count: int) -> bytes:
+        """Of the records that were stored last, in the newest file."""
+        file = self.file
+        assert file is not None
+        return file.crc_map[file.crc_position - count * CRC_ENTRY_SIZE : file.crc_position]
 
     # -- a master's records
 

@@ -17,13 +17,13 @@ thread of their own each, and `write_queue_state`: for any.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from broker.store import reading, truncation
+from broker.store import described, reading, truncation
 from broker.store.appender import Appender, PutResult, Send
 from broker.store.checkpointer import Checkpointer
 from broker.store.commit_log import CommitLog, LogFile
@@ -79,7 +79,8 @@ class MessageStore:
         self._index = KeyIndex(config, disk)
         self._end = LogEnd(config, self._log, self._tails, new_lock)
         self._visibility = Visibility(config, self._log, self._end, new_lock)
-        self._appender = Appender(config, self._end, self._queues, self._index, self._visibility)
+        self._described = described.Described()
+        self._appender = Appender(config, self._end, self._queues, self._index, self._visibility, self._described)
         self._replica = ReplicaAppender(config, self._end, self._queues, self._index, self._tails, self._visibility)
         #: Messages of one sender in their order: `Appender.append` without a layer, for the express lane comes by here.
         self.append = self._appender.append
@@ -170,6 +171,7 @@ class MessageStore:
 
         It takes no more of its own whatever happens; where the disk can't be told so, it takes nothing at all: OSError.
         """
+        self._described.forget()
         self._end.follow()
         try:
             self._directory.begin_following()
@@ -197,12 +199,13 @@ class MessageStore:
 
     # -- a slave's append
 
-    def append_replica(self, data: bytes | memoryview, at: int) -> None:
+    def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
         """Store what the master has from an offset on: `replica_offset`, or the end of the log.
 
-        Raises LogMismatch, StoreNotWritable, StoreFull. What was stored then stays so: the end of the log says how far.
+        `description`: as the master's `described_append` told it of just these bytes. Raises LogMismatch,
+        StoreNotWritable, StoreFull. What was stored then stays so: the end of the log says how far.
         """
-        self._replica.append(data, at)
+        self._replica.append(data, at, description)
 
     @property
     def replica_offset(self) -> int:
@@ -244,7 +247,12 @@ class MessageStore:
         self._end.close()
         try:
             # in the order in which a checkpoint takes them: it may sync the log on its way
-            with self._checkpointer.standing_still(), self._visibility.standing_still(), self._log.unchanged():
+            with (
+                self._checkpointer.standing_still(),
+                self._visibility.standing_still(),
+                self._log.unchanged(),
+                self._log.files_stay(),
+            ):
                 for part in (self._checkpointer, self._index, self._queues, self._tails, self._log):
                     part.forget()
                 self._recover()
@@ -262,6 +270,14 @@ class MessageStore:
         above `start` where a hole lies between files, or, without `padding`, where `start` lies behind an END record.
         """
         return reading.log_bytes(self._log, start, min(end, self._end.appended), limit, padding=padding)
+
+    def describe_appends(self, wanted: bool) -> None:
+        """Whether a slave takes what is known of the records of an append beside their bytes."""
+        self._described.want(wanted)
+
+    def described_append(self, start: int) -> described.Append | None:
+        """The append that began at an offset of the log, with what a slave may be told of its records."""
+        return self._described.at(start)
 
     def shutdown(self) -> None:
         """Bring everything to the disk and leave the directory clean; after a failed sync, leave it to recovery."""
@@ -457,6 +473,19 @@ class MessageStore:
         """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
         return self._queues.ended()
 
+    def deleted_topics(self) -> list[str]:
+        """Topics that were, and of which something is kept here: they may have come again."""
+        return self._queues.deleted()
+
+    def forget_deleted(self, topics: Collection[str]) -> int:
+        """Deleted topics of which nothing is left, here or elsewhere: should they come again, they begin at 0.
+
+        Returns how many are forgotten now, for good. The members of a set know each other's, so there none is.
+        """
+        if self._visibility.set_has is not None:
+            return 0
+        return self._queues.forget_deleted(topics, self._log.min_offset)
+
     def ended_at(self, topic: str, queue_id: int) -> int:
         """Where the queue ended when its topic was deleted last: below is an earlier life. 0: it was not."""
         return self._queues.ended_at(topic, queue_id)
@@ -519,7 +548,7 @@ class MessageStore:
         self._end.check_writable()
         self._create_at(following)
 
-    def _create_at(self, following: Mapping[str, Mapping[int, int]]) -> None:
+    def _create_at(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool = False) -> None:
         lower = [
             (topic, queue_id, offset)
             for topic, offsets in following.items()
@@ -529,7 +558,7 @@ class MessageStore:
         if not lower:
             return
         self.checkpoint()  # recovery takes a hole only from below it
-        self._queues.begin_at(lower)
+        self._queues.begin_at(lower, by_image=by_image)
         self.checkpoint()
 
     def restore_queues(
@@ -542,7 +571,7 @@ class MessageStore:
         self._end.check_writable()
         self._queues.remember_ended(ended)
         self._queues.save()
-        self.create_queues_at(following)
+        self._create_at(following, by_image=True)
 
     def begin_queues(self, ends: Mapping[str, Mapping[int, int]], log_end: int) -> None:
         """Of queues that a slave's log has no record of: they go on where they do at its master, and never begin at 0.
@@ -555,7 +584,32 @@ class MessageStore:
             for queue_id, end in queues.items():
                 if end and self._queues.get(topic, queue_id) is None and self.gone_below(topic) <= log_end:
                     missing.setdefault(topic, {})[queue_id] = end
-        self._create_at(missing)
+        self._create_at(missing, by_image=True)
+
+    def raise_queues(self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None) -> None:
+        """Queues go on at offsets, above what the archive has named. What lies below is there, or lost: hidden here.
+
+        On a slave by its master's word, of which the record ends at `said_at`; one that has messages from there on
+        keeps them. May be repeated.
+        """
+        self._create_at(following)
+        self._queues.show_to(following)
+        hidden = [self._queues.hide_below(topic, offsets) for topic, offsets in following.items()]
+        is_new = said_at is not None and self.remember_raised(following, said_at)
+        if any(hidden) or is_new:
+            self._queues.save()
+
+    def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
+        """The log says, in a record that ends here, that queues go on at offsets: nothing lowers them while it does.
+
+        For good once the state is saved; whether that is new.
+        """
+        return self._queues.remember_raised(following, said_at)
+
+    def goes_on_higher(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue goes on above its last record: it was raised, or begins here, and nothing came since."""
+        queue = self._queues.get(topic, queue_id)
+        return queue is not None and queue.used_end < queue.end
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
         """Where queues of deleted topics go on, should these come again, as their master knows it."""
@@ -709,10 +763,12 @@ class MessageStore:
         """End the active file, so that it may be archived whole. Raises `StoreFull`."""
         self._end.roll()
 
-    def evict(self, base: int) -> None:
-        """Remove the oldest file. The minimum of each queue follows.
+    def take_out(self, base: int) -> Callable[[], bool]:
+        """The log begins above its oldest file from here on, and the minimum of each queue follows.
 
-        The checkpoint must lie above it: a start that finds it below the log can't tell an eviction from a lost file.
+        What is returned takes the file from the disk, for any thread: it waits for the disk, and for memory to be given
+        back. Until then a start finds the file again, and so does a cut, behind which it stays: False. The checkpoint
+        must lie above it: a start that finds it below the log can't tell an eviction from a lost file.
         Raises StoreFull if there is no room even for a checkpoint.
         """
         file = self._log.files[0] if self._log.files else None
@@ -725,9 +781,10 @@ class MessageStore:
             self.checkpoint()
         if self.checkpointed < file.end:
             raise StoreFull(f"no room for a checkpoint above the file at {base}")
-        self._log.evict(file)
+        remove = self._log.take_out(file)
         self._index.build()
         self._index.evict(self._log.min_offset)
+        return remove
 
     def restart_log_at(self, physical_offset: int) -> None:
         """Go on in a new file at an offset above the log's end: what lies between was lost, its offsets are taken."""

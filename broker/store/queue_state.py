@@ -1,8 +1,10 @@
 """What the queues' files alone don't tell.
 
-queue_state   JSON: minimum offsets that were asked for, deleted topics, and where queues begin that have no file yet
+queue_state   JSON: minimum offsets that were asked for, deleted topics, where queues begin that have no file yet, and
+              which were raised above their last record by a master's word
 
-Version 2 has such queues: who does not know of them would give their offsets again. A file without any is of version 1.
+Version 3 has queues that were raised, version 2 such without a file: who does not know of them would give their offsets
+again. A file without either is of version 1.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from infra.disk import Disk
 from infra.locks import NewLock, new_lock
 
 _NAME = "queue_state"
-_VERSION = 2
+_VERSION = 3
 
 
 class QueueState(msgspec.Struct):
@@ -30,6 +32,12 @@ class QueueState(msgspec.Struct):
     ended: dict[str, dict[str, int]] = {}
     # topic -> queue -> the offset that its first message here gets, or got: all below is elsewhere
     begins: dict[str, dict[str, int]] = {}
+    # topic -> queue -> the offset on which it goes on at least, and where the record ends that says so: as long as the
+    # log has that one, no cut takes it back. Several, each higher than those before it, where a cut may leave some. One
+    # that no record says, but an image of a master or of the archive, ends at 0: no cut takes that
+    raised: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    # Whether `raised` has all begins but those that a cut may take back: older neves do not write down which these are
+    tells_begins: bool = False
     version: int = 1
 
 
@@ -65,7 +73,8 @@ class QueueStateFile:
     def image_of(self, state: QueueState) -> StateImage:
         """The state as it is now, on the thread that changes it."""
         self._images += 1
-        state.version = _VERSION if state.begins else 1
+        places = (at for queues in state.raised.values() for said in queues.values() for _, at in said)
+        state.version = 3 if any(places) else 2 if state.begins else 1
         return StateImage(self._images, msgspec.json.encode(state))
 
     def write(self, image: StateImage) -> None:

@@ -4,6 +4,8 @@ floor      a minimum that was asked for: what lies below is hidden, for good
 ended      where a deleted queue goes on, should it come again: none of its offsets is given twice
 begins     where a queue begins whose messages are all elsewhere; it has no file before its first one here
 deleted    the physical offset below which a topic's records belong to an earlier life of it
+raised     where a queue goes on at least while the log has the record that says so, by which a master raised it; or
+           for good, where it was begun by an image
 dirty      the queues whose files a checkpoint still has to bring to the disk
 
 Invariant: both tables hold the same queues; a queue that was appended to since the last `take_dirty` is among the dirty
@@ -12,7 +14,8 @@ ones. What is asked for is for good once the state is saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import TypeVar
 
 import msgspec
 
@@ -26,6 +29,8 @@ from broker.store.queue_state import QueueState, QueueStateFile, StateImage
 from broker.store.topic_tails import TopicTails
 from infra.disk import Disk
 from infra.locks import NewLock, new_lock
+
+T = TypeVar("T")
 
 
 class QueueTable:
@@ -93,27 +98,74 @@ class QueueTable:
     def load_state(self) -> None:
         """Read what the queues' own files don't tell, before them."""
         self._state = self._file.read()
+        if not self._state.tells_begins:
+            self._state.tells_begins = True
+            for topic, offsets in self._state.begins.items():
+                for name, offset in offsets.items():
+                    if not self._state.raised.get(topic, {}).get(name):
+                        self._say_begin(self._state, topic, name, offset)
 
     def lower_marks(self, end: int) -> None:
-        """A deleted topic's mark may lie above a log that lost its end: what comes next there is a new message."""
+        """A deleted topic's mark may lie above a log that lost its end: what comes next there is a new message.
+
+        And none of what it lost raises a queue: what comes in its place may be anything.
+        """
         above = [topic for topic, mark in self._state.deleted.items() if mark > end]
-        if above:
+        raised = {
+            topic: left
+            for topic, queues in self._state.raised.items()
+            if (left := _said_in(queues, lambda at: at <= end))
+        }
+        if above or raised != self._state.raised:
             self._state.deleted.update(dict.fromkeys(above, end))
+            self._state.raised = raised
             self.save()
 
     def lower_all(self) -> None:
-        """What a master's lost records left behind: empty files that begin higher, minimums above the end."""
+        """What a master's lost records left behind: queues and empty files that begin higher, minimums above the end.
+
+        After `lower_marks`: where a queue was raised by a record that is there, it goes on.
+        """
         lowered = False
-        for queue in self.by_name.values():
-            if queue.end != queue.used_end > 0:
-                queue.go_to(queue.used_end)
+        for queue in list(self.by_name.values()):
+            used_end = queue.used_end
+            end = max(used_end, self._raised_to(queue))
+            if end > used_end:
+                end += queue.would_look_lost(end)
+            if used_end and queue.end != end:
+                queue.go_to(end)
                 queue.visible = queue.end
                 self.mark_dirty(queue)
+            if not used_end and end < queue.end == self._begin_of(queue):
+                self._lower_begin(queue, end)
+                lowered = True
             if queue.floor > queue.end:
                 self._set_floor(queue, queue.end)
                 lowered = True
         if lowered:
             self.save()
+
+    def _begin_of(self, queue: ConsumeQueue) -> int:
+        return self._state.begins.get(queue.topic, {}).get(str(queue.queue_id), 0)
+
+    def _lower_begin(self, queue: ConsumeQueue, to: int) -> None:
+        """Nothing that is here says any more that it begins so high; all that it had from there on is cut."""
+        topic, name, state = queue.topic, str(queue.queue_id), self._state
+        if queue.files:
+            queue.go_to(to)
+            self.mark_dirty(queue)
+        queue.end = queue.visible = to
+        if to:
+            state.begins[topic][name] = to
+            return
+        del state.begins[topic][name]
+        if not queue.files:
+            self._drop(queue)
+            state.floors.get(topic, {}).pop(name, None)
+
+    def _raised_to(self, queue: ConsumeQueue) -> int:
+        said = self._state.raised.get(queue.topic, {}).get(str(queue.queue_id), [])
+        return max((offset for offset, _ in said), default=0)
 
     # -- which there are
 
@@ -170,6 +222,10 @@ class QueueTable:
         """Where the queue ended when its topic was deleted last: below is an earlier life. 0: it was not."""
         ended = self._state.ended.get(topic)
         return 0 if ended is None else ended.get(str(queue_id), 0)
+
+    def deleted(self) -> list[str]:
+        """Topics that were, and of which something is kept here: they may have come again."""
+        return sorted(self._state.ended.keys() | self._state.deleted.keys())
 
     def ended(self) -> dict[str, dict[int, int]]:
         """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
@@ -230,10 +286,11 @@ class QueueTable:
         assert last is not None, "a queue that ends above 0 has a last entry"
         self.delete(topic, max(last[0] + last[1], self.gone_below(topic)), begin_again=True)
 
-    def begin_at(self, following: Iterable[tuple[str, int, int]]) -> None:
+    def begin_at(self, following: Iterable[tuple[str, int, int]], *, by_image: bool = False) -> None:
         """Make queues go on at offsets, behind a hole; recovery takes one only from below its checkpoint.
 
-        For good when this returns. Where it fails a queue stands where it stood, and is asked for again.
+        `by_image`: no record of the log says so, and no cut takes it back. For good when this returns. Where it fails a
+        queue stands where it stood, and is asked for again.
         """
         files: list[tuple[ConsumeQueue, int]] = []
         empty: list[tuple[str, int, int]] = []
@@ -245,19 +302,28 @@ class QueueTable:
             else:
                 files.append((queue, offset))
         if empty:
-            self._begin_without_files(empty)
+            self._begin_without_files(empty, by_image=by_image)
         for queue, offset in files:
             self._go_on_behind_a_hole(queue, offset)
 
-    def _begin_without_files(self, empty: Sequence[tuple[str, int, int]]) -> None:
+    def _begin_without_files(self, empty: Sequence[tuple[str, int, int]], *, by_image: bool) -> None:
         begins = {topic: dict(offsets) for topic, offsets in self._state.begins.items()}
         for topic, queue_id, offset in empty:
             begins.setdefault(topic, {})[str(queue_id)] = offset
-        state = msgspec.structs.replace(self._state, begins=begins)
+        raised = {topic: dict(said) for topic, said in self._state.raised.items()}
+        state = msgspec.structs.replace(self._state, begins=begins, raised=raised)
+        if by_image:
+            for topic, queue_id, offset in empty:
+                self._say_begin(state, topic, str(queue_id), offset)
         self._file.write(self._file.image_of(state))  # where it fails no queue begins there
         self._state = state
         for topic, queue_id, offset in empty:
             (self.get(topic, queue_id) or self.add(topic, queue_id)).begin_at(offset)
+
+    @staticmethod
+    def _say_begin(state: QueueState, topic: str, name: str, offset: int) -> None:
+        said = state.raised.setdefault(topic, {})
+        said[name] = [(offset, 0), *(one for one in said.get(name, ()) if one[0] > offset and one[1])]
 
     def _go_on_behind_a_hole(self, queue: ConsumeQueue, next_offset: int) -> None:
         queue.settle()
@@ -265,6 +331,25 @@ class QueueTable:
         queue.create(next_offset, sync=True)
         queue.visible = next_offset
         self.mark_dirty(queue)
+
+    def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
+        """The log says up to a place that queues go on at offsets; for good once the state is saved; whether it is new.
+
+        Of a queue each that is kept says more than all below it: what says less goes with any cut that takes the other.
+        """
+        is_new = False
+        for topic, offsets in following.items():
+            for queue_id, offset in offsets.items():
+                if self.get(topic, queue_id) is None:
+                    continue  # its topic is gone again: it goes on where it ended
+                said = self._state.raised.get(topic, {}).get(str(queue_id), [])
+                if any(to >= offset and at <= said_at for to, at in said):
+                    continue
+                below = [one for one in said if one[1] < said_at]
+                above = [one for one in said if one[1] > said_at and one[0] > offset]
+                self._state.raised.setdefault(topic, {})[str(queue_id)] = [*below, (offset, said_at), *above]
+                is_new = True
+        return is_new
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
         """Where the queues of topics go on that another store had; for good once the state is saved."""
@@ -311,7 +396,38 @@ class QueueTable:
             begins=_without(state.begins, topic, kept),
             deleted=state.deleted | {topic: below},
             ended={name: queues for name, queues in state.ended.items() if name != topic},
+            raised=self._raised_without(topic, below, kept),
+            tells_begins=True,
         )
+
+    def _raised_without(self, topic: str, below: int, kept: Set[str]) -> dict[str, dict[str, list[tuple[int, int]]]]:
+        found = {name: queues for name, queues in self._state.raised.items() if name != topic}
+        of_kept = {name: said for name, said in self._state.raised.get(topic, {}).items() if name in kept}
+        left = _said_in(of_kept, lambda at: at > below)
+        return found | {topic: left} if left else found
+
+    def forget_deleted(self, topics: Iterable[str], log_begin: int) -> int:
+        """Of these, the names of those that have no queue, and no record from an earlier life in the log."""
+        state = self._state
+        gone = {
+            topic
+            for topic in topics
+            if topic not in self._by_topic and self.gone_below(topic) <= log_begin
+            if topic in state.ended or topic in state.deleted
+        }
+        if not gone:
+            return 0
+        left = QueueState(
+            floors=_without_all(state.floors, gone),
+            begins=_without_all(state.begins, gone),
+            deleted=_without_all(state.deleted, gone),
+            ended=_without_all(state.ended, gone),
+            raised=_without_all(state.raised, gone),
+            tells_begins=True,
+        )
+        self._file.write(self._file.image_of(left))  # where it fails all of them stay
+        self._state = left
+        return len(gone)
 
     def _drop(self, queue: ConsumeQueue) -> None:
         del self.by_name[queue.topic, queue.queue_id]
@@ -330,6 +446,14 @@ class QueueTable:
         """As `minimum`, and no higher than readers see; 0 of an unknown queue."""
         queue = self.get(topic, queue_id)
         return 0 if queue is None else min(self.minimum(queue), queue.visible)
+
+    def show_to(self, following: Mapping[str, Mapping[int, int]]) -> None:
+        """Readers see queues up to offsets, below which nothing is to come: where they are told that a hole ends."""
+        for topic, offsets in following.items():
+            for queue_id, offset in offsets.items():
+                queue = self.get(topic, queue_id)
+                if queue is not None:
+                    queue.visible = max(queue.visible, min(offset, queue.end))
 
     def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
         """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
@@ -422,6 +546,18 @@ def _without(table: Mapping[str, dict[str, int]], topic: str, kept: Set[str]) ->
     found = {name: queues for name, queues in table.items() if name != topic}
     left = {name: value for name, value in table.get(topic, {}).items() if name in kept}
     return found | {topic: left} if left else found
+
+
+def _without_all(table: Mapping[str, T], gone: Set[str]) -> dict[str, T]:
+    return {name: value for name, value in table.items() if name not in gone}
+
+
+def _said_in(
+    queues: Mapping[str, Sequence[tuple[int, int]]], is_there: Callable[[int], bool]
+) -> dict[str, list[tuple[int, int]]]:
+    """What raised queues, of the records that are there; none of a queue of which none is."""
+    found = {name: [one for one in said if is_there(one[1])] for name, said in queues.items()}
+    return {name: said for name, said in found.items() if said}
 
 
 def _has_from(queue: ConsumeQueue, below: int) -> bool:

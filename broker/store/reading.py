@@ -45,6 +45,7 @@ class GetResult(msgspec.Struct, frozen=True):
     count: int = 0
     # Where each buffer lies in the log: physical offset of its first byte and after its last. Only of an old read.
     runs: list[tuple[int, int]] = []
+    is_archived: bool = False  # out of the archive: who reads on there had better ask a slave
 
 
 class EntryRun(msgspec.Struct, frozen=True):

@@ -12,6 +12,11 @@ file comes as bytes or not (a member of the same kind leaves it out). The next f
 begins higher, behind a hole of the master's log, `go_on_at` says so first.
 
 Store times are the master's. They are compared with nothing: the clock of the next master may be an hour behind.
+
+Where the master tells what it knows of an append (`described`), the records are not looked at one by one: the CRC of
+all of it vouches for them. Where something has to be made way for they are, as ever, and where the last record of a
+queue says of itself another place than is told.
+
 A queue may go on higher than it ended, as its master's does that goes on above an archive; never lower. But for this:
 where the configuration says so (`queues_may_begin_again`), offset 0 of a queue that has it already is the first of a
 topic that was deleted and made again.
@@ -21,11 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import sub
 from struct import Struct
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from broker.store import described
 from broker.store.commit_log import LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
@@ -47,6 +54,7 @@ from neve.record.layout import (
     RECORD_SIZE_MIN,
     SIZE_AND_MAGIC,
     host_sizes,
+    struct_of,
     struct_without,
 )
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, last_value, tags_code
@@ -59,6 +67,7 @@ _HEAD = struct_without(*_UNSEEN)
 _unpack_head = _HEAD.unpack_from
 _entry_pack_into = QUEUE_ENTRY.pack_into
 _HEAD_SIZE = _HEAD.size
+_unpack_place = struct_of("size", "physical_offset").unpack_from
 assert RECORD_SIZE_MIN == _HEAD_SIZE + 3 == HEAD_V4.size + 3
 assert SIZE_AND_MAGIC.size == END_SIZE
 
@@ -134,10 +143,11 @@ class ReplicaAppender:
         self.forget()
         end.begin_file(physical_offset)
 
-    def append(self, data: bytes | memoryview, at: int) -> None:
+    def append(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
         """Store what the master has from an offset on: `next_offset`, or the end of the log.
 
-        Raises LogMismatch, StoreNotWritable, StoreFull. What was stored then stays so, and `next_offset` says how far.
+        `description`: of just these bytes, as `described` has it. Raises LogMismatch, StoreNotWritable, StoreFull. What
+        was stored then stays so, and `next_offset` says how far.
         """
         end = self._end
         end.check_following()
@@ -158,7 +168,8 @@ class ReplicaAppender:
             data, skipped = bytes(self._held), 0
             self._held.clear()
         try:
-            self._append(bytes(data), skipped)
+            if not description or not self._append_described(data, description, at):
+                self._append(bytes(data), skipped)
         except BaseException:
             self.forget()
             raise
@@ -254,11 +265,16 @@ class ReplicaAppender:
         at = self._collect(run, data, start, file)
         if at == start:
             return start
+        self._write(run, data if at - start == len(data) else data[start:at], run.marks)
+        return at
+
+    def _write(self, run: _Run, records: bytes | memoryview, marks: list[int] | bytes) -> None:
+        """The records of a run, whose queue entries are made already, and what comes of them."""
+        end = self._end
         try:
-            end.write(data if at - start == len(data) else data[start:at], run.marks)
+            end.write(records, marks)
         except StoreNotWritable:
-            for queue, offset, _ in reversed(run.shown):
-                queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, offset
+            run.take_back()
             raise
         end.last_time, end.high_time = run.last_time, run.high_time
         for topic, (physical, store_time) in run.newest.items():
@@ -268,10 +284,81 @@ class ReplicaAppender:
             if not queue.dirty:
                 self._queues.mark_dirty(queue)
         if run.hashes:
-            self._index.want_hashed(run.hashes, run.places, run.times)
+            self._index.want_hashed((run.hashes, run.places, run.times))
         if run.shown:
             self._visibility.appended(run.shown, run.ends)
-        return at
+
+    # -- records that the master tells of
+
+    def _append_described(self, data: bytes | memoryview, description: bytes | memoryview, at: int) -> bool:
+        """Whether they are stored. If not nothing is, and they have to be looked at. Raises LogMismatch."""
+        end, file = self._end, self._end.file
+        try:
+            told = described.told(description, data)
+        except described.Damaged as fault:
+            raise self._wrong(str(fault)) from fault
+        if file is None or file.writer is None or at != end.appended:
+            return False
+        if end.position + len(data) > file.size - END_SIZE or file.crc_position + len(told.crc_entries) > file.crc_size:
+            return False
+        if told.marks[0] != end.position + 1:
+            return False  # of a file that begins elsewhere
+        run = self._told_run(told, data)
+        if run is None:
+            return False
+        self._write(run, data, told.crc_entries)
+        return True
+
+    def _told_run(self, told: described.Told, data: bytes | memoryview) -> _Run | None:
+        """With its queue entries; None: something has to be made way for. Raises LogMismatch."""
+        end, marks, size = self._end, told.marks, len(data)
+        sizes = list(map(sub, (*marks[1:], marks[0] + size), marks))
+        begin = end.appended
+        if min(sizes) < RECORD_SIZE_MIN or (told.keys and not begin <= min(told.keys) <= max(told.keys) < begin + size):
+            raise self._wrong("records that do not lie as it tells")
+        queues = self._told_queues(told)
+        if queues is None or max(sizes) > self._max_record:
+            return None
+        run, shift = _Run(told.store_time, end.high_time), begin - end.position - 1
+        starts, shown = [shift + mark for mark in marks], run.shown
+        lasts = [told.whose.rfind(number) for number in range(len(queues))]
+        for number, (queue, last) in enumerate(zip(queues, lasts, strict=True)):
+            length, _, _, queue_id, _, offset, physical = _unpack_place(data, starts[last] - begin)
+            place = queue.queue_id, queue.end + told.whose.count(number) - 1, starts[last], sizes[last]
+            if place != (queue_id, offset, physical, length):
+                return None
+        for whose, start, length, code in zip(told.whose, starts, sizes, told.codes, strict=True):
+            queue = queues[whose]
+            entry_position, offset = queue.position, queue.end
+            assert queue.map is not None
+            # Nobody sees the entry before the record is written: readers stop at `visible`.
+            _entry_pack_into(queue.map, entry_position, start, length, code)
+            queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
+            shown.append((queue, offset, code))
+        run.ends = [*starts[1:], begin + size]
+        if told.store_time < end.last_time and end.position:
+            run.high_time = max(run.high_time, end.last_time)
+        for queue, last in zip(queues, lasts, strict=True):
+            run.newest[queue.topic] = max(run.newest.get(queue.topic, (0, 0)), (starts[last], told.store_time))
+        run.hashes, run.places = list(told.hashes), list(told.keys)
+        run.times = [told.store_time] * len(told.hashes)
+        return run
+
+    def _told_queues(self, told: described.Told) -> list[ConsumeQueue] | None:
+        """Those of the records; None: not all of them are here, with room, and go on as it is told."""
+        queues, gone, begin = list[ConsumeQueue](), self._queues.gone, self._end.appended
+        for number, (name, queue_id, first) in enumerate(told.queues):
+            topic = self._names.get(name, _NO_TOPIC)
+            queue = self._queues.by_id(topic.name).get(queue_id)
+            room = told.whose.count(number) * QUEUE_ENTRY_SIZE
+            if topic is _NO_TOPIC or queue is None or queue.end != first or queue in queues:
+                return None
+            if not room or queue.map is None or queue.position + room > queue.limit or begin < gone.get(topic.name, 0):
+                return None
+            queues.append(queue)
+        return queues
+
+    # -- records that are looked at
 
     def _collect(self, run: _Run, data: bytes, start: int, file: LogFile) -> int:
         """Look at records and make their queue entries, as far as nothing has to be made way for."""
@@ -342,6 +429,12 @@ class _Run:
         self.hashes: list[int] = []
         self.places: list[int] = []
         self.times: list[int] = []
+
+    def take_back(self) -> None:
+        """The queue entries: the records are not stored."""
+        for queue, offset, _ in reversed(self.shown):
+            queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, offset
+        self.shown.clear()
 
     def add_keys(self, start: int, properties: bytes, physical: int, store_time: int) -> None:
         """Of most messages it is an id alone, of letters that are the same in every coding."""

@@ -3,6 +3,8 @@
     topic     rmq_sys_METADATA_LOG; in no table, so that clients neither see nor read it
     queue 0   changes, in the order in which they hold
     queue 1   delay positions, each record all of them: the last one counts
+    queue 2   of a broker set: which master has settled its archive; the last one counts. A neve that knows nothing of
+              this queue passes it by
 
     {"v":1,"kind":…, …}
     v      format of the record; one above ours, or a kind that we don't know, was written by a newer neve
@@ -21,8 +23,11 @@
     policies        subject, policies           as in auth.json, all of the subject's
     policies gone   subject
     delays          offsets                     delay level → queue offset of the next message to deliver
+    raised          queues                      topic → queue → where it goes on, above what the archive has named
+    settled         epoch                       of a master, whose log has, or goes on above, all that the archive names
 
-A topic's deletion lies behind its last record, and its re-creation before the first new one. Whoever meets a record
+`settled` lies behind the `raised` that it needed: whoever has it in his log has what its master settled. A topic's
+deletion lies behind its last record, and its re-creation before the first new one. Whoever meets a record
 that it can't read stops there and says so: what follows may rest on it.
 """
 
@@ -35,7 +40,7 @@ import msgspec
 
 VERSION = 1
 #: The queues of the metadata log.
-CHANGES, DELAYS = 0, 1
+CHANGES, DELAYS, SETTLED = 0, 1, 2
 
 
 class UnreadableChange(ValueError):
@@ -143,11 +148,24 @@ class DelayPositions(_Change, tag="delays", frozen=True):
     offsets: dict[int, int]
 
 
+class QueuesRaised(_Change, tag="raised", frozen=True):
+    """See the module."""
+
+    queues: dict[str, dict[int, int]]
+
+
+class ArchiveSettled(_Change, tag="settled", frozen=True):
+    """See the module."""
+
+    epoch: int
+
+
 Change = (
     TopicPut | TopicGone | GroupPut | GroupGone | GroupForbidden | ModePut | OffsetsReset | OffsetsCopied
-    | UserPut | UserGone | PoliciesPut | PoliciesGone | DelayPositions
+    | UserPut | UserGone | PoliciesPut | PoliciesGone | DelayPositions | QueuesRaised | ArchiveSettled
 )  # fmt: skip
 UserChange = UserPut | UserGone | PoliciesPut | PoliciesGone
+_QUEUES: Mapping[type, int] = {DelayPositions: DELAYS, ArchiveSettled: SETTLED}
 KINDS = frozenset(kind.__struct_config__.tag for kind in get_args(Change))
 assert len(KINDS) == len(get_args(Change))
 
@@ -159,6 +177,11 @@ class _Head(msgspec.Struct):
 
 _head = msgspec.json.Decoder(_Head)
 _decoder: msgspec.json.Decoder[Change] = msgspec.json.Decoder(Change)
+
+
+def queue_of(change: Change) -> int:
+    """Of the metadata log."""
+    return _QUEUES.get(type(change), CHANGES)
 
 
 def encode_change(change: Change) -> bytes:

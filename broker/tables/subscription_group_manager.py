@@ -21,12 +21,6 @@ from neve.remoting.headers import Int32, Int64
 
 log = logging.getLogger(__name__)
 
-SYSTEM_GROUPS = (
-    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_OWNER",
-    "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL", "CID_ONS-HTTP-PROXY", "CID_RMQ_SYS_TRANS",
-)  # fmt: skip
-
-
 # Bit of RocketMQ's forbidden table that takes the right to read.
 _FORBIDDEN_READ = 4
 
@@ -104,7 +98,7 @@ class SubscriptionGroupManager:
         for name, topics in value.get("forbiddenTable", {}).items():
             self._forbidden[name] = {topic for topic, bits in topics.items() if bits}
         self.data_version.read(value.get("dataVersion", {}))
-        for name in SYSTEM_GROUPS:
+        for name in names.SYSTEM_GROUPS:
             if name not in self.groups:
                 self.groups[name] = SubscriptionGroupConfig(group_name=name)
 

@@ -42,8 +42,9 @@ class TopicsImage(msgspec.Struct, frozen=True, kw_only=True):
 class TopicConfigManager:
     """Reads are plain dictionary look-ups; each change advances the version and marks the file for writing.
 
-    A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`. A change is in
-    the metadata log before it is here; BrokerError where the log takes nothing now, and nothing has changed then.
+    A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`, `keep`. A
+    change is in the metadata log before it is here; BrokerError where the log takes nothing now, and nothing has
+    changed then.
     """
 
     def __init__(
@@ -56,9 +57,14 @@ class TopicConfigManager:
         threads: Threads = SYSTEM_THREADS,
         journal: Journal = NO_JOURNAL,
         sync_log: SyncLog | None = None,
+        sync_changes: SyncLog | None = None,
     ) -> None:
-        """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken."""
+        """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken.
+
+        `sync_changes`: brings the journal to where `save` would bring the file; without it the file is written.
+        """
         self._clock, self._limit, self._journal, self._waits_for_set = clock, limit, journal, sync_log is not None
+        self._sync_changes = sync_changes
         self.topics: dict[str, TopicConfig] = {}
         self.data_version = DataVersion(clock.now_ms())
         self.system: set[str] = set()
@@ -92,6 +98,20 @@ class TopicConfigManager:
             del self.unsaved[topic]
             change = None
         return change is None
+
+    async def keep(self) -> None:
+        """A restart knows all changes so far when it returns: by their records in the log, which a start reads.
+
+        The file follows at its period: it has all topics, and is not written for each that comes.
+        """
+        if self._sync_changes is None:
+            await self.file.save()
+            return
+        wanted = dict(self.unsaved)
+        await self._sync_changes()
+        for topic, change in wanted.items():
+            if self.unsaved.get(topic) == change:
+                del self.unsaved[topic]
 
     def select(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)

@@ -118,15 +118,26 @@ class DirectoryStore:
         return [f"{prefix}{name}/" for name in names if name != UPLOADS]
 
     def delete(self, key: str) -> None:
-        self.requests["delete"] += 1
-        path = self._path(key)
-        try:
-            path.unlink()
-            _sync_directory(path.parent)
-        except FileNotFoundError:
-            return  # as in S3: deleting what is not there succeeds
-        except OSError as error:
-            raise _translate(error, key) from error
+        self.delete_many([key])
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Each directory is synced once: a sync holds up whoever else writes to this disk."""
+        self.requests["delete"] += len(keys)
+        changed: dict[Path, str] = {}
+        for key in keys:
+            path = self._path(key)
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                continue  # as in S3: deleting what is not there succeeds
+            except OSError as error:
+                raise _translate(error, key) from error
+            changed[path.parent] = key
+        for directory, key in changed.items():
+            try:
+                _sync_directory(directory)
+            except OSError as error:
+                raise _translate(error, key) from error
 
     def now_ms(self) -> int | None:
         return None

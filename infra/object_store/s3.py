@@ -189,6 +189,17 @@ class S3Store:
         except _FAILURES as error:
             raise _translate(error, key, writing=True) from error
 
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """A thousand by one request. Not every store knows that one: where it fails, each is asked for by itself."""
+        for key in keys:
+            check_key(key)
+        self.requests["delete_many"] += 1
+        try:
+            obstore.delete(self._reader, list(keys))
+        except _FAILURES:
+            for key in keys:
+                self.delete(key)
+
     def now_ms(self) -> int | None:
         """The Date header of an unsigned request: every answer carries one, a refusal too."""
         self.requests["now"] += 1

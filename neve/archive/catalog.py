@@ -4,13 +4,15 @@ What a pull asks takes no lock (`queue_runs`), and each entry costs what it chan
 of fifty thousand names is applied. What is asked of a whole topic or of all is a copy, in log order as it is kept.
 """
 
+import heapq
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Concatenate, NamedTuple, ParamSpec, assert_never
 
 import msgspec
 
-from neve.archive.checkpoint import CatalogState, encode_checkpoint
+from neve.archive.checkpoint import CatalogState, CheckpointHead, Marks, PackedState, PackName, TopicRow, encode_head
 from neve.archive.journal import (
     NO_CHECKPOINT,
     Abort,
@@ -20,7 +22,9 @@ from neve.archive.journal import (
     CommittedName,
     Deleted,
     Epoch,
+    Erase,
     Expire,
+    Forget,
     Gap,
     Intent,
     IntentName,
@@ -29,12 +33,14 @@ from neve.archive.journal import (
     Topic,
     Unexpire,
 )
-from neve.archive.keys import fits_key, parse_data_key, topic_component
-from neve.archive.name_blocks import NEVER, NO_TIME
+from neve.archive.keys import fits_key, parse_data_key, parse_start, topic_component
+from neve.archive.name_blocks import NO_TIME, Block
 from neve.archive.queue_runs import GapHit, Location, QueueRuns
+from neve.archive.stored_topics import StoredTopics
 from neve.archive.topic_catalog import TopicCatalog
+from neve.archive.topic_parts import Packed, pack, packed_already
 
-__all__ = ["Catalog", "GapHit", "Location", "OutOfOrder", "Totals"]
+__all__ = ["Catalog", "GapHit", "Location", "OutOfOrder", "Totals", "Written"]
 
 P = ParamSpec("P")
 
@@ -53,6 +59,14 @@ class Totals(NamedTuple):
     newest_ms: int  # -1: no time is known
 
 
+class Written(NamedTuple):
+    """A checkpoint whose packs are put: its content, and what it names."""
+
+    through_seq: int
+    content: bytes
+    made: Packed
+
+
 class Catalog:
     """Apply a journal's entries in order; then ask. `through(topic)`: below it, everything is settled."""
 
@@ -65,6 +79,7 @@ class Catalog:
         self.master_epoch = 0  # the highest of any EPOCH of this log; 0: its brokers were in no set
         self.last_round = 0
         self.checkpoint = NO_CHECKPOINT
+        self.anchor = b""  # of the last entry that was applied; who follows the journal sets it. Empty: not known
         self._topics: dict[str, TopicCatalog] = {}
         self._object_count = 0
         self._gap_count = 0
@@ -72,6 +87,10 @@ class Catalog:
         self._intent_end = 0
         self._rewrites: dict[int, OpenRewrite] = {}
         self.last_rewrite = 0  # the highest number of an INTENT with a kind
+        # What topics know of where they are written counts only in a checkpoint that follows the one they know it from.
+        self._packed_at = NO_CHECKPOINT
+        self._packs: dict[PackName, int] = {}
+        self._stored: StoredTopics | None = None  # a reader's: topics that are taken when somebody asks
 
     # ---- applying
 
@@ -80,31 +99,44 @@ class Catalog:
             if seq != self.next_seq:
                 raise OutOfOrder(f"entry {seq} does not follow {self.next_seq - 1}")
             self.next_seq = seq + 1
+            self.anchor = b""
             self._dispatch(entry)
 
     def state(self, broker: str) -> CatalogState:
         """All of it, each name unpacked, after the last entry that was applied."""
         with self._lock:
-            state = self._state(broker)
-            topics = [self._topics[topic] for topic in sorted(self._topics)]
+            topics = sorted(self._each(), key=_topic)
+            state = self._state(broker, topics)
             state.names = [name for of in topics for name in of.names()]
             state.expiring = [(name, after) for of in topics for after, name in of.expiring_names()]
             return state
 
-    def encoded(self, broker: str) -> bytes:
-        """A checkpoint after the last entry that was applied. Few names are unpacked at a time."""
-        with self._lock:
-            state = self._state(broker)
-            topics = [self._topics[topic] for topic in sorted(self._topics)]
-            names = [of.names() for of in topics]
-            expiring = [of.expiring_names() for of in topics]
-        out_of_view = ((name, after) for of in expiring for after, name in of)
-        return encode_checkpoint(state, (name for of in names for name in of), out_of_view)
+    # ---- written down
 
-    def _state(self, broker: str) -> CatalogState:
-        """Without the names."""
+    def packed(self, broker: str, put: Callable[[int, bytes], None]) -> Written:
+        """A checkpoint after the last entry that was applied: `put` gets its packs, with their numbers.
+
+        By the thread that applies entries. What has not changed since the newest checkpoint stays where that has it.
+        """
+        assert self._stored is None, "a reader's"
         topics = [self._topics[topic] for topic in sorted(self._topics)]
-        return CatalogState(
+        if self._packed_at == self.next_seq - 1:
+            made = packed_already(topics, self._packs)  # all of it stands but the entry that says so
+        else:
+            known = self._packs if self.checkpoint == self._packed_at else {}
+            made = pack(topics, known, self.next_seq - 1, put)
+        rows = (one.row() for one in made.topics)
+        content = encode_head(self._marks(broker), made.sizes.items(), rows, self.anchor)
+        return Written(self.next_seq - 1, content, made)
+
+    def stands(self, written: Written) -> None:
+        """The checkpoint is in the store, and nothing was applied since; the next one may refer to it."""
+        assert written.through_seq == self.next_seq - 1, "as it was written"
+        written.made.adopt()
+        self._packed_at, self._packs = written.through_seq, written.made.sizes
+
+    def _marks(self, broker: str) -> Marks:
+        return Marks(
             broker=broker,
             through_seq=self.next_seq - 1,
             epoch=self.epoch,
@@ -113,36 +145,69 @@ class Catalog:
             master_epoch=self.master_epoch or msgspec.UNSET,
             last_round=self.last_round,
             checkpoint=self.checkpoint,
-            queues=[(of.topic, queue, held.minimum) for of in topics for queue, held in sorted(of.queues.items())],
-            through={of.topic: of.through for of in topics if of.through is not None},
-            covered={of.topic: sorted(of.covered) for of in topics if of.covered},
             open={number: list(names.values()) for number, names in self._open.items()},
             intent_end=self._intent_end,
             rewrites=dict(sorted(self._rewrites.items())) or msgspec.UNSET,
             last_rewrite=self.last_rewrite or msgspec.UNSET,
+        )
+
+    def _state(self, broker: str, topics: Sequence[TopicCatalog]) -> CatalogState:
+        """Without the names."""
+        marks = self._marks(broker)
+        return CatalogState(
+            **{field: getattr(marks, field) for field in Marks.__struct_fields__},
+            queues=[(of.topic, queue, held.minimum) for of in topics for queue, held in sorted(of.queues.items())],
+            through={of.topic: of.through for of in topics if of.through is not None},
+            covered={of.topic: sorted(of.covered) for of in topics if of.covered},
             named={of.topic: of.named_offsets() for of in topics if of.is_named},
             topics=[of.entry for of in topics if of.entry is not None],
             gaps=[gap for of in topics for gap in of.gaps],
         )
 
-    def restore(self, state: CatalogState) -> None:
-        """Become what a checkpoint says; whoever holds this catalog sees it in one step."""
+    def restore(
+        self,
+        found: PackedState | CheckpointHead,
+        topics: Iterable[TopicCatalog] | StoredTopics = (),
+        anchor: bytes = b"",
+    ) -> None:
+        """Become what a checkpoint says; whoever holds this catalog sees it in one step.
+
+        `anchor`: of its last entry, where it does not say that.
+        `topics`: all that a head names, or where they are taken from when somebody asks, who meets the store's errors
+        then. Raises Damaged, and what taking the topics raises: then nothing has changed.
+        """
         made = Catalog()
-        made._fill(state)
+        made._take_marks(found)
+        made.anchor = anchor or (found.entry if isinstance(found, CheckpointHead) else b"")
+        if isinstance(topics, StoredTopics):
+            made._stored = topics
+        elif isinstance(found, CheckpointHead):
+            made._take_topics(topics)
+            made._packed_at, made._packs = found.through_seq, found.sizes()
+        else:
+            made._fill(found)
         del made._lock
         with self._lock:
-            if state.through_seq < self.next_seq - 1:
-                raise OutOfOrder(f"checkpoint {state.through_seq} is older than entry {self.next_seq - 1}")
+            if found.through_seq < self.next_seq - 1:
+                raise OutOfOrder(f"checkpoint {found.through_seq} is older than entry {self.next_seq - 1}")
             vars(self).update(vars(made))
 
-    def _fill(self, state: CatalogState) -> None:
-        self.next_seq = state.through_seq + 1
-        self.epoch, self.owner, self.log_uuid = state.epoch, state.owner, state.log_uuid
-        self.master_epoch = state.master_epoch or 0
-        self.last_round, self.checkpoint = state.last_round, state.checkpoint
-        self._intent_end = state.intent_end
-        self._open = {number: {name.key: name for name in names} for number, names in state.open.items()}
-        self._rewrites, self.last_rewrite = dict(state.rewrites or {}), state.last_rewrite or 0
+    def _take_marks(self, marks: Marks) -> None:
+        self.next_seq = marks.through_seq + 1
+        self.epoch, self.owner, self.log_uuid = marks.epoch, marks.owner, marks.log_uuid
+        self.master_epoch = marks.master_epoch or 0
+        self.last_round, self.checkpoint = marks.last_round, marks.checkpoint
+        self._intent_end = marks.intent_end
+        self._open = {number: {name.key: name for name in names} for number, names in marks.open.items()}
+        self._rewrites, self.last_rewrite = dict(marks.rewrites or {}), marks.last_rewrite or 0
+
+    def _take_topics(self, topics: Iterable[TopicCatalog]) -> None:
+        for of in topics:
+            self._topics[of.topic] = of
+            self._object_count += of.count
+            self._gap_count += len(of.gaps)
+
+    def _fill(self, state: PackedState) -> None:
         for topic, through in state.through.items():
             self._of(topic).through = through
         for topic, ranges in state.covered.items():
@@ -188,6 +253,10 @@ class Catalog:
                 self.checkpoint = entry.through_seq
             case Replace():
                 self._apply_replace(entry)
+            case Erase():
+                self._apply_erase(entry)
+            case Forget():
+                self._apply_forget(entry)
             case _:
                 assert_never(entry)
 
@@ -253,6 +322,27 @@ class Catalog:
             self._do(topic, TopicCatalog.replace, old.get(topic, {}), new.get(topic, []), entry.delete_after_ms)
         self._close_rewrites([name.key for name in entry.new], list(self._rewrites))
 
+    def _apply_erase(self, entry: Erase) -> None:
+        old, new = self._by_topic(entry.old), _by_topic(entry.new)
+        gaps: dict[str, list[Gap]] = {}
+        for topic, queue, first, last in entry.rows:
+            gap = Gap(topic=topic, queue=queue, first=first, last=last, reason=entry.reason)
+            gaps.setdefault(topic, []).append(gap)
+        for topic in old | new | gaps:
+            of_topic = old.get(topic, {}), new.get(topic, []), gaps.get(topic, [])
+            self._do(topic, TopicCatalog.erase, *of_topic, entry.delete_after_ms)
+        self._close_rewrites([name.key for name in entry.new], list(self._rewrites))
+
+    def _apply_forget(self, entry: Forget) -> None:
+        """Who wrote it has seen that nothing is left of them; every follower has applied the same entries by now."""
+        for topic in entry.topics:
+            of = self._topics.pop(topic, None)
+            if of is not None:
+                self._object_count -= of.count
+                self._gap_count -= len(of.gaps)
+            if self._stored is not None:
+                self._stored.forget(topic)
+
     def _close(self, round_number: int, keys: Iterable[str]) -> None:
         names = self._open.get(round_number, {})
         for key in keys:
@@ -274,27 +364,40 @@ class Catalog:
         """topic -> key -> where it says that its object begins. One of another grammar may be any topic's."""
         found: dict[str, dict[str, int | None]] = {}
         cut: dict[str, str] | None = None
+        folders: dict[str, str | None] = {}  # many keys have the same: of which topic, None: of one that is not known
         for key in keys:
+            folder, _, file = key.rpartition("/")
+            start = parse_start(file)
+            if folder in folders and start is not None:
+                if (known := folders[folder]) is not None:
+                    found.setdefault(known, {})[key] = start
+                continue
             parts = parse_data_key(key)
             if parts is None:
-                for topic in self._topics:
+                for topic in self._names():
                     found.setdefault(topic, {})[key] = None
                 continue
             topic = parts.topic or ""
             if parts.topic is None:
                 if cut is None:
-                    cut = {topic_component(one): one for one in self._topics if not fits_key(one)}
+                    cut = {topic_component(one): one for one in self._names() if not fits_key(one)}
                 component = key.removeprefix(f"{parts.prefix}/").partition("/")[0]
                 topic = cut.get(component, "")
-            if topic in self._topics:
+            is_known = topic in self._topics or (self._stored is not None and topic in self._stored)
+            folders[folder] = topic if is_known else None
+            if is_known:
                 found.setdefault(topic, {})[key] = parts.start
         return found
 
     def _do(
         self, topic: str, change: Callable[Concatenate[TopicCatalog, P], None], *args: P.args, **kwargs: P.kwargs
     ) -> None:
+        if self._stored is not None and topic in self._stored:
+            self._stored.change(topic, lambda of: change(of, *args, **kwargs))
+            return
         of = self._of(topic)
         objects, gaps = of.count, len(of.gaps)
+        of.own = None  # what a checkpoint says of it is not so any more
         change(of, *args, **kwargs)
         self._object_count += of.count - objects
         self._gap_count += len(of.gaps) - gaps
@@ -306,10 +409,41 @@ class Catalog:
             of = self._topics[topic] = TopicCatalog(topic)
         return of
 
+    # ---- topics
+
+    def _asked(self, topic: str) -> TopicCatalog | None:
+        of = self._topics.get(topic)
+        return self._stored.get(topic) if of is None and self._stored is not None else of
+
+    def copy_of(self, topic: str) -> TopicCatalog | None:
+        """What is known of a topic, for who goes on from there."""
+        of = self._asked(topic)
+        return None if of is None else of.copy()
+
+    def _names(self) -> list[str]:
+        """Of all topics, in order."""
+        with self._lock:
+            return sorted(self._topics if self._stored is None else {*self._topics, *self._stored.names()})
+
+    def _each(self) -> Iterator[TopicCatalog]:
+        """All topics; what is taken for that may be let go again."""
+        if self._stored is None:
+            with self._lock:
+                topics = list(self._topics.values())
+            yield from topics
+            return
+        for topic in self._names():
+            if (of := self._asked(topic)) is not None:
+                yield of
+
+    def _row(self, topic: str) -> TopicRow | None:
+        """Of a topic that is as its checkpoint says, without taking it."""
+        return None if self._stored is None else self._stored.row(topic)
+
     # ---- asking: offsets; no lock
 
     def _held(self, topic: str, queue: int) -> QueueRuns | None:
-        of = self._topics.get(topic)
+        of = self._asked(topic)
         return None if of is None else of.queues.get(queue)
 
     def find(self, topic: str, queue: int, offset: int) -> Location | GapHit | None:
@@ -374,38 +508,60 @@ class Catalog:
 
     def queues(self, topic: str) -> list[int]:
         """Queues of which anything is known."""
-        of = self._topics.get(topic)
+        of = self._asked(topic)
         return [] if of is None else sorted(of.queues)
 
     def through(self, topic: str) -> int | None:
         """The CommitLog offset below which the topic is settled; None: no round has touched it."""
-        of = self._topics.get(topic)
+        of = self._asked(topic)
         return None if of is None else of.through
 
     def topic_entry(self, topic: str) -> Topic | None:
-        of = self._topics.get(topic)
+        of = self._asked(topic)
         return None if of is None else of.entry
 
     def named_offsets(self, topic: str) -> dict[int, int]:
         """queue -> the highest offset that any entry ever named; none is given twice."""
-        of = self._topics.get(topic)
+        of = self._asked(topic)
         return {} if of is None else of.named_offsets()
 
     # ---- asking: objects and rounds
 
+    def known_topics(self) -> list[str]:
+        """Of which any entry said anything."""
+        return self._names()
+
     def topics(self) -> list[str]:
-        """Topics with an object in the readers' view, a gap, a mark or a tombstone."""
-        with self._lock:
-            return sorted(topic for topic, of in self._topics.items() if of.is_told)
+        """Topics with an object in the readers' view, a mark or a tombstone."""
+        if self._stored is None:
+            return sorted(of.topic for of in self._each() if of.is_told)
+        return [topic for topic in self._names() if self.is_told(topic)]
+
+    def is_told(self, topic: str) -> bool:
+        """Whether it is one of those."""
+        row = self._row(topic)
+        if row is not None:
+            return row.is_told or row.objects > 0
+        of = self._asked(topic)
+        return of is not None and of.is_told
 
     def topics_with_objects(self) -> list[str]:
-        with self._lock:
-            return sorted(topic for topic, of in self._topics.items() if of.count)
+        if self._stored is None:
+            return sorted(of.topic for of in self._each() if of.count)
+        return [topic for topic in self._names() if self._count(topic)[0]]
 
     @property
     def object_count(self) -> int:
         """How many objects are in the readers' view."""
-        return self._object_count
+        return self._object_count if self._stored is None else sum(self._count(topic)[0] for topic in self._names())
+
+    def _count(self, topic: str) -> tuple[int, int]:
+        """(objects, gaps)"""
+        row = self._row(topic)
+        if row is not None:
+            return row.objects, row.gaps
+        of = self._asked(topic)
+        return (0, 0) if of is None else (of.count, len(of.gaps))
 
     def objects(self, topic: str | None = None) -> list[CommittedName]:
         """Objects in the readers' view, in log order. Of a topic: all of an archive are too many to hold at once."""
@@ -413,34 +569,75 @@ class Catalog:
 
     def each_object(self) -> Iterator[CommittedName]:
         """All objects in the readers' view, topic by topic."""
-        return (name for topic in self.topics_with_objects() for name in self.from_oldest(topic))
+        return (name for topic in self._names() for name in self.from_oldest(topic))
 
     def from_oldest(self, topic: str) -> Iterator[CommittedName]:
         """The objects of a topic in log order, for who stops early."""
-        of = self._topics.get(topic)
+        of = self._asked(topic)
         return iter(()) if of is None else of.names()
+
+    def each_of(self, topic: str) -> Iterator[tuple[int | None, CommittedName]]:
+        """Of a topic what is in view (None), in log order, then what is not and isn't deleted yet, with its time.
+
+        As they are at this instant: none is missed that leaves the view, or comes back, while they are gone through.
+        """
+        with self._lock:
+            of = self._asked(topic)
+            return iter(()) if of is None else chain(((None, name) for name in of.names()), of.expiring_names())
+
+    def blocks_from_oldest(self, topic: str) -> tuple[Block, ...]:
+        """The same, packed, as they are at this instant."""
+        of = self._asked(topic)
+        return () if of is None else of.blocks
+
+    def stored_since(self, topic: str, time_ms: int) -> Iterator[CommittedName]:
+        """The objects of a topic in log order but for some that have no row group as young; few are held at a time."""
+        of = self._asked(topic)
+        return iter(()) if of is None else of.names_since(time_ms)
 
     def objects_at(self, physical_offset: int) -> Iterator[CommittedName]:
         """Those whose range of the CommitLog holds it; what can't is not unpacked."""
-        with self._lock:
-            topics = list(self._topics.values())
-        return (name for of in topics for name in of.names_at(physical_offset))
+        return (name for of in self._each() for name in of.names_at(physical_offset))
+
+    def around(self, name: CommittedName) -> list[CommittedName]:
+        """The objects of its topic, in view or not deleted yet, whose range of the CommitLog has its begin; it too."""
+        of = self._asked(name.topic)
+        return [] if of is None else [*of.names_at(name.start), *of.expiring_at(name.start)]
+
+    def from_highest(self, floor: Callable[[str], int], end: int) -> Iterator[CommittedName]:
+        """Objects whose range of the CommitLog lies at or above their topic's floor and ends by `end`.
+
+        The highest end first; of equal ones the one of fewer wire bytes. For who stops early: few are unpacked.
+        """
+        closed: list[tuple[int, int, int, Block]] = []
+        for of in self._each():
+            if of.blocks:
+                low = floor(of.topic)
+                closed += [(-block.end, id(block), low, block) for block in of.blocks_within(low, end)]
+        heapq.heapify(closed)
+        names: list[tuple[int, int, str, CommittedName]] = []
+        while closed or names:
+            if closed and (not names or closed[0][0] <= names[0][0]):
+                _, _, low, block = heapq.heappop(closed)
+                for name in block.names():
+                    if low <= name.start and name.end <= end:
+                        heapq.heappush(names, (-name.end, name.wire_bytes, name.key, name))
+            else:
+                yield heapq.heappop(names)[3]
 
     def may_expire(self, topic: str, newest_ms: int) -> bool:
         """False: no row group of the topic's oldest objects is of that time or older. Nothing is unpacked for it."""
-        of = self._topics.get(topic)
+        of = self._asked(topic)
         return of is not None and of.may_expire(newest_ms)
 
     def totals(self) -> Totals:
-        with self._lock:
-            blocks = [block for of in self._topics.values() for block in of.blocks]
-        return Totals(
-            objects=sum(block.count for block in blocks),
-            rows=sum(block.rows for block in blocks),
-            bytes=sum(block.bytes for block in blocks),
-            end=max((block.end for block in blocks), default=0),
-            newest_ms=max((block.newest_time for block in blocks), default=NO_TIME),
-        )
+        objects = rows = size = end = 0
+        newest = NO_TIME
+        for of in self._each():
+            for block in of.blocks:
+                objects, rows, size = objects + block.count, rows + block.rows, size + block.bytes
+                end, newest = max(end, block.end), max(newest, block.newest_time)
+        return Totals(objects, rows, size, end, newest)
 
     def next_uncovered(self, topic: str, offset: int) -> tuple[int, int | None]:
         """(first CommitLog offset from `offset` on that no object of the topic covered, where the next one began).
@@ -448,43 +645,99 @@ class Catalog:
         Below `through` all is covered; beyond it there are objects only where a name before them was closed without.
         """
         with self._lock:
-            of = self._topics.get(topic)
+            of = self._asked(topic)
             return (offset, None) if of is None else of.next_uncovered(offset)
 
     def expiring(self) -> dict[str, int]:
         """Names out of view that are not deleted yet -> the time after which they may be."""
         return {name.key: after for after, name in self._expiring()}
 
-    def due_names(self, now_ms: int) -> list[str]:
-        """Keys out of view whose time has come: their objects may be deleted."""
-        return sorted(name.key for after, name in self._expiring(now_ms))
+    def due_names(self, topic: str, now_ms: int) -> list[str]:
+        """Keys of a topic out of view whose time has come: their objects may be deleted."""
+        of = self._asked(topic)
+        return [] if of is None else of.due(now_ms)
 
-    def expiring_names(self) -> list[CommittedName]:
-        """Names out of view whose objects are not deleted yet."""
-        return [name for _, name in self._expiring()]
-
-    def _expiring(self, until_ms: int = NEVER) -> Iterator[tuple[int, CommittedName]]:
+    def still_due(self, keys: Iterable[str], now_ms: int) -> dict[str, list[str]]:
+        """Topic -> those of these keys whose objects may be deleted; no topic is looked at but theirs."""
         with self._lock:
-            topics = [of.expiring_names(until_ms) for of in self._topics.values()]
-        return (one for names in topics for one in names)
+            by_topic = self._by_topic(keys)
+            found = {
+                topic: of.due_of(wanted, now_ms)
+                for topic, wanted in by_topic.items()
+                if (of := self._asked(topic)) is not None
+            }
+            return {topic: due for topic, due in found.items() if due}
+
+    def expiring_topics(self) -> list[str]:
+        """Topics with an object out of view that is not deleted yet; nothing is unpacked for it."""
+        return sorted(of.topic for of in self._each() if of.expiring)
+
+    def expiring_of(self, topic: str) -> list[tuple[int, CommittedName]]:
+        """(after which time it may be deleted, name) of a topic's objects out of view that are not deleted yet."""
+        of = self._asked(topic)
+        return [] if of is None else list(of.expiring_names())
+
+    def expiring_near(
+        self, topic: str, spans: Mapping[int, Sequence[tuple[int, int]]]
+    ) -> Iterator[tuple[int, CommittedName]]:
+        """Those of them that may have a row of these spans, which lie apart in order, by queue; few are unpacked."""
+        of = self._asked(topic)
+        return iter(()) if of is None else of.expiring_near(spans)
+
+    def nothing_below(self, topic: str) -> dict[int, int]:
+        """Queue -> below which offset it has expired, and all objects that had any are deleted."""
+        with self._lock:
+            of = self._asked(topic)
+            return {} if of is None else of.nothing_below()
+
+    def stays_until(self, name: CommittedName) -> int | None:
+        """The time after which an object out of view may be deleted; None: it is in view, or deleted."""
+        of = self._asked(name.topic)
+        return None if of is None else of.stays_until(name)
+
+    def _expiring(self) -> Iterator[tuple[int, CommittedName]]:
+        return (one for of in self._each() for one in of.expiring_names())
 
     def are_live(self, names: Iterable[CommittedName]) -> bool:
         """Whether all of them are in the readers' view."""
         with self._lock:
-            return all((of := self._topics.get(one.topic)) and of.is_live(one.key, one.start) for one in names)
+            return all((of := self._asked(one.topic)) and of.is_live(one.key, one.start) for one in names)
+
+    def lost_by(self, entry: Erase) -> list[str]:
+        """Keys of those in view of which rows would be nowhere after it: in no object, and in no gap."""
+        with self._lock:
+            return [
+                key
+                for topic, keys in self._by_topic(entry.old).items()
+                if (of := self._asked(topic)) is not None
+                for key in of.lost_by(keys, entry.new, entry.rows)
+            ]
 
     def knows(self, key: str) -> bool:
         """Whether an object is anyone's: live, expiring, or in an open intent. The sweep keeps what is."""
         with self._lock:
             return (
                 any(
-                    self._topics[topic].has(key, start)
+                    of.has(key, start)
                     for topic, keys in self._by_topic([key]).items()
                     for start in keys.values()
+                    if (of := self._asked(topic)) is not None
                 )
                 or any(key in names for names in self._open.values())
                 or any(key == name.key for held in self._rewrites.values() for name in held.names)
             )
+
+    def forgettable(self) -> list[Topic]:
+        """Tombstones of topics of which the archive has no object, whether in view, expiring or in an open intent."""
+        with self._lock:
+            open_topics = {name.topic for names in self._open.values() for name in names.values()}
+            open_topics.update(name.topic for held in self._rewrites.values() for name in held.names)
+            return [
+                of.entry
+                for of in self._each()
+                if of.entry is not None and of.entry.deleted and not of.blocks and not of.expiring
+                if of.topic not in open_topics
+            ]
 
     def closed_by(self, entry: Abort) -> list[str]:
         """The keys that an ABORT closes, before it is applied."""
@@ -508,13 +761,12 @@ class Catalog:
 
     @property
     def gap_count(self) -> int:
-        return self._gap_count
+        return self._gap_count if self._stored is None else sum(self._count(topic)[1] for topic in self._names())
 
     def gaps(self, topic: str | None = None) -> list[Gap]:
         if topic is None:
-            with self._lock:
-                return [gap for one in sorted(self._topics) for gap in self._topics[one].gaps]
-        of = self._topics.get(topic)
+            return [gap for one in self._names() for gap in self.gaps(one)]
+        of = self._asked(topic)
         return [] if of is None else list(of.gaps)
 
     @property
@@ -523,8 +775,7 @@ class Catalog:
         return self._intent_end
 
     def named_topics(self) -> list[str]:
-        with self._lock:
-            return sorted(topic for topic, of in self._topics.items() if of.is_named)
+        return sorted(of.topic for of in self._each() if of.is_named)
 
 
 def _by_topic(names: Iterable[CommittedName]) -> dict[str, list[CommittedName]]:
@@ -532,3 +783,7 @@ def _by_topic(names: Iterable[CommittedName]) -> dict[str, list[CommittedName]]:
     for name in names:
         found.setdefault(name.topic, []).append(name)
     return found
+
+
+def _topic(of: TopicCatalog) -> str:
+    return of.topic

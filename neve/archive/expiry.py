@@ -7,6 +7,7 @@ unknown, and is kept.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from typing import NamedTuple
 
 from neve.archive.catalog import Catalog
@@ -20,11 +21,28 @@ class TopicExpiry(NamedTuple):
     minimums: dict[int, int]
 
 
-def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int) -> TopicExpiry:
-    """What has expired of a topic in a broker's catalog: what its sweep does, and what the dry run shows."""
+def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int, most: int | None = None) -> TopicExpiry:
+    """What has expired of a topic in a broker's catalog: what its sweep does, and what the dry run shows.
+
+    `most`: of how many objects the oldest are enough, or a few more.
+    """
     if ttl_ms is None or not catalog.may_expire(topic, now_ms - ttl_ms):
         return TopicExpiry([], {})
-    return plan_expiry(catalog.from_oldest(topic), ttl_ms, now_ms, functools.partial(catalog.recorded_minimum, topic))
+    blocks = catalog.blocks_from_oldest(topic)
+    keys: list[str] = []
+    minimums: dict[int, int] = {}
+    whole = 0
+    for expired in takewhile(bool, (block.expired(now_ms - ttl_ms) for block in blocks)):
+        assert expired is not None
+        whole += 1
+        keys += expired[0]
+        _raise(minimums, expired[1])
+        if most is not None and len(keys) >= most:
+            return TopicExpiry(keys, minimums)
+    names = (name for block in blocks[whole:] for name in block.names())
+    rest = plan_expiry(names, ttl_ms, now_ms, functools.partial(catalog.recorded_minimum, topic))
+    _raise(minimums, rest.minimums)
+    return TopicExpiry(keys + rest.keys, minimums)
 
 
 def plan_expiry(
@@ -59,9 +77,7 @@ def plan_dropped(objects: Iterable[CommittedName], minimums: Mapping[int, int]) 
 
 def rows_below(name: CommittedName, minimum: Callable[[int], int]) -> int:
     """How many rows of an object lie below the minimums of their queues."""
-    return sum(
-        max(0, min(last + 1, minimum(queue)) - first) for group in name.row_groups for queue, first, last in group.runs
-    )
+    return sum(max(0, min(last + 1, minimum(queue)) - first) for queue, first, last in name.runs)
 
 
 def _raise(minimums: dict[int, int], ends: Mapping[int, int]) -> None:

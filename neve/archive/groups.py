@@ -1,6 +1,7 @@
 """One row group from its byte range and the object's footer: a cold read costs one range GET."""
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neve.archive.rebuild import rebuild, tag_codes
+from neve.archive.rebuild import COLUMNS, REPEATED, rebuild, tag_codes
 from neve.archive.schema import DamagedObject
 
 Int64s = npt.NDArray[np.int64]
@@ -18,7 +19,7 @@ class _OneRange:
     """An object of which only one range is at hand; Parquet reads nothing else when it is given the footer."""
 
     def __init__(self, start: int, data: bytes, size: int) -> None:
-        self._start, self._data, self._size = start, data, size
+        self._start, self._data, self._size = start, pa.py_buffer(data), size
         self._position = 0
         self.closed = False
 
@@ -34,11 +35,16 @@ class _OneRange:
         return self._position
 
     def read(self, size: int = -1) -> bytes:
+        """Arrow asks for it where it does not take a buffer."""
+        return bytes(self.read_buffer(size))
+
+    def read_buffer(self, size: int = -1) -> pa.Buffer:
+        """A slice; nothing is copied."""
         begin = self._position - self._start
         if size < 0 or begin < 0 or begin + size > len(self._data):
             raise DamagedObject(f"a read of {size} bytes at {self._position} leaves the row group")
         self._position += size
-        return self._data[begin : begin + size]
+        return self._data.slice(begin, size)
 
 
 class DecodedRows:
@@ -64,15 +70,24 @@ def decode_group(
     metadata: pq.FileMetaData, index: int, start: int, data: bytes, *, size: int, topic: str, wire_bytes: int
 ) -> DecodedRows:
     """Raises DamagedObject when a checksum or a length does not hold."""
-    try:
-        source = pa.PythonFile(_OneRange(start, data, size), mode="r")
-        with pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, pre_buffer=False) as file:
-            table = file.read_row_group(index, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise DamagedObject(f"row group {index} can't be decoded: {error}") from error
+    table = read_group(metadata, index, start, data, size=size, columns=COLUMNS)
     rebuilt = rebuild(table, topic)
     if len(rebuilt.wire) != wire_bytes:
         raise DamagedObject(f"row group {index} rebuilds to {len(rebuilt.wire)} bytes, not {wire_bytes}")
     times = pc.fill_null(table.column("store_timestamp").cast(pa.int64()), -1).to_numpy()
     offsets = table.column("queue_offset").to_numpy()
     return DecodedRows(rebuilt.wire, rebuilt.positions, offsets, tag_codes(table, rebuilt), times)
+
+
+def read_group(
+    metadata: pq.FileMetaData, index: int, start: int, data: bytes, *, size: int, columns: Sequence[str]
+) -> pa.Table:
+    """Columns of a row group from its bytes, which begin at `start`. Raises DamagedObject."""
+    try:
+        source = pa.PythonFile(_OneRange(start, data, size), mode="r")
+        with pq.ParquetFile(
+            source, metadata=metadata, page_checksum_verification=True, pre_buffer=False, read_dictionary=list(REPEATED)
+        ) as file:
+            return file.read_row_group(index, columns=list(columns), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedObject(f"row group {index} can't be decoded: {error}") from error

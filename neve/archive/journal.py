@@ -11,8 +11,13 @@ worse than none.
 An INTENT and an ABORT with a `kind` are no offload round's but of who makes objects of objects (REWRITES); their
 `round` counts apart from the rounds'. They are of version 2: a program that does not know them would build the names of
 such an intent from its local log.
+
+Old entries are deleted once a checkpoint has what they say, lowest first; entry 0 gives way to a SHORTENED. So where an
+entry is not there, it may be the journal's end, or gone: who goes on from a position looks whether the entry before it
+still stands, as it was (`anchor`).
 """
 
+from collections.abc import Iterator
 from typing import Self
 
 import msgspec
@@ -23,7 +28,17 @@ UNEXPIRE_VERSION = 2
 # Of an INTENT and an ABORT with a kind: a program that does not know it would take them for an offload round's.
 REWRITE_VERSION = 2
 COMPACT = "compact"
-REWRITES = frozenset({COMPACT})
+ERASE = "erase"
+REWRITES = frozenset({COMPACT, ERASE})
+# Of an ERASE: a program that does not know it would go on showing, and keep, what has been erased.
+ERASE_VERSION = 2
+#: A GAP's reason of what was erased begins so; the erase's id follows.
+ERASED = "erased "
+# Of a FORGET: a program that does not know it would go on with names that nobody else knows.
+FORGET_VERSION = 2
+# Of a SHORTENED: a program that does not know it would look for the end from entry 0 on, and find an empty journal.
+SHORTENED_VERSION = 2
+ANCHOR_BYTES = 256
 NO_CHECKPOINT = -1
 
 
@@ -33,6 +48,10 @@ class NewerFormat(ValueError):
 
 class MalformedEntry(ValueError):
     """The bytes are no journal entry."""
+
+
+class FellBehind(Exception):
+    """Entries from a position on have been deleted meanwhile: a newer checkpoint has what they said."""
 
 
 class RowGroup(msgspec.Struct, frozen=True):
@@ -90,6 +109,11 @@ class CommittedName(msgspec.Struct, frozen=True, kw_only=True):
     max_time: int
     queues: dict[int, tuple[int, int, int]]  # queue -> (first offset, last offset, first row)
     row_groups: list[RowGroup]
+
+    @property
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """(queue, first, last) of all that it holds, as its rows lie."""
+        return (run for group in self.row_groups for run in group.runs)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -171,6 +195,11 @@ class Gap(Entry, frozen=True, kw_only=True, tag="GAP"):
     through: int = -1  # CommitLog offset that the topic is settled through, where the gap moves it
     more: list[tuple[str, int, int, int]] = msgspec.field(default_factory=list)
 
+    @property
+    def is_erased(self) -> bool:
+        """Told by an ERASE."""
+        return self.reason.startswith(ERASED)
+
 
 class Expire(Entry, frozen=True, kw_only=True, tag="EXPIRE"):
     """Names leave the readers' view at once and may be deleted after a time; minimums of queues move up."""
@@ -220,15 +249,55 @@ class Replace(Entry, frozen=True, kw_only=True, tag="REPLACE"):
     delete_after_ms: int
 
 
+class Erase(Entry, frozen=True, kw_only=True, tag="ERASE"):
+    """Rows of the old names are nowhere any more; the new names, which have the others, take their place in one step.
+
+    `rows` (topic, queue, first, last) become gaps of a reason of their own. What they had in common is not told.
+    """
+
+    id: str
+    old: list[str]
+    new: list[CommittedName]
+    rows: list[tuple[str, int, int, int]]
+    delete_after_ms: int
+    version: int = ERASE_VERSION
+
+    @property
+    def reason(self) -> str:
+        return f"{ERASED}{self.id}"
+
+
+class Forget(Entry, frozen=True, kw_only=True, tag="FORGET"):
+    """Deleted topics of which nothing is left, in the bucket or in the broker's log: as if no entry had named them."""
+
+    topics: list[str]
+    version: int = FORGET_VERSION
+
+
+class Shortened(Entry, frozen=True, kw_only=True, tag="SHORTENED"):
+    """What stands in the place of entry 0 from the first deletion on: no entry, and never applied."""
+
+    version: int = SHORTENED_VERSION
+
+
 def _check_kind(kind: str | msgspec.UnsetType, version: int) -> None:
     if kind is not msgspec.UNSET and version < REWRITE_VERSION:
         raise ValueError(f"an entry with a kind is of version {REWRITE_VERSION}")
 
 
-AnyEntry = Epoch | Intent | Commit | Abort | Gap | Expire | Unexpire | Deleted | Topic | Checkpoint | Replace
+AnyEntry = (
+    Epoch | Intent | Commit | Abort | Gap | Expire | Unexpire | Deleted | Topic | Checkpoint | Replace | Erase | Forget
+)
 
 
-_NEWEST = {"UNEXPIRE": UNEXPIRE_VERSION, "INTENT": REWRITE_VERSION, "ABORT": REWRITE_VERSION}
+_NEWEST = {
+    "UNEXPIRE": UNEXPIRE_VERSION,
+    "INTENT": REWRITE_VERSION,
+    "ABORT": REWRITE_VERSION,
+    "ERASE": ERASE_VERSION,
+    "FORGET": FORGET_VERSION,
+    "SHORTENED": SHORTENED_VERSION,
+}
 
 
 class _Version(msgspec.Struct):
@@ -251,15 +320,23 @@ _version_decoder = msgspec.msgpack.Decoder(_Version)
 _entry_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
 
 
-def encode_entry(entry: AnyEntry) -> bytes:
+def encode_entry(entry: AnyEntry | Shortened) -> bytes:
     """An entry as the bytes of its object."""
     return _encoder.encode(entry)
 
 
 def decode_entry(data: bytes) -> AnyEntry:
-    """Raises NewerFormat or MalformedEntry."""
+    """Raises NewerFormat or MalformedEntry; FellBehind of a SHORTENED: the journal begins later."""
     try:
-        _version_decoder.decode(data).check()
+        found = _version_decoder.decode(data)
+        found.check()
+        if found.type == "SHORTENED":
+            raise FellBehind("the first entries of the journal have been deleted")
         return _entry_decoder.decode(data)
     except msgspec.DecodeError as error:
         raise MalformedEntry(f"not a journal entry: {error}") from error
+
+
+def anchor(entry: bytes) -> bytes:
+    """By which an entry is known again: who wrote it, and in which attempt, is in these bytes."""
+    return entry[:ANCHOR_BYTES]

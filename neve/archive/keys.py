@@ -3,6 +3,7 @@
     <prefix>/topic=<T>/dt=<YYYY-MM-DD>/broker=<B>/<start>-<end>-e<epoch>[.<n>].parquet   data
     <prefix>/_neve/<B>/journal/<seq:020d>.msgpack                                  journal
     <prefix>/_neve/<B>/checkpoint/<seq:020d>.catalog                               checkpoint
+    <prefix>/_neve/<B>/checkpoint/<seq:020d>-<n>.pack                              what it wrote of topics
     <prefix>/_neve/<B>/state/<slot>.msgpack                                        state slots
     <prefix>/_neve/format.msgpack                                                  format
 
@@ -28,10 +29,14 @@ _HASH_LENGTH = 64
 _HALF_ESCAPED = re.compile(r"%[0-9A-F]?$")
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
+_FILE = r"(?P<start>\d{20})-(?P<end>\d{20})-e(?P<epoch>\d+)(?:\.(?P<rewrite>[1-9]\d*))?\.parquet"
+_DATA_FILE = re.compile(_FILE)
 _DATA_KEY = re.compile(
-    r"(?:(?P<prefix>.+)/)?topic=(?P<topic>[^/]+)/dt=(?P<day>\d{4}-\d{2}-\d{2})/broker=(?P<broker>[^/]+)"
-    r"/(?P<start>\d{20})-(?P<end>\d{20})-e(?P<epoch>\d+)(?:\.(?P<rewrite>[1-9]\d*))?\.parquet"
+    r"(?:(?P<prefix>.+)/)?topic=(?P<topic>[^/]+)/dt=(?P<day>\d{4}-\d{2}-\d{2})/broker=(?P<broker>[^/]+)/" + _FILE
 )
+
+_JOURNAL_FILE = re.compile(r"(?P<seq>\d{20})\.msgpack")
+_CHECKPOINT_FILE = re.compile(r"(?P<seq>\d{20})(?:\.catalog|-(?P<pack>\d+)\.pack)")
 
 
 class NameTooLong(ValueError):
@@ -114,6 +119,12 @@ def parse_data_key(key: str) -> DataKey | None:
     )
 
 
+def parse_start(file: str) -> int | None:
+    """Where the object begins, by the last component of a data key; None for that of another key."""
+    match = _DATA_FILE.fullmatch(file)
+    return None if match is None else int(match["start"])
+
+
 def brokers_prefix(prefix: str) -> str:
     """Listing this with a delimiter names the brokers that have an archive here."""
     return _join(prefix, "_neve") + "/"
@@ -129,9 +140,43 @@ def journal_key(prefix: str, broker: str, seq: int) -> str:
     return _join(prefix, "_neve", _journal_of(broker), "journal", f"{seq:020d}.msgpack")
 
 
+def journals_prefix(prefix: str, broker: str) -> str:
+    """Listing this names the entries of a broker's journal."""
+    return _join(prefix, "_neve", _journal_of(broker), "journal") + "/"
+
+
+def parse_journal_key(key: str) -> int | None:
+    """The number of an entry; None for a key of something else."""
+    match = _JOURNAL_FILE.fullmatch(key.rpartition("/")[2])
+    return None if match is None else int(match["seq"])
+
+
 def checkpoint_key(prefix: str, broker: str, seq: int) -> str:
     """The name of the checkpoint that stands for entries up to `seq`."""
     return _join(prefix, "_neve", _journal_of(broker), "checkpoint", f"{seq:020d}.catalog")
+
+
+def pack_key(prefix: str, broker: str, seq: int, number: int) -> str:
+    """The name of a pack, the `number`th that the checkpoint after entry `seq` wrote."""
+    return _join(prefix, "_neve", _journal_of(broker), "checkpoint", pack_file(seq, number))
+
+
+def pack_file(seq: int, number: int) -> str:
+    """The last component of a pack's name."""
+    return f"{seq:020d}-{number}.pack"
+
+
+def checkpoints_prefix(prefix: str, broker: str) -> str:
+    """Listing this names a broker's checkpoints and packs."""
+    return _join(prefix, "_neve", _journal_of(broker), "checkpoint") + "/"
+
+
+def parse_checkpoint_key(key: str) -> tuple[int, int | None] | None:
+    """(seq, number of the pack; None: the checkpoint itself); None for a key of something else."""
+    match = _CHECKPOINT_FILE.fullmatch(key.rpartition("/")[2])
+    if match is None:
+        return None
+    return int(match["seq"]), None if match["pack"] is None else int(match["pack"])
 
 
 def state_key(prefix: str, broker: str, slot: int) -> str:

@@ -20,7 +20,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -40,6 +40,7 @@ _ARRAY = b"\xdc"  # msgpack: an array whose length follows in two bytes
 
 assert NAMES_MAX < 1 << 16, "the length of that array"
 
+ABOVE = 1 << 63  # with an offset before it, a key above each run or gap that begins there
 Run = tuple[int, int, CommittedName, int]  # first, last, object, row group
 
 
@@ -73,9 +74,71 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
     row_groups: list[_Group]
 
 
+class _Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a record begins: what its key is made of. What follows is passed over."""
+
+    suffix: str
+    key: str
+    day: str
+    start: int
+    length: int
+
+
+class _GroupAge(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a row group begins."""
+
+    first_row: int
+    rows: int
+    offset: int
+    length: int
+    newest: int
+
+
+class _Age(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A record without what is slow to unpack: how old it is, and whether its queues are those of its row groups."""
+
+    suffix: str
+    key: str
+    day: str
+    start: int
+    length: int
+    size: int
+    footer: int
+    etag: msgspec.Raw
+    checksum: msgspec.Raw
+    sha256: msgspec.Raw
+    rows: int
+    wire_bytes: int
+    min_time: int
+    span: int
+    queues: dict[int, tuple[int, int, int]] | None
+    row_groups: list[_GroupAge]
+
+
+class StoredBlock(msgspec.Struct, array_like=True, frozen=True):
+    """A block as a checkpoint has it; of which topic, its part says."""
+
+    head: str
+    tail: str
+    count: int
+    begin: int
+    last_begin: int
+    end: int
+    rows: int
+    size: int
+    newest_ms: int
+    newest_time: int
+    soonest_ms: int
+    bounds: list[int]
+    record_bytes: int
+    codec: str
+    packed: bytes
+
+
 class _Unpacked(NamedTuple):
     names: tuple[CommittedName, ...]
     runs: Mapping[int, list[Run]]  # of each queue, by first offset
+    overlapping: Set[int]  # queues of which one may begin within another
 
 
 class Block:
@@ -135,9 +198,60 @@ class Block:
         """They stay unpacked for who asks next."""
         return self._kept().names
 
+    def name_keys(self) -> list[str]:
+        """Of the names, which are not unpacked for it."""
+        held = self.unpacked
+        if held is not None:
+            return [name.key for name in held.names]
+        return self._keys(_places.decode(self._records()))
+
+    def expired(self, time_ms: int) -> tuple[list[str], dict[int, int]] | None:
+        """Keys, and of each queue where they end, if all row groups of all names are of that time or older.
+
+        None: some are not, or of unknown age.
+        """
+        if not 0 <= self.newest_ms <= time_ms:
+            return None
+        records = _ages.decode(self._records())
+        if not all(
+            one.row_groups and all(one.min_time + each.newest >= 0 for each in one.row_groups) for one in records
+        ):
+            return None
+        return self._keys(records), self._ends(records)
+
+    def ends(self) -> dict[int, int]:
+        """Of each queue, where the names end."""
+        return self._ends(_ages.decode(self._records()))
+
+    def _keys(self, records: "Iterable[_Place | _Age]") -> list[str]:
+        return [one.key or _key(self, one.day, one.start, one.start + one.length, one.suffix) for one in records]
+
+    def _ends(self, records: "Iterable[_Age]") -> dict[int, int]:
+        if all(one.queues is None for one in records):
+            bounds = self.bounds
+            return {queue: last + 1 for queue, last in zip(bounds[::3], bounds[2::3], strict=True)}
+        ends: dict[int, int] = {}
+        for name in self.names():
+            for queue, (_, last, _) in name.queues.items():
+                ends[queue] = max(ends.get(queue, 0), last + 1)
+        return ends
+
     def runs(self, queue: int) -> Sequence[Run]:
         """By first offset. They stay unpacked for who asks next."""
         return self._kept().runs.get(queue, ())
+
+    def run_at(self, queue: int, offset: int) -> Run | None:
+        """The one that holds it, the last of them that begins. They stay unpacked for who asks next."""
+        held = self._kept()
+        runs = held.runs.get(queue, ())
+        place = bisect_right(runs, (offset, ABOVE)) - 1
+        while place >= 0:
+            if runs[place][1] >= offset:
+                return runs[place]
+            if queue not in held.overlapping:
+                return None
+            place -= 1
+        return None
 
     def queues(self) -> Iterator[tuple[int, int, int]]:
         """(queue, first offset, last offset) over all names."""
@@ -147,27 +261,53 @@ class Block:
     def content(self) -> bytes:
         return zlib.decompress(self.packed) if self.codec else self.packed
 
-    def has(self, queue: int) -> bool:
-        return any(queue == one for one in self.bounds[::3])
-
     def _kept(self) -> _Unpacked:
         held = self.unpacked
         if held is None:
             names = self._unpack()
-            held = self.unpacked = _Unpacked(names, _runs(names))
+            held = self.unpacked = _Unpacked(names, *_runs(names))
             _kept.append(self)
             while len(_kept) > UNPACKED_MAX:
                 _kept.popleft().unpacked = None
         return held
 
     def _unpack(self) -> tuple[CommittedName, ...]:
-        records = _decoder.decode(_ARRAY + self.count.to_bytes(2, "big") + self.content())
-        return tuple(_name(record, self) for record in records)
+        return tuple(_name(record, self) for record in _decoder.decode(self._records()))
+
+    def _records(self) -> bytes:
+        return _ARRAY + self.count.to_bytes(2, "big") + self.content()
 
 
 _kept: deque[Block] = deque()  # appended to and taken from by any thread
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[_Record])
+_places = msgspec.msgpack.Decoder(list[_Place])
+_ages = msgspec.msgpack.Decoder(list[_Age])
+
+
+# ---- as a checkpoint has them
+
+
+def stored(block: Block) -> StoredBlock:
+    """Compressed, also where more may come to it."""
+    packed = block.packed if block.codec else zlib.compress(block.packed, _LEVEL)
+    return StoredBlock(
+        block.head, block.tail, block.count, block.begin, block.last_begin, block.end, block.rows, block.bytes,
+        block.newest_ms, block.newest_time, block.soonest_ms, list(block.bounds), block.record_bytes, _CODECS[1],
+        packed,
+    )  # fmt: skip
+
+
+def blocks_from(topic: str, parts: Iterable[StoredBlock]) -> Iterator[Block]:
+    """What neighbours have in common is held once. Raises ValueError where one is packed in another way."""
+    head = tail = ""
+    for one in parts:
+        head, tail = head if head == one.head else one.head, tail if tail == one.tail else one.tail
+        yield Block(
+            topic, head, tail, one.count, one.begin, one.last_begin, one.end, one.rows, one.size, one.newest_ms,
+            one.newest_time, one.soonest_ms, array("q", one.bounds), one.record_bytes, _CODECS.index(one.codec),
+            one.packed,
+        )  # fmt: skip
 
 
 # ---- making blocks
@@ -327,17 +467,25 @@ def _queues(groups: Iterable[RowGroup]) -> dict[int, tuple[int, int, int]]:
     return found
 
 
-def _runs(names: Iterable[CommittedName]) -> dict[int, list[Run]]:
+def _runs(names: Iterable[CommittedName]) -> tuple[dict[int, list[Run]], set[int]]:
+    """(those of each queue, queues of which one may begin within another)"""
     found: dict[int, list[Run]] = {}
+    highest: dict[int, int] = {}
+    overlapping: set[int] = set()
     for name in names:
         for index, group in enumerate(name.row_groups):
             for queue, first, last in group.runs:
+                high = highest.get(queue, -1)
+                if first <= high:
+                    overlapping.add(queue)
+                if last > high:
+                    highest[queue] = last
                 runs = found.setdefault(queue, [])
                 if not runs or runs[-1][0] <= first:
                     runs.append((first, last, name, index))
                 else:
                     runs.insert(bisect_right(runs, first, key=_first), (first, last, name, index))
-    return found
+    return found, overlapping
 
 
 def _first(run: Run) -> int:

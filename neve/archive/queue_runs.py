@@ -13,12 +13,10 @@ others.
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.name_blocks import Block, Run
-
-_ABOVE = 1 << 63  # with an offset before it, a key above each run or gap that begins there
+from neve.archive.name_blocks import ABOVE, Block, Run
 
 
 class Location(NamedTuple):
@@ -54,9 +52,13 @@ class Spans:
         self.lowest: tuple[int, int | None] = (-1, None)  # a minimum, and the lowest offset from there on
 
     def with_more(self, more: Sequence[tuple[int, int, Block]], before: Block | None) -> "Spans":
-        """With blocks of names above all others, the first in the place of the one `before` it was made from."""
-        keep = len(self.blocks) - (1 if self.blocks and self.blocks[-1] is before else 0)
-        if not self.is_tiled or (before is not None and before in self.blocks[:keep]):
+        """With blocks of names above all others, the first in the place of the one `before` it was made from.
+
+        None: that has nothing of this queue. A block is here once.
+        """
+        is_last = bool(self.blocks) and self.blocks[-1] is before
+        keep = len(self.blocks) - is_last
+        if not self.is_tiled or (before is not None and not is_last and before in self.blocks):
             rest = zip(self.firsts, self.lasts, self.blocks, strict=True)
             return spans_of([*(one for one in rest if one[2] is not before), *more])
         firsts, lasts = self.firsts[:keep], self.lasts[:keep]
@@ -78,11 +80,8 @@ class Spans:
         """The run that holds it."""
         index = bisect_right(self.firsts, offset) - 1
         while index >= 0:
-            if self.lasts[index] >= offset:
-                runs = self.blocks[index].runs(queue)
-                place = bisect_right(runs, (offset, _ABOVE)) - 1
-                if place >= 0 and runs[place][1] >= offset:
-                    return runs[place]
+            if self.lasts[index] >= offset and (run := self.blocks[index].run_at(queue, offset)) is not None:
+                return run
             if self.is_tiled:
                 return None
             index -= 1
@@ -134,35 +133,90 @@ def _first(span: Sequence[int] | Run | tuple[int, int, Block]) -> int:
 NO_SPANS = spans_of(())
 
 
+class HasBlocks(Protocol):
+    """The topic."""
+
+    @property
+    def blocks(self) -> Sequence[Block]: ...
+
+
 class QueueRuns:
     """Runs and gaps of a queue, its minimum, and the highest offset that any entry ever named (None: none has)."""
 
-    __slots__ = ("gaps", "minimum", "named", "queue", "spans")
+    __slots__ = ("_found", "_laid", "gaps", "minimum", "named", "queue")
 
-    def __init__(self, queue: int) -> None:
+    def __init__(self, queue: int, of: "HasBlocks | None" = None) -> None:
+        """`of`: a topic whose blocks are looked through when somebody asks, whichever those are then."""
         self.queue = queue
-        self.spans = NO_SPANS
+        self._laid: Spans | HasBlocks = NO_SPANS if of is None else of
+        self._found: tuple[Sequence[Block], Spans] | None = None  # of which blocks
         self.gaps: tuple[tuple[int, int], ...] = ()  # by first offset
         self.minimum = 0  # recorded: moves back only where an expiry is taken back
         self.named: int | None = None
+
+    def copy(self, of: "HasBlocks") -> "QueueRuns":
+        """For another topic with the same blocks."""
+        made = QueueRuns(self.queue, of)
+        made.gaps, made.minimum, made.named = self.gaps, self.minimum, self.named
+        return made
+
+    @property
+    def spans(self) -> Spans:
+        """Which of the topic's blocks have what of this queue."""
+        laid = self._laid
+        if isinstance(laid, Spans):
+            return laid
+        blocks, found = laid.blocks, self._found
+        if found is None or found[0] is not blocks:
+            mine = (
+                (first, last, block) for block in blocks for queue, first, last in block.queues() if queue == self.queue
+            )
+            found = self._found = blocks, spans_of(mine)
+        return found[1]
+
+    @spans.setter
+    def spans(self, spans: Spans) -> None:
+        self._laid, self._found = spans, None
 
     # ---- writing
 
     def cut_gaps(self, first: int, last: int) -> bool:
         """A run is entered: whether it took something out of a gap."""
-        if not _touching(self.gaps, first, last):
+        if not touching(self.gaps, first, last):
             return False
         self.gaps = tuple(rest for gap in self.gaps for rest in without(*gap, [(first, last)]))
         return True
 
     def add_gap(self, first: int, last: int) -> list[tuple[int, int]]:
         """The parts of it that no run holds and no gap has told."""
-        added = without(first, last, self._runs_touching(first, last) + _touching(self.gaps, first, last))
-        if not self.gaps or self.gaps[-1][1] < first:
+        return self.add_gaps([(first, last)], self._runs_touching(first, last))
+
+    def add_gaps(self, spans: Iterable[tuple[int, int]], live: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts of them that none of these runs will hold and no gap has told."""
+        held = united(live)
+        added = [part for first, last in spans for part in self.untold(first, last, held)]
+        added.sort()
+        if not added or not self.gaps or self.gaps[-1][1] < added[0][0]:
             self.gaps = (*self.gaps, *added)
         else:
             self.gaps = tuple(sorted([*self.gaps, *added]))
         return added
+
+    def untold(self, first: int, last: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The parts of it that none of these, which lie apart in order, holds and no gap has told."""
+        return without(first, last, touching(held, first, last) + touching(self.gaps, first, last))
+
+    def join_gaps_at(self, offset: int) -> None:
+        """The one that begins there, and the one that ends before it."""
+        index = bisect_right(self.gaps, (offset, -1))
+        (first, end), (begin, last) = self.gaps[index - 1], self.gaps[index]
+        assert end + 1 == begin == offset, "they lie side by side"
+        self.gaps = (*self.gaps[: index - 1], (first, last), *self.gaps[index + 1 :])
+
+    def forget_gaps(self, below: int) -> None:
+        """Those that end below an offset."""
+        if self.gaps and self.gaps[0][1] < below:
+            self.gaps = tuple(gap for gap in self.gaps if gap[1] >= below)
 
     def _runs_touching(self, first: int, last: int) -> list[tuple[int, int]]:
         found = []
@@ -181,10 +235,8 @@ class QueueRuns:
         run = self.spans.run_at(self.queue, offset)
         if run is not None:
             return self._location(run)
-        index = bisect_right(gaps, (offset, _ABOVE)) - 1
-        if index >= 0 and gaps[index][1] >= offset:
-            return GapHit(gaps[index][0], gaps[index][1] + 1)
-        return None
+        # And behind them: what is erased is a gap before its run goes.
+        return _gap_at(gaps, offset) or _gap_at(self.gaps, offset)
 
     def by_time(self, time_ms: int) -> Location | None:
         # Not a binary search: a group whose records are all damaged has no time (-1) and would mislead it.
@@ -222,6 +274,13 @@ class QueueRuns:
         return Location(run[2], run[3], self.queue, run[0], run[1])
 
 
+def _gap_at(gaps: Sequence[tuple[int, int]], offset: int) -> GapHit | None:
+    index = bisect_right(gaps, (offset, ABOVE)) - 1
+    if index >= 0 and gaps[index][1] >= offset:
+        return GapHit(gaps[index][0], gaps[index][1] + 1)
+    return None
+
+
 def without(first: int, last: int, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """What is left of first-last outside these spans."""
     left = []
@@ -234,17 +293,28 @@ def without(first: int, last: int, spans: Iterable[tuple[int, int]]) -> list[tup
     return [*left, (first, last)] if first <= last else left
 
 
-def _touching(spans: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
+def united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """All that they hold, sorted, in spans that lie apart: an offset may be in two objects."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return found
+
+
+def touching(spans: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
     """Those of the sorted spans, which do not overlap, that hold an offset of first-last."""
     if not spans or spans[-1][1] < first:
         return []
-    low, high = bisect_right(spans, (first, _ABOVE)), bisect_right(spans, (last, _ABOVE))
+    low, high = bisect_right(spans, (first, ABOVE)), bisect_right(spans, (last, ABOVE))
     return [span for span in spans[max(low - 1, 0) : high] if span[1] >= first]
 
 
 def _overlaps(spans: Sequence[tuple[int, int]], first: int, end: int) -> Iterable[int]:
     """How much of [first, end) each of the sorted spans covers, which do not overlap."""
-    index = max(bisect_right(spans, (first, _ABOVE)) - 1, 0)
+    index = max(bisect_right(spans, (first, ABOVE)) - 1, 0)
     for low, last in spans[index:]:
         if low >= end:
             break

@@ -1,10 +1,10 @@
 """Reading the archive from a program, with no broker: `neve.archive.open(url).topic("orders").read(queue=3)`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from neve.archive.catalog import Catalog, GapHit, Location
-from neve.archive.follow import catalogs
+from neve.archive.follow import Listed, catalogs
 from neve.archive.groups import DecodedRows, decode_group
 from neve.archive.journal import CommittedName, Gap
 from neve.archive.schema import parse_footer
@@ -22,6 +22,8 @@ class ObjectSource(Protocol):
 
     def list_prefixes(self, prefix: str) -> Sequence[str]: ...
 
+    def list(self, prefix: str) -> Iterable[Listed]: ...
+
 
 class NotCommitted(LookupError):
     """An offset between two that are in the archive lies in a round that is not committed yet: read again later."""
@@ -32,7 +34,12 @@ class NotCommitted(LookupError):
 
 
 class Archive:
-    """The catalogs of all brokers below a prefix, as their journals stood when it was opened."""
+    """The catalogs of all brokers below a prefix, as their journals stood when it was opened.
+
+    Who keeps one for hours should open it again now and then: objects that it names are deleted in time, and once the
+    checkpoints have gone that it was opened by, a topic that nobody has asked for is read with the whole journal or,
+    where that has been shortened, is `neve.archive.follow.CheckpointsGone`.
+    """
 
     def __init__(self, source: ObjectSource, prefix: str = "") -> None:
         self._source = source
@@ -47,7 +54,7 @@ class Archive:
 
     def topic(self, name: str, broker: str | None = None) -> "TopicReader":
         """Raises LookupError when no broker, or more than one, has the topic and none is named."""
-        having = [of for of, catalog in self.catalogs.items() if name in catalog.topics() and broker in (None, of)]
+        having = [of for of, catalog in self.catalogs.items() if broker in (None, of) and catalog.is_told(name)]
         if len(having) != 1:
             raise LookupError(f"topic {name}: found at {', '.join(having) or 'no broker'}; name one")
         return TopicReader(self._source, self.catalogs[having[0]], name)

@@ -1,19 +1,20 @@
 """Rows back to records, byte for byte; vectorised, so that a cold read costs no Python per message.
 
-A record is the join of these parts (layout: neve.record.layout); numbers come out of numpy as big-endian structures,
-the texts are Arrow arrays. What stands before and after the body is joined first; head, body and rest are then
-described as Arrow views, which one cast copies together, so a body is copied once. The cast's buffers are the answer:
+A record is the join of these parts (layout: neve.record.layout); all before the body is one big-endian structure of
+numpy, whose width goes by the kinds of the two addresses; the texts are Arrow arrays. What stands behind the body is
+joined first; head, body and rest are then described as Arrow views, which one cast copies together, so a body is
+copied once. The cast's buffers are the answer:
 
-    _FRONT 48 | born host 8/20 | store time 8 | store host 8/20 | _REAR 16 | body
-    | topic length 1/2, topic | properties length 2, properties
+    head, 88 to 112 | body | topic length 1/2, topic | properties length 2, properties
 
 Not stored, because it follows: the size; the magic and the width of the topic length (version 2 exactly when the topic
 is longer than 127 bytes). A row that this would rebuild differently has `wire`, and that wins.
 """
 
 import ipaddress
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +29,35 @@ from neve.record.properties import PROPERTY_TAGS, tags_code
 COLUMN_OF = {"physical_offset": "commit_log_offset"}
 
 
-def _part(first: str, last: str) -> np.dtype[np.void]:
-    return np.dtype([(COLUMN_OF.get(name, name), kind) for name, kind in dtype_of(first, last)])
+@cache
+def _head(born: int, store: int) -> np.dtype[np.void]:
+    return np.dtype([(COLUMN_OF.get(name, name), kind) for name, kind in dtype_of(born=born, store=store)])
 
 
-_FRONT = _part("size", "born_timestamp")
-_REAR = _part("reconsume_times", "body_length")
-assert (_FRONT.itemsize, _REAR.itemsize) == (48, 16)
+assert _head(HOST_V4_SIZE, HOST_V4_SIZE).itemsize == 88
+_NUMBERS = (
+    "body_crc",
+    "queue_id",
+    "flag",
+    "queue_offset",
+    "commit_log_offset",
+    "sys_flag",
+    "born_timestamp",
+    "store_timestamp",
+    "reconsume_times",
+    "prepared_transaction_offset",
+)
 
-# Arrow's view of a string: up to 12 bytes stand in it, of a longer one the first 4 and where it lies.
-_VIEW = np.dtype([("length", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("position", "<i4")])
-_INLINE_MAX = 12
+#: What `rebuild` and `tag_codes` ask of a row; the other columns are for who searches.
+COLUMNS = (*_NUMBERS, "born_host", "store_host", "body", "properties", "properties_tail", "tags", "wire")
+#: Of these a row group has few values.
+REPEATED = ("born_host", "store_host", "tags")
+
+# Arrow's view of a string: up to 12 bytes stand in it, of a longer one where it lies. The first 4 of that, which who
+# compares would look at, are left 0: the views are only cast, and to gather them costs a look at each string.
+_VIEW = np.dtype([("length", "<i4"), ("prefix", "<i4"), ("buffer", "<i4"), ("position", "<i4")])
+_INLINE = np.dtype([("length", "<i4"), ("text", "V12")])
+_INLINE_MAX = _INLINE["text"].itemsize
 _EMPTY = pa.scalar(b"", pa.binary())
 
 
@@ -61,32 +80,116 @@ class Records(NamedTuple):
         return same_bytes and np.array_equal(self.positions, other.positions)
 
 
+class TopicFields(NamedTuple):
+    """What a record says of its topic: of all rows the same, or of each row its own."""
+
+    magic: Any
+    length: Any
+    part: Any  # the length and the name, as one binary value
+
+    @classmethod
+    def of(cls, topic: str) -> "TopicFields":
+        magic, part = topic_field(topic.encode("utf-8", "surrogateescape"))
+        return cls(magic, len(part), pa.scalar(part, pa.binary()))
+
+    @classmethod
+    def of_each(cls, topics: Sequence[str], counts: Sequence[int] | npt.NDArray[np.int64]) -> "TopicFields":
+        """`counts` rows of each topic, one topic after the other."""
+        fields = [topic_field(topic.encode("utf-8", "surrogateescape")) for topic in topics]
+        rows = np.repeat(np.arange(len(topics)), counts)
+        magics = np.array([magic for magic, _ in fields], np.int64)
+        lengths = np.array([len(part) for _, part in fields], np.int64)
+        parts = pa.array([part for _, part in fields], pa.binary())
+        return cls(magics[rows], lengths[rows], parts.take(pa.array(rows)))
+
+    def at(self, rows: npt.NDArray[Any]) -> "TopicFields":
+        if isinstance(self.part, pa.Scalar):
+            return self
+        return TopicFields(self.magic[rows], self.length[rows], self.part.take(pa.array(rows)))
+
+
 def rebuild(rows: pa.Table, topic: str) -> Records:
     """The stored records of a topic's rows."""
+    return rebuild_of(rows, TopicFields.of(topic))
+
+
+def rebuild_of(rows: pa.Table, topics: TopicFields) -> Records:
+    """The same of rows of several topics."""
     if not len(rows):
         return Records(memoryview(b""), np.zeros(1, np.int64))
     table = rows.combine_chunks()
-    topic_bytes = topic.encode("utf-8", "surrogateescape")
-    magic, topic_part = topic_field(topic_bytes)
     body, properties = _bytes(table, "body"), _properties(table)
-    born, store = (_mapped(_column(table, name), _host_bytes) for name in ("born_host", "store_host"))
-    rear = np.zeros(len(table), _REAR)
-    for name in ("reconsume_times", "prepared_transaction_offset"):
-        rear[name] = _numbers(table, name)
-    rear["body_length"] = _lengths(body)
-    front = np.zeros(len(table), _FRONT)
-    for name in ("body_crc", "queue_id", "flag", "queue_offset", "commit_log_offset", "sys_flag", "born_timestamp"):
-        front[name] = _numbers(table, name)
-    front["magic"] = magic
-    fixed = _FRONT.itemsize + 8 + _REAR.itemsize + len(topic_part) + 2
-    front["size"] = fixed + _lengths(born) + _lengths(store) + _lengths(body) + _lengths(properties)
-    store_time = _packed(_numbers(table, "store_timestamp").astype(">i8"))
-    head = pc.binary_join_element_wise(_packed(front), born, store_time, store, _packed(rear), _EMPTY)
     length = _packed(_lengths(properties).astype(">u2"))
-    rest = pc.binary_join_element_wise(pa.scalar(topic_part, pa.binary()), length, properties, _EMPTY)
-    joined = _woven([head, body, rest])
+    rest = pc.binary_join_element_wise(topics.part, length, properties, _EMPTY)
+    joined = _woven([_heads(table, topics.magic, _lengths(body), _lengths(rest)), _Texts.of(body), _Texts.of(rest)])
     wire = _column(table, "wire")
     return _as_buffer(joined if wire.null_count == len(wire) else pc.coalesce(wire, joined))
+
+
+class _Texts(NamedTuple):
+    """One for each row, anywhere in the source."""
+
+    source: Any
+    begins: npt.NDArray[Any]
+    sizes: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, array: pa.Array) -> Self:
+        _, offsets, data = array.buffers()
+        ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+        return cls(memoryview(data if data is not None else b""), ends[:-1], np.diff(ends))
+
+
+def _heads(
+    table: pa.Table, magic: Any, body_lengths: npt.NDArray[np.int64], rest_lengths: npt.NDArray[np.int64]
+) -> _Texts:
+    """All before the body; the rows of each kind of addresses together, of which there is nearly always one."""
+    born, store = _Hosts.of(_column(table, "born_host")), _Hosts.of(_column(table, "store_host"))
+    kinds = born.sizes * 256 + store.sizes
+    widths = np.unique(kinds)
+    numbers = {name: _numbers(table, name) for name in _NUMBERS}
+    numbers["magic"] = np.broadcast_to(magic, len(table))
+    numbers["body_length"] = body_lengths
+    behind = body_lengths + rest_lengths
+    sources, position = [], 0
+    begins, sizes = np.empty(len(table), np.int32), np.empty(len(table), np.int32)
+    for kind in widths.tolist():
+        rows = slice(None) if len(widths) == 1 else np.flatnonzero(kinds == kind)
+        dtype = _head(*divmod(kind, 256))
+        heads = np.zeros(len(begins[rows]), dtype)
+        for name, values in numbers.items():
+            heads[name] = values[rows]
+        heads["size"] = dtype.itemsize + behind[rows]
+        heads["born_host"], heads["store_host"] = born.at(rows, kind // 256), store.at(rows, kind % 256)
+        begins[rows] = np.arange(position, position + heads.nbytes, dtype.itemsize)
+        sizes[rows] = dtype.itemsize
+        sources.append(heads.view(np.uint8).data)
+        position += heads.nbytes
+    return _Texts(sources[0] if len(sources) == 1 else memoryview(b"".join(sources)), begins, sizes)
+
+
+class _Hosts(NamedTuple):
+    """As a record has them, each distinct one once."""
+
+    distinct: list[bytes]
+    indices: npt.NDArray[np.int32]
+    sizes: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, texts: pa.Array) -> Self:
+        encoded = texts.dictionary_encode()
+        distinct = [_host_bytes(text) for text in (*encoded.dictionary.to_pylist(), None)]
+        indices = encoded.indices
+        if indices.null_count:
+            indices = pc.fill_null(indices, len(distinct) - 1)
+        numbers = indices.to_numpy()
+        return cls(distinct, numbers, np.array([len(host) for host in distinct], np.int64)[numbers])
+
+    def at(self, rows: Any, width: int) -> npt.NDArray[np.void]:
+        """Of rows whose hosts are so wide."""
+        hosts = b"".join(host if len(host) == width else bytes(width) for host in self.distinct)
+        found: npt.NDArray[np.void] = np.frombuffer(hosts, f"V{width}")[self.indices[rows]]
+        return found
 
 
 def tag_codes(rows: pa.Table, rebuilt: Records) -> npt.NDArray[np.int64]:
@@ -115,12 +218,13 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def _bytes(table: pa.Table, name: str) -> pa.Array:
-    return pc.fill_null(_column(table, name), b"")
+    column = _column(table, name)
+    return pc.fill_null(column, b"") if column.null_count else column
 
 
 def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
     column = _column(table, name).cast(pa.int64())
-    return np.asarray(pc.fill_null(column, 0).to_numpy(zero_copy_only=False), np.int64)
+    return np.asarray((pc.fill_null(column, 0) if column.null_count else column).to_numpy(), np.int64)
 
 
 def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
@@ -131,13 +235,6 @@ def _packed(values: npt.NDArray[Any]) -> pa.Array:
     """A numpy array of fixed structures as a binary array."""
     width = pa.binary(values.dtype.itemsize)
     return pa.Array.from_buffers(width, len(values), [None, pa.py_buffer(values)]).cast(pa.binary())
-
-
-def _mapped(texts: pa.Array, function: Callable[[str | None], bytes]) -> pa.Array:
-    """Applies a function once per distinct text."""
-    encoded = texts.dictionary_encode()
-    distinct = pa.array([function(text) for text in encoded.dictionary.to_pylist()] + [function(None)], pa.binary())
-    return distinct.take(pc.fill_null(encoded.indices, len(distinct) - 1))
 
 
 def _host_bytes(text: str | None) -> bytes:
@@ -155,26 +252,33 @@ def _properties(table: pa.Table) -> pa.Array:
     offsets = pa.Array.from_buffers(pa.int32(), len(column) + 1, [None, column.buffers()[1]], offset=column.offset)
     lists = pa.ListArray.from_arrays(offsets, pairs)
     joined = pc.fill_null(pc.binary_join(lists, b"\x02"), b"")
-    tail = pc.if_else(pc.fill_null(_column(table, "properties_tail"), False), pa.scalar(b"\x02"), pa.scalar(b""))
+    tails = _column(table, "properties_tail")
+    if not tails.true_count:
+        return joined
+    tail = pc.if_else(pc.fill_null(tails, False), pa.scalar(b"\x02"), pa.scalar(b""))
     return pc.binary_join_element_wise(joined, tail, _EMPTY)
 
 
-def views(source: Any, begins: npt.NDArray[Any], sizes: npt.NDArray[Any], buffer: int = 0) -> npt.NDArray[np.void]:
-    """Arrow's views of source[begin:begin + size], which may lie in any order; `buffer` is the source's number."""
-    described = np.zeros(len(begins), _VIEW)
-    described["length"], described["position"], described["buffer"] = sizes, begins, buffer
+def views(source: Any, begins: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> npt.NDArray[np.void]:
+    """Arrow's views of source[begin:begin + size], which may lie in any order."""
+    described = np.empty(len(begins), _VIEW)
+    _describe(described, source, begins, sizes)
+    return described
+
+
+def _describe(
+    described: npt.NDArray[np.void], source: Any, begins: npt.NDArray[Any], sizes: npt.NDArray[Any], buffer: int = 0
+) -> None:
+    """`buffer`: the source's number among those of the views."""
+    described["length"], described["position"] = sizes, begins
+    described["buffer"], described["prefix"] = buffer, 0
     inline = np.flatnonzero(sizes <= _INLINE_MAX)
-    long = slice(None) if not len(inline) else np.flatnonzero(sizes > _INLINE_MAX)
-    if len(inline) < len(begins):
-        prefixes = np.ndarray((len(source) - 3,), "V4", source, strides=(1,))
-        described["prefix"][long] = prefixes[begins[long]]
     if len(inline):
         data = np.frombuffer(source, np.uint8) if len(source) else np.zeros(1, np.uint8)
         columns = np.arange(_INLINE_MAX)
         within = np.minimum(begins[inline, None] + columns, len(data) - 1)
         texts = np.where(columns < sizes[inline, None], data[within], 0).astype(np.uint8)
-        described.view(np.uint8).reshape(-1, _VIEW.itemsize)[inline, 4:] = texts
-    return described
+        described.view(_INLINE)["text"][inline] = texts.view(_INLINE["text"])[:, 0]
 
 
 def joined_views(described: npt.NDArray[np.void], sources: Sequence[Any]) -> pa.Array:
@@ -184,16 +288,12 @@ def joined_views(described: npt.NDArray[np.void], sources: Sequence[Any]) -> pa.
     return viewed.cast(pa.binary())
 
 
-def _woven(parts: Sequence[pa.Array]) -> pa.Array:
+def _woven(parts: Sequence[_Texts]) -> pa.Array:
     """The parts' elements joined row by row."""
-    described = np.empty((len(parts[0]), len(parts)), _VIEW)
-    sources = []
+    described = np.empty((len(parts[0].begins), len(parts)), _VIEW)
     for number, part in enumerate(parts):
-        _, offsets, data = part.buffers()
-        sources.append(memoryview(data if data is not None else b""))
-        ends = np.frombuffer(offsets, np.int32)[part.offset : part.offset + len(part) + 1]
-        described[:, number] = views(sources[-1], ends[:-1], np.diff(ends), number)
-    _, offsets, data = joined_views(described.reshape(-1), sources).buffers()
+        _describe(described[:, number], *part, number)
+    _, offsets, data = joined_views(described.reshape(-1), [part.source for part in parts]).buffers()
     ends = np.frombuffer(offsets, np.int32)[: described.size + 1 : len(parts)]
     return pa.Array.from_buffers(pa.binary(), len(described), [None, pa.py_buffer(np.ascontiguousarray(ends)), data])
 

@@ -23,7 +23,7 @@ rebuilt from the objects alone. Bloom filters stand on `msg_id` and `keys.list.e
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
@@ -113,6 +113,19 @@ STATISTICS: Final = [
 TINY_STATISTICS: Final = ["commit_log_offset"]  # rules an object out for who looks for a place in the log
 DICTIONARY: Final = ["tags", "body_codec", "born_host", "store_host", "properties.key_value.key", "sys_flag", "flag"]
 FILTERED: Final = ("msg_id", "keys.list.element")
+FEW_ROWS: Final = 16
+# What few rows may have so much of that there is something to compress; of a lone small one its body alone.
+TEXTS: Final = [
+    "msg_id",
+    "keys.list.element",
+    "properties.key_value.key",
+    "properties.key_value.value",
+    "body",
+    "born_host",
+    "store_host",
+    "wire",
+]
+_LONE_ROWS, _LONE_BYTES = 3, 4 << 10
 FILTERS_MARK: Final = "neve.filters"
 
 
@@ -154,9 +167,10 @@ def writer_options(rows: int, wire_bytes: int) -> dict[str, Any]:
     is_tiny = wire_bytes <= TINY_BYTES
     distinct = max(16, min(rows, 1 << 20))
     bloom = {"ndv": distinct, "fpp": 0.01}
+    compressed = _compressed(rows, wire_bytes)
     return {
-        "compression": "zstd",
-        "compression_level": 1,
+        "compression": dict.fromkeys(compressed, "zstd") if compressed else "zstd",
+        "compression_level": dict.fromkeys(compressed, 1) if compressed else 1,
         "use_dictionary": False if is_tiny else DICTIONARY,
         "write_statistics": TINY_STATISTICS if is_tiny else STATISTICS,
         "data_page_size": PAGE_BYTES,
@@ -166,6 +180,16 @@ def writer_options(rows: int, wire_bytes: int) -> dict[str, Any]:
         "sorting_columns": [pq.SortingColumn(0), pq.SortingColumn(1)],
         "store_schema": False,  # all types are Parquet's own
     }
+
+
+def _compressed(rows: int, wire_bytes: int) -> Sequence[str]:
+    """The columns that are worth it, of few rows; empty: all of them are.
+
+    A column has a compressor of its own, which takes longer to set up than to write some bytes as they are.
+    """
+    if rows >= FEW_ROWS:
+        return ()
+    return ["body", "wire"] if rows <= _LONE_ROWS and wire_bytes <= _LONE_BYTES else TEXTS
 
 
 def body_codec(sys_flag: int) -> str:

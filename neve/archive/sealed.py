@@ -44,7 +44,12 @@ def seal(kind: str, version: int, content: bytes) -> bytes:
 
 
 def unseal(kind: str, version: int, data: bytes, limit: int) -> bytes:
-    """The content, checked; `limit` bounds it in bytes.
+    """The content, checked; `limit` bounds it in bytes. Raises as `unseal_any`."""
+    return unseal_any(kind, version, data, limit)[1]
+
+
+def unseal_any(kind: str, newest: int, data: bytes, limit: int) -> tuple[int, bytes]:
+    """(version, content), checked, of any version up to the newest that is known.
 
     Raises:
         NewerFormat: a newer program wrote it.
@@ -52,8 +57,8 @@ def unseal(kind: str, version: int, data: bytes, limit: int) -> bytes:
     """
     try:
         head = msgspec.msgpack.decode(data, type=_Kind)
-        if head.kind == kind and head.version > version:
-            raise NewerFormat(f"{kind} of format {head.version}: this program knows up to {version}")
+        if head.kind == kind and head.version > newest:
+            raise NewerFormat(f"{kind} of format {head.version}: this program knows up to {newest}")
         sealed = msgspec.msgpack.decode(data, type=_Sealed)
         if sealed.kind != kind or sealed.codec != CODEC or sealed.size > limit:
             raise Damaged(f"a {sealed.kind} of {sealed.size} bytes in {sealed.codec}, not a {kind} up to {limit}")
@@ -62,4 +67,4 @@ def unseal(kind: str, version: int, data: bytes, limit: int) -> bytes:
         raise Damaged(f"not a {kind}: {error}") from error
     if len(content) != sealed.size or hashlib.sha256(content).hexdigest() != sealed.sha256:
         raise Damaged(f"{kind}: its content is not what was written")
-    return content
+    return head.version, content

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +11,7 @@ from neve.archive.store_url import BadUrl, S3Url, parse_store_url
 from neve.extras import install_command
 
 _MISSING = frozenset({"404", "NoSuchKey"})
+_BEYOND = "InvalidRange"
 
 
 class BadSource(ValueError):
@@ -22,6 +25,13 @@ class Head(NamedTuple):
     etag: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object as a listing names it."""
+
+    key: str
+
+
 class Source(Protocol):
     """What the archive verbs and the archive's reader ask of a store."""
 
@@ -32,6 +42,8 @@ class Source(Protocol):
     def head(self, key: str) -> Head: ...
 
     def list_prefixes(self, prefix: str) -> list[str]: ...
+
+    def list(self, prefix: str) -> Iterable[Listed]: ...
 
 
 def open_source(url: str) -> Source:
@@ -70,6 +82,11 @@ class DirectorySource:
             return []
         return sorted(f"{prefix}{entry.name}/" for entry in folder.iterdir() if entry.is_dir())
 
+    def list(self, prefix: str) -> Iterable[Listed]:
+        folder = self._root / prefix
+        files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+        return [Listed(path.relative_to(self._root).as_posix()) for path in files]
+
 
 class S3Source:
     """An archive in a bucket, read only, through boto3. Raises FileNotFoundError for a key without an object."""
@@ -95,7 +112,15 @@ class S3Source:
         return self._read(Key=self.name(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._read(Key=self.name(key), Range=f"bytes={start}-{start + length - 1}")
+        """What there is of it."""
+        from botocore.exceptions import ClientError
+
+        try:
+            return self._read(Key=self.name(key), Range=f"bytes={start}-{start + length - 1}")
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") == _BEYOND:
+                return b""
+            raise
 
     def head(self, key: str) -> Head:
         from botocore.exceptions import ClientError
@@ -111,6 +136,11 @@ class S3Source:
         )
         found = [str(one["Prefix"]) for page in pages for one in page.get("CommonPrefixes", ())]
         return [one.removeprefix(self._prefix) for one in found]
+
+    def list(self, prefix: str) -> Iterable[Listed]:
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.name(prefix))
+        found = (str(one["Key"]) for page in pages for one in page.get("Contents", ()))
+        return [Listed(one.removeprefix(self._prefix)) for one in found]
 
     def _read(self, **request: str) -> bytes:
         from botocore.exceptions import ClientError

@@ -6,21 +6,38 @@ blocks that it touches are made anew. What expired lies in blocks too, until it 
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from neve.archive.checkpoint import Place
 from neve.archive.journal import CommittedName, Gap, Topic
-from neve.archive.name_blocks import NEVER, Block, blocks_of, closed, with_names
-from neve.archive.queue_runs import NO_SPANS, QueueRuns, spans_of, without
+from neve.archive.name_blocks import Block, blocks_of, closed, with_names
+from neve.archive.queue_runs import NO_SPANS, QueueRuns, spans_of, touching, united, without
 
 #: Names as entries list them: the key, and where it says that its object begins, if it is of that grammar.
 Keys = Mapping[str, int | None]
 
 
+#: Of a topic with more ranges, of a queue in a block each, looking them through for a queue would hold up who asks:
+#: a broker's loop, for each of its queues after each entry.
+LAID_WHEN_ASKED = 256
+
+
+class Run(NamedTuple):
+    """Neighbouring blocks, and where a checkpoint has them as one part."""
+
+    blocks: tuple[Block, ...]
+    place: Place | None
+
+
 class TopicCatalog:
     """`through`: below it everything is settled; None: no round has touched the topic."""
 
-    __slots__ = ("blocks", "count", "covered", "entry", "expiring", "gaps", "is_named", "queues", "through", "topic")
+    __slots__ = (
+        "_is_laid", "blocks", "count", "covered", "entry", "expiring", "gaps", "is_named", "own", "queues",
+        "runs", "through", "topic",
+    )  # fmt: skip
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -35,6 +52,9 @@ class TopicCatalog:
         self.entry: Topic | None = None
         self.gaps: list[Gap] = []  # grows at its end, any other change is a new list
         self.is_named = False  # an entry spoke of its offsets
+        self._is_laid = False  # its queues have their spans, or find them when they are asked
+        self.own: Place | None = None  # of its own part in a checkpoint; None: it has changed since
+        self.runs: tuple[Run, ...] = ()  # from the first block on, as that checkpoint had them
 
     # ---- entries
 
@@ -59,10 +79,41 @@ class TopicCatalog:
             held.named = last if held.named is None else max(held.named, last)
 
     def note_gap(self, gap: Gap) -> None:
+        """What follows one of the same reason makes it longer: an idle queue has one, however often it is restored."""
+        before = self.queue(gap.queue).gaps
         for first, last in self.queue(gap.queue).add_gap(gap.first, gap.last):
             is_whole = (first, last) == (gap.first, gap.last)
             told = gap if is_whole else msgspec.structs.replace(gap, first=first, last=last)
+            if any(held[1] == first - 1 for held in before[-1:]):
+                told = self._joined_with_the_last(told)
             self.gaps.append(told)
+
+    def _joined_with_the_last(self, gap: Gap) -> Gap:
+        for index in range(len(self.gaps) - 1, -1, -1):
+            held = self.gaps[index]
+            if (held.queue, held.last, held.reason) == (gap.queue, gap.first - 1, gap.reason):
+                self.gaps = [*self.gaps[:index], *self.gaps[index + 1 :]]
+                self.queue(gap.queue).join_gaps_at(gap.first)
+                return msgspec.structs.replace(gap, first=held.first)
+        return gap
+
+    def _forget_gaps(self) -> None:
+        """Those below all that is there, or may be there again: nobody will ask for what lies there."""
+        if not any(gap.last < self.queues[gap.queue].minimum for gap in self.gaps):
+            return  # what is there is not looked through for nothing
+        below = self.nothing_below()
+        if any(gap.last < below[gap.queue] for gap in self.gaps):
+            self.gaps = [gap for gap in self.gaps if gap.last >= below[gap.queue]]
+            for queue, held in self.queues.items():
+                held.forget_gaps(below[queue])
+
+    def nothing_below(self) -> dict[int, int]:
+        """Queue -> below which offset it has expired, and no object has any that is there, or may be there again."""
+        lowest: dict[int, int] = {}
+        for block in (*self.blocks, *(block for _, block in self.expiring)):
+            for queue, first, _ in block.queues():
+                lowest[queue] = min(first, lowest.get(queue, first))
+        return {queue: min(held.minimum, lowest.get(queue, held.minimum)) for queue, held in list(self.queues.items())}
 
     def raise_minimums(self, minimums: Mapping[int, int]) -> None:
         for queue, offset in minimums.items():
@@ -83,24 +134,68 @@ class TopicCatalog:
             self.raise_minimums(entry.minimums)
 
     def expire(self, keys: Keys, delete_after_ms: int) -> None:
-        for name in self.withdraw(keys, delete_after_ms):
-            for queue, (_, last, _) in name.queues.items():
-                # What was the lowest must not come back as a minimum when everything has gone.
-                held = self.queue(queue)
-                if not held.spans.blocks:
-                    held.minimum = max(held.minimum, last + 1)
+        ends: dict[int, int] = {}
+        for block in self.withdraw(keys, delete_after_ms):
+            for queue, end in block.ends().items():
+                ends[queue] = max(ends.get(queue, 0), end)
+        for queue in self._lost(ends):
+            # What was the lowest must not come back as a minimum when everything has gone.
+            held = self.queue(queue)
+            held.minimum = max(held.minimum, ends[queue])
+
+    def _lost(self, queues: Iterable[int]) -> Iterable[int]:
+        """Those that no block has."""
+        if self._is_laid:
+            return [queue for queue in queues if not self.queue(queue).spans.blocks]
+        lost = set(queues)
+        for block in self.blocks:
+            if not lost:
+                break
+            lost.difference_update(block.bounds[::3])
+        return lost
 
     def unexpire(self, keys: Keys) -> None:
-        self.enter(self._out_of_expiring(keys))
+        self.enter(list(_names(self._out_of_expiring(keys))))
 
     def forget(self, keys: Keys) -> None:
         """Their objects are deleted."""
         self._out_of_expiring(keys)
+        self._forget_gaps()
 
     def advance(self, offset: int) -> None:
         through = self.through = max(self.through or 0, offset)
         if self.covered:
             self.covered = {(start, end) for start, end in self.covered if end > through} or None
+
+    # ---- from a checkpoint
+
+    def take_blocks(self, blocks: Sequence[Block]) -> None:
+        """They are what is live."""
+        self.blocks = tuple(blocks)
+        self.count = sum(block.count for block in blocks)
+        for queue in {queue for block in blocks for queue in block.bounds[::3]}:
+            self.queue(queue)
+        self._lay_spans()
+
+    def take_gaps(self, gaps: Sequence[Gap]) -> None:
+        """They lie apart, and no run holds any of them."""
+        self.gaps = list(gaps)
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for gap in gaps:
+            spans.setdefault(gap.queue, []).append((gap.first, gap.last))
+        for queue, of_queue in spans.items():
+            self.queue(queue).gaps = tuple(sorted(of_queue))
+
+    def copy(self) -> "TopicCatalog":
+        """Another one of the same; neither changes with the other."""
+        made = TopicCatalog(self.topic)
+        made.blocks, made.count, made.expiring = self.blocks, self.count, self.expiring
+        made.through, made.entry, made.is_named = self.through, self.entry, self.is_named
+        made.covered = None if self.covered is None else set(self.covered)
+        made.gaps = list(self.gaps)
+        made.queues = {queue: held.copy(made) for queue, held in self.queues.items()}
+        made._lay_spans()
+        return made
 
     # ---- names that come and go
 
@@ -133,17 +228,17 @@ class TopicCatalog:
             self.covered = self.covered or set()
             self.covered.add((name.start, name.end))
 
-    def withdraw(self, keys: Keys, delete_after_ms: int) -> list[CommittedName]:
-        """Names that leave the readers' view."""
-        kept, gone, names = _split(self.blocks, keys, _starts(keys), self.topic)
+    def withdraw(self, keys: Keys, delete_after_ms: int) -> list[Block]:
+        """They leave the readers' view: blocks of them alone."""
+        kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
         if gone:
             self.expiring += tuple((delete_after_ms, block) for block in gone)
             self._place_blocks(kept)
-        return names
+        return gone
 
     def replace(self, keys: Keys, names: Sequence[CommittedName], delete_after_ms: int) -> None:
         """In one step: each offset of a queue is in the old or in the new at every instant."""
-        kept, gone, _ = _split(self.blocks, keys, _starts(keys), self.topic)
+        kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
         self.expiring += tuple((delete_after_ms, block) for block in gone)
         new = {name.key: name for name in names if not self.is_live(name.key, name.start)}
         self._place_blocks(_with_names(self.topic, kept, new.values()))
@@ -151,14 +246,73 @@ class TopicCatalog:
             self.cover(name)
             self._take_out_of_gaps(name)
 
-    def _out_of_expiring(self, keys: Keys) -> list[CommittedName]:
-        out: list[CommittedName] = []
+    def erase(self, keys: Keys, names: Sequence[CommittedName], gaps: Sequence[Gap], delete_after_ms: int) -> None:
+        """As `replace`, but for the rows in the gaps, which are in no object from here on.
+
+        Of an old name that has left the view already, no row is in view; it goes when it would, or sooner.
+        """
+        by_queue: dict[int, list[tuple[int, int]]] = {}
+        for gap in gaps:
+            by_queue.setdefault(gap.queue, []).append((gap.first, gap.last))
+        kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
+        sooner, rest = self._expiring_of(keys, delete_after_ms)
+        self.expiring = (*rest, *sooner, *((delete_after_ms, block) for block in gone))
+        new = {name.key: name for name in names if not self.is_live(name.key, name.start)}
+        blocks = _with_names(self.topic, kept, new.values())
+        live = _runs_of(blocks, {queue: united(spans) for queue, spans in by_queue.items()})
+        # Told before the rows go: who finds no run looks at the gaps again.
+        for queue, spans in by_queue.items():
+            added = self.queue(queue).add_gaps(spans, live.get(queue, ()))
+            reason = gaps[0].reason
+            self.gaps += (
+                Gap(topic=self.topic, queue=queue, first=first, last=last, reason=reason) for first, last in added
+            )
+            self.note_offsets({queue: max(last for _, last in spans)})
+        self._place_blocks(blocks)
+        for name in new.values():
+            self.cover(name)
+
+    def lost_by(
+        self, keys: Keys, names: Iterable[CommittedName], rows: Iterable[tuple[str, int, int, int]]
+    ) -> list[str]:
+        """Keys of those in view of which a row that can be seen is in none of these names or rows, and in no gap."""
+        held: dict[int, list[tuple[int, int]]] = {}
+        for topic, queue, first, last in rows:
+            if topic == self.topic:
+                held.setdefault(queue, []).append((first, last))
+        for queue, first, last in (run for one in names if one.topic == self.topic for run in one.runs):
+            held.setdefault(queue, []).append((first, last))
+        there = {queue: united(spans) for queue, spans in held.items()}
+        return [
+            name.key
+            for name in _names(_split(self.blocks, keys, _starts(keys), self.topic)[1])
+            if any(
+                of.untold(max(first, of.minimum), last, there.get(queue, ()))
+                for queue, first, last in name.runs
+                if last >= (of := self.queues[queue]).minimum
+            )
+        ]
+
+    def _expiring_of(self, keys: Keys, most_ms: int) -> tuple[list[tuple[int, Block]], list[tuple[int, Block]]]:
+        """(those of these names that are out of view, with their time but no later than this; all others)."""
+        sooner: list[tuple[int, Block]] = []
+        rest: list[tuple[int, Block]] = []
+        starts = _starts(keys)
+        for after, block in self.expiring:
+            kept, gone = _split((block,), keys, starts, self.topic)
+            rest += ((after, one) for one in kept)
+            sooner += ((min(after, most_ms), one) for one in gone)
+        return sooner, rest
+
+    def _out_of_expiring(self, keys: Keys) -> list[Block]:
+        """Blocks of them alone."""
+        out: list[Block] = []
         left: list[tuple[int, Block]] = []
         starts = _starts(keys)
         for after, block in self.expiring:
-            kept, _, names = _split((block,), keys, starts, self.topic)
+            kept, gone = _split((block,), keys, starts, self.topic)
             left += ((after, one) for one in kept)
-            out += names
+            out += gone
         self.expiring = tuple(left)
         return out
 
@@ -170,13 +324,17 @@ class TopicCatalog:
         made += blocks_of(self.topic, coming, open_end=True)
         self.blocks = (*(self.blocks if before is None else self.blocks[:-1]), *made)
         self.count = sum(block.count for block in made) + (self.count if before is None else self.count - before.count)
+        if not self._is_laid:
+            self._lay_spans()
+            return
         more: dict[int, list[tuple[int, int, Block]]] = {}
         for block in made:
             for queue, first, last in block.queues():
                 more.setdefault(queue, []).append((first, last, block))
+        had = frozenset(() if before is None else before.bounds[::3])
         for queue, spans in more.items():
             held = self.queue(queue)
-            held.spans = held.spans.with_more(spans, before)
+            held.spans = held.spans.with_more(spans, before if queue in had else None)
 
     def _place_blocks(self, blocks: Sequence[Block]) -> None:
         """These are what is live now; neighbours of few names become one."""
@@ -191,6 +349,10 @@ class TopicCatalog:
         self._lay_spans()
 
     def _lay_spans(self) -> None:
+        """Where its queues have what. Of few ranges that is found when somebody asks for a queue: few are asked for."""
+        if not self._is_laid and _ranges_of(self.blocks) <= LAID_WHEN_ASKED:
+            return
+        self._is_laid = True
         spans: dict[int, list[tuple[int, int, Block]]] = {}
         for block in self.blocks:
             for queue, first, last in block.queues():
@@ -201,10 +363,13 @@ class TopicCatalog:
             self.queue(queue).spans = spans_of(spans[queue])
 
     def _take_out_of_gaps(self, name: CommittedName) -> None:
-        for group in name.row_groups:
-            for queue, first, last in group.runs:
-                if self.queue(queue).cut_gaps(first, last):
-                    self._cut_gaps(queue, first, last)
+        for queue in name.queues:
+            self.queue(queue)
+        if not self.gaps:
+            return
+        for queue, first, last in name.runs:
+            if self.queue(queue).cut_gaps(first, last):
+                self._cut_gaps(queue, first, last)
 
     def _cut_gaps(self, queue: int, first: int, last: int) -> None:
         """A message that exists beats a gap; for good, also when its time has passed."""
@@ -214,7 +379,7 @@ class TopicCatalog:
         """For an entry that names it; who asks takes it out of `queues`."""
         held = self.queues.get(number)
         if held is None:
-            held = self.queues[number] = QueueRuns(number)
+            held = self.queues[number] = QueueRuns(number, None if self._is_laid else self)
         return held
 
     # ---- asking
@@ -228,20 +393,47 @@ class TopicCatalog:
         """In log order, as they are now, for who stops early."""
         return _names(self.blocks)
 
+    def blocks_within(self, begin: int, end: int) -> list[Block]:
+        """Those that may have a name whose range of the CommitLog lies in [begin, end)."""
+        return [block for block in self.blocks if block.last_begin >= begin and block.begin < end]
+
+    def names_since(self, time_ms: int) -> Iterator[CommittedName]:
+        """Those of blocks that have a row group as young."""
+        return _names([block for block in self.blocks if block.newest_ms >= time_ms])
+
     def named_offsets(self) -> dict[int, int]:
         return {held.queue: held.named for held in list(self.queues.values()) if held.named is not None}
 
-    def expiring_names(self, until_ms: int = NEVER) -> Iterator[tuple[int, CommittedName]]:
+    def expiring_names(self) -> Iterator[tuple[int, CommittedName]]:
         """(after which time it may be deleted, name), as they are now."""
-        blocks = [one for one in self.expiring if one[0] <= until_ms]
+        blocks = self.expiring
         return ((after, name) for after, block in blocks for name in block.names())
 
+    def expiring_near(self, spans: Mapping[int, Sequence[tuple[int, int]]]) -> Iterator[tuple[int, CommittedName]]:
+        """The same of blocks that may have a row of these, which lie apart in order, by queue."""
+        blocks = [one for one in self.expiring if _may_hold(one[1], spans)]
+        return ((after, name) for after, block in blocks for name in block.names())
+
+    def due(self, now_ms: int) -> list[str]:
+        """Keys of those that may be deleted by now."""
+        return sorted(key for after, block in self.expiring if after <= now_ms for key in block.name_keys())
+
+    def due_of(self, keys: Keys, now_ms: int) -> list[str]:
+        """Those of these keys whose objects may be deleted by now; what can have none of them is not looked at."""
+        starts = _starts(keys)
+        due = (block for after, block in self.expiring if after <= now_ms and _may_have(block, starts))
+        return [key for block in due for key in block.name_keys() if key in keys]
+
+    def stays_until(self, name: CommittedName) -> int | None:
+        """After which time it may be deleted; None: it is not one of those out of view."""
+        there = (one for one in self.expiring if one[1].begin <= name.start <= one[1].last_begin)
+        return next((after for after, block in there if any(name.key == one.key for one in block.kept_names())), None)
+
     def names_at(self, physical_offset: int) -> Iterator[CommittedName]:
-        for block in self.blocks:
-            if block.begin <= physical_offset < block.end:
-                for name in block.names():
-                    if name.start <= physical_offset < name.end:
-                        yield name
+        return _names_at(self.blocks, physical_offset)
+
+    def expiring_at(self, physical_offset: int) -> Iterator[CommittedName]:
+        return _names_at((block for _, block in self.expiring), physical_offset)
 
     def is_live(self, key: str, start: int) -> bool:
         """In the readers' view. `start`: where its object begins."""
@@ -268,9 +460,36 @@ class TopicCatalog:
         return offset, None
 
 
-def _names(blocks: Sequence[Block]) -> Iterator[CommittedName]:
+def _ranges_of(blocks: Iterable[Block]) -> int:
+    """How many ranges of a queue they have."""
+    return sum(len(block.bounds) for block in blocks) // 3
+
+
+def _names(blocks: Iterable[Block]) -> Iterator[CommittedName]:
     for block in blocks:
         yield from block.names()
+
+
+def _may_hold(block: Block, spans: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
+    return any(touching(spans.get(queue, ()), first, last) for queue, first, last in block.queues())
+
+
+def _names_at(blocks: Iterable[Block], physical_offset: int) -> Iterator[CommittedName]:
+    for block in blocks:
+        if block.begin <= physical_offset < block.end:
+            for name in block.names():
+                if name.start <= physical_offset < name.end:
+                    yield name
+
+
+def _runs_of(blocks: Sequence[Block], spans: Mapping[int, list[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
+    """Queue -> (first, last) of the runs in the blocks that may hold something of these spans, which lie in order."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for block in blocks:
+        for queue, first, last in block.queues():
+            if touching(spans.get(queue, ()), first, last):
+                found.setdefault(queue, []).extend((run[0], run[1]) for run in block.runs(queue))
+    return found
 
 
 def _starts(keys: Keys) -> list[int] | None:
@@ -279,30 +498,31 @@ def _starts(keys: Keys) -> list[int] | None:
     return known if len(known) == len(keys) else None
 
 
+def _may_have(block: Block, starts: Sequence[int] | None) -> bool:
+    """Whether one of these objects may be in the block, by where they begin, in order."""
+    if starts is None:
+        return True
+    at = bisect_left(starts, block.begin)
+    return at < len(starts) and starts[at] <= block.last_begin
+
+
 def _split(
     blocks: Sequence[Block], keys: Keys, starts: Sequence[int] | None, topic: str
-) -> tuple[list[Block], list[Block], list[CommittedName]]:
-    """(blocks without these names, blocks of them, they themselves); what has none of them is not unpacked."""
+) -> tuple[list[Block], list[Block]]:
+    """(blocks without these names, blocks of them alone); what has none of them, or no others, is not unpacked."""
     kept: list[Block] = []
     gone: list[Block] = []
-    found: list[CommittedName] = []
     for block in blocks:
-        if starts is not None:
-            at = bisect_left(starts, block.begin)
-            if at == len(starts) or starts[at] > block.last_begin:
-                kept.append(block)
-                continue
-        names = block.names()
-        out = [name for name in names if name.key in keys]
-        found += out
-        if not out:
+        count = sum(key in keys for key in block.name_keys()) if _may_have(block, starts) else 0
+        if not count:
             kept.append(block)
-        elif len(out) == len(names):
+        elif count == block.count:
             gone.append(closed(block))
         else:
+            names = block.names()
             kept += blocks_of(topic, [name for name in names if name.key not in keys])
-            gone += blocks_of(topic, out)
-    return kept, gone, found
+            gone += blocks_of(topic, [name for name in names if name.key in keys])
+    return kept, gone
 
 
 def _with_names(topic: str, blocks: Sequence[Block], names: Iterable[CommittedName]) -> list[Block]:

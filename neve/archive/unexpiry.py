@@ -5,15 +5,17 @@ nothing else. What comes back is what has not expired by the TTL and the time as
 newest expired object down to the first that has, or is gone; no further down than without a hole.
 
 What a REPLACE took out of view stays out: its rows are in another object, live or expired itself. It is known by its
-key: the other's has its range, or more, and a higher rewrite number.
+key: the other's has its range, or more, and a higher rewrite number. So does what an ERASE took: rows of it are in a
+gap that says so.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from neve.archive.catalog import Catalog
+from neve.archive.erasure import holds
 from neve.archive.expiry import expired_ends
-from neve.archive.journal import CommittedName
+from neve.archive.journal import CommittedName, Gap
 from neve.archive.keys import parse_data_key
 
 Minimums = dict[str, dict[int, int]]
@@ -36,14 +38,13 @@ def plan_unexpiry(
     """`local`: from where on the local log has each queue."""
     keys: list[str] = []
     minimums: Minimums = {}
-    expiring: dict[str, list[CommittedName]] = {}
-    for name in catalog.expiring_names():
-        expiring.setdefault(name.topic, []).append(name)
-    for topic in sorted({*catalog.topics(), *expiring, *local}):
+    for topic in sorted({*catalog.topics(), *catalog.expiring_topics(), *local}):
         tombstone = catalog.topic_entry(topic)
         hidden = dict(tombstone.minimums) if tombstone is not None else {}
         live = catalog.objects(topic)
-        back = _back(_not_replaced(expiring.get(topic, []), live), hidden, ttl_ms(topic), now_ms, exists)
+        expiring = [name for _, name in catalog.expiring_of(topic)]
+        left = _not_erased(_not_replaced(expiring, live), catalog.gaps(topic))
+        back = _back(left, hidden, ttl_ms(topic), now_ms, exists)
         names = sorted([*back, *live], key=lambda name: name.start)
         # Of a queue that no object has, the archive knows only what expired before a round took it.
         lower = {**local.get(topic, {}), **_minimums(catalog, topic, names, ttl_ms(topic), now_ms)}
@@ -68,6 +69,27 @@ def _not_replaced(expiring: list[CommittedName], live: Iterable[CommittedName]) 
             for number, one in made.get(name.day, ())
         )
     ]
+
+
+def may_come_back(catalog: Catalog, name: CommittedName) -> bool:
+    """Whether an UNEXPIRE may name it, as far as nothing else has taken its place."""
+    left = _not_replaced([name], catalog.around(name))  # what was made of it has its range
+    return bool(_not_erased(left, catalog.gaps(name.topic)))
+
+
+def stays_out(catalog: Catalog, name: CommittedName) -> bool:
+    """Whether none may name it, whatever becomes of what has taken its place: something in it was erased."""
+    return not _not_erased([name], catalog.gaps(name.topic))
+
+
+def _not_erased(expiring: list[CommittedName], gaps: Iterable[Gap]) -> list[CommittedName]:
+    """A message that exists beats a gap: were one of them in view again, what was erased would be."""
+    erased: dict[int, list[tuple[int, int]]] = {}
+    for gap in gaps:
+        if gap.is_erased:
+            erased.setdefault(gap.queue, []).append((gap.first, gap.last))
+    spans = {queue: sorted(of_queue) for queue, of_queue in erased.items()}
+    return [name for name in expiring if not holds(name, spans)]
 
 
 def _rewrite_of(name: CommittedName) -> int:
@@ -103,8 +125,9 @@ def _minimums(
     spans: dict[int, list[tuple[int, int]]] = {}
     for name in names:
         ends = {} if ttl_ms is None else expired_ends(name, ttl_ms, now_ms)
+        for queue, first, last in name.runs:
+            spans.setdefault(queue, []).append((first, last))  # what was erased lies between them
         for queue, (first, last, _) in name.queues.items():
-            spans.setdefault(queue, []).append((first, last))
             if queue not in settled:
                 first_alive[queue] = max(first, ends.get(queue, first))
                 if first_alive[queue] <= last:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli.admin_address import find_admin
+from neve.cli.certificate import certificate
 from neve.cli.cluster import cluster_options
 from neve.cli.cost import cost
 from neve.cli.failures import FAILED, Failure
@@ -18,6 +19,7 @@ from neve.cli.output import admin_option, chosen_store, emit, output_option, say
 if TYPE_CHECKING:
     from neve.archive.journal import AnyEntry, CommittedName
 
+_LAST = ("certificate", "done")  # of an erasure
 LS_COLUMNS = ("topic", "broker", "day", "rows", "size", "from", "to", "key")
 
 
@@ -191,6 +193,55 @@ def compact(topic: str | None, dry_run: bool, broker: str | None, admin: str | N
         raise Failure(FAILED, f"{last['failed']} objects were not made, the old ones stay: the broker's log says why")
 
 
+@archive.command()
+@click.argument("topic")
+@click.option("--key", required=True, help="A word of the messages' keys, or a unique key.")
+@click.option("--dry-run", is_flag=True, help="Only show which archived objects have such messages, and how many.")
+@click.option("--no-retries", is_flag=True, help="Leave the groups' retry and dead-letter topics as they are.")
+@click.option("--grace", help="Keep old objects for so long, as 0s or 1h.  [default: expireGrace]")
+@click.option("--evict", is_flag=True, help="Then delete the local segments that are wholly archived.")
+@click.option("--id", "run", help="Go on with this erasure, that was broken off.")
+@click.option("--broker", help="Ask this broker.")
+@admin_option
+@cluster_options
+@output_option
+def erase(
+    *,
+    topic: str,
+    key: str,
+    dry_run: bool,
+    no_retries: bool,
+    grace: str | None,
+    evict: bool,
+    run: str | None,
+    broker: str | None,
+    admin: str | None,
+    namesrv: str,
+    output: str,
+) -> None:
+    """Erase all messages of a topic that have a key, for good, and print a certificate of it.
+
+    What is not archived yet is archived first. The objects that hold such messages are written again without them; the
+    old ones go after the grace. The certificate says what remains elsewhere, and until when. Exit code 1: not all went.
+
+    It is of one broker, or broker set: ask each that the topic is, or was, on.
+    """
+    from neve.cli.admin import post_lines
+
+    flags = {"dry-run": dry_run, "no-retries": no_retries, "evict": evict}
+    query = {"topic": topic, "key": key, **{name: "true" for name, wanted in flags.items() if wanted}}
+    query |= {name: value for name, value in (("grace", grace), ("id", run)) if value is not None}
+    told: dict[str, Any] = {}
+    for told in post_lines(find_admin(admin, broker, namesrv), "/archive/erase", **query):
+        if told.get("event") not in _LAST:
+            say(json.dumps(told, ensure_ascii=False))
+    if told.get("event") not in _LAST:
+        raise Failure(FAILED, "the broker ended before the certificate: ask again, what was erased stays so")
+    click.echo(json.dumps(told, ensure_ascii=False) if output == "json" else "\n".join(certificate(told)))
+    if left := told.get("not_erased"):
+        raise Failure(FAILED, "\n".join(f"not erased: {reason}" for reason in left))
+
+
 @archive.command(name="confirm-clock")
 @click.option("--broker", help="Ask this broker.")
 @admin_option
@@ -276,6 +327,11 @@ def _entries(store: str, broker: str | None, first: int) -> Iterator[dict[str, A
 
 def _what(entry: AnyEntry) -> str:
     """The entry's content in a few words."""
+    rows_gone = getattr(entry, "rows", None)
+    if rows_gone is not None:
+        topics = sorted({topic for topic, *_ in rows_gone})
+        count = sum(last - first + 1 for _, _, first, last in rows_gone)
+        return f"{count} rows of {', '.join(topics)} are erased"
     names = getattr(entry, "names", None) or getattr(entry, "new", None)
     if names is not None:
         topics = sorted({name.topic for name in names})

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
+from neve.cli.contexts import from_context
+
 if TYPE_CHECKING:
     from neve.client import AsyncClient
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-ACCESS_KEY_VARIABLE = "NEVE_ACCESS_KEY"
-SECRET_KEY_VARIABLE = "NEVE_SECRET_KEY"
 _META = "neve.cli.cluster"
+_HERE = "127.0.0.1:9876"
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -42,12 +43,12 @@ def cluster_options(command: Command) -> Command:
     return command
 
 
-def connect(namesrv: str) -> AsyncClient:
-    """A client as the running command's options want it."""
+def connect(namesrv: str, **changes: Any) -> AsyncClient:
+    """A client as the running command's options want it; `changes` are fields of `ClientOptions`."""
     from neve.client import connect as open_client
 
     chosen = security_of_the_command()
-    return open_client(namesrv, credentials=chosen.credentials, tls=chosen.tls)
+    return open_client(namesrv, credentials=chosen.credentials, tls=chosen.tls, **changes)
 
 
 def security_of_the_command() -> Security:
@@ -61,47 +62,20 @@ def security(chosen: dict[str, Any]) -> Security:
     Raises:
         click.UsageError: half of a pair, or a file that is none.
     """
+    # Loaded with the client, when a command needs one.
+    from neve.client.security import credentials_in_environment, credentials_in_file, tls_context
+    from neve.errors import ClientError
+
     file: Path | None = chosen.get("credentials")
-    if file is not None:
-        return Security(read_credentials(file), _tls(chosen))
-    access_key, secret_key = environ.get(ACCESS_KEY_VARIABLE), environ.get(SECRET_KEY_VARIABLE)
-    if bool(access_key) != bool(secret_key):
-        raise click.UsageError(f"{ACCESS_KEY_VARIABLE} and {SECRET_KEY_VARIABLE} go together")
-    return Security((access_key, secret_key) if access_key and secret_key else None, _tls(chosen))
-
-
-def read_credentials(file: Path) -> tuple[str, str]:
-    """(access key, secret key) from lines `accessKey: …` and `secretKey: …`; others are left alone.
-
-    Raises:
-        click.UsageError: one is missing. The message names the file, never what is in it.
-    """
-    found: dict[str, str] = {}
-    for line in file.read_text().splitlines():
-        name, separator, value = line.partition(":")
-        if separator and not name.lstrip().startswith("#"):
-            found[name.strip()] = value.strip().strip("'\"")
-    missing = [name for name in ("accessKey", "secretKey") if not found.get(name)]
-    if missing:
-        raise click.UsageError(f"{file} has no {' and no '.join(missing)}")
-    return found["accessKey"], found["secretKey"]
-
-
-def _tls(chosen: dict[str, Any]) -> ssl.SSLContext | bool:
     trusted, certificate, key = (chosen.get(name) for name in ("tls_ca", "tls_cert", "tls_key"))
+    has_tls = chosen.get("tls") or (chosen.get("tls") is None and bool(trusted or certificate))
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key go together")
-    if chosen.get("tls") is False:
-        return False
-    if not chosen.get("tls") and trusted is None and certificate is None:
-        return False
     try:
-        context = ssl.create_default_context(cafile=None if trusted is None else str(trusted))
-        if certificate is not None and key is not None:
-            context.load_cert_chain(certificate, key)
-    except ssl.SSLError as error:
-        raise click.UsageError(f"a file for TLS is no PEM of that kind: {error}") from error
-    return context
+        credentials = credentials_in_environment(environ) if file is None else credentials_in_file(file)
+        return Security(credentials, tls_context(trusted, certificate, key) if has_tls else False)
+    except ClientError as error:
+        raise click.UsageError(error.remark) from error
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -126,19 +100,41 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--namesrv",
         envvar="NAMESRV_ADDR",
         show_envvar=True,
-        default="127.0.0.1:9876",
-        show_default=True,
+        default=from_context("namesrv", _HERE),
+        show_default=f"that of the context, or {_HERE}",
         help="Name server, host:port[;host:port].",
     ),
     _kept(
         "--credentials",
         type=_FILE,
         envvar="NEVE_CREDENTIALS",
+        default=from_context("credentials"),
         metavar="FILE",
         help="Sign requests: a file with accessKey and secretKey (or NEVE_ACCESS_KEY, NEVE_SECRET_KEY).",
     ),
-    _kept("--tls/--no-tls", default=None, envvar="NEVE_TLS", help="Connect over TLS."),
-    _kept("--tls-ca", type=_FILE, envvar="NEVE_TLS_CA", metavar="FILE", help="Trust this PEM; implies --tls."),
-    _kept("--tls-cert", type=_FILE, envvar="NEVE_TLS_CERT", metavar="FILE", help="Certificate to show; implies --tls."),
-    _kept("--tls-key", type=_FILE, envvar="NEVE_TLS_KEY", metavar="FILE", help="Its private key."),
+    _kept("--tls/--no-tls", default=from_context("tls"), envvar="NEVE_TLS", help="Connect over TLS."),
+    _kept(
+        "--tls-ca",
+        type=_FILE,
+        default=from_context("tls_ca"),
+        envvar="NEVE_TLS_CA",
+        metavar="FILE",
+        help="Trust this PEM; implies --tls.",
+    ),
+    _kept(
+        "--tls-cert",
+        type=_FILE,
+        default=from_context("tls_cert"),
+        envvar="NEVE_TLS_CERT",
+        metavar="FILE",
+        help="Certificate to show; implies --tls.",
+    ),
+    _kept(
+        "--tls-key",
+        type=_FILE,
+        default=from_context("tls_key"),
+        envvar="NEVE_TLS_KEY",
+        metavar="FILE",
+        help="Its private key.",
+    ),
 ]

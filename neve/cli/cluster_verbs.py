@@ -301,7 +301,7 @@ async def _configuration_of(namesrv: str, controllers: str | None, name: str) ->
             raise Failure(CONFLICT, f"{name} has no living master to take the settings from")
         found = await sets.configuration(master.address)
     shared = [f"{key}={found[key]}" for key in _SHARED if found.get(key)]
-    return [*shared, "# of this machine alone:", *(f"{key}=" for key in _OWN)]
+    return [*shared, "brokerSetExists=true", "# of this machine alone:", *(f"{key}=" for key in _OWN)]
 
 
 async def _in_sync(namesrv: str, controllers: str | None, name: str, address: str, within: float) -> Replica:

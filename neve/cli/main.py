@@ -23,6 +23,10 @@ else:
         return method
 
 
+#: Under this the running command's context is kept.
+CONTEXT_META = "neve.context"
+
+
 class Verb(NamedTuple):
     """Where a verb lives, and its line in the help; `home` is empty for a verb that joins by entry point."""
 
@@ -32,17 +36,28 @@ class Verb(NamedTuple):
 
 VERBS: Mapping[str, Verb] = {
     "archive": Verb("neve.cli.archive:archive", "Look into the archive, check it, offload into it."),
-    "broker": Verb("", "Run a broker."),
+    "broker": Verb("neve.cli.broker:broker", "Run a broker; describe and change a running one."),
     "cluster": Verb("neve.cli.cluster_verbs:cluster", "Broker sets: who is in sync, hand-over, members."),
-    "consume": Verb("neve.cli.messages:consume", "Print the messages of a topic."),
+    "completion": Verb("neve.cli.completion:completion", "Print what completes commands in bash, zsh or fish."),
+    "consume": Verb("neve.cli.consume:consume", "Print the messages of a topic."),
+    "context": Verb("neve.cli.context:context", "Clusters by name: add, use, list, forget."),
     "controller": Verb("", "Run a controller: it elects the masters of broker sets."),
     "doctor": Verb("neve.cli.doctor:doctor", "Check this machine, a store, a broker's configuration."),
+    "export": Verb("neve.cli.export:export_topics", "Write topics, their groups and positions into a directory."),
+    "group": Verb("neve.cli.group:group", "Consumer groups: members, lag, where they stand and go on."),
+    "import": Verb("neve.cli.export:import_topics", "Send what `neve export` wrote to a cluster."),
+    "message": Verb("neve.cli.message:message", "Find and show single messages, their traces; send one again."),
     "namesrv": Verb("", "Run a name server."),
-    "produce": Verb("neve.cli.messages:produce", "Send the lines of stdin, or one message."),
+    "produce": Verb("neve.cli.produce:produce", "Send the lines of stdin, files, or one message."),
     "spark": Verb("neve.cli.spark:spark", "Query archived topics with Spark."),
+    "dlq": Verb("neve.cli.dlq:dlq", "Dead letters of consumer groups: list them, send them back."),
+    "replay": Verb("neve.cli.replay:replay", "Send a topic's messages again, into a topic here or elsewhere."),
     "topic": Verb("neve.cli.topic:topic", "Create, list, describe and delete topics; set their TTL."),
     "up": Verb("", "Run a name server and a broker for development."),
 }
+
+
+_ENTRY_POINTS = "neve.commands"
 
 
 class LazyGroup(click.Group):
@@ -72,6 +87,17 @@ class LazyGroup(click.Group):
         rows = [(name, self._verbs[name].help) for name in self.list_commands(ctx) if name in self._verbs]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def joined(name: str) -> click.Command:
+    """The server's command of this name.
+
+    Raises:
+        click.UsageError: the server is not installed.
+    """
+    command = _joined(_ENTRY_POINTS, name, VERBS[name])
+    assert command is not None
+    return command
 
 
 def _joined(group: str, name: str, known: Verb | None) -> click.Command | None:
@@ -112,11 +138,26 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+def _choose_context(context: click.Context, _param: click.Parameter, name: str | None) -> None:
+    """Kept for the defaults of the verb's options."""
+    if name is not None:
+        context.meta[CONTEXT_META] = name
+
+
 @click.group(
     cls=LazyGroup,
     verbs=VERBS,
-    entry_points="neve.commands",
+    entry_points=_ENTRY_POINTS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--context",
+    envvar="NEVE_CONTEXT",
+    show_envvar=True,
+    expose_value=False,
+    callback=_choose_context,
+    metavar="NAME",
+    help="The cluster by its name, see `neve context`.",
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
@@ -124,8 +165,8 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 def neve() -> None:
     """A RocketMQ message broker with tiered storage.
 
-    Name servers are taken from --namesrv or NAMESRV_ADDR, credentials of a cluster from NEVE_ACCESS_KEY and
-    NEVE_SECRET_KEY or a file, credentials of an object store from the AWS variables or profile.
+    Name servers are taken from --namesrv, NAMESRV_ADDR or the context, credentials of a cluster from NEVE_ACCESS_KEY
+    and NEVE_SECRET_KEY or a file, credentials of an object store from the AWS variables or profile.
 
     Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
     5 conflict, 6 unreachable, 7 fewer messages than --count asked for; the servers have their own

@@ -82,7 +82,17 @@ def from_line(line: bytes) -> Outgoing:
     if unknown := sorted(row.keys() - _KNOWN):
         raise BadLine(f"nobody knows {', '.join(unknown)}")
     properties = _texts(row)
-    return Outgoing(_bytes(row), _tags(row), _keys(row), _own(row, properties), _flag(row))
+    found = Outgoing(_bytes(row), _tags(row), _keys(row), _own(row, properties), _flag(row))
+    _require_unicode(found)
+    return found
+
+
+def _require_unicode(found: Outgoing) -> None:
+    """JSON can say half of a pair of surrogates, which no message can."""
+    try:
+        " ".join([found.tags or "", *found.keys, *found.properties, *found.properties.values()]).encode()
+    except UnicodeEncodeError as error:
+        raise BadLine(f"tags, keys or properties: {error.reason}") from error
 
 
 def _bytes(row: Mapping[str, Any]) -> bytes:

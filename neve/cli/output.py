@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from neve.cli.contexts import from_context
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
@@ -38,7 +40,14 @@ def store_option(required: bool = False) -> Callable[[Command], Command]:
     text = "Archive store: dir:PATH or s3://BUCKET/PREFIX?endpoint=URL."
 
     def add(command: Command) -> Command:
-        return click.option("--store", envvar="NEVE_STORE", show_envvar=True, required=required, help=text)(command)
+        return click.option(
+            "--store",
+            envvar="NEVE_STORE",
+            show_envvar=True,
+            default=from_context("store"),
+            required=required,
+            help=text,
+        )(command)
 
     return add
 
@@ -53,7 +62,9 @@ def chosen_store(store: str | None) -> str | None:
     if by_admin or store is None:
         return None
     if not by_store:
-        say(f"reading the store {store} (NEVE_STORE); --admin asks a broker")
+        is_set = context.get_parameter_source("store") is click.core.ParameterSource.ENVIRONMENT
+        whose = "NEVE_STORE" if is_set else "that of the context"
+        say(f"reading the store {store} ({whose}); --admin asks a broker")
     return store
 
 

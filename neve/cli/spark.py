@@ -10,12 +10,22 @@ import click
 
 from neve.cli.failures import USAGE, Failure
 from neve.cli.output import emit, output_option, say, store_option
+from neve.cli.spark_jobs import materialize as materialize_verb
+from neve.cli.spark_jobs import report as report_verb
+from neve.cli.spark_jobs import verify as verify_verb
+from neve.cli.spark_schema import schema as schema_verb
+from neve.cli.spark_shell import known_topics, offered
+from neve.cli.spark_shell import shell as shell_verb
 from neve.cli.times import to_ms
 
 
 @click.group()
 def spark() -> None:
     """Query archived topics with Spark."""
+
+
+for verb in (schema_verb, verify_verb, materialize_verb, report_verb, shell_verb):
+    spark.add_command(verb)
 
 
 @spark.command()
@@ -44,11 +54,9 @@ def sql(
     """Run QUERY; each topic is a table of its name, bodies are in the column `text` (or `value` with --decode json)."""
     if schema is not None and decode != "json":
         raise click.UsageError("--schema goes with --decode json")
-    from neve.archive.follow import catalogs
-    from neve.cli.store import open_source
-    from neve.spark import read_topic, session
+    from neve.spark import session
 
-    known = sorted({topic for catalog in catalogs(open_source(store)).values() for topic in catalog.topics()})
+    known = known_topics(store)
     engine = session(store, master=master, app_name="neve spark sql", conf={"spark.log.level": "ERROR"})
     begin, stop = (None if start is None else to_ms(start)), (None if end is None else to_ms(end))
     from pyspark.errors import PySparkException
@@ -56,9 +64,7 @@ def sql(
 
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # it prints each refusal with the JVM's stack
     try:
-        for topic in topics or known:
-            frame = read_topic(engine, topic, store=store, start=begin, end=stop, decode=decode, schema=schema)
-            frame.createOrReplaceTempView(f"`{topic}`")
+        offered(engine, topics or known, store, start=begin, end=stop, decode=decode, schema=schema)
         answer = engine.sql(query)
         if output == "json":
             for line in answer.toJSON().collect():

@@ -14,9 +14,47 @@ from collections.abc import AsyncIterator
 _CHUNK = 64 * 1024
 _AHEAD = 16  # chunks that are read before anybody asked for them
 
+Numbered = tuple[int, bytes]
 
-async def stdin_lines(descriptor: int = 0) -> AsyncIterator[tuple[int, bytes]]:
-    """(number from 1, line without its end); the last one may have had no end."""
+
+class LineTooLong(ValueError):
+    """No message is as long: the delimiter may be another one."""
+
+    def __init__(self, number: int, limit: int) -> None:
+        super().__init__(f"it is longer than {limit} bytes; is the delimiter another one?")
+        self.number = number
+
+
+async def stdin_lines(
+    *, delimiter: bytes = b"\n", limit: int = 64 << 20, descriptor: int = 0
+) -> AsyncIterator[list[Numbered]]:
+    """What came together, each line as (number from 1, line without its end); the last one may have had no end.
+
+    Of lines that end with a line feed a carriage return before it goes, too.
+
+    Raises:
+        LineTooLong: of more than `limit` bytes no end was seen.
+    """
+    number, rest = 0, bytearray()
+    async for chunk in _chunks(descriptor):
+        searched = max(0, len(rest) - len(delimiter) + 1)
+        rest += chunk
+        if rest.find(delimiter, searched) >= 0:
+            *lines, last = bytes(rest).split(delimiter)
+            rest = bytearray(last)
+            yield [(at, _ended(line, delimiter)) for at, line in enumerate(lines, number + 1)]
+            number += len(lines)
+        if len(rest) > limit:
+            raise LineTooLong(number + 1, limit)
+    if last := _ended(bytes(rest), delimiter):
+        yield [(number + 1, last)]
+
+
+def _ended(line: bytes, delimiter: bytes) -> bytes:
+    return line.removesuffix(b"\r") if delimiter == b"\n" else line
+
+
+async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(_AHEAD)
@@ -41,16 +79,8 @@ async def stdin_lines(descriptor: int = 0) -> AsyncIterator[tuple[int, bytes]]:
                 return
 
     threading.Thread(target=read, name="stdin", daemon=True).start()
-    number, rest = 0, [b""]
     while chunk := await chunks.get():
         if isinstance(chunk, OSError):
             raise chunk
         room.release()
-        first, *more = chunk.split(b"\n")
-        rest.append(first)
-        for following in more:
-            number += 1
-            yield number, b"".join(rest).rstrip(b"\r")
-            rest = [following]
-    if last := b"".join(rest).rstrip(b"\r"):
-        yield number + 1, last
+        yield chunk

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from neve.cli import completed
 from neve.cli.cluster import cluster_options, connect
-from neve.cli.output import ask, emit, emit_one, output_option, say
+from neve.cli.output import ask, emit, emit_one, output_option, say, time_text
 from neve.cli.topic_names import topic_names
 from neve.cli.topic_ttl import hours_of, ttl
 from neve.cli.ttl import format_ttl, ttl_value
@@ -70,18 +71,27 @@ async def _list(namesrv: str, everything: bool) -> list[str]:
 
 
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completed.topics)
 @cluster_options
 @output_option
 def describe(name: str, namesrv: str, output: str) -> None:
-    """Show a topic's settings and the offsets of its queues."""
+    """Show a topic's settings and the offsets of its queues.
+
+    COLD of the messages the archive alone has; from HOT_OFFSET on the broker has them on its disk, too.
+    """
     config, queues = asyncio.run(_describe(namesrv, name))
     if output == "json":
         emit_one({**config, "queues": queues}, output)
         return
     emit_one(config, output)
     click.echo()
-    emit(queues, ["broker", "queue", "min_offset", "max_offset", "messages"], output)
+    emit(queues, _columns(queues), output)
+
+
+def _columns(queues: list[dict[str, Any]]) -> list[str]:
+    """Of a broker without an archive nothing is cold."""
+    tiers = ["hot_offset", "cold"] if any(row["hot_offset"] is not None for row in queues) else []
+    return ["broker", "queue", "min_offset", *tiers[:1], "max_offset", "messages", *tiers[1:], "last_stored"]
 
 
 async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -103,14 +113,97 @@ async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[
             "min_offset": one.min_offset,
             "max_offset": one.max_offset,
             "messages": one.messages,
+            "hot_offset": one.local_min_offset,
+            "cold": None
+            if one.local_min_offset is None
+            else min(max(0, one.local_min_offset - one.min_offset), one.messages),
+            "last_stored": time_text(one.last_update_ms or None),
         }
         for queue, one in stats.items()
     ]
     return about, queues
 
 
+_PERMISSIONS = {"rw": 6, "r": 4, "w": 2, "none": 0}
+
+
+def _permission(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else _PERMISSIONS[text]
+
+
 @topic.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completed.topics)
+@click.option("-q", "--queues", type=click.IntRange(1, 65535), help="Queues to read and to write, at each broker.")
+@click.option("--read-queues", type=click.IntRange(0, 65535), help="Queues that consumers see.")
+@click.option("--write-queues", type=click.IntRange(0, 65535), help="Queues that producers see.")
+@click.option(
+    "--perm", type=click.Choice(list(_PERMISSIONS)), callback=_permission, help="Who may: rw, only read, only write."
+)
+@click.option("--set", "attributes", multiple=True, metavar="NAME=VALUE", help="An attribute; NAME= removes it.")
+@click.option("--broker", help="Only at this broker; otherwise at all that have it.")
+@click.option("--yes", is_flag=True, help="Do not ask before messages can't be read any more.")
+@cluster_options
+def alter(
+    *,
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: int | None,
+    attributes: tuple[str, ...],
+    broker: str | None,
+    yes: bool,
+    namesrv: str,
+) -> None:
+    """Change a topic: its queues, permissions, attributes. What is not named stays as it is.
+
+    To lose queues in order: fewer to write first, and fewer to read once all groups have read the others.
+    """
+    if queues is not None and (read_queues is not None or write_queues is not None):
+        raise click.UsageError("--queues is both --read-queues and --write-queues")
+    changes = {
+        "readQueueNums": read_queues if queues is None else queues,
+        "writeQueueNums": write_queues if queues is None else queues,
+        "perm": perm,
+    }
+    wanted = {key: str(value) for key, value in changes.items() if value is not None}
+    if attributes:
+        wanted["attributes"] = ",".join(map(_signed, attributes))
+    if not wanted:
+        raise click.UsageError("nothing to change: --queues, --perm, --set, …")
+    for line in asyncio.run(_alter(namesrv, name, wanted, broker, yes=yes)):
+        say(line)
+
+
+def _signed(text: str) -> str:
+    key, equals, value = text.partition("=")
+    if not equals or not key or {",", "+"} & {*text}:
+        raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--set")
+    return f"+{key}={value}" if value else f"-{key}"
+
+
+async def _alter(
+    namesrv: str, name: str, wanted: Mapping[str, str], broker: str | None, *, yes: bool
+) -> list[str]:  # fmt: skip
+    from neve.cli.brokers import brokers
+
+    async with brokers(namesrv) as asked:
+        found = await asked.topic(name, broker)
+        reads = int(wanted.get("readQueueNums", 1 << 31))
+        fewer = [at.broker for at in found if reads < at.number("readQueueNums")]
+        if fewer and not yes:
+            ask(f"Consumers will not see queues {reads} and above of {name} at {', '.join(fewer)}. Go on?")
+        for at in found:
+            await asked.set_topic(name, at, wanted)
+        return [
+            f"{name} at {at.broker}: queues to read {at.number('readQueueNums')}, "
+            f"to write {at.number('writeQueueNums')}, permission {at.settings.get('perm')}"
+            for at in await asked.topic(name, broker)
+        ]
+
+
+@topic.command()
+@click.argument("name", shell_complete=completed.topics)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @cluster_options
 def delete(name: str, yes: bool, namesrv: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.archive.ttl import FOR_EVER_HOURS, ttl_ms_of
+from neve.cli import completed
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import UNREACHABLE, Failure, explain
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
@@ -38,7 +39,7 @@ def hours_of(attributes: Mapping[str, str]) -> int | None:
 
 
 @ttl.command(name="get")
-@click.argument("topic")
+@click.argument("topic", shell_complete=completed.topics)
 @cluster_options
 @output_option
 def get_ttl(topic: str, namesrv: str, output: str) -> None:
@@ -59,7 +60,7 @@ def list_ttls(everything: bool, namesrv: str, output: str) -> None:
 
 
 @ttl.command(name="set")
-@click.argument("topic")
+@click.argument("topic", shell_complete=completed.topics)
 @click.argument("hours", metavar="TTL", callback=ttl_value)
 @click.option("--yes", is_flag=True, help="Do not ask before a TTL gets shorter.")
 @store_option()
@@ -81,7 +82,7 @@ def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) 
 
 
 @ttl.command(name="unset")
-@click.argument("topic")
+@click.argument("topic", shell_complete=completed.topics)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @cluster_options
 def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
@@ -95,7 +96,7 @@ def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
 
 
 @ttl.command(name="plan")
-@click.argument("topic", required=False)
+@click.argument("topic", required=False, shell_complete=completed.topics)
 @click.option("--ttl", "hours", callback=ttl_value, help="Try this TTL; otherwise the one that is set.")
 @store_option(required=True)
 @cluster_options

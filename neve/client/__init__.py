@@ -5,14 +5,14 @@ client                   what users hold
 consumers | admin        push, pop, lite pull: one shell, three supplies
 group | send             what members of a group do | what a send is made of, and who takes it
 trace | net              what is noted | connections, name servers, routes
-model | options | validators
+model | options | security | validators
 """
 
 from neve.client.client import AsyncClient, connect
 from neve.client.consumers.lite_pull import LitePullConsumer
 from neve.client.consumers.pop import PopConsumer
 from neve.client.consumers.push import Consumer
-from neve.client.group.pull import Subscription
+from neve.client.group.pull import StoredPull, Subscription
 from neve.client.group.received import Received
 from neve.client.model import (
     BrokerInfo,
@@ -29,10 +29,13 @@ from neve.client.model import (
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import TopicRoute
 from neve.client.options import ClientOptions
+from neve.client.send.batch_sender import BatchLimits, BatchSender, ToSend
 from neve.client.send.transaction import LocalTransactionState, Transaction, TransactionProducer, TransactionResult
 
 __all__ = [
     "AsyncClient",
+    "BatchLimits",
+    "BatchSender",
     "BrokerInfo",
     "ClientOptions",
     "ConnectionFailed",
@@ -49,7 +52,9 @@ __all__ = [
     "Received",
     "SendResult",
     "SendStatus",
+    "StoredPull",
     "Subscription",
+    "ToSend",
     "TopicConfig",
     "TopicRoute",
     "Transaction",

@@ -103,21 +103,17 @@ class Admin:
             for queue, entry in table.items():
                 low, high = int(entry["minOffset"]), int(entry["maxOffset"])
                 changed = int(entry.get("lastUpdateTimestamp") or 0)
-                stats[queue] = QueueStats(low, high, changed, int(entry.get("messages", high - low)))
+                messages, local = int(entry.get("messages", high - low)), entry.get("localMinOffset")
+                stats[queue] = QueueStats(low, high, changed, messages, None if local is None else int(local))
         return dict(sorted(stats.items()))
 
     # ---- groups
 
     async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeStats]:
         """How far the group is in each queue of the topic."""
-        stats: dict[MessageQueue, ConsumeStats] = {}
         ext = {"consumerGroup": group, "topic": topic}
-        for table in await self._offset_tables(topic, RequestCode.GET_CONSUME_STATS, ext):
-            for queue, entry in table.items():
-                stats[queue] = ConsumeStats(
-                    int(entry["brokerOffset"]), int(entry["consumerOffset"]), int(entry.get("lastTimestamp") or 0)
-                )
-        return dict(sorted(stats.items()))
+        tables = await self._offset_tables(topic, RequestCode.GET_CONSUME_STATS, ext)
+        return dict(sorted((queue, _consume_stats(entry)) for table in tables for queue, entry in table.items()))
 
     # ---- cluster
 
@@ -256,6 +252,22 @@ def _message(stored: bytes, broker: BrokerInfo) -> Message:
         return message_from_record(decode_record(stored), broker.name)
     except ValueError as error:
         raise ProtocolError(f"what {broker.name} has can't be read: {error}") from error
+
+
+def parse_consume_stats(answer: RemotingCommand) -> dict[MessageQueue, ConsumeStats]:
+    """Of an answer to GET_CONSUME_STATS."""
+    return {queue: _consume_stats(entry) for queue, entry in (parse_body(answer).get("offsetTable") or {}).items()}
+
+
+def _consume_stats(entry: Mapping[str, Any]) -> ConsumeStats:
+    left, cold = entry.get("messages"), entry.get("coldMessages")
+    return ConsumeStats(
+        int(entry["brokerOffset"]),
+        int(entry["consumerOffset"]),
+        int(entry.get("lastTimestamp") or 0),
+        None if left is None else int(left),
+        None if cold is None else int(cold),
+    )
 
 
 def _topic_config(data: Any) -> TopicConfig:

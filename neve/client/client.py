@@ -20,14 +20,17 @@ from neve.client.group.consumer_settings import ConsumerSettings
 from neve.client.group.in_work import Asker, current_asker
 from neve.client.group.pop_requests import POP_BATCH_MAX, set_request_mode
 from neve.client.group.pull import (
+    MAX_BYTES,
     TOOLS_GROUP,
     Puller,
+    StoredPull,
     Subscription,
     Topics,
     inflated_result,
     subscription,
     subscriptions,
 )
+from neve.client.group.send_back import SendBack
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -41,6 +44,7 @@ from neve.client.model import (
 from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions
+from neve.client.send.batch_sender import BatchLimits, BatchSender
 from neve.client.send.draft import sending, target_queue
 from neve.client.send.producer import Producer
 from neve.client.send.queue_selector import OrderKey, Queue
@@ -48,7 +52,9 @@ from neve.client.send.request_reply import Requests, reply_topic
 from neve.client.send.trace_sender import TraceSender
 from neve.client.send.transaction import Check, Checks, TransactionProducer
 from neve.client.trace.recorder import Traces
+from neve.client.validators import check_group
 
+_REDELIVERIES = 16  # RocketMQ's default of a group
 T = TypeVar("T")
 
 
@@ -107,6 +113,10 @@ class AsyncClient:
         if self._trace_sender is not None:
             await self._trace_sender.close()
         await self._session.close()
+
+    @property
+    def options(self) -> ClientOptions:
+        return self._options
 
     @property
     def client_id(self) -> str:
@@ -207,6 +217,15 @@ class AsyncClient:
         )
         await self._session.within(timeout, self._producer.send_oneway(what))
 
+    def batch_sender(self, **limits: Any) -> BatchSender:
+        """For many messages: they are packed into batches, and several of these are on their way at a time.
+
+        `put` them as they come, `flush` at the end. `limits` are fields of `BatchLimits`: `messages` and `size` (bytes)
+        of a batch, `in_flight`, and `patience`, the seconds for which a batch is sent again while no broker can be
+        reached or all are busy.
+        """
+        return BatchSender(self._session, self._producer, BatchLimits(**limits))
+
     async def send_batch(
         self,
         topic: str,
@@ -219,6 +238,16 @@ class AsyncClient:
         """Sends several messages of one topic to one queue, with neighbouring offsets, in one request."""
         target = target_queue(queue, order_key)
         return await self._producer.send_batch(topic, messages, queue=target, timeout=timeout)
+
+    async def send_to_group(self, message: Message, group: str, *, timeout: float | None = None) -> None:
+        """Sends a stored message again to one group, at once, by a copy in its retry topic; its id stays.
+
+        Raises:
+            BrokerError: TOPIC_NOT_EXIST: the group has no retry topic, no consumer of it was ever there.
+        """
+        check_group(group)
+        copying = SendBack(self._session, group, _REDELIVERIES).send_copy(message, 0, delayed=False)
+        await self._session.within(timeout, copying)
 
     async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
         """Takes back a message that was sent with `delay` or `deliver_at_ms` and is not delivered yet; its id.
@@ -475,6 +504,30 @@ class AsyncClient:
             )
 
         return await self._session.within(limit, pull())
+
+    async def pull_records(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int = 32,
+        *,
+        expression: str | Subscription = "*",
+        group: str = TOOLS_GROUP,
+        wait: float = 0.0,
+        timeout: float | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> StoredPull:
+        """As `pull`, with the records as the broker stores them: for who copies them, or looks at few of their fields.
+
+        Args:
+            max_bytes: of records in one answer; a broker may give fewer.
+        """
+        limit = self._puller.limit(wait, timeout)
+        wanted = subscription(expression)
+        pulling = self._puller.pull_records(
+            queue, offset, max_count, group=group, wanted=wanted, wait=wait, timeout=limit, max_bytes=max_bytes
+        )
+        return await self._session.within(limit, pulling)
 
     def reader(
         self,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from neve.record.bodies import inflate
@@ -123,13 +124,15 @@ class TopicConfig:
 class QueueStats:
     """The offsets that a queue holds: from `min_offset`, below `max_offset`. `last_update_ms` is 0 for an empty one.
 
-    `messages` may be fewer than that: offsets that were lost, or that a restore left out, exist nowhere.
+    `messages` may be fewer than that: offsets that were lost, or that a restore left out, exist nowhere. Messages below
+    `local_min_offset` the archive alone has; None where the broker tells of none such.
     """
 
     min_offset: int
     max_offset: int
     last_update_ms: int
     messages: int
+    local_min_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,8 @@ class ConsumeStats:
     broker_offset: int
     consumer_offset: int
     last_update_ms: int
+    left: int | None = None  # messages that are left to read, where that is not the lag
+    left_cold: int | None = None  # those of them that the archive alone has; None where the broker tells of none such
 
     @property
     def lag(self) -> int:
@@ -173,7 +178,7 @@ def stored_message(record: MessageRecord, broker_name: str) -> Message:
     64 KiB may inflate to 64 MiB: what waits for the application waits like this, so that its size is what is counted.
     """
     properties = record.properties
-    stored_at = offset_msg_id(parse_address(record.store_host), record.physical_offset)
+    stored_at = offset_msg_id(_host(record.store_host), record.physical_offset)
     topic = record.topic
     if topic.startswith(RETRY_PREFIX):
         topic = properties.get(PROPERTY_RETRY_TOPIC, topic)
@@ -196,6 +201,9 @@ def stored_message(record: MessageRecord, broker_name: str) -> Message:
         reconsume_times=record.reconsume_times,
         sys_flag=record.sys_flag,
     )
+
+
+_host = lru_cache(maxsize=256)(parse_address)
 
 
 def inflated(message: M) -> M:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from neve.record.layout import (
     HEADS,
@@ -23,6 +24,7 @@ from neve.record.layout import (
     SYS_FLAG_AT,
     host_flags,
     host_sizes,
+    struct_without,
     topic_field,
 )
 from neve.record.properties import bytes_to_properties, properties_to_bytes
@@ -196,6 +198,48 @@ def iter_records(buffer: bytes | bytearray | memoryview) -> Iterator[MessageReco
         position += record.size
 
 
+class StoredBody(NamedTuple):
+    """What a reader of bodies looks at; `body` is as stored, perhaps compressed."""
+
+    queue_offset: int
+    sys_flag: int
+    store_timestamp: int
+    body: bytes
+
+
+def iter_bodies(buffer: bytes) -> Iterator[StoredBody]:
+    """As `iter_records`, for who wants no more of them than that: a tenth of the time.
+
+    Raises:
+        MalformedRecord: a length reaches outside the record, or the record outside the buffer.
+    """
+    position, end = 0, len(buffer)
+    while position < end:
+        if end - position < RECORD_SIZE_MIN:
+            raise MalformedRecord(f"{end - position} bytes are too few for a record")
+        (sys_flag,) = I32.unpack_from(buffer, position + SYS_FLAG_AT)
+        head = _SEEN[host_sizes(sys_flag)]
+        if end - position < head.size:
+            raise MalformedRecord(f"{end - position} bytes are too few for a record of these hosts")
+        size, magic, offset, stored_at, length = head.unpack_from(buffer, position)
+        if magic not in (MAGIC_V1, MAGIC_V2):
+            raise MalformedRecord(f"unknown magic {magic & 0xFFFFFFFF:#010x}")
+        if not RECORD_SIZE_MIN <= size <= end - position:
+            raise MalformedRecord(f"size {size} outside the buffer of {end - position} bytes")
+        begin = position + head.size
+        if not 0 <= length <= size - head.size:
+            raise MalformedRecord(f"a body of {length} bytes in a record of {size}")
+        yield StoredBody(offset, sys_flag, stored_at, buffer[begin : begin + length])
+        position += size
+
+
+_UNSEEN = (
+    "body_crc", "queue_id", "flag", "physical_offset", "sys_flag", "born_timestamp", "born_host", "store_host",
+    "reconsume_times", "prepared_transaction_offset",
+)  # fmt: skip
+_SEEN = {(born, store): struct_without(*_UNSEEN, born=born, store=store) for born, store in HEADS}
+
+
 def need(view: memoryview, position: int, length: int) -> memoryview:
     """A part of a record. Raises MalformedRecord where it reaches outside."""
     if length < 0 or position + length > len(view):
@@ -219,6 +263,7 @@ def raw_properties(record: memoryview) -> bytes:
     return bytes(record[at + 2 : at + 2 + length])
 
 
+@lru_cache(maxsize=1024)
 def host_text(packed: bytes) -> str:
     """`ip:port` of a host's 8 or 20 bytes, an IPv6 address in brackets."""
     if len(packed) == HOST_V4_SIZE:

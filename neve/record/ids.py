@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 from neve.record.codec import Host, pack_host
 from neve.record.layout import I32, I64
@@ -10,7 +11,12 @@ from neve.record.layout import I32, I64
 
 def offset_msg_id(host: Host, physical_offset: int) -> str:
     """RocketMQ's offsetMsgId: where the record lies, in upper-case hex (32 characters for IPv4, 56 for IPv6)."""
-    return (pack_host(host) + I64.pack(physical_offset)).hex().upper()
+    return _host_part(host) + I64.pack(physical_offset).hex().upper()
+
+
+@lru_cache(maxsize=256)
+def _host_part(host: Host) -> str:
+    return pack_host(host).hex().upper()
 
 
 def parse_offset_msg_id(msg_id: str) -> tuple[str, int, int]:
@@ -36,7 +42,11 @@ class UniqueIdGenerator:
         )
         self._begin_ms = now_ms
         self._counter = 0
+        self._stamp, self._stamped_ms = "", -1  # what ids of one millisecond begin with
 
     def next(self, now_ms: int) -> str:
+        if now_ms != self._stamped_ms:
+            self._stamp = f"{self._prefix}{(now_ms - self._begin_ms) & 0xFFFFFFFF:08X}"
+            self._stamped_ms = now_ms
         self._counter = (self._counter + 1) & 0xFFFF
-        return f"{self._prefix}{(now_ms - self._begin_ms) & 0xFFFFFFFF:08X}{self._counter:04X}"
+        return f"{self._stamp}{self._counter:04X}"

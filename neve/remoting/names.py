@@ -78,6 +78,18 @@ def group_fault(group: str) -> str | None:
     return None
 
 
+#: Groups of the servers and tools themselves.
+SYSTEM_GROUPS = (
+    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_OWNER",
+    "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL", "CID_ONS-HTTP-PROXY", "CID_RMQ_SYS_TRANS",
+)  # fmt: skip
+_SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+
+
+def is_system_group(group: str) -> bool:
+    return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
+
+
 def is_retry_or_dlq(topic: str) -> bool:
     return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 

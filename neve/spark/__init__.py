@@ -9,17 +9,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neve.spark.bodies import Bodies, decode_bodies, json_schema, split_bodies
     from neve.spark.builder import session
     from neve.spark.jars import SparkSetupError
     from neve.spark.reader import archive_files, read_topic
+    from neve.spark.repeats import without_repeats
 
-__all__ = ["SparkSetupError", "archive_files", "read_topic", "session"]
+__all__ = [
+    "Bodies",
+    "SparkSetupError",
+    "archive_files",
+    "decode_bodies",
+    "json_schema",
+    "read_topic",
+    "session",
+    "split_bodies",
+    "without_repeats",
+]
 
 _HOMES = {
+    "Bodies": "neve.spark.bodies",
     "SparkSetupError": "neve.spark.jars",
     "archive_files": "neve.spark.reader",
+    "decode_bodies": "neve.spark.bodies",
+    "json_schema": "neve.spark.bodies",
     "read_topic": "neve.spark.reader",
     "session": "neve.spark.builder",
+    "split_bodies": "neve.spark.bodies",
+    "without_repeats": "neve.spark.repeats",
 }
 
 

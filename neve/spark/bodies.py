@@ -1,57 +1,257 @@
-"""Message bodies as the producer had them: inflating inside Spark."""
+"""Message bodies in Spark: inflated, as text or values; one that is none says why, stops the query, or is set apart.
+
+Everything here takes any DataFrame, of a batch or a stream, that has neve's columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-INFLATED_LENGTH_MAX = 64 << 20
+from neve.record import bodies as record_bodies
+from neve.record.bodies import INFLATED_LENGTH_MAX
+from neve.record.layout import COMPRESSED
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
-def inflater(limit: int = INFLATED_LENGTH_MAX) -> Callable[[bytes | None, str | None], bytes | None]:
-    """A function for Spark's workers. It is nested so that it travels by value: workers need no neve installed."""
+KINDS = ("bytes", "text", "json", "avro", "protobuf")
+_BY_FILE = ("avro", "protobuf")
+SAMPLE_BYTES = 4 << 20
+ARRAY_BYTES = (1 << 31) - 1  # an Arrow array of bytes holds no more
 
-    def inflate(body: bytes | None, codec: str | None) -> bytes | None:
-        if body is None:
-            return None
-        packed = bytes(body)
-        if codec == "zlib":
-            import zlib
+_UNFIT = "the JSON is not of the schema"
+_CORRUPT = "__neve_corrupt"  # where from_json puts the text of what is not of its schema
+_PLACE = ("broker", "topic", "queue_id", "queue_offset")
+_DEAD = (*_PLACE, "store_timestamp", "msg_id", "body_error", "body", "body_codec")
 
-            try:
-                inflated = zlib.decompressobj().decompress(packed, limit + 1)
-            except zlib.error:
-                return None  # the row is there with its stored body; `damaged` and `body_crc` tell more
-        elif codec == "lz4":
-            import lz4.frame
-
-            try:
-                inflated = lz4.frame.LZ4FrameDecompressor().decompress(packed, max_length=limit + 1)
-            except RuntimeError:
-                return None
-        elif codec == "zstd":
-            import zstandard
-
-            try:
-                reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(packed)
-                inflated = reader.read(limit + 1)
-            except zstandard.ZstdError:
-                return None
-        else:
-            return None
-        if len(inflated) > limit:
-            raise ValueError(f"a body is longer than {limit} bytes when inflated")
-        return inflated
-
-    return inflate
+Inflated = tuple[bytes | None, str | None]
 
 
-def inflated_body(limit: int) -> Any:
-    """A column: the body, inflated where `body_codec` says that it is packed; null where it does not inflate."""
+class Bodies(NamedTuple):
+    """What `decode_bodies` gave, in two."""
+
+    good: DataFrame
+    dead: DataFrame
+
+
+def decode_bodies(
+    frame: DataFrame,
+    kind: str,
+    *,
+    schema: StructType | str | None = None,
+    schema_file: str | Path | None = None,
+    message: str | None = None,
+    on_error: str = "null",
+    max_body: int = INFLATED_LENGTH_MAX,
+) -> DataFrame:
+    """The frame with its bodies as the producer had them, inflated where they are packed.
+
+    Args:
+        frame: any with neve's columns.
+        kind: `bytes` puts them into `body`; `text` adds `text`; `json`, `avro` and `protobuf` add `value`.
+        schema_file: of `avro` its schema (.avsc), of `protobuf` a descriptor set (`protoc --include_imports -o FILE`).
+        message: of `protobuf` the full name of a body's message.
+        schema: the type of `value` (StructType or DDL); without it `value` is a VARIANT.
+        on_error: of a body that is not of this kind, `null` makes null and says why in the column `body_error`; `stop`
+            ends the query that meets one, and names its place.
+        max_body: how many bytes a body may be when inflated.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"bodies are decoded as one of {', '.join(KINDS)}, not {kind!r}")
+    if on_error not in ("null", "stop"):
+        raise ValueError(f"on_error is 'null' or 'stop', not {on_error!r}")
+    if schema is not None and kind in ("bytes", "text"):
+        raise ValueError("a schema goes with json, avro and protobuf")
+    if (schema_file is not None) != (kind in _BY_FILE):
+        raise ValueError("a schema_file goes with avro and protobuf, and they with one")
     from pyspark.sql import functions as f
-    from pyspark.sql.types import BinaryType
 
-    run = f.udf(inflater(limit), BinaryType(), useArrow=False)  # Arrow would ask for pandas
-    packed = f.col("body_codec") != "none"
-    # only packed bodies travel to Python
-    return f.when(packed, run(f.when(packed, f.col("body")), f.col("body_codec"))).otherwise(f.col("body"))
+    told = frame.withColumn(_INFLATED, _inflated(max_body))
+    body, error = f.col(f"{_INFLATED}.body"), f.col(f"{_INFLATED}.error")
+    if kind == "bytes":
+        decoded = _Decoded("body", body, error)
+    else:
+        no_body = f.when(body.isNull(), "there is no body")
+        if schema_file is not None:
+            told = told.withColumn(_TEXT, _as_json(body, kind, schema_file, message))
+            text, wrong = f.col(f"{_TEXT}.text"), f.col(f"{_TEXT}.error")
+        else:
+            told = told.withColumn(_TEXT, f.try_validate_utf8(body.cast("string")))
+            text, wrong = f.col(_TEXT), f.when(f.col(_TEXT).isNull(), "the body is not UTF-8")
+        error = f.coalesce(error, no_body, wrong)
+        decoded = _Decoded("text", text, error) if kind == "text" else _json(text, error, schema)
+        if decoded.of is not None:
+            told = told.withColumn(_VALUE, decoded.of)
+    return _given(told, decoded, on_error).drop(_INFLATED, _TEXT, _VALUE)
+
+
+def split_bodies(decoded: DataFrame) -> Bodies:
+    """`good`: rows whose bodies were decoded; `dead`: the others' places, their bodies as stored, and what was wrong.
+
+    Both read the archive when they are used: `decoded.persist()` before, or a stream's `foreachBatch`, reads it once.
+    """
+    from pyspark.sql import functions as f
+
+    if "body_error" not in decoded.columns:
+        raise ValueError("no column body_error: decode_bodies(…, on_error='null') makes it")
+    is_dead = f.col("body_error").isNotNull()
+    kept = [name for name in _DEAD if name in decoded.columns]
+    return Bodies(decoded.where(~is_dead).drop("body_error"), decoded.where(is_dead).select(*kept))
+
+
+def json_schema(frame: DataFrame, rows: int = 1000) -> StructType:
+    """The type of the JSON objects in so many bodies at most (4 MiB of text at most), the first that Spark finds.
+
+    Raises:
+        ValueError: there is no JSON object among them, or what is not an object.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import ArrayType, DataType, StructType
+
+    texts = decode_bodies(frame, "text").select("text").where(f.try_parse_json("text").isNotNull())
+    sample: list[str] = []
+    size = 0
+    for row in texts.limit(rows).toLocalIterator():
+        if sample and size + len(row.text) > SAMPLE_BYTES:
+            break
+        size += len(row.text)
+        sample.append(row.text)
+    if not sample:
+        raise ValueError("no body of the sample is JSON")
+    of_all = f.schema_of_json(f.lit(f"[{','.join(sample)}]"))
+    told = str(frame.sparkSession.range(1).select(of_all).collect()[0][0])
+    found = DataType.fromDDL(told)
+    if not isinstance(found, ArrayType) or not isinstance(found.elementType, StructType):
+        raise ValueError(f"bodies of the sample are JSON, and not all of them objects: {told[:200]}")
+    return found.elementType
+
+
+_INFLATED, _TEXT, _VALUE = "__neve_inflated", "__neve_text", "__neve_value"
+
+
+class _Decoded(NamedTuple):
+    """A column of the answer; `of`: what is worked out once for it and its error."""
+
+    name: str
+    value: Column
+    error: Column
+    of: Column | None = None
+
+
+def _given(frame: DataFrame, decoded: _Decoded, on_error: str) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    name, value, error, _ = decoded
+    if on_error == "null":
+        is_whole = f.when(error.isNull(), value)
+        return frame.withColumn("body_error", error).withColumn(name, is_whole if name == "value" else value)
+    place = [f.concat(f.lit(f"{part} "), f.col(part).cast("string")) for part in _PLACE]
+    stop = f.raise_error(f.concat_ws(", ", *place, error))  # a part that is null is left out
+    return frame.withColumn(name, f.when(error.isNotNull(), stop).otherwise(value))
+
+
+def _as_json(body: Column, kind: str, schema_file: str | Path, message: str | None) -> Column:
+    """A struct of `text` and `error`."""
+    from pyspark.sql import functions as f
+
+    from neve.spark.schema_files import json_writer
+
+    arrow_udf = getattr(f, "arrow_udf", None)
+    if arrow_udf is None:
+        raise NotImplementedError(f"{kind} bodies need Spark 4.1 or newer")
+    written: Column = arrow_udf(json_writer(kind, schema_file, message), "struct<text: string, error: string>")(body)
+    return written
+
+
+def _json(text: Column, error: Column, schema: StructType | str | None) -> _Decoded:
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DataType, StringType, StructField, StructType
+
+    of, value = f.try_parse_json(text), f.col(_VALUE)
+    no_json = f.lit("the body is not JSON")
+    if schema is None:
+        return _Decoded("value", value, f.coalesce(error, f.when(value.isNull(), no_json)), of)
+    kind = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+    is_json = f.when(of.isNull(), no_json)
+    if not isinstance(kind, StructType):
+        wrong = f.when(value.isNull(), f.coalesce(is_json, f.lit(_UNFIT)))
+        return _Decoded("value", value, f.coalesce(error, wrong), f.from_json(text, kind))
+    with_corrupt = StructType([*kind.fields, StructField(_CORRUPT, StringType())])
+    parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"})
+    is_wrong = value.isNull() | value.getField(_CORRUPT).isNotNull()
+    wrong = f.when(is_wrong, f.coalesce(is_json, _unfit(value, text, kind)))
+    return _Decoded("value", value.dropFields(_CORRUPT), f.coalesce(error, wrong), parsed)
+
+
+def _unfit(value: Column, text: Column, kind: StructType) -> Column:
+    """Names the fields that have a value in the text and none of their type."""
+    from pyspark.sql import functions as f
+
+    names = [
+        f.when(value.getField(name).isNull() & f.get_json_object(text, f"$['{name}']").isNotNull(), f.lit(name))
+        for name in kind.names
+        if "'" not in name
+    ]
+    return f.concat_ws(": ", f.lit(_UNFIT), f.nullif(f.concat_ws(", ", *names), f.lit("")))
+
+
+def _inflated(limit: int) -> Column:
+    """A struct of `body` and `error`; only packed bodies travel to Python."""
+    from pyspark.sql import functions as f
+
+    kind = "struct<body: binary, error: string>"
+    arrow_udf = getattr(f, "arrow_udf", None)  # from Spark 4.1 on
+    run = arrow_udf(batch_inflater(limit), kind) if arrow_udf else f.udf(inflater(limit), kind, useArrow=False)
+    packed = f.col("sys_flag").bitwiseAND(COMPRESSED) != 0
+    told = run(f.when(packed, f.col("body")), f.when(packed, f.col("sys_flag")))
+    as_it_is = f.struct(f.col("body").alias("body"), f.lit(None).cast("string").alias("error"))
+    return f.when(packed, told).otherwise(as_it_is)
+
+
+def batch_inflater(limit: int = INFLATED_LENGTH_MAX, most: int = ARRAY_BYTES) -> Callable[[Any, Any], Any]:
+    """A function of Arrow arrays for Spark's workers; see `inflater`. `most`: bytes of all bodies of one together."""
+    import pyarrow as pa
+
+    one = inflater(limit)
+
+    def inflate_all(bodies: Any, flags: Any) -> Any:
+        found: list[Inflated] = []
+        size = 0
+        for body, flag in zip(bodies.to_pylist(), flags.to_pylist(), strict=True):
+            found.append(one(body, flag))
+            size += len(found[-1][0] or b"")
+            if size > most:  # before the next: bodies of a few bytes each may be of any size
+                raise ValueError(
+                    f"the first {len(found)} of {len(bodies)} bodies are more than {most} bytes when inflated, which "
+                    "is too much for one Arrow array: lower spark.sql.execution.arrow.maxRecordsPerBatch"
+                )
+        inflated = pa.array([body for body, _ in found], pa.binary())
+        errors = pa.array([error for _, error in found], pa.string())
+        return pa.StructArray.from_arrays([inflated, errors], ["body", "error"])
+
+    inflate_all.__annotations__ = dict.fromkeys(("bodies", "flags", "return"), pa.Array)  # Spark goes by them
+    return inflate_all
+
+
+def inflater(limit: int = INFLATED_LENGTH_MAX) -> Callable[[bytes | None, int | None], Inflated]:
+    """A function for Spark's workers: the body, or why there is none.
+
+    It travels by value, with all that it calls: workers need no neve installed.
+    """
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    register_pickle_by_value(record_bodies)
+    inflate = record_bodies.inflate
+
+    def inflate_one(body: bytes | None, sys_flag: int | None) -> Inflated:
+        if body is None or sys_flag is None:
+            return body, None
+        try:
+            return inflate(bytes(body), sys_flag, limit), None
+        except ValueError as error:
+            return None, str(error)
+
+    return inflate_one

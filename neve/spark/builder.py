@@ -24,6 +24,11 @@ CREDENTIALS = ",".join(
     )
 )
 
+OF_SESSIONS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class HadoopStore:
@@ -75,19 +80,22 @@ def session(
     `master` is for a session on this machine, such as "local[2]"; without it Spark's own setting holds. `jars` replaces
     the automatic choice of jars for S3. `conf` has the last word.
     """
-    find_java()
-    pyspark_jars()
+    remote = os.environ.get("SPARK_REMOTE", "")
+    is_served = remote.startswith("sc:")  # another machine's JVM: it has its own Java, jars and ways to the store
+    if not is_served:
+        find_java()
+        pyspark_jars()
     from pyspark.sql import SparkSession
 
     # The workers would otherwise start the first python3 on PATH, which need not have pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
-    remote = "SPARK_REMOTE" in os.environ
     master = master or (None if remote or "MASTER" in os.environ else "local[*]")
     if master:
         builder = builder.master(master)
-    options = _options([parse_store(url) for url in stores], jars, conf or {})
+    parsed = [parse_store(url) for url in stores]
+    options = OF_SESSIONS | dict(conf or {}) if is_served else _options(parsed, jars, conf or {})
     for name, value in options.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -125,11 +133,7 @@ _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 def _options(
     stores: Sequence[HadoopStore], jars: Sequence[str | Path] | None, conf: Mapping[str, str]
 ) -> dict[str, str]:
-    options = {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }
+    options = OF_SESSIONS | {"spark.ui.showConsoleProgress": "false"}
     remote = [store for store in stores if store.scheme == "s3"]
     for store in remote:
         options |= s3_options(store)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from neve.archive.source import Listed
 from neve.spark.builder import HadoopStore
 
 
 class HadoopSource:
-    """Small objects (the journal) of one archive store; safe on the driver only."""
+    """Small objects (the journal) and parts of one archive store; safe on the driver only."""
 
     def __init__(self, spark: Any, store: HadoopStore) -> None:
         self._store = store
@@ -29,6 +31,25 @@ class HadoopSource:
         except Py4JJavaError as error:
             raise _translated(error, key) from error
 
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """What there is of it."""
+        from py4j.protocol import Py4JJavaError
+
+        path = self._path(self._store.path(key))
+        packages = self._jvm.org.apache.commons.io
+        try:
+            stream = self._fs.open(path)
+            try:
+                if start:
+                    stream.seek(start)
+                return bytes(packages.IOUtils.toByteArray(packages.input.BoundedInputStream(stream, length)))
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() == "EOFException":
+                return b""
+            raise _translated(error, key) from error
+
     def head(self, key: str) -> object:
         from py4j.protocol import Py4JJavaError
 
@@ -38,16 +59,23 @@ class HadoopSource:
             raise _translated(error, key) from error
 
     def list_prefixes(self, prefix: str) -> list[str]:
+        statuses = self._statuses(prefix)
+        return [f"{prefix}{status.getPath().getName()}/" for status in statuses if status.isDirectory()]
+
+    def list(self, prefix: str) -> Iterable[Listed]:
+        """Of one folder."""
+        return [Listed(f"{prefix}{status.getPath().getName()}") for status in self._statuses(prefix) if status.isFile()]
+
+    def _statuses(self, prefix: str) -> Any:
         from py4j.protocol import Py4JJavaError
 
         try:
-            statuses = self._fs.listStatus(self._path(self._store.path(prefix.rstrip("/"))))
+            return self._fs.listStatus(self._path(self._store.path(prefix.rstrip("/"))))
         except Py4JJavaError as error:
             translated = _translated(error, prefix)
             if isinstance(translated, FileNotFoundError):
                 return []
             raise translated from error
-        return [f"{prefix}{status.getPath().getName()}/" for status in statuses if status.isDirectory()]
 
     def _path(self, text: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(text)

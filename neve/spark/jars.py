@@ -23,6 +23,7 @@ SDK_MODULES = ("s3", "s3-transfer-manager", "sts")
 # What pyspark/jars already holds: a second version beside it would be a lottery of the class path.
 IN_SPARK = ("io.netty", "org.slf4j", "org.apache.httpcomponents", "commons-codec", "commons-logging")
 RESOLVE_TIMEOUT = 600
+JAVA_OLDEST = 17
 
 
 class SparkSetupError(RuntimeError):
@@ -33,15 +34,26 @@ def find_java() -> str:
     """The java that Spark will start, or an error that says what to do."""
     home = os.environ.get("JAVA_HOME")
     candidate = Path(home, "bin", "java") if home else None
-    if candidate is not None and candidate.exists():
-        return str(candidate)
-    found = shutil.which("java")
+    found = str(candidate) if candidate is not None and candidate.exists() else shutil.which("java")
     if found is None:
         raise SparkSetupError(
             "Spark needs Java 17 or 21 and none was found: install one (Debian: apt install openjdk-17-jre-headless, "
             "macOS: brew install openjdk@17) or point JAVA_HOME at it"
         )
+    version = java_version(Path(found))
+    if version is not None and version < JAVA_OLDEST:
+        raise SparkSetupError(f"Spark needs Java 17 or 21, and {found} is Java {version}: point JAVA_HOME at another")
     return found
+
+
+def java_version(java: Path) -> int | None:
+    """The number that Java goes by, from the file `release` of its home; None: it has none that tells."""
+    try:
+        told = (java.resolve().parent.parent / "release").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', told, re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def pyspark_jars() -> Path:

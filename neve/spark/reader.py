@@ -1,20 +1,25 @@
 """A topic's archive as a DataFrame: the objects in the catalog at this moment, through the JVM's Parquet reader.
 
 Listing a directory would also see objects that no COMMIT has published yet and those that have expired; so the files
-are taken from the journal and pruned by time, queue and offset before any of them is opened.
+are taken from the journal and pruned by time, queue and offset before any of them is opened. Spark is told of them by a
+list on the driver's disk; by Spark Connect, where the driver is another machine, by their paths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from neve.archive.follow import catalogs
 from neve.archive.keys import fits_key
-from neve.spark.bodies import INFLATED_LENGTH_MAX, inflated_body
+from neve.archive.selection import Instant, Selection, choose, instant_ms
+from neve.archive.source import Source, open_source
+from neve.record.bodies import INFLATED_LENGTH_MAX
+from neve.spark.bodies import decode_bodies
 from neve.spark.builder import HadoopStore, parse_store
 from neve.spark.hadoop_source import HadoopSource
+from neve.spark.known_topics import check_known
+from neve.spark.manifest import manifest_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from neve.archive.catalog import Catalog
     from neve.archive.journal import CommittedName
 
-Instant = datetime | int | str
 DECODINGS = ("text", "json", "bytes")
 
 # Spelt out, so that Spark opens no footer to infer it; the last three come from the paths.
@@ -34,16 +38,7 @@ ROW_SCHEMA = """
     commit_log_offset BIGINT, born_host STRING, store_host STRING, wire BINARY, damaged BOOLEAN,
     topic STRING, dt STRING, broker STRING
 """
-
-
-class RowFilter(NamedTuple):
-    """Which rows: store time in [start, end) in milliseconds, queues, offsets in [first, last]."""
-
-    start: int | None = None
-    end: int | None = None
-    queues: frozenset[int] | None = None
-    first: int | None = None
-    last: int | None = None
+IN_PATH = ("topic", "dt", "broker")
 
 
 class Minimum(NamedTuple):
@@ -73,20 +68,28 @@ def read_topic(
     `start` and `end` bound the store time (end excluded): a datetime, milliseconds, or ISO 8601 text; without a zone
     they are UTC. `offsets` bounds the queue offset (both included). `decode` adds to the archive's columns: "bytes"
     inflates `body`; "text" adds `text`; "json" adds `value`, typed by `schema` (StructType or DDL), else a VARIANT.
+    `body_error` then says why a row has none of it; `neve.spark.decode_bodies` does more.
 
     Raises:
         FileNotFoundError: the store holds no archive, or the topic has never been archived.
     """
     if decode is not None and decode not in DECODINGS:
         raise ValueError(f"decode is one of {', '.join(DECODINGS)}, not {decode!r}")
-    wanted = RowFilter(
+    wanted = Selection(
         instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues), offsets[0], offsets[1]
     )
-    where = parse_store(store)
-    files, minimums = _plan(spark, topic, where, broker, wanted)
-    frame = _scan(spark, where, files)
-    frame = _restrict(_named(frame, topic), wanted, minimums)
-    return frame if decode is None else _decoded(frame, decode, schema, max_body)
+    frame = topic_frame(spark, topic, _known(spark, topic, store, broker), wanted, store=store)
+    if decode is None:
+        return frame
+    return decode_bodies(frame, decode, schema=schema if decode == "json" else None, max_body=max_body)
+
+
+def topic_frame(
+    spark: SparkSession, topic: str, known: Mapping[str, Catalog], wanted: Selection, *, store: str
+) -> DataFrame:
+    """What `read_topic` reads, by catalogs that have been read: once for many topics, and all as of one moment."""
+    names, minimums = plan(known, topic, wanted)
+    return _restrict(scan(spark, parse_store(store), topic, names), wanted, minimums)
 
 
 def archive_files(
@@ -101,82 +104,73 @@ def archive_files(
 ) -> list[str]:
     """Paths of the objects that `read_topic` would read: pin them for a stable view of a moving archive."""
     where = parse_store(store)
-    wanted = RowFilter(instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues))
-    return [where.path(key) for key in _plan(spark, topic, where, broker, wanted)[0]]
+    wanted = Selection(instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues))
+    return [where.path(name.key) for name in plan(_known(spark, topic, store, broker), topic, wanted)[0]]
 
 
-def instant_ms(value: Instant | None) -> int | None:
-    """Milliseconds since 1970; what carries no zone is UTC."""
-    if value is None or isinstance(value, int):
-        return value
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
+def _known(spark: SparkSession, topic: str, store: str, broker: str | None) -> Mapping[str, Catalog]:
+    source: Source | HadoopSource = open_source(store) if _is_remote(spark) else HadoopSource(spark, parse_store(store))
+    known = catalogs(source, broker)
+    check_known(source, known, topic)
+    return known
 
 
-def _plan(
-    spark: SparkSession, topic: str, where: HadoopStore, broker: str | None, wanted: RowFilter
-) -> tuple[list[str], list[Minimum]]:
-    known = catalogs(HadoopSource(spark, where), broker)
-    if not any(topic in catalog.topics() for catalog in known.values()):
-        raise FileNotFoundError(f"topic {topic} is not in this archive")
-    return plan(known, topic, wanted)
+def _is_remote(spark: SparkSession) -> bool:
+    """Whether it is Spark Connect's: the JVM is the server's, and its Hadoop can't be asked from here."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def plan(known: Mapping[str, Catalog], topic: str, wanted: RowFilter) -> tuple[list[str], list[Minimum]]:
-    """Keys to read, and the minimums that cut through one of them. Pure: catalogs in, a decision out."""
-    keys: list[str] = []
+def plan(known: Mapping[str, Catalog], topic: str, wanted: Selection) -> tuple[list[CommittedName], list[Minimum]]:
+    """Objects to read, and the minimums that cut through one of them. Pure: catalogs in, a decision out.
+
+    Spark reads objects whole, with the row groups that were not chosen: what has expired in those is cut off, too.
+    """
+    names: list[CommittedName] = []
     minimums: set[Minimum] = set()
-    for broker, catalog in sorted(known.items()):
-        floors = {queue: catalog.recorded_minimum(topic, queue) for queue in catalog.queues(topic)}
-        for name in catalog.objects(topic):
-            if not _holds(name, floors, wanted):
-                continue
-            keys.append(name.key)
-            cut = [queue for queue, (first, _, _) in name.queues.items() if first < floors.get(queue, 0)]
-            minimums.update(Minimum(broker, queue, floors[queue]) for queue in cut)
-    return keys, sorted(minimums)
+    for broker, name, _, _ in choose(known, topic, wanted):
+        names.append(name)
+        for queue, (first, _, _) in name.queues.items():
+            minimum = known[broker].recorded_minimum(topic, queue)
+            if first < minimum:
+                minimums.add(Minimum(broker, queue, minimum))
+    return names, sorted(minimums)
 
 
-def _holds(name: CommittedName, floors: Mapping[int, int], wanted: RowFilter) -> bool:
-    """Whether a row group of the object may hold a row that is wanted and has not expired; unknown times may."""
-    for group in name.row_groups:
-        if wanted.start is not None and 0 <= group.newest_ms < wanted.start:
-            continue
-        if wanted.end is not None and group.oldest_ms >= wanted.end:
-            continue
-        for queue, first, last in group.runs:
-            floor = max(floors.get(queue, 0), wanted.first or 0)
-            in_offsets = last >= floor and (wanted.last is None or first <= wanted.last)
-            if in_offsets and (wanted.queues is None or queue in wanted.queues):
-                return True
-    return False
-
-
-def _scan(spark: SparkSession, where: HadoopStore, keys: list[str]) -> DataFrame:
+def scan(spark: SparkSession, where: HadoopStore, topic: str, names: Sequence[CommittedName]) -> DataFrame:
+    """All rows of these objects of a topic, by the JVM's reader; those that have expired in them, too."""
+    from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
     schema = StructType.fromDDL(" ".join(ROW_SCHEMA.split()))
-    if not keys:
+    if not names:
         return spark.createDataFrame([], schema)
-    # per read: the session may not be of our making, and a topic named 007 must not become the number 7
-    conf_key = "spark.sql.sources.partitionColumnTypeInference.enabled"
-    before = spark.conf.get(conf_key, None)
-    spark.conf.set(conf_key, "false")
-    try:
-        paths = [_without_globs(where.path(key)) for key in keys]
-        return spark.read.schema(schema).option("basePath", where.root).parquet(*paths)
-    finally:
-        if before is not None:
-            spark.conf.set(conf_key, before)
-
-
-def _named(frame: DataFrame, topic: str) -> DataFrame:
-    """The true name, where the paths could only carry the beginning of it."""
-    from pyspark.sql import functions as f
-
+    if _is_remote(spark):
+        return _scan_by_paths(spark, [where.path(name.key) for name in names], topic, schema)
+    with manifest_of((where.path(name.key), name.size) for name in names) as files:
+        frame = spark.read.schema(schema).parquet(files)
+    # the true name, where the paths could only carry the beginning of it
     return frame if fits_key(topic) else frame.withColumn("topic", f.lit(topic))
+
+
+def _scan_by_paths(spark: SparkSession, paths: list[str], topic: str, schema: StructType) -> DataFrame:
+    """What stands in a path is taken from the row's own: Spark would make the number 7 of a broker named 007."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    if spark.conf.get(_LISTING, None) == _LISTING_BY_DEFAULT:
+        spark.conf.set(_LISTING, _LISTERS)
+    stored = StructType(schema.fields[: -len(IN_PATH)])
+    frame = spark.read.schema(stored).parquet(*map(_without_globs, paths))
+    own = f.col("_metadata.file_path")  # a URI, so what the key escapes is escaped once more
+    day = f.regexp_extract(own, _DAY_AND_BROKER, 1)
+    broker = f.url_decode(f.url_decode(f.regexp_extract(own, _DAY_AND_BROKER, 2)))
+    return frame.select("*", f.lit(topic).alias("topic"), day.alias("dt"), broker.alias("broker"))
+
+
+# Spark's default starts a task for each path of more than 32.
+_LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+_LISTING_BY_DEFAULT, _LISTERS = "10000", "16"
+_DAY_AND_BROKER = "/dt=([^/]+)/broker=([^/]+)/[^/]+$"
 
 
 def _without_globs(path: str) -> str:
@@ -184,7 +178,7 @@ def _without_globs(path: str) -> str:
     return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 
-def _restrict(frame: DataFrame, wanted: RowFilter, minimums: list[Minimum]) -> DataFrame:
+def _restrict(frame: DataFrame, wanted: Selection, minimums: list[Minimum]) -> DataFrame:
     from pyspark.sql import functions as f
 
     if wanted.start is not None:
@@ -201,16 +195,3 @@ def _restrict(frame: DataFrame, wanted: RowFilter, minimums: list[Minimum]) -> D
         of_queue = (f.col("broker") == minimum.broker) & (f.col("queue_id") == minimum.queue)
         frame = frame.where(~of_queue | (f.col("queue_offset") >= minimum.offset))
     return frame
-
-
-def _decoded(frame: DataFrame, decode: str, schema: StructType | str | None, max_body: int) -> DataFrame:
-    from pyspark.sql import functions as f
-
-    body: Any = inflated_body(max_body)
-    if decode == "bytes":
-        return frame.withColumn("body", body)
-    text = body.cast("string")
-    if decode == "text":
-        return frame.withColumn("text", text)
-    value = f.try_parse_json(text) if schema is None else f.from_json(text, schema)
-    return frame.withColumn("value", value)

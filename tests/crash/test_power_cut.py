@@ -94,7 +94,7 @@ class World:
         oldest = self.store.segments()[0] if self.store.segments() else None
         if oldest is None or not oldest.sealed:
             return
-        self.store.evict(oldest.base)
+        self.store.take_out(oldest.base)()
         for (topic, queue_id), promised in self.flushed.items():
             low = self.store.min_offset(topic, queue_id)
             self.flushed[topic, queue_id] = {offset: body for offset, body in promised.items() if offset >= low}

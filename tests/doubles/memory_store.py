@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Fault:
     """Fails the nth matching call, before or after its effect."""
 
     verb: str
-    error: Exception
+    error: BaseException  # one that is no Exception: the process ends there
     after: bool = False
     match: str = ""
     skip: int = 0
@@ -48,9 +49,38 @@ class MemoryStore:
         self._lock = threading.RLock()
 
     def fail(
-        self, verb: str, error: Exception, *, after: bool = False, match: str = "", skip: int = 0, times: int = 1
+        self, verb: str, error: BaseException, *, after: bool = False, match: str = "", skip: int = 0, times: int = 1
     ) -> None:
         self.faults.append(Fault(verb, error, after, match, skip, times))
+
+    @contextmanager
+    def looked_at(self, look: Callable[[], object]) -> Iterator[list[str]]:
+        """Before each call but those of the look itself; yields the verbs at which it was."""
+        looks: list[str] = []
+
+        def on_call(verb: str, key: str) -> None:
+            self.on_call = None
+            try:
+                look()
+                looks.append(verb)
+            finally:
+                self.on_call = on_call
+
+        self.on_call = on_call
+        try:
+            yield looks
+        finally:
+            self.on_call = None
+
+    def before_first(self, verb: str, act: Callable[[str], object], *, match: str = "") -> None:
+        """`act` gets the key of the first such call; `on_call` is None from then on."""
+
+        def on_call(called: str, key: str) -> None:
+            if called == verb and match in key:
+                self.on_call = None
+                act(key)
+
+        self.on_call = on_call
 
     def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
         check_key(key)
@@ -103,6 +133,10 @@ class MemoryStore:
         with self._lock:
             self.objects.pop(key, None)
         self._leave("delete", key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def now_ms(self) -> int | None:
         self._enter("now_ms", "")

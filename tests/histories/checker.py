@@ -26,13 +26,16 @@ a reader is given in which order, are no promises there. A round of nothing but 
 them in every mode, if nobody but those who handed over made another one master.
 
 A round is `held`; or `broken`, by the promises named; or `void`: all that is amiss is that something came too late,
-and the machine stood still, or let a server wait for a processor, meanwhile. What is void is not held.
+and the machine stood still, or let a server wait for a processor, meanwhile. What is void is not held. Too late is what
+may come still: what was passed over, as what lay behind it has come, never will. A round that was broken off is judged
+by what it had proved before.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from enum import StrEnum
 from itertools import pairwise
 from math import inf
@@ -156,16 +159,17 @@ def _silent_ms(history: _History) -> int:
 
 def _violations(history: _History, promise: Promise) -> list[Violation]:
     if history.broken_off:
-        return [
+        return _proved(history, promise) + [
             Violation("blind", f"broken off: {one.why}", is_void=one.late and history.is_starved())
             for one in history.broken_off
         ]
     checks = [
-        _blind(history),
+        _blind(history, promise),
         _lost(history, promise),
         _order(history, promise),
         _doubled(history),
         _holes(history, promise),
+        _skipped(history, promise),
         _early(history),
         _both_ways(history),
         _topics(history),
@@ -174,10 +178,44 @@ def _violations(history: _History, promise: Promise) -> list[Violation]:
         _archive(history, promise),
         _kept(history),
         _logs(history),
+        _alone(history),
     ]
     if promise.keeps_acknowledged:
         checks += [_two_at_one(history), _vanished(history), _missed(history)]
     return [violation for found in checks for violation in found]
+
+
+def _proved(history: _History, promise: Promise) -> list[Violation]:
+    """Of a round that was broken off: what nothing that was to come could have mended."""
+    checks = [
+        _order(history, promise),
+        _doubled(history),
+        _skipped(history, promise),
+        _early(history),
+        _both_ways(history),
+        _restless(history, promise),
+        _switched(history),
+        _kept(history),
+        _logs(history),
+    ]
+    if promise.keeps_acknowledged:
+        read = _of_read_queues(history)
+        checks += [_two_at_one(history), _lost(read, promise), _holes(read, promise), _vanished(read), _missed(read)]
+    if history.archived:  # all of it: it is read behind all queues
+        checks.append(_archive(history, promise))
+    return [violation for found in checks for violation in found]
+
+
+def _of_read_queues(history: _History) -> _History:
+    """Of which all is told: the next one was begun. What groups were given, of those that were waited for."""
+    part = copy(history)
+    part.bounds = history.bounds[:-1]
+    read = {(one.topic, one.queue) for one in part.bounds}
+    waited_for = {one.group for one in history.rested}
+    part.sent = [one for one in history.sent if _is_plain(one) and (one.topic, one.queue) in read]
+    part.stored = [one for one in history.stored if (one.topic, one.queue) in read]
+    part.seen = [one for one in history.seen if one.group in waited_for or (one.topic, one.queue) in read]
+    return part
 
 
 class _History:
@@ -272,7 +310,7 @@ def _is_plain(sent: Sent) -> bool:
     return not sent.due and sent.decision is Decision.NONE
 
 
-def _blind(history: _History) -> Iterator[Violation]:
+def _blind(history: _History, promise: Promise) -> Iterator[Violation]:
     """A harness that loses its own records would find nothing."""
     for what, events in (
         ("when the set was healed", history.healed),
@@ -284,6 +322,9 @@ def _blind(history: _History) -> Iterator[Violation]:
     ):
         if not events:
             yield Violation("blind", f"nobody says {what}")
+    if not promise.keeps_acknowledged and any(one.epoch < 0 for one in history.led):
+        # else nobody knows whether only hand-overs moved the lead, and so what had to be kept
+        yield Violation("blind", "nobody could be asked who led", is_void=history.is_starved())
     for group in sorted({one.group for one in history.rested} - {one.group for one in history.seen}):
         yield Violation("blind", f"{group} was given nothing", is_void=history.is_starved())
     if not any(history.acknowledged):
@@ -305,6 +346,10 @@ def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
     if not promise.keeps_acknowledged:
         elsewhere = {one.key for one in history.kept} | {one.key for one in history.archived}
     gaps = [] if promise.keeps_acknowledged else history.gaps
+    last_come: dict[str, int] = {}
+    for sent in history.acknowledged:
+        if sent.due and history.copies[sent.topic, sent.key]:
+            last_come[sent.producer] = max(last_come.get(sent.producer, 0), sent.due)
     for sent in history.acknowledged:
         if sent.decision is Decision.ROLLBACK:
             continue
@@ -315,6 +360,8 @@ def _lost(history: _History, promise: Promise) -> Iterator[Violation]:
         if is_there or sent.key in elsewhere or any(_is_in(gap, sent) for gap in gaps):
             continue
         is_void = not _is_plain(sent) and not history.is_settled and history.is_starved()
+        if sent.due and sent.due < last_come.get(sent.producer, 0):
+            is_void = False  # those that were due behind it have come
         yield Violation("lost", f"{_told(sent)}; {_place_now(history, sent)}", is_void=is_void)
 
 
@@ -374,8 +421,9 @@ def _order(history: _History, promise: Promise) -> Iterator[Violation]:
 
 def _vanished(history: _History) -> Iterator[Violation]:
     gone = {one.topic for one in history.gone}
+    read = {(one.topic, one.queue) for one in history.bounds}
     for seen in history.seen:
-        if seen.topic in gone or seen.again:
+        if seen.topic in gone or seen.again or (history.broken_off and (seen.topic, seen.queue) not in read):
             continue
         there = history.at.get((seen.topic, seen.queue, seen.offset))
         if there != seen.key:
@@ -408,6 +456,10 @@ def _holes(history: _History, promise: Promise) -> Iterator[Violation]:
         if missing:
             where = f"{bounds.topic}/{bounds.queue} from {bounds.first} to {bounds.end}"
             yield Violation("hole", f"{where} lacks {len(missing)}: {missing[:5]}")
+
+
+def _skipped(history: _History, promise: Promise) -> Iterator[Violation]:
+    """By a reader."""
     read: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for seen in history.seen if promise.keeps_acknowledged else ():
         if not seen.group:
@@ -460,28 +512,37 @@ def _missed(history: _History) -> Iterator[Violation]:
         if seen.group:
             given[seen.group].add(seen.key)
             topics[seen.group].add(seen.topic)
-    restless = {one.group for one in history.rested if not one.at}
+    restless = {one.group for one in history.rested if not one.at and not one.is_past}
+    upto: dict[tuple[str, str, int], int] = {}  # the highest offset that a group was given of a queue
+    for seen in history.seen:
+        if not seen.again:
+            queue = seen.group, seen.topic, seen.queue
+            upto[queue] = max(upto.get(queue, -1), seen.offset)
     for stored in history.stored:
         for group, keys in given.items():
             if stored.topic in topics[group] and stored.key not in keys:
                 where = f"{stored.topic}/{stored.queue} at {stored.offset}"
-                text = f"{group} was never given {stored.key}, {where}"
-                yield Violation("missed", text, is_void=group in restless and history.is_starved())
+                is_passed_over = stored.offset < upto.get((group, stored.topic, stored.queue), -1)
+                how = "was given what lies behind" if is_passed_over else "was never given"
+                text = f"{group} {how} {stored.key}, {where}" + ", and not that" * is_passed_over
+                is_void = group in restless and not is_passed_over and history.is_starved()
+                yield Violation("missed", text, is_void=is_void)
 
 
 def _restless(history: _History, promise: Promise) -> Iterator[Violation]:
     healed = history.healed_at
-    ends = [(one.what, one.at) for one in history.serves] + [
-        (f"{one.group} rests{one.lacks and ': it lacks ' + one.lacks}", one.at) for one in history.rested
+    ends = [(one.what, one.at, max(one.asked, healed), True) for one in history.serves] + [
+        (f"{one.group} rests{one.lacks and ': it lacks ' + one.lacks}", one.at, healed, not one.is_past)
+        for one in history.rested
     ]
-    for what, at in ends:
-        lost = sum(stall.lasted for stall in history.stalls if healed <= stall.at < at)
+    for what, at, since, may_come in ends:
+        lost = sum(stall.lasted for stall in history.stalls if since <= stall.at < at)
         if not at:
-            yield Violation(
-                "restless", f"after the healing it never came about that {what}", is_void=history.is_starved()
-            )
-        elif at - healed - lost > promise.rest_within_ms:
-            text = f"{what}, but only {at - healed} ms after the healing, {lost} ms stood still"
+            text = f"after the healing it never came about that {what}"
+            yield Violation("restless", text, is_void=may_come and history.is_starved())
+        elif at - since - lost > promise.rest_within_ms:
+            after = "the healing" if since == healed else "it was asked for"
+            text = f"{what}, but only {at - since} ms after {after}, {lost} ms stood still"
             yield Violation("restless", text, is_void=history.is_starved(at))
 
 
@@ -506,7 +567,11 @@ def _archive(history: _History, promise: Promise) -> Iterator[Violation]:
             ]
             if lacking:
                 text = f"{bounds.topic}/{bounds.queue} lacks {len(lacking)}: {lacking[:5]}"
-                is_void = history.has_archive and not history.is_archived and history.is_starved()
+                upto = max(
+                    (at for topic, queue, at in rows if (topic, queue) == (bounds.topic, bounds.queue)), default=-1
+                )
+                is_late = lacking[0] > upto  # else what lies behind it was archived, and it was not
+                is_void = is_late and history.has_archive and not history.is_archived and history.is_starved()
                 yield Violation("archive", text, is_void=is_void)
 
 
@@ -532,8 +597,15 @@ def _logs(history: _History) -> Iterator[Violation]:
     for (start, end), digests in parts.items():
         if len(set(digests.values())) > 1:
             yield Violation("logs", f"from {start} to {end}: {digests}")
-        elif len(digests) < 2:
-            yield Violation("blind", f"only {', '.join(digests)} showed its log from {start} to {end}")
+
+
+def _alone(history: _History) -> Iterator[Violation]:
+    parts: dict[tuple[int, int], set[str]] = defaultdict(set)
+    for part in history.log:
+        parts[part.start, part.end].add(part.member)
+    for (start, end), members in parts.items():
+        if len(members) < 2:
+            yield Violation("blind", f"only {', '.join(members)} showed its log from {start} to {end}")
 
 
 def told(violations: Sequence[Violation], most: int = 20) -> str:

@@ -170,6 +170,7 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True, tag="serves"):
 
     what: str
     at: int
+    asked: int = 0  # it could not come about before that
 
 
 #: Of `Serves`: every offset that the set holds is in the archive.
@@ -182,6 +183,7 @@ class Rested(msgspec.Struct, frozen=True, kw_only=True, tag="rested"):
     group: str
     at: int
     lacks: str = ""  # where it did not
+    is_past: bool = False  # where it did not: its offsets say that it was given all, it will be given no more
 
 
 class LogPart(msgspec.Struct, frozen=True, kw_only=True, tag="log"):

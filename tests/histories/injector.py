@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 
 from tests.histories.clients import now_ms
@@ -40,7 +39,6 @@ class Injector:
         note: Callable[[Switched | Replaced], None],
     ) -> None:
         self._brokers, self._links, self._chance, self._tell, self._note = brokers, links, chance, tell, note
-        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of those who start and end a server
 
     async def carry_out(self, plan: Iterable[Fault]) -> None:
         """Each at its time, beside one another; at the end everything is healed."""
@@ -111,9 +109,9 @@ class Injector:
                 self._note(await self._brokers.hand_over(names[0], peers[0] if peers else ""))
             case Kind.REPLACE:
                 for name in names:
-                    await self._end(name, Kind.KILL)
-                    if await self._brokers.forget(name):
-                        self._note(Replaced(at=now_ms(), member=name))
+                    await self._brokers.replace(
+                        name, lambda member: self._note(Replaced(at=now_ms(), member=member)), begins=False
+                    )
                 return lambda: self._start(names)
             case Kind.OFFLOAD:
                 await self._brokers.offload(names[0])
@@ -123,13 +121,13 @@ class Injector:
 
     async def _end(self, name: str, kind: Kind) -> None:
         server = self._brokers.servers[name]
-        async with self._turns[name]:
+        async with self._brokers.turns[name]:
             await asyncio.to_thread(server.kill if kind is Kind.KILL else server.stop)
 
     async def _start(self, names: Iterable[str]) -> None:
         for name in names:
             server = self._brokers.servers[name]
-            async with self._turns[name]:
+            async with self._brokers.turns[name]:
                 if not server.is_running:
                     await asyncio.to_thread(server.begin)
 

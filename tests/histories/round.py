@@ -13,6 +13,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -57,7 +58,7 @@ from tests.histories.history import (
 from tests.histories.injector import Injector
 from tests.histories.java_workers import JavaWorkers
 from tests.histories.links import Links
-from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet
+from tests.histories.servers import MEMBERS, NEVE_CLIENTS, BrokerSet, log_file_paths, log_start
 from tests.histories.stalls import stalls_noted, stood_still_ms, waits_noted
 from tests.waiting import NotWithin, until
 
@@ -66,7 +67,6 @@ T = TypeVar("T")
 LATE = (ConnectionFailed, ClientError, UnknownOutcome, TimeoutError, NotWithin)
 _KEYS = re.compile(rb"KEYS\x01([^\x01\x02]+)")
 _CHUNK = 1 << 20
-_ZEROS = 20  # digits of a log file's name
 
 
 class Place(msgspec.Struct):
@@ -89,7 +89,7 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
         history.append(Told(at=now_ms(), what=what, kind=kind))
 
     async def note_who_leads() -> None:
-        history.append(Led(at=now_ms(), epoch=await place.brokers.epoch()))
+        history.append(Led(at=now_ms(), epoch=await epoch_told(place.brokers.epoch, place.patience)))
 
     def servers() -> dict[str, list[int]]:
         return {name: server.pids for name, server in place.brokers.servers.items()}
@@ -122,6 +122,20 @@ async def run_round(place: Place, name: str, plan: Iterable[Fault], seed: int, p
             if place.java is not None:
                 await place.java.end()
     return history
+
+
+async def epoch_told(ask: Callable[[], Awaitable[int]], patience: float) -> int:
+    """Asked while no fault is under way, so that somebody has to answer; −1: nobody did, as long as patience lasted."""
+    epoch = -1
+
+    async def is_told() -> bool:
+        nonlocal epoch
+        epoch = await ask()
+        return epoch >= 0
+
+    with suppress(NotWithin):
+        await until(is_told, "who leads", patience)
+    return epoch
 
 
 class _Rest:
@@ -159,11 +173,7 @@ class _Rest:
         """Of who was away for too long the disk is put away, as an operator does: it comes as a new member."""
         brokers = self._place.brokers
         for name in await brokers.away_too_long():
-            server = brokers.servers[name]
-            await asyncio.to_thread(server.kill)
-            if await brokers.forget(name):
-                self._history.append(Replaced(at=now_ms(), member=name))
-            server.begin()
+            await brokers.replace(name, lambda member: self._history.append(Replaced(at=now_ms(), member=member)))
         return await brokers.is_whole()
 
     def _is_acknowledged(self, producer: str) -> bool:
@@ -197,15 +207,15 @@ class _Rest:
     async def _group(self, group: str, topics: tuple[str, ...], wanted: set[str], *, pops: bool = False) -> None:
         """At rest once it was given what is wanted, and its offsets say so; of a group that pops nobody knows them."""
         asked = () if pops else topics
-        lacks = ""
+        lacks, is_past = "", False
 
         async def is_at_rest() -> bool:
-            nonlocal lacks
-            lacks = await self._lacks(group, asked, wanted)
+            nonlocal lacks, is_past
+            lacks, is_past = await self._lacks(group, asked, wanted)
             return not lacks
 
         at = await self.when(is_at_rest)
-        self._history.append(Rested(group=group, at=at, lacks=lacks))
+        self._history.append(Rested(group=group, at=at, lacks=lacks, is_past=is_past))
 
     async def _has_come(self) -> bool:
         """Whether all delayed and committed messages are in their topics that were not lost with a master."""
@@ -236,12 +246,19 @@ class _Rest:
         """By anybody: it is there, whatever its producer was told."""
         return {one.key for one in self._history if isinstance(one, Seen) and one.topic in topics}
 
-    async def _lacks(self, group: str, topics: tuple[str, ...], wanted: set[str]) -> str:
-        """What keeps a group from rest; "": it rests."""
+    async def _lacks(self, group: str, topics: tuple[str, ...], wanted: set[str]) -> tuple[str, bool]:
+        """What keeps a group from rest; "": it rests. And whether its offsets say that it was given all the same."""
+        offsets = await self._behind(group, topics)
         given = {one.key for one in self._history if isinstance(one, Seen) and one.group == group}
         missing = sorted(wanted - given)
-        if missing:
-            return f"{len(missing)} messages: {', '.join(missing[:3])}"
+        if not missing:
+            return offsets, False
+        is_past = bool(topics) and not offsets
+        passed = ", and its offsets are past them" if is_past else ""
+        return f"{len(missing)} messages: {', '.join(missing[:3])}{passed}", is_past
+
+    async def _behind(self, group: str, topics: tuple[str, ...]) -> str:
+        """Where its offsets are not at the ends of queues."""
         try:
             for topic in topics:
                 stats = await self._work.client.consume_stats(group, topic)
@@ -317,9 +334,10 @@ class _Reading:
         client, brokers = self._work.client, self._place.brokers
         queues = list(itertools.product(self._work.topics.all, range(QUEUES)))
         ends = {each: await self._answered(partial(client.max_offset, *each)) for each in queues}
+        asked = now_ms()  # of what came until the groups were at rest: its time begins here
         await brokers.offload(await brokers.master())
         at = await self._rest.when(lambda: asyncio.to_thread(archive.has_all, ends))
-        self._history.append(Serves(what=ALL_IS_ARCHIVED, at=at))
+        self._history.append(Serves(what=ALL_IS_ARCHIVED, at=at, asked=asked))
         for member in MEMBERS:
             await brokers.offload(member)
             self._history.append(Dropped(member=member, below=log_start(brokers.log_files[member])))
@@ -361,7 +379,7 @@ def diverged(brokers: BrokerSet) -> list[Kept]:
             where = f"{member}'s {path.name}"
             found += [Kept(key=key, where=where, cut_from=topic) for topic, key in _cut_off(path, path.stat().st_size)]
     for disk in brokers.put_away:
-        for path in [*_log_files(disk / "commitlog"), *disk.glob("diverged/*.log")]:
+        for path in [*log_file_paths(disk / "commitlog"), *disk.glob("diverged/*.log")]:
             found += [Kept(key=key, where=disk.name) for key in _keys_in(path)]
     return found
 
@@ -378,20 +396,11 @@ def _keys_in(path: Path) -> list[str]:
     return [key.decode(errors="replace") for key in _KEYS.findall(path.read_bytes())]
 
 
-def log_start(directory: Path) -> int:
-    """Where the log's first file begins."""
-    return min((int(path.name) for path in _log_files(directory)), default=0)
-
-
-def _log_files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.name.isdigit() and len(path.name) == _ZEROS)
-
-
 def digest_of(directory: Path, start: int, end: int) -> str:
     """Of the log's bytes between two offsets; a file's name is the offset at which it begins."""
     digest = hashlib.blake2b(digest_size=16)
     at = start
-    for path in _log_files(directory):
+    for path in log_file_paths(directory):
         begin, size = int(path.name), path.stat().st_size
         upto = min(begin + size, end)
         if not begin <= at < upto:

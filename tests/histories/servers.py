@@ -11,7 +11,8 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.servers.processes import Processes, accepts, free_ports
 from tests.waiting import until
 
 _ELECT_MASTER, _EPOCH_CACHE, _CLEAN_BROKER_DATA = 1002, 1007, 1011
+_ZEROS = 20  # digits of a log file's name
 _READY_S = 60.0
 _ASK_S = 2.0
 _SWITCH_S = 6.0
@@ -35,6 +37,16 @@ _OFFLOAD_S = 10.0
 MEMBERS = ("a", "b", "c")
 #: Those that have faces of their own at the name server beside the members.
 NEVE_CLIENTS, JAVA_CLIENTS = "neve clients", "java clients"
+
+
+def log_start(directory: Path) -> int:
+    """Where the log's first file begins."""
+    return min((int(path.name) for path in log_file_paths(directory)), default=0)
+
+
+def log_file_paths(directory: Path) -> list[Path]:
+    """Of a CommitLog, in their order."""
+    return sorted(path for path in directory.iterdir() if path.name.isdigit() and len(path.name) == _ZEROS)
 
 
 class Server(Processes):
@@ -86,6 +98,10 @@ class BrokerSet:
         self._directory, self._links, self._settings = directory, links, settings
         self.servers: dict[str, Server] = {}
         self.name_servers: dict[str, str] = {}  # as each client knows it
+        #: Of those who start and end a server.
+        self.turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._is_stopped = False
+        self._replacing: dict[str, asyncio.Task[bool]] = {}
         self.put_away: list[Path] = []  # the disks of members that went for ever
         self._gone = 0  # members, so far
         self._controller = ""
@@ -162,6 +178,7 @@ class BrokerSet:
 
     def stop(self) -> None:
         """All of it, at once."""
+        self._is_stopped = True
         for server in self.servers.values():
             server.kill()
 
@@ -197,6 +214,28 @@ class BrokerSet:
     async def designate(self, to: str) -> Switched:
         """Asked of the controller, as `mqadmin electMaster` does."""
         return await asyncio.to_thread(self._switch, self._controller, "", to)
+
+    async def replace(self, member: str, forgotten: Callable[[str], None], *, begins: bool = True) -> bool:
+        """It is killed, forgotten, and comes back with an empty disk, at once or when somebody begins it; False: it is
+        needed, and comes back as it was. Goes on to its end though who asks is cancelled, and once for all who ask.
+        """
+        task = self._replacing.get(member)
+        if task is None or task.done():
+            task = self._replacing[member] = asyncio.create_task(self._replace(member, forgotten, begins))
+        return await asyncio.shield(task)
+
+    async def _replace(self, member: str, forgotten: Callable[[str], None], begins: bool) -> bool:
+        server = self.servers[member]
+        async with self.turns[member]:
+            await asyncio.to_thread(server.kill)
+            try:
+                is_forgotten = await self.forget(member)
+                if is_forgotten:
+                    forgotten(member)
+                return is_forgotten
+            finally:
+                if begins and not self._is_stopped:
+                    await asyncio.to_thread(server.begin)
 
     async def forget(self, member: str) -> bool:
         """One that is down is forgotten by the controller, and its disk is put away; False: it is needed.
@@ -241,7 +280,10 @@ class BrokerSet:
         return True
 
     async def away_too_long(self) -> list[str]:
-        """Members that lack what the master has let go of: they say so, and an operator has to see to it."""
+        """Members that lack what the master has let go of, and say so: an operator has to see to it.
+
+        Of who says so and lacks nothing of that nothing is done: it never comes to be in sync.
+        """
 
         def tells(member: str) -> bool:
             with suppress(OSError), urllib.request.urlopen(f"http://{self._admin[member]}/set", timeout=_ASK_S) as told:
@@ -249,7 +291,16 @@ class BrokerSet:
             return False
 
         told = await asyncio.gather(*(asyncio.to_thread(tells, member) for member in self._admin))
-        return [member for member, is_away in zip(self._admin, told, strict=True) if is_away]
+        saying = [member for member, is_away in zip(self._admin, told, strict=True) if is_away]
+        master = await self.master() if saying else ""
+        return [member for member in saying if master and await self._lacks_begin(member, master)]
+
+    async def _lacks_begin(self, member: str, master: str) -> bool:
+        """Whether the log of one ends below where that of the other begins."""
+        try:
+            return await self.log_end(member) < log_start(self.log_files[master])
+        except (OSError, Refused):
+            return False
 
     async def offload(self, member: str) -> None:
         """It does what is to do at the archive, of what is young as well; nothing, if it is down or refuses."""

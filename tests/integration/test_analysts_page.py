@@ -10,7 +10,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
 from tests.servers.neve import NEVE
+from tests.waiting import wait_until
 
 Up = Callable[..., AbstractContextManager[Any]]
 PAGE = (Path(__file__).parents[2] / "docs" / "analysts.md").read_text()
@@ -26,14 +30,26 @@ def run(*command: str, given: str = "") -> str:
     return done.stdout
 
 
+def delta_rows(store: Path) -> int:
+    if not DeltaTable.is_deltatable(str(store / "topic=flights")):
+        return 0
+    rows = (
+        QueryBuilder().register("rows", DeltaTable(str(store / "topic=flights"))).execute("SELECT queue_id FROM rows")
+    )
+    return int(pa.table(rows.read_all()).num_rows)
+
+
 def test_the_archive_is_read_as_the_page_says(tmp_path: Path, neve_up: Up) -> None:
     store = tmp_path / "archive"
-    with neve_up(tmp_path, "--store", f"dir:{store}", "--set", "mappedFileSizeCommitLog=64k") as neve:
+    settings = ("mappedFileSizeCommitLog=64k", "archiveDeltaTopics=flights", "archiveDeltaPeriod=1s")
+    with neve_up(tmp_path, "--store", f"dir:{store}", *(word for one in settings for word in ("--set", one))) as neve:
         lines = "\n".join(f"message {number}" for number in range(150))
         run(NEVE, "produce", "flights", "--queue", "0", "--tags", "EWR", "-n", neve.namesrv, given=lines)
         run(NEVE, "archive", "offload", "--roll", "--admin", neve.admin)
+        wait_until(lambda: delta_rows(store) == 150, "the Delta table has what the archive has")
     programs = {
         "engines": block("DuckDB, Polars, pandas", "python"),
+        "delta": block("Delta tables", "python") + "print(rows)",
         "records": block("Message by message, in Python", "python"),
         "sql": f"import duckdb\nprint(duckdb.sql({block('DuckDB, Polars, pandas', 'sql')!r}))",
     }
@@ -43,5 +59,6 @@ def test_the_archive_is_read_as_the_page_says(tmp_path: Path, neve_up: Up) -> No
         said[name] = run(sys.executable, "-c", here)
     assert re.search(r"EWR\W+150\b", said["engines"])
     assert re.search(r"message \d+", said["engines"])
+    assert re.search(r"EWR.*150\b", said["delta"], re.DOTALL)
     assert re.search(r"EWR\W+150\b", said["sql"])
     assert re.match(r"100 \d{13} \{.*'TAGS': 'EWR'.*\} b'message \d+'\n$", said["records"])

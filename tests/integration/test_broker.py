@@ -249,7 +249,7 @@ def test_cold_messages_are_byte_for_byte_the_hot_ones(up: NeveServer) -> None:
     assert events[-1] == "done"
     assert "evicted" in events
     assert run(up, read) == hot
-    figures = dict(line.split() for line in up.get("/metrics").splitlines() if not line.startswith("#"))
+    figures = dict(line.rsplit(" ", 1) for line in up.get("/metrics").splitlines() if not line.startswith("#"))
     wanted = {"cold_reads": 1, "archive_rows": 20, "archive_rows_with_wire": 0, "archive_rows_damaged": 0}
     assert {name: float(figures[f"neve_{name}_total"]) for name in wanted} == wanted
     assert json.loads(up.get("/archive/ls"))[0]["topic"] == "orders"

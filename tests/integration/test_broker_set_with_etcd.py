@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.wire import Client
+from bench.wire import SUCCESS, Client
 from tests.servers import etcd as servers
 from tests.servers.broker_set import BrokerSet, create_topic, takes
 from tests.servers.etcd import Node, register_url
@@ -40,9 +40,20 @@ def is_frozen(brokers: BrokerSet) -> bool:
 
 
 def designate(brokers: BrokerSet, broker_id: int) -> None:
+    """As soon as the controller has heard what the broker knows: what changed last is in its next heartbeat.
+
+    Until then the broker is behind whoever has told it, or nobody has.
+    """
+    not_yet = (f"broker {broker_id} is behind", f"neither broker {broker_id} nor any other has said yet")
     fields = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": broker_id, "designateElect": "true"}
+
+    def is_elected() -> bool:
+        answer = client.invoke(ELECT_MASTER, fields)
+        assert answer.code == SUCCESS or any(why in (answer.remark or "") for why in not_yet), answer.remark
+        return answer.code == SUCCESS
+
     with Client(brokers.controller.ready["controller"]) as client:
-        client.ask(ELECT_MASTER, fields)
+        wait_until(is_elected, "the designated broker is elected", _CHANGE_S)
 
 
 def test_the_set_goes_on_whatever_of_those_who_decide_about_it_goes(tmp_path: Path) -> None:

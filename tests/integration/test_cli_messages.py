@@ -9,10 +9,13 @@ import pty
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.lines import round_trip
 from neve.cli import main
 from neve.client import Message, connect
 from neve.client.validators import RESERVED_PROPERTIES
@@ -145,12 +148,26 @@ def test_one_interrupt_ends_a_produce_that_waits_for_its_terminal(namesrv: str) 
     ("arguments", "why"),
     [
         (["consume", "t", "--group", "g", "--queue", "1"], "--queue is for reading without a group"),
+        (["consume", "t", "--group", "g", "--last", "1"], "--last is for reading without a group"),
+        (["consume", "t", "--group", "g", "--offset", "1"], "--offset is for reading without a group"),
+        (["consume", "t", "--group", "g", "--to", "-1h"], "--to is for reading without a group"),
+        (["consume", "t", "--last", "1", "--offset", "1"], "--offset and --last exclude each other"),
+        (["consume", "t", "--from", "-1h", "--last", "1"], "--from and --last exclude each other"),
+        (["consume", "t", "--to", "-1h", "--follow"], "--to is an end"),
+        (["consume", "t", "--to", "first"], "no time"),
+        (["consume", "t", "--offset", "1:2", "--follow"], "has an end"),
+        (["consume", "t", "-o", "json", "--format", "%s"], "lines of its own form"),
+        (["consume", "t", "--format", "%s", "--delimiter", "x"], "leave --delimiter out"),
         (["consume", "t", "--idle", "5"], "--idle goes with --group"),
         (["consume", "t", "--pop"], "--pop needs a --group"),
         (["consume", "t", "--share"], "--share needs a --group"),
         (["consume", "t", "--group", "g", "--pop", "--broadcast"], "--broadcast and --pop exclude each other"),
         (["consume", "t", "--body", "base64"], "--body goes with -o json"),
         (["produce", "t", "body", "--json"], "leave BODY out"),
+        (["produce", "t", "body", "--file", __file__], "leave BODY and --json out"),
+        (["produce", "t", "--json", "-K", ":"], "each line has its own tags"),
+        (["produce", "t", "body", "-K", ":"], "are for lines of stdin"),
+        (["produce", "t", "-D", ""], "a character at least"),
         (["produce", "t", "--json", "--tags", "x"], "each line has its own tags"),
     ],
 )
@@ -207,3 +224,162 @@ def test_lines_keep_what_is_in_them(namesrv: str) -> None:
         *text.rstrip(b"\n").split(b"\n"), b"last without an end"
     ]  # fmt: skip
     assert rows(done.stdout)[-1]["line"] == 303
+
+
+def test_lines_have_their_keys_and_properties(namesrv: str) -> None:
+    text = b"42:colour=red,size=5|first\n43 44:|sec:ond|\n"
+    done = neve(namesrv, "produce", "parted", "-K", ":", "-H", "|", "-k", "all", "--order-key", "x", stdin=text)
+    assert done.returncode == 0, done.stderr
+    first, second = asyncio.run(stored(namesrv, "parted"))
+    assert own(first) == (b"first", None, "all 42", {"colour": "red", "size": "5"}, 0)
+    assert own(second) == (b"sec:ond|", None, "all 43 44", {}, 0)
+    printed = neve(namesrv, "consume", "parted", "--format", r"%k;%h;%s\0")
+    assert printed.stdout == b"all 42;colour=red,size=5;first\0all 43 44;;sec:ond|\0"
+    bad = neve(namesrv, "produce", "parted", "-K", ":", stdin=b"1:one\ntwo\n3:three\n")
+    assert (bad.returncode, [row["line"] for row in rows(bad.stdout)]) == (1, [1])
+    assert b"line 2: no ':' ends its key" in bad.stderr
+    assert b"1 messages are stored" in bad.stderr
+
+
+def test_a_file_is_a_message_whatever_is_in_it(namesrv: str, tmp_path: Path) -> None:
+    files = []
+    for number, body in enumerate([*BODIES, b"x" * 3_000_000]):
+        files.append(tmp_path / f"file {number}")
+        files[-1].write_bytes(body)
+    options = [word for file in files for word in ("--file", str(file))]
+    done = neve(namesrv, "produce", "files", *options, "--order-key", "k")
+    assert done.returncode == 0, done.stderr
+    assert [row["file"] for row in rows(done.stdout)] == list(map(str, files))
+    assert [message.body for message in asyncio.run(stored(namesrv, "files"))] == [file.read_bytes() for file in files]
+    assert neve(namesrv, "produce", "files", "--file", "-", stdin=b"a\nb\n").returncode == 0
+    assert neve(namesrv, "consume", "files", "--last", "1", "-D", "").stdout == b"a\nb\n"
+    empty = tmp_path / "empty"
+    empty.touch()
+    failed = neve(namesrv, "produce", "files", "--file", str(empty))
+    assert failed.returncode == 1
+    assert f"file {empty}: the message body is empty".encode() in failed.stderr
+
+
+def test_quiet_prints_no_receipts_and_an_error_still_says_what_is_stored(namesrv: str) -> None:
+    done = neve(namesrv, "produce", "quiet", "--quiet", "--progress", stdin=b"1\n2\n")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr.startswith(b"sent 2 messages to quiet in ")
+    bad = neve(namesrv, "produce", "quiet", "--quiet", "--json", stdin=b'{"body": "3"}\nno\n')
+    assert (bad.returncode, bad.stdout) == (1, b"")
+    assert b"line 2: " in bad.stderr
+    assert b"1 messages are stored; nothing after line 2 was sent" in bad.stderr
+
+
+def test_lines_end_with_what_was_named(namesrv: str) -> None:
+    assert neve(namesrv, "produce", "ended", "-D", r"\0", "--order-key", "k", stdin=b"a\nb\0c\r\0").returncode == 0
+    assert [message.body for message in asyncio.run(stored(namesrv, "ended"))] == [b"a\nb", b"c\r"]
+    assert neve(namesrv, "consume", "ended", "-D", r"\0").stdout == b"a\nb\0c\r\0"
+
+
+def test_lines_are_sent_together_and_to_all_queues(namesrv: str) -> None:
+    asyncio.run(_create(namesrv, "spread", 4))
+    done = neve(namesrv, "produce", "spread", stdin=b"".join(b"%d\n" % number for number in range(2000)))
+    receipts = rows(done.stdout)
+    assert sorted(row["line"] for row in receipts) == list(range(1, 2001))
+    at = {(row["queue"], row["offset"]): row for row in receipts}
+    assert len(at) == 2000
+    assert {queue for queue, _ in at} == {0, 1, 2, 3}
+    for message in asyncio.run(stored(namesrv, "spread")):
+        assert message.queue is not None
+        receipt = at[message.queue.queue_id, message.queue_offset]
+        assert (receipt["msg_id"], receipt["line"] - 1) == (message.msg_id, int(message.body))
+
+
+async def _create(namesrv: str, topic: str, queues: int) -> None:
+    async with connect(namesrv) as client:
+        await client.create_topic(topic, queues)
+
+
+def test_a_part_of_a_topic_is_read_by_offsets_times_and_from_its_end(namesrv: str) -> None:
+    asyncio.run(_create(namesrv, "parts", 2))
+    for queue, texts in (("0", b"a\nb\nc\n"), ("1", b"d\ne\n")):
+        assert neve(namesrv, "produce", "parts", "--queue", queue, "--tags", "x", stdin=texts).returncode == 0
+
+    def read(*options: str) -> bytes:
+        done = neve(namesrv, "consume", "parts", *options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert read("--offset", "1:2") == b"b\ne\n"
+    assert read("--offset", "2") == b"c\n"
+    assert read("--last", "3") == b"c\nd\ne\n"
+    assert read("--last", "2", "--queue", "0", "--tags", "x || y") == b"b\nc\n"
+    assert read("--last", "2", "--tags", "y") == b""
+    assert read("--last", "99").count(b"\n") == 5
+    assert read("--from", "-1h", "--to", "-0.001s").count(b"\n") == 5
+    assert read("--from", "-30d", "--to", "-1h") == b""
+    stored_at = [int(ms) for ms in read("--format", r"%T\n").split()]
+    middle = datetime.fromtimestamp(stored_at[3] / 1000, UTC).isoformat()
+    assert read("--from", middle, "--queue", "1") == b"d\ne\n"
+    assert read("--to", middle, "--queue", "1") == b""
+
+
+def test_following_prints_what_comes_until_it_is_interrupted(namesrv: str) -> None:
+    assert neve(namesrv, "produce", "followed", stdin=b"old\n").returncode == 0
+    heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", heeds, NEVE, "consume", "followed", "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "NAMESRV_ADDR": namesrv},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"old\n"
+        assert neve(namesrv, "produce", "followed", stdin=b"new\n").returncode == 0
+        assert process.stdout.readline() == b"new\n"
+        process.send_signal(signal.SIGINT)
+        printed, said = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert (process.returncode, printed) == (130, b"")
+    assert b"2 messages\n" in said
+    assert b"Traceback" not in said
+
+
+@pytest.mark.parametrize("how", [[], ["--follow"], ["--group", "piped", "--idle", "60"]])
+def test_a_reader_that_goes_ends_it_without_a_word(namesrv: str, how: list[str]) -> None:
+    topic = f"piped{len(how)}"
+    assert neve(namesrv, "produce", topic, "-q", stdin=b"x" * 1000 + b"\n" + b"line\n" * 30_000).returncode == 0
+    process = subprocess.Popen(
+        [NEVE, "consume", topic, *how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "NAMESRV_ADDR": namesrv},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=DEADLINE_S) == 1
+        assert process.stderr is not None
+        said = process.stderr.read()
+    finally:
+        process.kill()
+    assert b"error" not in said
+    assert b"Traceback" not in said
+    if how[:1] == ["--group"]:
+        rest = neve(namesrv, "consume", topic, *how[:2], "--idle", "1")
+        assert rest.stdout.count(b"\n") > 0, "what nobody read was acknowledged"
+
+
+def test_many_lines_come_back_byte_for_byte(namesrv: str, tmp_path: Path) -> None:
+    """`make lines` does it with a million."""
+    assert len(list(round_trip(namesrv, tmp_path, 20_000))) == 5
+
+
+def test_receipts_that_no_disk_takes_are_missing_with_a_word(namesrv: str) -> None:
+    environment = {**os.environ, "NAMESRV_ADDR": namesrv}
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [NEVE, "produce", "unprinted"], input=b"one\ntwo\n", stdout=full, stderr=subprocess.PIPE, env=environment,
+            timeout=DEADLINE_S, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    assert b"2 messages are stored" in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith(b"error: receipts are missing: stdout can't be written")

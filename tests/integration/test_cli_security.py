@@ -11,7 +11,8 @@ import click
 import pytest
 
 from neve.cli import main
-from neve.cli.cluster import read_credentials, security
+from neve.cli.cluster import security
+from neve.client.security import credentials_in_file
 
 Up = Callable[..., AbstractContextManager[Any]]
 ROOT = '{"username":"root","password":"root-secret"}'
@@ -89,7 +90,7 @@ def test_where_credentials_and_trust_come_from(
 ) -> None:
     file = tmp_path / "tools.yml"
     file.write_text("accessKey: 'a:b'\nsecretKey: \"s\"\nother: x\n")
-    assert read_credentials(file) == ("a:b", "s")
+    assert credentials_in_file(file) == ("a:b", "s")
     assert security({}) == (None, False)
     monkeypatch.setenv("NEVE_ACCESS_KEY", "env")
     monkeypatch.setenv("NEVE_SECRET_KEY", "t")

@@ -23,8 +23,8 @@ from neve.archive.keys import format_key
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.server_process import (
+    GOES_ON,
     GROUP,
-    MOVED,
     SMALL,
     Up,
     ask,
@@ -87,7 +87,7 @@ def test_a_log_cut_below_its_archive_goes_on_above_it(tmp_path: Path, neve_up: U
         (new,) = send(neve, b"new")
         assert new >= 10
         moved = pull(neve, 5)
-        assert (moved.code, moved.ext["nextBeginOffset"]) == (MOVED, str(new)), moved.remark
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (GOES_ON, str(new)), moved.remark
         kept = {0: b"0", 1: b"1", 2: b"2", 3: b"3", new: b"new"}
         assert read_all(neve) == kept
         assert get(neve, "/archive/status")["open_names"] == 0

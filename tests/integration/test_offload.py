@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from neve.archive.catalog import Location
+from tests.doubles.one_by_one import OneByOne
 from tests.servers import versitygw
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.servers
 HOST = ("127.0.0.1", 10911)
 
 
-class StoreAdapter:
+class StoreAdapter(OneByOne):
     """What a broker passes to the lifecycle, without the hop to its loop."""
 
     def __init__(self, store: MessageStore) -> None:
@@ -54,14 +55,20 @@ class StoreAdapter:
         self.store.roll()
         return True
 
-    def evict(self, base: int) -> None:
-        self.store.evict(base)
+    def evict(self, base: int) -> bool:
+        return self.store.take_out(base)()
 
     def topics(self) -> Sequence[str]:
         return sorted(self.store.topics())
 
     def queues_of(self, topic: str) -> Sequence[int]:
         return self.store.queues_of(topic)
+
+    def deleted_topics(self) -> Sequence[str]:
+        return self.store.deleted_topics()
+
+    def forget_deleted(self, topics: Collection[str]) -> int:
+        return self.store.forget_deleted(topics)
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
         return self.store.deleted_below()

@@ -32,8 +32,8 @@ from neve.cli.store import open_source
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.server_process import (
+    GOES_ON,
     GROUP,
-    MOVED,
     SMALL,
     TOPIC,
     ask,
@@ -140,7 +140,7 @@ def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: P
         (new,) = send(neve, b"new")
         assert new >= 10, "above the two that only their producer knows"
         moved = pull(neve, 6)
-        assert (moved.code, moved.ext["nextBeginOffset"]) == (MOVED, str(new))
+        assert (moved.code, moved.ext["nextBeginOffset"]) == (GOES_ON, str(new))
         kept = {**{index: b"%d" % index for index in range(6)}, new: b"new"}
         assert read_all(neve) == kept
         assert offload(neve, "?roll=1&evict=1")["event"] == "done"

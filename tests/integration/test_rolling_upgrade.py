@@ -18,7 +18,7 @@ from tests.waiting import until
 PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
 GROUP = "g"
 _CALL_S = 60.0  # a hand-over takes a second; the machine is shared
-_STEP = 50  # messages that get through between two lines
+_STEP = 50  # messages that get through before the first line, and behind the last
 
 
 def procedure() -> list[str]:
@@ -90,8 +90,8 @@ def test_a_set_is_restarted_line_by_line_and_no_send_fails_and_nothing_is_lost(t
                 traffic = Traffic(client, consumer)
                 sending = group.create_task(traffic.send())
                 receiving = group.create_task(traffic.receive())
+                await traffic.goes_on()
                 for line in procedure():
-                    await traffic.goes_on()
                     await asyncio.to_thread(operator.does, line)
                 await traffic.goes_on()
                 traffic.is_over = True

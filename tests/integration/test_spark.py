@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from broker.store.config import StoreConfig
@@ -24,21 +21,16 @@ from infra.disk import RealDisk
 from infra.failpoint import FailpointError
 from infra.object_store.open import open_store
 from infra.object_store.protocol import ObjectStore
+from lifecycle.erase import Wanted
 from neve import spark as neve_spark
-from neve.archive.journal import (
-    AnyEntry,
-    Commit,
-    CommittedName,
-    Epoch,
-    Expire,
-    Intent,
-    IntentName,
-    RowGroup,
-    encode_entry,
-)
-from neve.archive.keys import data_key, journal_key
-from neve.archive.schema import SCHEMA
+from neve.archive.follow import catalogs
+from neve.archive.journal import Expire
+from neve.archive.keys import journal_key
+from neve.archive.source import open_source
+from neve.spark.builder import parse_store
+from neve.spark.hadoop_source import HadoopSource
 from neve.spark.jars import pyspark_jars
+from tests.doubles.archive_on_paper import HOUR, T0, ArchiveOnPaper
 from tests.integration.test_offload import StoreAdapter, put, start
 from tests.servers.neve import NEVE
 from tiered.worker.client import WorkerClient
@@ -51,70 +43,6 @@ pytestmark = [
 
 TOPIC = "%RETRY%g|x"  # the characters that Hive paths must carry escaped
 LONG = "%RETRY%" + "|" * 120  # more than a path can say
-HOUR = 3_600_000
-T0 = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
-
-
-# As objects were before their columns had field ids.
-WITHOUT_IDS = pa.schema(
-    [
-        *(pa.field(field.name, field.type) for field in SCHEMA if field.name not in {"keys", "properties"}),
-        pa.field("keys", pa.list_(pa.field("element", pa.string()))),
-        pa.field("properties", pa.map_(pa.string(), pa.string())),
-    ]
-)
-
-
-class ArchiveOnPaper:
-    """An archive written entry by entry, so that the reader is not tested against its own writer."""
-
-    def __init__(self, store: ObjectStore, broker: str, topic: str = TOPIC) -> None:
-        self.store, self.broker, self.topic, self.seq = store, broker, topic, 0
-        self.append(Epoch(epoch=1, owner="o", log_uuid="l", broker=broker))
-
-    def append(self, entry: AnyEntry) -> None:
-        self.store.put(journal_key("", self.broker, self.seq), encode_entry(entry), if_absent=True)
-        self.seq += 1
-
-    def write(
-        self, start: int, queue: int, first: int, count: int, hour: int, *, commit: bool = True, ids: bool = True
-    ) -> str:
-        """`count` messages of one queue, a minute apart, as one object."""
-        key = data_key("", self.topic, "2026-01-01", self.broker, start=start, end=start + 100, epoch=1)
-        times = [T0 + hour * HOUR + number * 60_000 for number in range(count)]
-        rows = [row(queue, first + number, at, start + number) for number, at in enumerate(times)]
-        sink = pa.BufferOutputStream()
-        table = pa.Table.from_pylist(rows, SCHEMA if ids else WITHOUT_IDS)
-        pq.write_table(table, sink, compression="zstd", store_schema=not ids)
-        data = sink.getvalue().to_pybytes()
-        self.store.put(key, data, if_absent=True)
-        run = (queue, first, first + count - 1)
-        names = [IntentName(key, self.topic, "2026-01-01", start, start + 100, {queue: run[1:]})]
-        self.append(Intent(round=start, names=names))
-        group = RowGroup(0, count, 4, len(data), times[-1], times[0], 100, [run])
-        name = CommittedName(
-            key=key, topic=self.topic, day="2026-01-01", start=start, end=start + 100, size=len(data), footer=0,
-            etag="", checksum=("", ""), sha256="", rows=count, wire_bytes=100, min_time=times[0], max_time=times[-1],
-            queues={queue: (run[1], run[2], 0)}, row_groups=[group],
-        )  # fmt: skip
-        if commit:
-            self.append(Commit(round=start, names=[name]))
-        return key
-
-
-def row(queue: int, offset: int, at: int, physical: int) -> dict[str, Any]:
-    body = f'{{"n": {offset}, "q": {queue}}}'.encode()
-    packed = offset % 2 == 1
-    return {
-        "queue_id": queue, "queue_offset": offset, "store_timestamp": at, "born_timestamp": at,
-        "msg_id": f"{queue}-{offset}",
-        "tags": "even" if offset % 2 == 0 else "odd", "keys": ["k"], "properties": [("TAGS", "x")],
-        "properties_tail": True,
-        "body": zlib.compress(body) if packed else body, "body_codec": "zlib" if packed else "none",
-        "sys_flag": 1 if packed else 0, "flag": 0, "reconsume_times": 0, "body_crc": 0,
-        "prepared_transaction_offset": 0,
-        "commit_log_offset": physical, "born_host": "127.0.0.1:1", "store_host": "127.0.0.1:2", "damaged": False,
-    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +70,14 @@ def fill(store: ObjectStore) -> None:
 
     Broker c has a topic whose name no path can say.
     """
-    a = ArchiveOnPaper(store, "a")
+    a = ArchiveOnPaper(store, "a", TOPIC)
     gone = a.write(0, 0, 0, 10, hour=0)
     a.write(100, 0, 10, 10, hour=1)
     a.write(200, 0, 20, 10, hour=2)
+    a.checkpoint()
     a.append(Expire(keys=[gone], delete_after_ms=T0, minimums={TOPIC: {0: 15}}))
     a.write(300, 0, 30, 10, hour=3, commit=False)
-    ArchiveOnPaper(store, "b").write(0, 1, 0, 10, hour=2)
+    ArchiveOnPaper(store, "b", TOPIC).write(0, 1, 0, 10, hour=2)
     ArchiveOnPaper(store, "c", LONG).write(0, 0, 0, 5, hour=0)
 
 
@@ -159,6 +88,23 @@ def test_exactly_what_the_catalog_holds(servers: tuple[Any, dict[str, str]], kin
     found = sorted((r.broker, r.queue_id, r.queue_offset, r.topic) for r in frame.collect())
     expected = [("a", 0, offset, TOPIC) for offset in range(15, 30)] + [("b", 1, n, TOPIC) for n in range(10)]
     assert found == expected
+
+
+@pytest.mark.parametrize("kind", ["dir", "s3"])
+def test_a_part_of_an_object_is_read_and_beyond_its_end_is_nothing(
+    servers: tuple[Any, dict[str, str]], kind: str
+) -> None:
+    spark, urls = servers
+    source = HadoopSource(spark, parse_store(urls[kind]))
+    key = journal_key("", "a", 0)
+    whole = source.get(key)
+    assert [source.get_range(key, at, 7) for at in (0, 5, len(whole) - 3)] == [whole[:7], whole[5:12], whole[-3:]]
+    assert source.get_range(key, len(whole) + 1, 7) == b""
+    with pytest.raises(FileNotFoundError):
+        source.get_range("none", 0, 7)
+    own = open_source(urls[kind])
+    assert [own.get_range(key, at, 7) for at in (5, len(whole) - 3)] == [whole[5:12], whole[-3:]]
+    assert own.get_range(key, len(whole) + 1, 7) == b""
 
 
 @pytest.mark.parametrize("kind", ["dir", "s3"])
@@ -304,3 +250,40 @@ def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, di
         spark.read.parquet(f"file:{tmp_path}/archive/topic=orders"),
     ):
         assert sorted((row.queue_id, row.queue_offset) for row in frame.collect()) == sent
+
+
+def test_spark_has_each_row_once_of_what_it_planned_before_and_after_and_none_that_was_erased(
+    servers: tuple[Any, dict[str, str]], tmp_path: Path
+) -> None:
+    """A frame is of the objects that counted when it was made; they stay for the grace."""
+    spark, _ = servers
+    objects, each = 4, 25  # of each of two queues in one object
+    url = f"dir:{tmp_path}/archive"
+    store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 18), RealDisk(), SystemClock())
+    store.load()
+    hot = StoreAdapter(store)
+    with closing(WorkerClient(work_dir=tmp_path)) as worker:
+        _, lifecycle = start(tmp_path, url, hot, worker)
+        for _ in range(objects):
+            for queue in (0, 1):
+                put(store, "orders", queue, each)
+            hot.flush()
+            lifecycle.offload.run(roll=True)
+        planned = neve_spark.read_topic(spark, "orders", store=url)
+        assert len(planned.inputFiles()) == objects
+        assert lifecycle.compact.now("orders") == 1
+        after = neve_spark.read_topic(spark, "orders", store=url)
+        assert len(after.inputFiles()) == 1
+        rows = [
+            sorted((row.queue_id, row.queue_offset, bytes(row.body)) for row in frame.collect())
+            for frame in (planned, after)
+        ]
+        assert [row[:2] for row in rows[0]] == [(queue, offset) for queue in (0, 1) for offset in range(objects * each)]
+        assert rows[0] == rows[1]
+        (made,) = catalogs(open_store(url))["b"].objects("orders")
+        assert made.rows == len(rows[1])
+        assert lifecycle.erase.now(Wanted("orders", "k7"))["rows"] == 2 * objects
+        left = neve_spark.read_topic(spark, "orders", store=url).collect()
+        kept = [row for row in rows[1] if row[1] % each != 7]
+        assert sorted((row.queue_id, row.queue_offset, bytes(row.body)) for row in left) == kept
+    store.shutdown()

@@ -12,7 +12,7 @@ from broker.ha.frames import HELLO_FORMAT
 from neve.record.codec import MessageRecord, iter_records
 from tests.interop.promoted import FILE_SIZE, catches_up, loses, offsets_at, settings_of
 from tests.servers.apache import ApacheServer
-from tests.servers.broker_set import BrokerSet
+from tests.servers.broker_set import BrokerSet, create_topic
 from tests.servers.neve import Serving, settings_as_options
 from tests.servers.processes import accepts, free_ports
 from tests.waiting import wait_until
@@ -127,6 +127,7 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
 
 def test_a_master_of_neves_says_where_its_ha_port_is_as_apaches_does(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as theirs, BrokerSet(tmp_path / "set", members=1, replication="async") as brokers:
+        create_topic(brokers)  # once it leads, which is soon after it is elected
         ours = brokers.master
         asked = {}
         for master in (theirs, ours):

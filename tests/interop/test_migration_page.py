@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -69,6 +70,7 @@ class Operator:
             ("/var/lib/neve", str(self.directory / "data")),
             ("s3://bucket/prefix?region=eu-central-1", f"dir:{self.directory / 'bucket'}"),
             ("-g tour", "-g g_steady"),
+            ("/home/mq/store", str(self.pair.master.directory / "store")),
         ):
             text = text.replace(there, here)
         return text
@@ -77,6 +79,10 @@ class Operator:
         """What was printed."""
         if line == _STARTED_IN_BACKGROUND:
             self.broker = Serving(self.directory, "broker", "-c", str(self.conf)).start()
+            return ""
+        if line.endswith("--import-from /home/mq/store &"):
+            arguments = ["-c", str(self.conf), "--import-from", str(self.pair.master.directory / "store")]
+            self.broker = Serving(self.directory, "broker", *arguments).start()
             return ""
         if line == "kill %1":
             self.broker.stop()
@@ -155,7 +161,34 @@ def _move(operator: Operator, clients: Steady) -> None:
         assert answer.code == ResponseCode.NO_PERMISSION
 
 
+def test_an_operator_imports_a_directory_line_by_line(tmp_path: Path) -> None:
+    with apache_alone(tmp_path) as pair:
+        operator = Operator(pair, pair.directory)
+        with Client(pair.master.broker) as client:
+            client.create_topic(ORDERS, 2)
+        conf, steps = blocks("6")
+        operator.write(conf)
+        stop, dry, *others = lines(steps)
+        try:
+            with Steady(pair.namesrv, jvm.SERVER, tmp_path / "clients") as clients:
+                clients.go_on(["stock"])
+                written = json.loads(operator.does(dry))["log_end"]
+                assert written > 0
+                clients.go_on(["stock"])
+                operator.does(stop)
+                assert json.loads(operator.does(dry))["log_end"] > written
+                status, progress = [operator.does(line) for line in others][1:]
+                assert "stock" in status
+                assert "stock" in progress
+                clients.go_on(["stock"], 2 * 30)
+                clients.stop_sending()
+                clients.drained("stock")
+            assert_each_offset_once_acknowledged_and_consumed(clients.acked, clients.got)
+        finally:
+            operator.broker.stop()
+
+
 def test_the_page_is_run_whole() -> None:
-    assert PAGE.count("\n```\n") == 2 * sum(len(blocks(number)) for number in "12345")
+    assert PAGE.count("\n```\n") == 2 * sum(len(blocks(number)) for number in "123456")
     started = [line for number in "12345" for block in blocks(number) for line in lines(block)]
     assert started.count(_STARTED_IN_BACKGROUND) == 2

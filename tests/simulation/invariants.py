@@ -10,6 +10,9 @@
 7. A fenced writer changes nothing (`model.Bucket.follow`, `world.World._fork`).
 8. Entry 0 and each checkpoint lead to the same catalog.
 9. Eviction takes only what is archived or has expired (`model.Model.evicted`).
+10. Who stands anywhere in the journal, a superseded process or a reader, knows what its entries said so far
+    (`check_position`), however much of it has been deleted since; at the end a stranger's `verify` finds nothing.
+11. A name is forgotten when nothing is left that has one of its offsets (`model.Bucket._forget`, `model.Model.forget`).
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from neve.archive.catalog import Catalog, Location
-from neve.archive.checkpoint import CatalogState, decode_checkpoint
+from neve.archive.checkpoint import CatalogState, CheckpointHead, decode_checkpoint
+from neve.archive.follow import read_catalog
 from neve.archive.journal import Checkpoint
-from neve.archive.keys import checkpoint_key
+from neve.archive.keys import checkpoint_key, pack_key
+from neve.archive.topic_parts import topics_in
+from neve.archive.verify import verify
 from neve.record.codec import iter_records
 from tests.simulation.model import Message, joined
 from tests.simulation.process import BROKER, queues_of
@@ -84,20 +90,47 @@ def _check_catalogs(world: World) -> None:
     expected = _in_order(whole.state(BROKER))
     for place in {*world.bucket.gaps, *world.bucket.spans}:
         told, nowhere = whole.gap_spans(*place), world.bucket.nowhere(place)
-        assert joined(told) == nowhere, f"{place}: the catalog's gaps are {told}, not {nowhere}"
+        asked = world.bucket.lowest(place)
+        shown = joined((max(first, asked), last) for first, last in told if last >= asked)
+        wanted = joined((max(first, asked), last) for first, last in nowhere if last >= asked)
+        assert shown == wanted, f"{place}: the catalog's gaps are {told}, not {nowhere}, from {asked} on"
+        assert joined([*told, *nowhere]) == nowhere, f"{place}: {told} has more than {nowhere}"
         apart = all(before[1] < after[0] for before, after in pairwise(told))
         assert apart, f"{place}: an offset is in two gaps: {told}"
     for entry in entries:
         key = checkpoint_key("", BROKER, entry.through_seq) if isinstance(entry, Checkpoint) else ""
         if isinstance(entry, Checkpoint) and key in objects:
             short = Catalog()
-            short.restore(decode_checkpoint(objects[key][0], BROKER, entry.through_seq))
+            head = decode_checkpoint(objects[key][0], BROKER, entry.through_seq)
+            assert isinstance(head, CheckpointHead)
+            short.restore(head, topics_in(head, lambda name: objects[pack_key("", BROKER, *name)][0]))
             for later in range(entry.through_seq + 1, len(entries)):
                 short.apply(later, entries[later])
             assert _in_order(short.state(BROKER)) == expected, f"{key} leads elsewhere"
     mine = world.process.journal.catalog
     if mine.next_seq == whole.next_seq:
         assert _in_order(mine.state(BROKER)) == expected, "the broker's catalog is another one"
+
+
+def check_position(world: World, catalog: Catalog) -> None:
+    """It is what the entries below its position add up to."""
+    entries = world.bucket.entries
+    assert catalog.next_seq <= len(entries), f"entry {catalog.next_seq - 1} was never appended"
+    then = Catalog()
+    for seq, entry in enumerate(entries[: catalog.next_seq]):
+        then.apply(seq, entry)
+    expected = _in_order(then.state(BROKER))
+    assert _in_order(catalog.state(BROKER)) == expected, f"before {catalog.next_seq} the journal said something else"
+
+
+def check_as_a_stranger(world: World) -> None:
+    """What the bucket shows to who knows nothing else of it."""
+    source = world.quiet_store()
+    catalog = read_catalog(source, BROKER)
+    assert catalog.next_seq == len(world.bucket.entries), "a reader finds another end of the journal"
+    check_position(world, catalog)
+    report = verify(catalog, source)
+    assert report.ok, f"verify finds {report}"
 
 
 def _in_order(state: CatalogState) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from neve.archive import keys
 from neve.archive.journal import (
@@ -20,6 +20,7 @@ from neve.archive.journal import (
     Deleted,
     Epoch,
     Expire,
+    Forget,
     Gap,
     Intent,
     IntentName,
@@ -80,13 +81,19 @@ class Bucket:
     expiring: dict[str, int] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     ever: dict[str, CommittedName] = field(default_factory=dict)
+    tombstones: set[str] = field(default_factory=set)
     epoch: int = 0
+    forgotten: Callable[[str], None] = field(default=lambda topic: None)  # called when a FORGET is met
 
     def follow(self, store: MemoryStore, broker: str) -> None:
         while (held := store.objects.get(keys.journal_key("", broker, len(self.entries)))) is not None:
             entry = decode_entry(held[0])
             self.entries.append(entry)
             self._read(entry)
+
+    def knows(self, topic: str) -> bool:
+        """Whether entries speak of it."""
+        return topic in self.tombstones or any(place[0] == topic for place in self.named)
 
     def _read(self, entry: AnyEntry) -> None:
         assert entry.epoch >= self.epoch, f"entry {len(self.entries) - 1} is of a writer that was fenced: {entry}"
@@ -132,9 +139,29 @@ class Bucket:
                 assert self.expiring.pop(key, None) is not None, f"{key} was deleted and had not expired"
                 self.deleted.add(key)
         elif isinstance(entry, Topic):
+            (self.tombstones.add if entry.deleted else self.tombstones.discard)(entry.topic)
             self._raise(entry.topic, entry.minimums)
             for queue, end in entry.minimums.items():
                 self._note(entry.topic, queue, end - 1)
+        elif isinstance(entry, Forget):
+            for topic in entry.topics:
+                self._forget(topic)
+
+    def _forget(self, topic: str) -> None:
+        """A topic of that name that comes again begins at 0: so nothing of the former may be there, or come."""
+        assert topic in self.tombstones, f"{topic} is forgotten and was not deleted"
+        held: list[CommittedName | IntentName] = [*self.live.values(), *self.open.values()]
+        held += [self.ever[key] for key in self.expiring]
+        held += [name for names in self.rewrites.values() for name in names.values()]
+        left = [name.key for name in held if name.topic == topic]
+        assert not left, f"{topic} is forgotten while there is, or may be, {left}"
+        self.tombstones.remove(topic)
+        of_queues: list[dict[Place, Any]] = [self.spans, self.gaps, self.minimums, self.expired, self.named]
+        for table in of_queues:
+            for place in [place for place in table if place[0] == topic]:
+                del table[place]
+        self.ever = {key: name for key, name in self.ever.items() if name.topic != topic}
+        self.forgotten(topic)
 
     def _commit(self, name: CommittedName) -> None:
         assert name.key in self.open, f"{name.key} is committed and no intent names it"
@@ -200,6 +227,14 @@ class Bucket:
                 first = max(expected, min(self.minimums.get(place, 0), span.first))
                 assert span.first <= first, f"{place}: nothing says what became of {first}-{span.first - 1}, {known}"
                 expected = max(expected, span.last + 1)
+
+    def lowest(self, place: Place) -> int:
+        """Below it nobody will ask for an offset: it is hidden, and nothing below can come back."""
+        topic, queue = place
+        held = [name for name in self.live.values() if name.topic == topic]
+        held += [self.ever[key] for key in self.expiring if self.ever[key].topic == topic]
+        begins = [name.queues[queue][0] for name in held if queue in name.queues]
+        return min([self.minimums.get(place, 0), *begins])
 
     def nowhere(self, place: Place) -> list[tuple[int, int]]:
         """What gaps speak of and no object, whether before or after, has or had: a message that exists beats a gap."""
@@ -312,6 +347,20 @@ class Model:
             self.uncertain.pop((topic, queue), None)
             if not again:
                 self.told[topic, queue] = max(self.told.get((topic, queue), 0), end)
+
+    def forget(self, topic: str, is_in_log: Callable[[Message], bool]) -> None:
+        """From here on offsets of its former lives may be given again; it may have come again meanwhile, above them."""
+        last = self.deleted_at.get(topic, 0)
+        for place in [place for place in self.live if place[0] == topic]:
+            sure = [m for m in self.live[place].values() if m.offset >= self.uncertain.get(place, 0)]
+            left = [message.number for message in sure if message.number <= last]
+            assert not left, f"{place} is forgotten, and nobody deleted {left}"
+        former = [m for m in self.by_number.values() if m.topic == topic and m.number <= last]
+        there = [message.number for message in former if is_in_log(message)]
+        assert not there, f"{topic} is forgotten while the log has its messages {there}"
+        self.given = {place: number for place, number in self.given.items() if place[0] != topic or number > last}
+        for place in [place for place in self.told if place[0] == topic and not self.live.get(place)]:
+            del self.told[place]
 
     def unsure(self, topic: str, ends: dict[int, int]) -> None:
         for queue, end in ends.items():

@@ -21,7 +21,7 @@ from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.locks import Event, Lock
-from infra.threads import Thread
+from infra.threads import Run, Thread
 from neve.remoting.names import METADATA_LOG
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
@@ -66,6 +66,9 @@ class InLine:
 
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return work(*arguments, **keywords)
+
+    def in_line(self, name: str) -> Run:
+        return self.run
 
 
 class _InLine:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,22 @@ from infra import failpoint
 from infra.object_store.protocol import ObjectStoreError, PreconditionFailed, UnknownOutcome
 from neve.archive.journal import CommittedName, IntentName, RowGroup
 from neve.record.codec import decode_record
+from tests.doubles.deferred_uploads import DeferredUploads, in_order
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore
-from tiered.worker import compacting, frames
-from tiered.worker.client import DecodedGroup, WorkerClient, WorkerFailed
+from tiered.worker import frames
+from tiered.worker.client import WorkerClient
+from tiered.worker.failed import WorkerFailed
+from tiered.worker.patience import Patience
+from tiered.worker.pipeline import Pipeline
 from tiered.worker.process import Worker
+from tiered.worker.writing import NotEncoded
 from tiered.write.entry_run import EntryRun
 from tiered.write.merge import Merge
 from tiered.write.segment_writer import GroupSizes
-from tiered.write.uploader import ContentConflict, EncodeFailed
+from tiered.write.uploader import ContentConflict, EncodeFailed, Outcome
 
+Choose = Callable[[int], list[int]]  # of so many that are under way, which end next
 Row = tuple[int, int, bytes]  # queue, offset, record
 GROUP_SIZES = GroupSizes(most=2000, at_queue_change=500)
 
@@ -34,36 +40,79 @@ GROUP_SIZES = GroupSizes(most=2000, at_queue_change=500)
 class InProcessWorker(WorkerClient):
     """The worker's own code without its process: Parquet, adoption of what stands there, page checksums."""
 
-    def __init__(self, disk: SimDisk, store: FaultyStore) -> None:
+    def __init__(self, disk: SimDisk, store: FaultyStore, choose: Choose = in_order) -> None:
         super().__init__(work_dir="/dev/shm")
-        self._disk, self._store = disk, store
+        self._disk, self._choose = disk, choose
         ours, theirs = socket.socketpair()
         ours.close()
         theirs.close()
         self._worker = Worker(theirs, open_store=lambda url: store, group_sizes=GROUP_SIZES)
 
+    def set_priority(self, priority: str) -> None:
+        self.priority = priority
+
     def set_upload_rate(self, bytes_per_second: int) -> None:
         assert bytes_per_second == 0
 
-    def _call(self, request: frames.Request, descriptor: int | None, upload_bytes: int = 0) -> Any:
+    def uploads(self, store_url: str, metadata: Mapping[str, str]) -> Pipeline:
+        """Of what is under way some ends, when that is waited for."""
+        pipeline: Pipeline
+        waiting: list[tuple[Future[Any], frames.EncodeUpload, int]] = []
+
+        def submit(request: frames.EncodeUpload, descriptor: int) -> Future[Any]:
+            future: Future[Any] = Future()
+            request.id = len(waiting) + 1
+            waiting.append((future, request, os.dup(descriptor)))
+            return future
+
+        class InTurn(Pipeline):
+            def done(in_turn) -> Sequence[tuple[IntentName, Outcome]]:  # noqa: N805 - the worker is `self` here
+                if waiting:
+                    for number in sorted(self._choose(len(waiting)), reverse=True):
+                        future, request, descriptor = waiting.pop(number)
+                        try:
+                            future.set_result(self._uploaded(request, descriptor))
+                        finally:
+                            os.close(descriptor)
+                return super().done()
+
+            def give_up(in_turn) -> None:  # noqa: N805
+                for future, request, descriptor in waiting:
+                    os.close(descriptor)
+                    why = frames.NotUploaded("GivenUp", "not begun")
+                    future.set_result(frames.Uploaded(request.id, [why for _ in request.objects], 0.0))
+                waiting.clear()
+                super().give_up()
+
+        pipeline = InTurn(
+            store_url, metadata, self._work_dir,
+            submit=submit, patience=Patience(0.0, 1), hangs=_nothing_hangs, tell=lambda message: None,
+        )  # fmt: skip
+        return pipeline
+
+    def _uploaded(self, request: frames.EncodeUpload, descriptor: int) -> frames.Uploaded:
+        request.files = [(self._disk.open_path(Path(p)), base, size) for p, base, size in request.files]
+        outcomes: dict[int, frames.Committed | frames.NotUploaded] = {}
+        for one in self._worker.writer.encoded(request, descriptor):
+            if isinstance(one, NotEncoded):
+                outcomes[one.number] = one.why
+            else:
+                outcomes[one.number], _ = self._worker.writer.upload(request.store_url, one)
+        return frames.Uploaded(request.id, [outcomes[number] for number in range(len(outcomes))], 0.0)
+
+    def _wait_for(self, request: frames.Request, descriptor: int | None) -> Any:
         try:
-            if isinstance(request, frames.EncodeUpload):
-                request.files = [(self._disk.open_path(Path(p)), base, size) for p, base, size in request.files]
-                return self._worker._encode_upload(request, descriptor)[0]
             if isinstance(request, frames.Compact):
-                return compacting.make(request, self._store, self._worker._upload, GROUP_SIZES, lambda: True)
+                return self._worker.compacted(request).name
             if isinstance(request, frames.RemoveStaleUploads):
                 return self._worker._remove_stale(request)
+            if isinstance(request, frames.AskFilters):
+                return self._worker._may_hold(request)
             assert isinstance(request, frames.ReadGroup)
-            reply, answer = self._worker._read_group(request)
+            assert descriptor is not None
+            return self._worker.read_group(request, descriptor)
         except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
             raise WorkerFailed(type(error).__name__, str(error)) from error
-        try:
-            mapped = mmap.mmap(answer, 0, access=mmap.ACCESS_READ)
-        finally:
-            os.close(answer)
-        assert isinstance(reply, frames.GroupRead)
-        return DecodedGroup(mapped, reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
 
     def rows(self, name: CommittedName) -> list[Row]:
         found: list[Row] = []
@@ -81,18 +130,16 @@ class QuickWorker:
 
     upload_waited = 0.0
 
-    def __init__(self, disk: SimDisk, store: FaultyStore) -> None:
-        self._disk, self._store = disk, store
+    def __init__(self, disk: SimDisk, store: FaultyStore, choose: Choose = in_order) -> None:
+        self._disk, self._store, self._choose = disk, store, choose
 
-    def encode_upload(
-        self,
-        store_url: str,
-        name: IntentName,
-        entries: Mapping[int, EntryRun],
-        files: Sequence[tuple[str, int, int]],
-        metadata: Mapping[str, str],
-    ) -> CommittedName:
+    def uploads(self, store_url: str, metadata: Mapping[str, str]) -> DeferredUploads:
         assert store_url == self._store.url
+        return DeferredUploads(lambda one, files: self._encode_upload(one.name, one.entries, files), self._choose)
+
+    def _encode_upload(
+        self, name: IntentName, entries: Mapping[int, EntryRun], files: Sequence[tuple[str, int, int]]
+    ) -> CommittedName:
         rows: list[Row] = []
         for queue, run in sorted(entries.items()):
             places = zip(run.physical.tolist(), run.sizes.tolist(), strict=True)
@@ -103,7 +150,7 @@ class QuickWorker:
         return _described(name, rows, content, self._upload(name.key, content))
 
     def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
-        rows = [row for one in merge.inputs for row in self.rows(one) if row[1] >= merge.below.get(row[0], 0)]
+        rows = [row for one in merge.inputs for row in self.rows(one) if is_taken_over(merge, row)]
         rows.sort()
         failpoint.hit("compact.after_encode")
         content = msgspec.msgpack.encode(rows)
@@ -129,6 +176,9 @@ class QuickWorker:
     def rows(self, name: CommittedName) -> list[Row]:
         return msgspec.msgpack.decode(self._store.get(name.key), type=list[Row])
 
+    def set_priority(self, priority: str) -> None:
+        self.priority = priority
+
     def set_upload_rate(self, bytes_per_second: int) -> None:
         assert bytes_per_second == 0
 
@@ -142,7 +192,18 @@ class QuickWorker:
         """Nothing to end."""
 
 
+def _nothing_hangs() -> None:
+    raise AssertionError("what is under way has ended before it is waited for")
+
+
 AnyWorker = InProcessWorker | QuickWorker
+
+
+def is_taken_over(merge: Merge, row: Row) -> bool:
+    """By the object that is made."""
+    queue, offset, _ = row
+    spans = merge.erased.get(queue, ())
+    return offset >= merge.below.get(queue, 0) and not any(first <= offset <= last for first, last in spans)
 
 
 def _described(name: IntentName, rows: list[Row], content: bytes, etag: str) -> CommittedName:

@@ -21,6 +21,9 @@ from infra.failpoint import FailpointError
 from infra.object_store.protocol import ObjectStoreError
 from infra.startup import StartupError
 from lifecycle.safe_clock import ClocksDisagree
+from neve.archive.catalog import Catalog
+from neve.archive.follow import CheckpointsGone, following, read_catalog
+from neve.archive.journal import FellBehind, anchor
 from neve.errors import BrokerError
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
@@ -34,12 +37,14 @@ TOPICS = ("orders", "payments", "%RETRY%group", "käse|1")
 MINUTE, HOUR = 60_000, 3_600_000
 SEGMENT = 32768
 FAILPOINTS = (
-    "journal.before_put", "journal.after_identity", "journal.after_checkpoint", "offload.before_intent",
+    "journal.before_put", "journal.after_identity", "journal.after_packs", "journal.after_checkpoint",
+    "offload.before_intent",
     "offload.after_intent", "offload.after_encode", "offload.after_upload", "offload.before_commit",
     "offload.after_commit", "offload.before_evict", "offload.after_evict", "state.before_put", "state.after_put",
     "store.allocate", "store.checkpoint", "store.evict", "store.flush", "store.roll", "ttl.after_delete",
     "ttl.after_expire", "compact.before_intent", "compact.after_intent", "compact.after_encode",
     "compact.after_upload", "compact.before_replace", "compact.after_replace", "compact.after_abort",
+    "journal.before_shortening", "journal.after_entry_deleted",
 )  # fmt: skip
 RESTORE_FAILPOINTS = (
     "restore.after_claim", "restore.after_epoch", "restore.after_plan", "restore.after_log", "restore.after_queues",
@@ -72,11 +77,13 @@ class World:
         self.bucket_store.deleting = self._deleting
         self.disk = SimDisk(seed=seed)
         self.config = self._make_config()
-        self.model, self.bucket = Model(), Bucket()
+        self.model, self.bucket = Model(), Bucket(forgotten=self._forgotten)
+        self.reader: Catalog | None = None  # somebody's who reads on from where it stands, now and then
         self.history: list[str] = []
         self.counts: Counter[str] = Counter()
         self.backups: list[Backup] = []
         self.deletions = 0
+        self.ended: set[str] = set()  # topics of which the process knew last where they were deleted
         self.log_begin = 0
         # Topics whose deletion did not end: what they would end at, and whether the archive had named any of it.
         self.unended: dict[str, tuple[dict[int, int], bool]] = {}
@@ -105,7 +112,8 @@ class World:
             file_reserved_time=pick((1, 3, 72)),
             expire_grace=pick((0, 10 * MINUTE, 5 * HOUR)),
             default_ttl_hours=pick((-1, -1, 2, 24)),
-            journal_checkpoint_entries=pick((2, 5, 20, 256)),
+            journal_checkpoint_entries=pick((2, 2, 5, 20, 256)),
+            archive_journal_retention=pick((HOUR, HOUR, 6 * HOUR, 168 * HOUR)),
         )
 
     # ---- the whole history
@@ -145,6 +153,7 @@ class World:
         self._do("evict", lambda: self.process.lifecycle.offload.run(roll=True, evict=True), must=True)
         self._do("ttl", self.process.lifecycle.expire.run, must=True)
         self._observe()
+        invariants.check_as_a_stranger(self)
         assert not self.process.journal.catalog.open_intents(), "an intent stays open though nothing fails"
         self.check()
         self._die("power cut")
@@ -152,14 +161,19 @@ class World:
 
     # ---- steps
 
-    def _step(self) -> None:
-        steps: dict[Callable[[], None], int] = {
+    def steps(self) -> dict[Callable[[], None], int]:
+        """What may come next, and how often."""
+        return {
             self._puts: 30, self._flush: 8, self._roll: 3, self._offload: 12, self._retention: 5, self._ttl: 6,
             self._change_ttl: 3, self._advance: 8, self._sweep: 2, self._checkpoint: 3, self._write_state: 3,
             self._delete_topic: 2, self._outage: 3, self._flaky: 3, self._skew: 2, self._arm: 4, self._crowd: 2,
             self._pin: 1, self._prepare: 2, self._power_off: 6,   self._back_up: 2,
             self._compact: 5, self._start_backup: 1, self._fork: 1, self._restore: 1,
+            self._shorten: 4, self._forget: 2, self._bury: 2, self._read: 3,
         }  # fmt: skip
+
+    def _step(self) -> None:
+        steps = self.steps()
         step = self.random.choices(list(steps), list(steps.values()))[0]
         self.counts[step.__name__] += 1
         try:
@@ -211,6 +225,79 @@ class World:
 
     def _checkpoint(self) -> None:
         self._do("checkpoint", self.process.lifecycle.checkpoint.run)
+
+    def _shorten(self) -> None:
+        before = self.process.lifecycle.shorten.deleted
+        self._do("shorten", self.process.lifecycle.shorten.run)
+        self.counts["entries deleted"] += self.process.lifecycle.shorten.deleted - before
+
+    def _forget(self) -> None:
+        self._do("forget", self.process.lifecycle.forget.run)
+
+    def _bury(self) -> None:
+        """Of what was deleted all goes that is left, and in the end its name."""
+        retention, grace = self.config.archive_journal_retention, self.config.expire_grace
+        if self.random.random() < 0.5:
+            self._delete_topic()
+        self._ttl()
+        self.clock.advance(retention + grace + HOUR)
+        for job in (self._ttl, self._evict_all, self._forget):
+            job()
+            self._observe()
+
+    def _evict_all(self) -> None:
+        self._do("evict all", lambda: self.process.lifecycle.offload.run(roll=True, evict=True))
+
+    def _read(self) -> None:
+        """Somebody reads the archive, or on from where it stood; meanwhile the journal may become shorter."""
+        shorter = [self.random.randrange(40)] if self.process.journal.online else []
+        source = self.quiet_store()
+
+        def meanwhile(verb: str, key: str) -> None:
+            if shorter and not shorter[0]:
+                shorter.clear()
+                self._shorten()
+            elif shorter:
+                shorter[0] -= 1
+
+        source.before_call = meanwhile
+        if self.reader is None or self.random.random() < 0.3:
+            self.tell("a reader begins")
+            self.reader = None
+        try:
+            catalog = self.reader or read_catalog(source, BROKER, whole=self.random.random() < 0.5)
+            for seq, entry, data in following(source, BROKER, "", catalog.next_seq, catalog.anchor):
+                catalog.apply(seq, entry)
+                catalog.anchor = anchor(data)
+            catalog.state(BROKER)  # each topic, now: of what it was begun by nothing may be left later
+        except (FellBehind, CheckpointsGone):
+            self.tell("  a reader fell behind")
+            self.counts["reader fell behind"] += 1
+            catalog = read_catalog(source, BROKER, whole=True)
+        source.before_call = lambda verb, key: None
+        self.bucket.follow(self.bucket_store, BROKER)
+        invariants.check_position(self, catalog)
+        self.reader = catalog
+
+    def quiet_store(self) -> FaultyStore:
+        """The bucket, as who meets no fault of it sees it."""
+        store = FaultyStore(self.clock, 0)
+        store.objects = self.bucket_store.objects
+        return store
+
+    def _forgotten(self, topic: str) -> None:
+        self.tell(f"  {topic} is forgotten")
+        self.counts["names forgotten"] += 1
+        self.ended.discard(topic)
+        self.model.forget(topic, self._is_in_log)
+
+    def _is_in_log(self, message: Message) -> bool:
+        store = self.process.store
+        if not store.min_physical_offset <= message.physical < store.max_physical_offset:
+            return False
+        file = store.file_at(message.physical)
+        begin = message.physical - file.base if file is not None else 0
+        return file is not None and bytes(file.map[begin : begin + len(message.record)]) == message.record
 
     def _write_state(self) -> None:
         self._do("state", self.process.write_state)
@@ -265,6 +352,7 @@ class World:
             self._not_ended(topic, ends, named=named)
             raise
         else:
+            self.unended.pop(topic, None)  # one before it, that was refused
             self.model.delete(topic, ends, again=not named)
 
     def _not_ended(self, topic: str, ends: dict[int, int], *, named: bool) -> None:
@@ -422,18 +510,27 @@ class World:
         self.fork_in = self.random.randrange(12)
         self.tell(f"another process will take over in {self.fork_in} requests")
         zombie = self.process
-        self._offload()
+        self.random.choice((self._offload, self._offload, self._ttl, self._checkpoint, self._shorten, self._forget))()
         if self.process is zombie:
             self._take_over()
         self.fork_in = -1
         taken = len(self.bucket.entries)
         self.tell("the one that was superseded goes on")
         self.process, successor, self.alone = zombie, self.process, True
-        for job in (self._offload, self._ttl, self._sweep, self._checkpoint, self._retention):
+        for job in (
+            self._offload,
+            self._ttl,
+            self._sweep,
+            self._checkpoint,
+            self._retention,
+            self._shorten,
+            self._forget,
+        ):
             job()
         self.process, self.alone = successor, False
         self.bucket.follow(self.bucket_store, BROKER)
         assert len(self.bucket.entries) == taken, "a fenced writer appended to the journal"
+        invariants.check_position(self, zombie.journal.catalog)
         self.check()
 
     def _take_over(self) -> None:
@@ -443,8 +540,28 @@ class World:
         self.disk = zombie_disk.copy()
         self._start(kept=self.model.promised_end)
         assert self.process.journal.online
+        if self.random.random() < 0.5:
+            self._sleep_for_long()
         self.busy, self.alone = busy, busy
         self.bucket.follow(self.bucket_store, BROKER)
+
+    def _sleep_for_long(self) -> None:
+        """Who is superseded does: until the entries that it knew have been deleted, if all goes well."""
+        self.tell("  it sleeps for long")
+        self.alone = False
+        for _ in range(8):
+            self._put_some(2)
+            self._flush()
+            for job in (self._offload_all, self._checkpoint):
+                job()
+                self._observe()
+        self.clock.advance(self.config.archive_journal_retention + HOUR)
+        for job in (self._write_state, self._offload_all, self._write_state, self._shorten):
+            job()
+            self._observe()
+
+    def _offload_all(self) -> None:
+        self._do("offload all", lambda: self.process.lifecycle.offload.run(roll=True))
 
     def _restore(self) -> None:
         """An empty disk, and the bucket."""
@@ -489,7 +606,11 @@ class World:
 
     def _worker_of(self, store: FaultyStore) -> AnyWorker:
         kind = InProcessWorker if self.real_worker else QuickWorker
-        return kind(self.disk, store)
+        return kind(self.disk, store, self._ending)
+
+    def _ending(self, waiting: int) -> list[int]:
+        """Uploads end in any order, one or some at a time."""
+        return self.random.sample(range(waiting), self.random.randrange(1, waiting + 1))
 
     # ---- invariants
 
@@ -500,6 +621,11 @@ class World:
         if self.process.store.min_physical_offset != self.log_begin:
             self.log_begin = self.process.store.min_physical_offset
             self.model.evicted(self.log_begin, self.bucket, self._has_expired)
+        ended = set(self.process.store.deleted_topics())
+        for topic in sorted(self.ended - ended):
+            if not self.bucket.knows(topic):  # no FORGET says it of one that no entry ever named
+                self._forgotten(topic)
+        self.ended = ended
         for place, minimum in self.bucket.expired.items():
             self.model.record_minimum(place, minimum, self._has_expired)
         for place in queues_of(self.process.store):
@@ -521,9 +647,7 @@ class World:
         content = self.bucket_store.objects[key][0]
         known = self.decoded.get(key)
         if known is None:
-            store = FaultyStore(self.clock, 0)  # nothing fails here
-            store.objects = self.bucket_store.objects
-            reader = self._worker_of(store)
+            reader = self._worker_of(self.quiet_store())
             known = self.decoded[key] = (content, reader.rows(self.bucket.ever[key]))
         assert known[0] == content, f"{key} was modified"
         return known[1]

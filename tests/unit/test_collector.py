@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import mmap
+import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,3 +153,37 @@ def test_what_is_large_is_left_alone_from_the_start_in_a_server_that_has_settled
         gc.callbacks[:] = callbacks
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 50, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("no_collector", "few_descriptors")
+def test_a_simulated_disk_takes_the_descriptors_of_those_that_tests_left_in_circles() -> None:
+    for _ in range(500):
+        disk = SimDisk()
+        disk.write_atomic(Path("/file"), bytes(4096))
+        left: list[object] = [disk, disk.map(Path("/file"), 4096)]
+        left.append(left)
+
+
+@pytest.mark.usefixtures("no_collector", "few_descriptors")
+def test_a_simulated_file_for_which_there_is_no_descriptor_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes in the middle of whatever runs: a trace of what it raised would be made within another one's."""
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    disks = []
+    with pytest.raises(OSError) as caught:
+        while True:
+            disks.append(SimDisk())
+            disks[-1].write_atomic(Path("/file"), b"")
+    assert caught.value.errno == errno.EMFILE
+    del caught, disks
+    gc.collect()
+    assert told == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 import lz4.frame
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.record.bodies import decode_batch, encode_batch, inflate
-from neve.record.codec import MalformedRecord, decode_record, encode_record, iter_records, reencode_record
+from neve.record.codec import MalformedRecord, decode_record, encode_record, iter_bodies, iter_records, reencode_record
 from neve.record.ids import UniqueIdGenerator, offset_msg_id, parse_offset_msg_id
 from neve.record.layout import (
     BORN_HOST_V6,
@@ -105,6 +106,26 @@ def test_records_follow_one_another() -> None:
     ]
 
 
+def test_who_looks_at_bodies_sees_those_of_the_records() -> None:
+    hosts = [("127.0.0.1", 1), ("::1", 2)]
+    parts = [
+        encode(
+            body=bytes([number]) * number, queue_offset=number, store_timestamp=number, born_host=born, store_host=store
+        )
+        for number, (born, store) in enumerate(((a, b) for a in hosts for b in hosts), 1)
+    ]
+    whole = b"".join(parts)
+    assert list(iter_bodies(whole)) == [
+        (one.queue_offset, one.sys_flag, one.store_timestamp, one.body) for one in iter_records(whole)
+    ]
+    for end in range(1, len(parts[0])):
+        with pytest.raises(MalformedRecord):
+            list(iter_bodies(whole[:end]))
+    for at, lie in ((0, len(whole) + 1), (0, 5), (84, -1), (84, 10_000)):
+        with pytest.raises(MalformedRecord):
+            list(iter_bodies(whole[:at] + lie.to_bytes(4, "big", signed=True) + whole[at + 4 :]))
+
+
 @pytest.mark.parametrize(
     ("tags", "code"), [(None, 0), ("", 0), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("é😀", 1996812)]
 )
@@ -137,6 +158,32 @@ def test_a_damaged_body_is_a_value_error_and_a_whole_one_comes_back(codec: int) 
         inflate(b"neither of them", COMPRESSED | codec)
 
 
+def zstd_without_length(whole: bytes) -> bytes:
+    """As a stream writes it, which is what Java's client does: the frame does not say how long it is."""
+    stream = zstandard.ZstdCompressor().compressobj()
+    return stream.compress(whole) + stream.flush()
+
+
+@pytest.mark.parametrize("whole", [b"", b"x", b"neve " * 1000, bytes(range(256)) * 4000])
+@pytest.mark.parametrize(
+    ("codec", "compress"),
+    [
+        (COMPRESSION_ZLIB, zlib.compress),
+        (COMPRESSION_LZ4, lz4.frame.compress),
+        (COMPRESSION_ZSTD, zstandard.compress),
+        (COMPRESSION_ZSTD, zstd_without_length),
+    ],
+)
+def test_the_beginning_of_a_body_is_not_taken_for_it(
+    codec: int, compress: Callable[[bytes], bytes], whole: bytes
+) -> None:
+    packed = compress(whole)
+    assert inflate(packed, COMPRESSED | codec, len(whole)) == whole
+    for length in {0, 1, len(packed) // 2, len(packed) - 1}:
+        with pytest.raises(ValueError, match="not what its sysFlag says"):
+            inflate(packed[:length], COMPRESSED | codec)
+
+
 def test_a_batch_comes_back_and_a_broken_one_is_refused() -> None:
     blob = encode_batch([(b"a", 1, b"k\x01v\x02"), (b"", 0, b"")])
     assert decode_batch(blob) == [(1, b"a", b"k\x01v\x02"), (0, b"", b"")]
@@ -156,6 +203,12 @@ def test_unique_ids_have_rocketmqs_length_and_do_not_repeat() -> None:
     made = {ids.next(1) for _ in range(1000)}
     assert len(made) == 1000
     assert {len(one) for one in made} == {32}
+
+
+def test_a_unique_id_says_when_it_was_made() -> None:
+    ids = UniqueIdGenerator("10.0.0.1", 77, 12345, 1_000)
+    told = [int(ids.next(now)[-12:-4], 16) for now in (1_000, 1_000, 1_007, 1_007, 1_003, 1_000)]
+    assert told == [0, 0, 7, 7, 3, 0]
 
 
 def test_a_copy_whose_properties_became_too_long_keeps_its_own() -> None:

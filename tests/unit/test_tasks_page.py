@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "TASKS.md").read_text("utf-8")
 SERVERS = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "tiered")
 KINDS = ("spawn", "every", "keep", "vital")
 ROW_WITH_KIND = re.compile(rf"^\| `([\w-]+)` \| ({'|'.join(KINDS)}) \|", re.MULTILINE)
-# Starts threads under the names that others give them: `threads.start(name, work)`.
+# Starts threads under the names that others give them: `threads.start(name, work)`, `threads.in_line(name)`.
 SEAM = "infra/threads.py"
 # Not named in the code: asyncio gives them this one.
 ASYNCIOS_OWN = "asyncio_"
@@ -55,7 +55,7 @@ def test_every_task_and_thread_is_on_the_page_and_no_other() -> None:
     for path, tree in modules():
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
             kind = named(call)
-            if kind in KINDS or (kind == "start" and ast.unparse(call.func).endswith("threads.start")):
+            if kind in KINDS or ast.unparse(call.func).endswith(("threads.start", "threads.in_line")):
                 in_code.add(text_of(argument(call, 0, "name")))
             elif kind in ("Thread", "ThreadPoolExecutor") and path != SEAM:
                 keyword, position = ("name", 2) if kind == "Thread" else ("thread_name_prefix", 1)

@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "tiered")
+PACKAGES = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "neve", "pyspark_neve", "tiered")
 # Run by name: `python -m`, or named in pyproject.toml.
 STARTED = {
-    "tiered.worker.process",
+    "tiered.worker.__main__",
     "infra.minio",
     "neve.cli.main",
     "broker.command",
@@ -29,7 +29,11 @@ MARKS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 CLOCKS = {"infra/clock.py", "neve/clock.py"}
 DICE = {"neve/entropy.py"}
 TIMES = {
-    *(f"time.{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")),
+    *(
+        f"time.{name}{unit}"
+        for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+        for unit in ("", "_ns")
+    ),
     *("time.gmtime", "time.localtime", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"),
 }
 THROWS = re.compile(r"(os\.urandom|uuid\.uuid[14]|secrets\.\w+|random\.(?!Random$)\w+|\w+\.SystemRandom)$")
@@ -41,19 +45,35 @@ TOUCH_FILES = {
     "broker/doctor.py": "looks before any broker runs",
     "broker/set_on_one_machine.py": "starts brokers, and gives each the file that its log goes to",
     "neve/archive/source.py": "users read an archive in a directory without a server's packages",
-    "neve/cli/cluster.py": "a user's list of topics or messages",
+    "neve/cli/contexts.py": "a user's own file",
     "neve/cli/checks.py": "looks at a machine on which nothing runs yet",
     "neve/cli/diverged.py": "what a broker gave up, read on its machine without it",
+    "neve/cli/export_files.py": "an export, in a user's directory",
+    "neve/cli/exporting.py": "an export, in a user's directory",
+    "neve/cli/importing.py": "an export, in a user's directory",
     "neve/cli/doctor.py": "looks at a machine on which nothing runs yet",
+    "neve/cli/produce.py": "files that a user sends",
     "neve/cli/stdin_lines.py": "standard input",
+    "neve/cli/stdout_bytes.py": "standard output",
     "neve/client/group/offset_store.py": "a broadcasting consumer's offsets, on the user's machine",
+    "neve/client/security.py": "a user's credentials, which `mqadmin` reads as well",
     "neve/extras.py": "the package's own metadata",
+    "neve/replay/book.py": "a user's replays, on the user's machine",
     "neve/spark/jars.py": "Spark's jars, on the user's machine",
+    "neve/spark/jobs/checked.py": "a note of what a check has behind it, on the user's machine",
+    "neve/spark/jobs/report_files.py": "a report in a user's directory",
+    "neve/spark/jobs/table_store.py": "a user's table in a directory",
+    "neve/spark/manifest.py": "a list for Spark's driver, on the user's machine",
+    "neve/spark/schema_files.py": "a user's schema of bodies",
     "tiered/worker/client.py": "descriptors that came over the socket to a worker",
     "tiered/worker/frames.py": "memory without a name that is handed to the other process",
+    "tiered/worker/group_memory.py": "memory without a name that the other process fills",
+    "tiered/worker/pipeline.py": "memory without a name that is handed to the other process",
     "tiered/worker/process.py": "descriptors that came over the socket from the broker",
     "tiered/worker/compacting.py": "the worker copies objects into a directory of its own",
     "tiered/write/compactor.py": "the worker reads these copies and writes a file of its own to upload",
+    "tiered/worker/work_dir.py": "what a worker that was killed leaves in its directory",
+    "tiered/worker/writing.py": "what came with a request, and where a large object is made",
     "tiered/write/segment_writer.py": "the worker maps sealed log files and writes a file of its own to upload",
 }
 # What touches files: by its whole name; as a path's method, which nothing else here has; and so if it is given nothing.

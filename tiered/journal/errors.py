@@ -17,5 +17,9 @@ class ArchiveRefused(Exception):
     """The archive in this place is not this broker's; the message says what to do."""
 
 
+class WouldLoseRows(Exception):
+    """An entry after which rows that are in view would be nowhere: a mistake of ours, and it is not written."""
+
+
 class NotAttached(StoreUnavailable):
     """The store has not answered since the start, so this process has no EPOCH yet."""

@@ -2,6 +2,7 @@
 
     <state>/identity.msgpack     {version, log_uuid, epoch, high, named, …}: synced before each INTENT is put
     <state>/journal.checkpoint   a checkpoint as it stands in the store; absent until the first one
+    <state>/packs/<seq>-<n>.pack the packs that it names, and perhaps some that it does not
     <state>/journal.mirror       [u32 length][u32 crc32 of seq and entry][u64 seq][entry] …, big endian:
                                  the entries since that checkpoint; older ones may stand there and are passed over
 
@@ -13,16 +14,18 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
 from infra.disk import Disk
 from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import PackedState, decode_checkpoint
+from neve.archive.checkpoint import PackName, decode_checkpoint
 from neve.archive.journal import FORMAT_VERSION, AnyEntry, Epoch, NewerFormat, decode_entry
+from neve.archive.keys import pack_file
 from neve.archive.sealed import Damaged
+from neve.archive.topic_parts import topics_in
 
 log = logging.getLogger(__name__)
 _FRAME = struct.Struct(">IIQ")
@@ -64,6 +67,7 @@ class LocalJournal:
         self._identity_path = directory / "identity.msgpack"
         self._checkpoint_path = directory / "journal.checkpoint"
         self._mirror_path = directory / "journal.mirror"
+        self._packs = directory / "packs"
 
     def read_identity(self) -> Identity | None:
         self._disk.make_dirs(self._directory)
@@ -103,22 +107,49 @@ class LocalJournal:
             return
         data = self._disk.read(self._checkpoint_path)
         try:
-            state = decode_checkpoint(data, kind=PackedState)
-        except Damaged as error:
+            found = decode_checkpoint(data)
+            if found.broker != broker:
+                raise OtherBroker(found.broker)
+            catalog.restore(found, topics_in(found, self.read_pack))
+        except (Damaged, FileNotFoundError) as error:
             log.warning("%s is passed over: %s", self._checkpoint_path, error)
+            self._drop_packs(())  # which of them is damaged is not known: the store has them
+
+    # ---- packs
+
+    def has_pack(self, name: PackName, size: int) -> bool:
+        """As far as its size tells."""
+        path = self._packs / pack_file(*name)
+        return self._disk.exists(path) and self._disk.size(path) == size
+
+    def keep_pack(self, name: PackName, data: bytes) -> None:
+        """Before a checkpoint that names it."""
+        self._disk.make_dirs(self._packs)
+        self._disk.write_atomic(self._packs / pack_file(*name), data)
+
+    def read_pack(self, name: PackName) -> bytes:
+        """Raises FileNotFoundError."""
+        return self._disk.read(self._packs / pack_file(*name))
+
+    def _drop_packs(self, kept: Collection[PackName]) -> None:
+        if not self._disk.exists(self._packs):
             return
-        if state.broker != broker:
-            raise OtherBroker(state.broker)
-        catalog.restore(state)
+        files = {pack_file(*name) for name in kept}
+        for name in self._disk.list_dir(self._packs):
+            if name not in files:
+                self._disk.remove(self._packs / name)
+
+    # ---- entries
 
     def append(self, seq: int, entry: bytes) -> None:
         self._disk.append(self._mirror_path, _frame(seq, entry))
         self._disk.fdatasync(self._mirror_path)
 
-    def begin_at(self, checkpoint: bytes, through_seq: int, last: bytes) -> None:
+    def begin_at(self, checkpoint: bytes, through_seq: int, last: bytes, packs: Collection[PackName]) -> None:
         """The local copy goes on from a checkpoint; `last` is entry `through_seq`, by which a store is known again.
 
-        A crash between the two writes leaves entries that the checkpoint has already.
+        `packs`: that it names; they are here. A crash between the two writes leaves entries that the checkpoint has
+        already, one after them packs that it does not name.
         """
         kept = [(through_seq, last)]
         if self._disk.exists(self._mirror_path):
@@ -126,6 +157,7 @@ class LocalJournal:
             kept += [(seq, entry) for seq, entry, _ in frames if seq > through_seq]
         self._disk.write_atomic(self._checkpoint_path, checkpoint)
         self._disk.write_atomic(self._mirror_path, b"".join(_frame(seq, entry) for seq, entry in kept))
+        self._drop_packs(packs)
 
 
 def renamed(before: str, now: str) -> str:

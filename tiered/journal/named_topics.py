@@ -61,10 +61,12 @@ class NamedTopics:
             for topic, queues in lasts.items():
                 _raise_lasts(self._named.setdefault(topic, {}), queues)
 
-    def count_what_stands(self) -> None:
-        """Nothing that was remembered can still come to stand: what the catalog has is all."""
+    def count_what_stands(self) -> bool:
+        """Nothing that was remembered can still come to stand: what the catalog has is all. False: it was before."""
         with self._lock:
+            is_news = bool(self._named.keys() - set(self._catalog.named_topics()))
             self._named = {}
+            return is_news
 
     def everything(self) -> Lasts:
         """With what the catalog knows."""

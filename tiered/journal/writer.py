@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
@@ -20,15 +21,16 @@ from infra import failpoint
 from infra.clock import Clock
 from infra.disk import Disk
 from infra.object_store.probe import probe
-from infra.object_store.protocol import ObjectStore, StoreUnavailable, UnknownOutcome
+from infra.object_store.protocol import ObjectStore, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from neve.archive.catalog import Catalog
 from neve.archive.follow import stands
-from neve.archive.journal import AnyEntry, Epoch, Expire, Intent, NewerFormat
+from neve.archive.journal import AnyEntry, Epoch, Erase, Expire, FellBehind, Forget, Intent, NewerFormat
 from neve.entropy import Entropy, system_entropy
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
-from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster
+from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster, WouldLoseRows
 from tiered.journal.known_archive import KnownArchive
 from tiered.journal.local_journal import Identity, LocalJournal
+from tiered.journal.shortening import Shortening
 from tiered.journal.state import Event, JournalState, State
 from tiered.journal.store_format import check_format
 from tiered.journal.tail import TRIES, JournalTail
@@ -91,8 +93,11 @@ class JournalWriter:
         self._tail = JournalTail(store, prefix, broker, copy, clock, entropy)
         self._known = KnownArchive(copy, self._tail.catalog, broker, log_uuid)
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
+        self._shortening = Shortening(self._tail, checkpoint_entries)
         self._state = JournalState()
         self._proof, self._way_out = proof, way_out
+        # There an entry may still come to stand that was put and not answered; once another does, it never will.
+        self._open_at = -1
         self._told_uuid = ""  # by the master that is followed; told on the loop, taken here
         self._naming = threading.Lock()  # of the log: held for no longer than that takes
         self._proved_in: tuple[int | None, str] | None = None  # role and log
@@ -331,7 +336,7 @@ class JournalWriter:
     def _take_over(self, claim: _Claim) -> None:
         for _ in range(TRIES):
             try:
-                self._tail.confirm_copy()
+                self._tail.confirm_copy(of_one_name=self._met == _ALONE and not claim.whoever_had_it)
                 self._tail.catch_up(self._checkpoints.period // 2)
                 self._tail.follow()
                 self._check_owner(claim)
@@ -353,9 +358,10 @@ class JournalWriter:
                 broker=self.broker,
                 master_epoch=claim.master_epoch or msgspec.UNSET,
             )
-            if self._tail.put_next(entry, self.epoch):
-                self._epoch_won()
-                return
+            with contextlib.suppress(FellBehind):  # as if another's stood there
+                if self._tail.put_next(entry, self.epoch):
+                    self._epoch_won()
+                    return
         raise UnknownOutcome(f"archive of {self.broker}: no EPOCH won in {TRIES} tries; is another broker starting?")
 
     def _epoch_won(self) -> None:
@@ -418,7 +424,7 @@ class JournalWriter:
     # ---- append
 
     def append(self, entry: AnyEntry, *, plan: int | None = None, master_epoch: int | None = None) -> int:
-        """Append at the next number; returns it. Raises Fenced, UnknownOutcome or the store's error.
+        """Append at the next number; returns it. Raises Fenced, UnknownOutcome, WouldLoseRows or the store's error.
 
         `plan` is the mark (`plan_mark`) at which an INTENT or the minimums of an EXPIRE were planned. Raises StalePlan.
         `master_epoch`: what leads to the entry was seen in it; what a member saw before it was a slave counts no more.
@@ -429,14 +435,28 @@ class JournalWriter:
                 raise NotAttached(f"archive of {self.broker}: no EPOCH yet")
             if master_epoch not in {None, self._met}:
                 raise NotAttached(f"archive of {self.broker}: begun under another master epoch, it begins again")
-            if isinstance(entry, Intent) or (isinstance(entry, Expire) and plan is not None):
+            if _names_offsets(entry) or (isinstance(entry, Expire) and plan is not None):
                 # What an entry names is durable here before the entry can stand: no start can miss it.
                 self._known.remember(entry, plan)
                 self._known.save(self.epoch)
                 failpoint.hit("journal.after_identity")
-            if not self._tail.put_next(entry, self.epoch):
+            self.check_rows(entry)
+            try:
+                is_ours = self._tail.put_next(entry, self.epoch)
+            except FellBehind as error:
+                self.follow()  # who has deleted entries has taken the archive over
+                raise UnknownOutcome(f"archive of {self.broker}: {error}") from error
+            except ObjectStoreError:
+                self._open_at = self.catalog.next_seq
+                raise
+            if not is_ours:
                 self._fence()
             return self.catalog.next_seq - 1
+
+    def check_rows(self, entry: AnyEntry) -> None:
+        """For who writes others before it, too. Raises WouldLoseRows."""
+        if isinstance(entry, Erase) and (lost := self.catalog.lost_by(entry)):
+            raise WouldLoseRows(f"archive of {self.broker}: rows of {', '.join(lost)} would be nowhere")
 
     def follow(self) -> None:
         """Read what stands in the journal beyond our knowledge: the late success of an unknown outcome, or a fence."""
@@ -468,6 +488,37 @@ class JournalWriter:
         with self._lock:
             return self.online and self._checkpoints.is_due() and self._checkpoints.write(self.append)
 
+    # ---- names that are forgotten
+
+    def forget(self, topics: Sequence[str]) -> list[str]:
+        """Of these deleted topics those of which the archive has nothing left; their names are gone when this returns.
+
+        The caller has seen that its own log has nothing of them either, and no plan is under way.
+        """
+        with self._lock:
+            self.follow()
+            left = {tombstone.topic for tombstone in self.catalog.forgettable()}
+            gone = [topic for topic in topics if topic in left]
+            if gone:
+                self.append(Forget(topics=gone))
+            is_news = self.catalog.next_seq > self._open_at and self._known.named.count_what_stands()
+            if gone or is_news:  # the latter where an earlier run, or process, came to its end here
+                self._known.save(self.epoch)
+            return gone
+
+    # ---- shortening
+
+    def entries_to_delete(self, now_ms: int, retention_ms: int) -> list[int]:
+        """Numbers of the entries that nobody needs any more, lowest first. Before the first goes, all say so."""
+        with self._lock:
+            if not self.online:
+                return []
+            return self._shortening.due(now_ms, retention_ms)
+
+    def delete_entries(self, numbers: Sequence[int]) -> None:
+        """Of those, in their order. Raises the store's error: then what is left comes again."""
+        self._shortening.delete(numbers)
+
     # ---- topics that begin again
 
     def plan_mark(self) -> int:
@@ -496,3 +547,8 @@ class JournalWriter:
             f"archive of {self.broker}: epoch {self.catalog.epoch} by {self.catalog.owner}, ours is {self.epoch}; "
             "no more archiving, deleting or evicting here"
         )
+
+
+def _names_offsets(entry: AnyEntry) -> TypeGuard[Intent]:
+    """A rewrite's rows have been named by a round."""
+    return isinstance(entry, Intent) and entry.kind is msgspec.UNSET

@@ -6,21 +6,23 @@ bytes is decoded and compared, so a body that holds the key is no hit. What was 
 """
 
 import contextlib
+import heapq
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from datetime import UTC, datetime
+from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple
-
-import numpy as np
 
 from infra.clock import Clock
 from neve.archive.catalog import Catalog
 from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.name_blocks import NEVER, NO_TIME
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 from tiered.worker.client import DecodedGroup
+from tiered.write.key_rows import rows_with
 
 # One question: a stock client waits 15 s for its answer.
 GROUPS_MAX = 64
@@ -51,6 +53,22 @@ class _Place(NamedTuple):
         return self.name.row_groups[self.number]
 
 
+class _Left(NamedTuple):
+    """How many row groups were not searched, and which times they hold."""
+
+    groups: int = 0
+    oldest_ms: int = NEVER
+    newest_ms: int = NO_TIME
+
+    def with_more(self, places: Iterable[_Place]) -> "_Left":
+        groups, oldest, newest = self
+        for place in places:
+            groups, oldest, newest = groups + 1, min(oldest, place.group.oldest_ms), max(newest, place.group.newest_ms)
+        return _Left(groups, oldest, newest)
+
+
+_NOTHING = _Left()
+
 # The row group, on its way or there; raises ColdUnavailable when too many wait.
 Ask = Callable[[CommittedName, int], "Future[DecodedGroup]"]
 # A word, or a place in the log.
@@ -70,17 +88,11 @@ class ColdQuery:
         """The newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
         if not key:
             return Found([])  # no index has an empty word
-        places = [
-            _Place(name, index)
-            for name in self._catalog.from_oldest(topic)
-            for index, group in enumerate(name.row_groups)
-            if group.newest_ms >= begin and group.oldest_ms <= end
-        ]
-        places.sort(key=lambda place: place.group.newest_ms, reverse=True)
+        places, beyond = _newest(self._catalog.stored_since(topic, begin), begin, end)
         word = key.encode("utf-8", "surrogatepass")
         pattern = re.compile(re.escape(word))
         found: list[tuple[int, int, bytes]] = []
-        search = self._search(places, word)
+        search = self._search(places, word, beyond)
         with contextlib.closing(search.groups()) as groups:
             for group in groups:
                 found += [
@@ -110,15 +122,13 @@ class ColdQuery:
                         return Found([raw])
         return Found([], search.unsearched)
 
-    def _search(self, places: list[_Place], wanted: QueryKey) -> "_Search":
+    def _search(self, places: list[_Place], wanted: QueryKey, beyond: _Left = _NOTHING) -> "_Search":
         looks = _Looks(places, wanted, self._may_hold) if self._may_hold is not None else None
-        return _Search(places, self._ask, self._clock, looks)
+        return _Search(places, self._ask, self._clock, looks, beyond)
 
     def _matches(self, group: DecodedGroup, pattern: "re.Pattern[bytes]") -> list[tuple[bytes, MessageRecord]]:
         found = []
-        places = np.fromiter((match.start() for match in pattern.finditer(group.wire)), np.int64)
-        for row in np.unique(np.searchsorted(group.positions, places, "right") - 1).tolist():
-            raw = bytes(group.wire[int(group.positions[row]) : int(group.positions[row + 1])])
+        for _, raw in rows_with(group, pattern):
             try:
                 record = decode_record(raw)
             except MalformedRecord:
@@ -130,6 +140,30 @@ class ColdQuery:
     def _is_visible(self, record: MessageRecord) -> bool:
         low = self._catalog.min_offset(record.topic, record.queue_id)
         return low is not None and record.queue_offset >= low
+
+
+def _newest(names: Iterable[CommittedName], begin: int, end: int) -> tuple[list[_Place], _Left]:
+    """Row groups that may hold what was stored in [begin, end], newest first, and what is left of them.
+
+    Of as many objects as are asked at most, those with the newest: all of a topic may be too many to hold at once.
+    """
+    kept: list[tuple[int, int, CommittedName, list[int]]] = []
+    beyond = _NOTHING
+    for number, name in enumerate(names):
+        groups = name.row_groups
+        fitting = [index for index, group in enumerate(groups) if group.newest_ms >= begin and group.oldest_ms <= end]
+        if not fitting:
+            continue
+        one = (max(groups[index].newest_ms for index in fitting), number, name, fitting)
+        if len(kept) < OBJECTS_MAX:
+            heapq.heappush(kept, one)
+        else:
+            _, _, out, numbers = heapq.heappushpop(kept, one)
+            beyond = beyond.with_more(_Place(out, index) for index in numbers)
+    kept.sort(key=itemgetter(1))
+    places = [_Place(name, index) for _, _, name, numbers in kept for index in numbers]
+    places.sort(key=lambda place: place.group.newest_ms, reverse=True)
+    return places, beyond
 
 
 class _Looks:
@@ -165,7 +199,11 @@ class _Looks:
 class _Search:
     """Row groups in their order, the next ones on their way; keeps account of what is left out, and why."""
 
-    def __init__(self, places: Sequence[_Place], ask: Ask, clock: Clock, looks: _Looks | None = None) -> None:
+    def __init__(
+        self, places: Sequence[_Place], ask: Ask, clock: Clock, looks: _Looks | None, beyond: _Left = _NOTHING
+    ) -> None:
+        """`beyond`: what is not even in `places`."""
+        self._beyond = beyond
         self._rest = deque(places)
         self._looks = looks
         self._asked = 0
@@ -177,15 +215,14 @@ class _Search:
     @property
     def newest_left(self) -> int:
         """The newest time that an unsearched group may hold."""
-        return max((place.group.newest_ms for place in self._left()), default=-1)
+        return self._left().newest_ms
 
     @property
     def unsearched(self) -> str:
         left = self._left()
-        if not left:
+        if not left.groups:
             return ""
-        oldest, newest = min(place.group.oldest_ms for place in left), max(place.group.newest_ms for place in left)
-        return f"{len(left)} row groups stored from {_text(oldest)} to {_text(newest)}"
+        return f"{left.groups} row groups stored from {_text(left.oldest_ms)} to {_text(left.newest_ms)}"
 
     def groups(self) -> Generator[DecodedGroup, None, None]:
         try:
@@ -229,9 +266,9 @@ class _Search:
                 self._failed.append(place)
         return bool(self._coming)
 
-    def _left(self) -> list[_Place]:
+    def _left(self) -> _Left:
         rest = (place for place in self._rest if self._looks is None or not self._looks.rules_out(place))
-        return [*self._failed, *(place for place, _ in self._coming), *rest]
+        return self._beyond.with_more([*self._failed, *(place for place, _ in self._coming), *rest])
 
 
 def _text(time_ms: int) -> str:

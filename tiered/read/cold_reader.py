@@ -1,15 +1,17 @@
 """Reads out of the archive for the broker: catalog -> row group -> one range GET in the worker -> slices of its memfd.
 
-    locate ── catalog.find ──▶ cache ──hit──▶ take: slice by count, bytes, tags
-                                 └─miss─▶ one fetch for all who ask, in turns between groups ──▶ cache
+    at_hand ── catalog.find ──▶ cache ──hit──▶ slice by count, bytes, tags
+    locate  ─┘                   └─miss─▶ one fetch for all who ask, in turns between groups ──▶ cache ──▶ take
                                           read-ahead behind a sequential reader
 
-Thread-safe; `locate` and `take` don't block, so the broker's loop calls them and awaits what lies between. What can't
-be read raises ColdUnavailable, and no offset passes a range that was not read.
+Thread-safe; `at_hand`, `locate` and `take` don't block, so the broker's loop calls them: a replay's pulls are answered
+at hand but for the few that come before their row group, and those await what lies between `locate` and `take`. What
+can't be read raises ColdUnavailable, and no offset passes a range that was not read.
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -71,7 +73,7 @@ class ColdReader:
     ) -> None:
         """`is_current`: whether the catalog is known to reach the journal's end; what it lacks is lost only then.
 
-        `mapped_max`: how many row groups may be mapped in memory.
+        `mapped_max`: how many descriptors row groups in memory may hold, two each.
         """
         self._is_current = is_current
         self._catalog = catalog
@@ -93,6 +95,30 @@ class ColdReader:
         """Fetches in line."""
         return self._groups.waiting
 
+    # ---- one read out of memory
+
+    def at_hand(  # noqa: PLR0917 - as it is asked of both tiers
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tag_codes: frozenset[int] | None,
+        client: Hashable = None,
+    ) -> ColdResult | None:
+        """What needs no wait; None: it is no row group in memory, `locate` says what it is."""
+        found = self._catalog.find(topic, queue_id, offset)
+        if not isinstance(found, Location) or (decoded := self._groups.in_memory(found, offset)) is None:
+            return None
+        result = _slice(decoded, found, offset, max_count=max_count, max_bytes=max_bytes, tag_codes=tag_codes)
+        reader = (group, topic, queue_id, client)
+        with self._lock:
+            self._note(reader, found, offset)
+            self._ahead.answered(reader, offset, result.next_offset)
+        return result
+
     # ---- one read in three steps: locate, await `decoded`, take
 
     def locate(
@@ -107,20 +133,24 @@ class ColdReader:
         reader = (group, topic, queue_id, client)
         decoded = self._groups.want(found, group, offset)
         with self._lock:
-            window = self._ahead.note(reader, found, offset)
-        for ahead in self._coming(found, window):
-            if not self._groups.fetch_ahead(ahead, group):
-                break
+            self._note(reader, found, offset)
         return Located(reader, found, offset, decoded)
+
+    def _note(self, reader: Reader, location: Location, offset: int) -> None:
+        """Under the lock: the reader is here, and what comes behind it is on its way."""
+        position = self._ahead.note(reader, location, offset)
+        position.fetch_ahead(
+            location, self._catalog.next_location, lambda following: self._groups.fetch_ahead(following, reader[0])
+        )
 
     def take(
         self, located: Located, decoded: DecodedGroup, max_count: int, max_bytes: int, tag_codes: frozenset[int] | None
     ) -> ColdResult:
-        location, offset = located.location, located.offset
-        row = _first_row(location) + offset - location.first
-        result = _slice(decoded, location, row, max_count=max_count, max_bytes=max_bytes, tag_codes=tag_codes)
+        result = _slice(
+            decoded, located.location, located.offset, max_count=max_count, max_bytes=max_bytes, tag_codes=tag_codes
+        )
         with self._lock:
-            self._ahead.answered(located.reader, offset, result.next_offset)
+            self._ahead.answered(located.reader, located.offset, result.next_offset)
         return result
 
     def has_moved(self, located: Located) -> bool:
@@ -150,6 +180,10 @@ class ColdReader:
                 raise
             return self.get(topic, queue_id, offset, max_count, max_bytes, tag_codes, group, client)
         return self.take(located, decoded, max_count, max_bytes, tag_codes)
+
+    def forget(self, names: Iterable[CommittedName]) -> None:
+        """Nothing of these objects is kept in memory."""
+        self._groups.forget(names)
 
     def close(self) -> None:
         """Who waits is told that the broker stops."""
@@ -246,12 +280,6 @@ class ColdReader:
     def _may_hold(self, name: CommittedName, indices: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         return self._groups.may_hold(name, indices, wanted, _QUERIES)
 
-    def _coming(self, location: Location, window: int) -> Iterator[Location]:
-        while window > 0 and (following := self._catalog.next_location(location)) is not None:
-            yield following
-            window -= following.group.wire_bytes
-            location = following
-
 
 def _first_row(location: Location) -> int:
     """The row, inside its group, of the location's first offset."""
@@ -266,22 +294,23 @@ def _first_row(location: Location) -> int:
 def _slice(
     group: DecodedGroup,
     location: Location,
-    row: int,
+    offset: int,
     *,
     max_count: int,
     max_bytes: int,
     tag_codes: frozenset[int] | None,
 ) -> ColdResult:
     """At least one message, however small `max_bytes` is; neighbours come as one buffer."""
-    end = _first_row(location) + location.last - location.first + 1
+    first = _first_row(location)
+    row, end = first + offset - location.first, first + location.last - location.first + 1
     if tag_codes is None and row < end:  # nearly always: one buffer, and no array is made for it
-        begin = int(group.positions[row])
-        fitting = int(np.searchsorted(group.positions[row + 1 : end + 1], begin + max_bytes, "right"))
-        count = min(max(max_count, 1), max(fitting, 1))
-        following = row + count
-        next_offset = int(group.offsets[following - 1]) + 1 if following < end else location.last + 1
-        buffer = group.wire[begin : int(group.positions[following])]
-        return ColdResult(GetMessageStatus.FOUND, next_offset, [buffer], count)
+        begins = group.begins
+        begin = begins[row]
+        following = min(row + max(max_count, 1), end)
+        if begins[following] - begin > max_bytes:
+            following = max(bisect_right(begins, begin + max_bytes, row + 1, following) - 1, row + 1)
+        buffer = group.wire[begin : begins[following]]
+        return ColdResult(GetMessageStatus.FOUND, offset + following - row, [buffer], following - row)
     rows = np.arange(row, end)
     if tag_codes is not None:
         rows = rows[np.isin(group.tags[row:end], list(tag_codes))]
@@ -291,10 +320,10 @@ def _slice(
     count = min(max(max_count, 1), max(1, int(np.searchsorted(sizes, max_bytes, "right"))))
     chosen = rows[:count]
     breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
-    begins, ends = chosen[np.r_[0, breaks]], chosen[np.r_[breaks - 1, len(chosen) - 1]] + 1
+    starts, ends = chosen[np.r_[0, breaks]], chosen[np.r_[breaks - 1, len(chosen) - 1]] + 1
     buffers = [
         group.wire[start:stop]
-        for start, stop in zip(group.positions[begins].tolist(), group.positions[ends].tolist(), strict=True)
+        for start, stop in zip(group.positions[starts].tolist(), group.positions[ends].tolist(), strict=True)
     ]
     next_offset = int(group.offsets[chosen[-1]]) + 1 if count < len(rows) else location.last + 1
     return ColdResult(GetMessageStatus.FOUND, next_offset, buffers, len(chosen))

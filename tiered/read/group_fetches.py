@@ -6,6 +6,8 @@ Thread-safe and never blocking: who asks gets a future. What can't be read ends 
 import functools
 import logging
 import threading
+from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,13 +17,15 @@ from neve.archive.journal import CommittedName
 from tiered.read.cold_cache import GroupCache, Key
 from tiered.read.cold_query import ColdUnavailable
 from tiered.read.fetch_queue import Fetch, FetchQueue, QueueFull
-from tiered.worker.client import DecodedGroup, WorkerFailed
+from tiered.worker.client import DecodedGroup
+from tiered.worker.failed import WorkerFailed
 from tiered.worker.frames import MayHold
 
 log = logging.getLogger(__name__)
 
 FETCH_BUDGET = 64 << 20
 _FETCH_THREADS = 8
+_REMEMBERED = 16_384  # row groups, 64 GiB of records
 _FILTER_BYTES = 256 << 10  # of the budget, for a look at an object's filters
 
 assert _FILTER_BYTES < FETCH_BUDGET, "a look must fit into the budget"
@@ -42,7 +46,7 @@ class ColdCounts:
 class GroupSource(Protocol):
     """The worker's reading half."""
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup: ...
+    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup: ...
 
     def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold: ...
 
@@ -59,22 +63,24 @@ class _Flight:
     waiters: dict["Future[DecodedGroup]", None] = field(default_factory=dict)
     ahead: bool = False
     keep: bool = False  # in memory, once it is there
+    forgotten: bool = False  # it is kept for nobody
 
 
 class GroupFetches:
-    """`mapped_max`: how many row groups may be mapped in memory."""
+    """`mapped_max`: how many descriptors row groups in memory may hold, two each."""
 
     def __init__(
         self, worker: GroupSource, store_url: str, cache_bytes: int, mapped_max: int, fetch_budget: int
     ) -> None:
         self._worker, self._store_url = worker, store_url
-        self._cache = GroupCache(cache_bytes, mapped_max)
+        self._cache = GroupCache(cache_bytes, max(mapped_max // 2, 1))
         self._queue = FetchQueue(_FETCH_THREADS, fetch_budget)
         # Together, what is fetched ahead of all readers stays within the part of the cache that scans may use.
         self.ahead_max = cache_bytes // 4
         self._ahead_coming = 0
         self._lock = threading.Lock()
         self._flights: dict[Key, _Flight] = {}
+        self._fetched: OrderedDict[Key, None] = OrderedDict()  # the last of them, whether they are still here or not
         self._looks: set[Future[frozenset[int]]] = set()
         self.counts = ColdCounts()
 
@@ -100,6 +106,13 @@ class GroupFetches:
 
     # ---- row groups
 
+    def in_memory(self, location: Location, offset: int) -> DecodedGroup | None:
+        """For a read that begins at the offset; None: it is to be fetched, or is on its way."""
+        with self._lock:
+            cached = self._cache.get((location.name.key, location.row_group), location.queue, offset)
+            self.counts.memory_hits += cached is not None
+        return cached
+
     def want(self, location: Location, group: str, offset: int, *, keep: bool = True) -> "Future[DecodedGroup]":
         """The row group from the cache, or from the one fetch that is on its way. Raises ColdUnavailable.
 
@@ -123,6 +136,16 @@ class GroupFetches:
             waiter.cancel()
             raise ColdUnavailable(str(error)) from error
         return waiter
+
+    def forget(self, names: Iterable[CommittedName]) -> None:
+        """Nothing of these objects is kept, nor of what is on its way of them."""
+        with self._lock:
+            for name in names:
+                for index in range(len(name.row_groups)):
+                    key = (name.key, index)
+                    self._cache.forget(key)
+                    if key in self._flights:
+                        self._flights[key].forgotten = True
 
     def fetch_ahead(self, location: Location, group: str) -> bool:
         """False: there is no room for more in front of the readers."""
@@ -169,12 +192,25 @@ class GroupFetches:
             self._land(flight, group, error)
 
     def _read_twice(self, location: Location) -> DecodedGroup:
+        name, index = location.name, location.row_group
+        with self._lock:
+            keep = self._is_fetched_again((name.key, index))
         try:
-            return self._worker.read_group(self._store_url, location.name, location.row_group)
+            return self._worker.read_group(self._store_url, name, index, keep=keep)
         except WorkerFailed:
             with self._lock:
                 self.counts.failures += 1
-            return self._worker.read_group(self._store_url, location.name, location.row_group)
+            return self._worker.read_group(self._store_url, name, index, keep=keep)
+
+    def _is_fetched_again(self, key: Key) -> bool:
+        """Under the lock. Most of an archive is read once if ever: to write that to the disk takes a third of all that
+        a replay costs, and drives out what somebody reads again."""
+        again = key in self._fetched
+        self._fetched[key] = None
+        self._fetched.move_to_end(key)
+        if len(self._fetched) > _REMEMBERED:
+            self._fetched.popitem(last=False)
+        return again
 
     def _land(self, flight: _Flight, group: DecodedGroup | None, error: Exception) -> None:
         """The fetch is over: into the cache, and everybody is told."""
@@ -188,7 +224,7 @@ class GroupFetches:
                 self.counts.fetches += 1
                 self.counts.fetched_bytes += group.fetched
                 self.counts.disk_hits += bool(group.cached and not group.fetched)
-                if flight.keep or flight.ahead:
+                if (flight.keep or flight.ahead) and not flight.forgotten:
                     self._cache.put(flight.key, group, ahead=flight.ahead and not waiters)
             else:
                 self.counts.failures += 1

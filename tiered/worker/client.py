@@ -1,8 +1,6 @@
 """The broker's side of a tier worker: starts it on first use, starts it again when it dies, ends it when idle."""
 
-import contextlib
 import logging
-import mmap
 import os
 import select
 import socket
@@ -10,62 +8,70 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from infra.object_store import protocol
+from infra.priority import NORMAL
 from neve.archive.journal import CommittedName, IntentName
 from tiered.worker import frames
-from tiered.write.entry_run import EntryRun
+from tiered.worker.failed import WorkerFailed, of_an_upload
+from tiered.worker.group_memory import GroupMemory, Piece
+from tiered.worker.patience import Patience
+from tiered.worker.pipeline import Pipeline
+from tiered.worker.work_dir import clear
 from tiered.write.merge import Merge
-from tiered.write.uploader import ContentConflict, EncodeFailed, RowCounts
+from tiered.write.uploader import UPLOADS, EncodeFailed, RowCounts
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _IDLE_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
+_DEATHS = 2  # of workers over one request
 MAPPED_MIN = 1 << 20  # what is smaller is copied: so much takes a tenth of a millisecond, and its decoding many
 _ANSWER_SECONDS = 300.0
-# What a store takes at least in a second, where no lower rate is set: an upload may take as long as that needs.
-_SLOWEST_BYTES = 1 << 20
 
 
-class WorkerFailed(Exception):
-    """The worker answered with an error, or died twice over one request."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
-        self.message = message
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's threads for linear algebra, which nobody does here
+    # What a row group takes for a moment is kept for the next: its pages cost more to come by than to fill.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
 
 
 class DecodedGroup:
-    """A row group out of the worker's memfd: mapped, or a small one copied.
+    """A row group as the worker laid it into shared memory, or a small one copied out of it.
 
-    A mapping lives as long as a slice of it does, and holds a descriptor.
+    The memory is its own as long as a slice of it lives, and holds descriptors.
     """
 
-    __slots__ = ("cached", "fetched", "is_mapped", "nbytes", "offsets", "positions", "tags", "times", "wire")
+    __slots__ = ("begins", "cached", "fetched", "is_mapped", "nbytes", "offsets", "positions", "tags", "times", "wire")
 
     def __init__(
-        self, content: mmap.mmap | bytes, rows: int, wire_bytes: int, fetched: int = 0, cached: int = 0
+        self, content: memoryview | bytes, rows: int, wire_bytes: int, fetched: int = 0, cached: int = 0
     ) -> None:
         """`fetched` and `cached`: bytes that came from the store, and from the disk cache."""
         self.fetched, self.cached = fetched, cached
         numbers = np.frombuffer(content, np.int64, 4 * rows + 1)
         self.positions = numbers[: rows + 1]
+        # The same, for who wants one of them: an array makes an object of its own for each.
+        self.begins = memoryview(content)[: 8 * (rows + 1)].cast("q")
         self.offsets, self.tags, self.times = np.split(numbers[rows + 1 :], 3)
         self.wire = memoryview(content)[numbers.nbytes : numbers.nbytes + wire_bytes].toreadonly()
         self.nbytes = len(content)
-        self.is_mapped = isinstance(content, mmap.mmap)
+        self.is_mapped = not isinstance(content, bytes)
 
 
-Answer = CommittedName | DecodedGroup | frames.MayHold | int
+class MadeRoom(ConnectionError):
+    """The worker was ended for one of another priority: the request had no part in that."""
+
+
+Answer = frames.Uploaded | CommittedName | frames.GroupRead | frames.MayHold | int
 
 
 class WorkerClient:
@@ -79,12 +85,18 @@ class WorkerClient:
         cache_dir: Path | None = None,
         cache_bytes: int = 0,
         answer_seconds: float = _ANSWER_SECONDS,
+        uploads: int = UPLOADS,
+        priority: str = NORMAL,
     ) -> None:
-        """`cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere.
+        """`uploads`: how many may be on their way at the same time. `priority`: of the processor, see `infra.priority`.
+
+        `cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere.
 
         A worker that is silent for `answer_seconds`, and what an upload may take beyond that, hangs in its store.
         """
-        self._answer_seconds = answer_seconds
+        self._patience = Patience(answer_seconds, uploads)
+        self._uploads, self._priority = uploads, priority
+        self._has_priority = priority  # that of the process
         self._cache_arguments = ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)] if cache_dir else []
         self._work_dir = str(work_dir or tempfile.gettempdir())
         self._idle_seconds = idle_seconds
@@ -94,8 +106,9 @@ class WorkerClient:
         self._pending: dict[int, Future[Answer]] = {}
         self._next_id = 0
         self._closed = False
-        self._rate = 0
+        self._compaction = 0  # the last request for one
         self._has_given_up = False
+        self._memory = GroupMemory()
         self.starts = 0
         self.upload_waited = 0.0  # seconds that the upload rate held uploads back
         self.written = RowCounts()
@@ -106,43 +119,30 @@ class WorkerClient:
         process = self._process
         return process.pid if process is not None else None
 
-    def encode_upload(
-        self,
-        store_url: str,
-        name: IntentName,
-        entries: Mapping[int, EntryRun],
-        files: Sequence[tuple[str, int, int]],
-        metadata: Mapping[str, str],
-    ) -> CommittedName:
-        """Raises ContentConflict, EncodeFailed, or an error of the object store."""
-        filled = [(queue, run) for queue, run in sorted(entries.items()) if len(run.physical)]
-        runs = [(queue, int(run.first_offset), len(run.physical)) for queue, run in filled]
-        arrays: list[npt.NDArray[Any]] = [np.ascontiguousarray(run.physical, np.int64) for _, run in filled]
-        arrays += [np.ascontiguousarray(run.sizes, np.int32) for _, run in filled]
-        request = frames.EncodeUpload(0, store_url, name, runs, list(files), dict(metadata), self._work_dir)
-        try:
-            descriptor = frames.shared([array.data for array in arrays])
-            try:
-                answer = self._call(request, descriptor, sum(int(run.sizes.sum()) for _, run in filled))
-            finally:
-                os.close(descriptor)
-        except WorkerFailed as error:
-            raise _offload_error(error) from error
-        except OSError as error:  # no memory or descriptor to hand it over, or no process to hand it to
-            raise EncodeFailed(f"no worker for {name.key}: {error}") from error
-        assert isinstance(answer, CommittedName)
-        return answer
+    def uploads(self, store_url: str, metadata: Mapping[str, str]) -> Pipeline:
+        """For the objects of one round; of one thread, as many as there are."""
+        return Pipeline(
+            store_url,
+            metadata,
+            self._work_dir,
+            submit=self._submit,
+            patience=self._patience,
+            hangs=self._end,
+            tell=self._tell,
+            gives_way=lambda: self._has_priority != self._priority,
+        )
 
     def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
         """Raises ContentConflict, EncodeFailed, or an error of the object store."""
-        if self._has_given_up:
-            raise EncodeFailed(f"{name.key}: the broker stops")
-        request = frames.Compact(0, store_url, name, list(merge.inputs), merge.below, dict(metadata), self._work_dir)
+        erased = {queue: list(spans) for queue, spans in merge.erased.items()}
+        request = frames.Compact(
+            0, store_url, name, list(merge.inputs), merge.below, erased, dict(metadata), self._work_dir
+        )
         try:
-            answer = self._call(request, None, sum(one.wire_bytes for one in merge.inputs))
+            answer = self._call(request)
         except WorkerFailed as error:
-            raise _offload_error(error) from error
-        except OSError as error:
+            raise of_an_upload(error) from error
+        except OSError as error:  # no process to hand it to
             raise EncodeFailed(f"no worker for {name.key}: {error}") from error
         assert isinstance(answer, CommittedName)
         return answer
@@ -152,50 +152,98 @@ class WorkerClient:
         with self._lock:
             self._has_given_up = True
             if self._socket is not None:
-                try:
-                    frames.send(self._socket, frames.GiveUpCompaction())
-                except OSError:
-                    self._hang_up()
+                self._send_quietly(self._socket, frames.GiveUpCompaction())
 
     def set_upload_rate(self, bytes_per_second: int) -> None:
         """Holds at once, for an upload under way too; 0 is no limit."""
         with self._lock:
-            if bytes_per_second == self._rate:
+            if bytes_per_second == self._patience.rate:
                 return
-            self._rate = bytes_per_second
+            self._patience.rate = bytes_per_second
             if self._socket is not None:
-                self._send_rate(self._socket)
+                self._send_quietly(self._socket, frames.SetUploadRate(bytes_per_second))
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
-        """Raises WorkerFailed."""
+    def set_priority(self, priority: str) -> None:
+        """Holds for the next process: it takes the place of this one at the first request that comes when nothing but a
+        compaction is under way, which begins anew in it.
+
+        A round that is under way asks for nothing more until that is so: a long one goes on at what it is given now.
+        Where nobody asks for anything, what is under way ends as it began.
+        """
+        with self._lock:
+            self._priority = priority
+
+    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool = True) -> DecodedGroup:
+        """`keep`: in the disk cache. Raises WorkerFailed."""
         group = name.row_groups[index]
         request = frames.ReadGroup(
             0, store_url, name.key, name.topic, name.size, name.footer, index, group.offset, group.length,
-            group.wire_bytes, group.runs,
+            group.wire_bytes, group.runs, keep,
         )  # fmt: skip
-        answer = self._call(request, None)
-        assert isinstance(answer, DecodedGroup)
-        return answer
+        size = frames.size_of_group(group.rows, group.wire_bytes)
+        try:
+            return self._twice(lambda: self._read_into_memory(request, size))
+        except OSError as error:
+            raise WorkerFailed(type(error).__name__, f"no memory or descriptor for {name.key}: {error}") from error
+
+    def _read_into_memory(self, request: frames.ReadGroup, size: int) -> DecodedGroup:
+        piece = self._memory.take(size)
+        is_kept = False
+        try:
+            reply = self._wait_for(request, piece.descriptor)
+            assert isinstance(reply, frames.GroupRead)
+            content, is_kept = self._content(piece, size)
+        finally:
+            if not is_kept:
+                piece.drop()  # whoever was to fill it may still be at it
+        return DecodedGroup(content, reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
+
+    def _content(self, piece: Piece, size: int) -> tuple[memoryview | bytes, bool]:
+        """(it, whether the piece is used again)"""
+        if size < MAPPED_MIN:
+            content = piece.content(size)
+            self._memory.give_back(piece)
+            return content, True
+        try:
+            return self._memory.lend(piece), True
+        except OSError:  # where there is no descriptor or mapping to be had all are small
+            return piece.content(size), False
 
     def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> frames.MayHold:
         """Which of an object's row groups may hold a word, by their bloom filters. Raises WorkerFailed."""
-        answer = self._call(frames.AskFilters(0, store_url, name.key, name.size, name.footer, groups, word), None)
+        answer = self._call(frames.AskFilters(0, store_url, name.key, name.size, name.footer, groups, word))
         assert isinstance(answer, frames.MayHold)
         return answer
 
     def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> frames.MayHold:
         """Which of an object's row groups may hold the record from a place in the log. Raises WorkerFailed."""
         request = frames.AskBounds(0, store_url, name.key, name.size, name.footer, groups, physical_offset)
-        answer = self._call(request, None)
+        answer = self._call(request)
         assert isinstance(answer, frames.MayHold)
         return answer
+
+    def forget(self, store_url: str, names: Sequence[CommittedName]) -> None:
+        """Nothing of their rows and footers stays in the disk cache, nor of filters as far as a footer is there that
+        says where they are. Raises WorkerFailed."""
+        if not self._cache_arguments:
+            return
+        objects = [
+            frames.StoredObject(
+                name.key, name.size, name.footer, [(group.offset, group.length) for group in name.row_groups]
+            )
+            for name in names
+        ]
+        try:
+            self._call(frames.Forget(0, store_url, objects))
+        except OSError as error:  # no process to hand it to
+            raise WorkerFailed(type(error).__name__, f"no worker to clear the disk cache: {error}") from error
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
         """Abort a broker's uploads that nobody finished for a day; raises EncodeFailed or an error of the store."""
         try:
-            answer = self._call(frames.RemoveStaleUploads(0, store_url, broker), None)
+            answer = self._call(frames.RemoveStaleUploads(0, store_url, broker))
         except WorkerFailed as error:
-            raise _offload_error(error) from error
+            raise of_an_upload(error) from error
         assert isinstance(answer, int)
         return answer
 
@@ -203,27 +251,33 @@ class WorkerClient:
         with self._lock:
             self._closed = True
             self._hang_up()
+        self._memory.close()
 
     # ---- the process
 
-    def _call(self, request: frames.Request, descriptor: int | None, upload_bytes: int = 0) -> Answer:
-        """Requests are safe to repeat: a read changes nothing, and an upload adopts what it finds."""
-        try:
-            return self._wait_for(request, descriptor, upload_bytes)
-        except ConnectionError:
-            try:
-                return self._wait_for(request, descriptor, upload_bytes)
-            except ConnectionError as error:
-                raise WorkerFailed("WorkerDied", str(error)) from error
+    def _call(self, request: frames.Request) -> Answer:
+        return self._twice(lambda: self._wait_for(request, None))
 
-    def _wait_for(self, request: frames.Request, descriptor: int | None, upload_bytes: int) -> Answer:
-        seconds = self._answer_seconds + upload_bytes / min(self._rate or _SLOWEST_BYTES, _SLOWEST_BYTES)
+    def _twice(self, attempt: Callable[[], T]) -> T:
+        """Requests are safe to repeat: they change nothing, or what they do can be done twice."""
+        deaths = 0
+        while True:
+            try:
+                return attempt()
+            except MadeRoom:
+                continue
+            except ConnectionError as error:
+                deaths += 1
+                if deaths == _DEATHS:
+                    raise WorkerFailed("WorkerDied", str(error)) from error
+
+    def _wait_for(self, request: frames.Request, descriptor: int | None) -> Answer:
         future = self._submit(request, descriptor)
-        try:
-            return future.result(seconds)
-        except TimeoutError as error:
-            self._end()
-            raise WorkerFailed("StoreUnavailable", f"the tier worker has not answered for {seconds:.0f} s") from error
+        ended, waited = self._patience.first_of([future])
+        if ended:
+            return future.result()
+        self._end()
+        raise WorkerFailed("StoreUnavailable", f"the tier worker has not answered for {waited:.0f} s")
 
     def _end(self) -> None:
         """It hangs, as a directory on a file server may: its successor gets a new start. What it owes is failed."""
@@ -236,10 +290,17 @@ class WorkerClient:
         with self._lock:
             if self._closed:
                 raise WorkerFailed("Closed", "the worker was closed")
+            if self._has_given_up and isinstance(request, frames.Compact):
+                raise WorkerFailed("Closed", "the broker stops")  # also before a second try, by another process
+            if self._has_priority != self._priority and self._pending.keys() <= {self._compaction}:
+                self._make_room()  # a process can't get back what it gave up; a compaction begins anew in the next
             sock = self._socket or self._start()
             self._next_id += 1
             request.id = self._next_id
             future: Future[Answer] = Future()
+            if isinstance(request, frames.Compact):
+                self._compaction = request.id
+                self._patience.uploads(sum(one.wire_bytes for one in request.inputs), future)
             self._pending[request.id] = future
             try:
                 frames.send(sock, request, descriptor)
@@ -252,17 +313,16 @@ class WorkerClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         root = str(Path(__file__).resolve().parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-        environment.setdefault(
-            "OPENBLAS_NUM_THREADS", "1"
-        )  # numpy's threads for linear algebra, which nobody does here
+        for name, value in _ENVIRONMENT.items():
+            environment.setdefault(name, value)
         with theirs:
             command = self._command(theirs.fileno())
             process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
         self._socket, self._process = ours, process
         self._pending = {}  # a successor's requests are not failed with those of the one before
         self.starts += 1
-        if self._rate:
-            self._send_rate(ours)
+        if self._patience.rate:
+            self._send_quietly(ours, frames.SetUploadRate(self._patience.rate))
         receiver = threading.Thread(
             target=self._receive, args=(ours, process, self._pending), name="tier-worker", daemon=True
         )
@@ -276,13 +336,31 @@ class WorkerClient:
         return ours
 
     def _command(self, descriptor: int) -> list[str]:
-        return [sys.executable, "-m", "tiered.worker.process", "--fd", str(descriptor), *self._cache_arguments]
+        self._has_priority = self._priority
+        options = ["--fd", str(descriptor), "--uploads", str(self._uploads), *self._cache_arguments]
+        return [sys.executable, "-m", "tiered.worker", self._priority, *options]
 
-    def _send_rate(self, sock: socket.socket) -> None:
+    def _tell(self, message: frames.GiveUp) -> None:
+        with self._lock:
+            if self._socket is not None:
+                self._send_quietly(self._socket, message)
+
+    def _send_quietly(self, sock: socket.socket, message: frames.Message) -> None:
+        """Under the lock, what has no answer."""
         try:
-            frames.send(sock, frames.SetUploadRate(self._rate))
+            frames.send(sock, message)
         except OSError:
             self._hang_up()  # it died; its receiving thread says so, and a successor is told the rate
+
+    def _make_room(self) -> None:
+        """Under the lock. For a successor; what this one owes is told that it was not what ended it."""
+        if self._socket is None:
+            return  # it ended by itself, and its receiving thread tells so
+        owed = list(self._pending.values())
+        self._pending.clear()
+        self._hang_up()
+        for future in owed:
+            future.set_exception(MadeRoom("the tier worker made room for another"))
 
     def _hang_up(self) -> None:
         """Under the lock. The worker ends on EOF; its receiving thread reaps it and fails what was pending."""
@@ -299,8 +377,7 @@ class WorkerClient:
     ) -> None:
         try:
             while self._wait(sock, pending):
-                payload, descriptor = frames.receive(sock)
-                self._settle(frames.decode_reply.decode(payload), descriptor, pending)
+                self._settle(frames.decode_reply.decode(frames.receive_reply(sock)), pending)
         except OSError:
             process.kill()
         except ValueError as error:
@@ -314,14 +391,18 @@ class WorkerClient:
                 if self._socket is sock:
                     self._socket = self._process = None
                 sock.close()
-            unanswered = len(pending)
-            for future in pending.values():
-                future.set_exception(ConnectionError("the tier worker ended"))
             try:
                 process.wait(_GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            try:
+                clear(self._work_dir, process.pid)
+            except OSError as error:
+                log.warning("what the tier worker was at stays until the next start: %s", error)
+            unanswered = len(pending)
+            for future in pending.values():
+                future.set_exception(ConnectionError("the tier worker ended"))
             if unanswered and not self._closed:
                 log.warning("the tier worker ended with %d; it owed %d answers", process.returncode, unanswered)
 
@@ -337,56 +418,26 @@ class WorkerClient:
                     return False
         return True
 
-    def _settle(self, reply: frames.Reply, descriptor: int | None, pending: dict[int, Future[Answer]]) -> None:
-        """Whatever becomes of an answer, who waits for it is told."""
+    def _settle(self, reply: frames.Reply, pending: dict[int, Future[Answer]]) -> None:
         with self._lock:
-            future = pending.pop(reply.id)
-        try:
-            future.set_result(self._answer(reply, descriptor))
-        except WorkerFailed as error:
-            future.set_exception(error)
-        except (OSError, ValueError) as error:
-            future.set_exception(WorkerFailed(type(error).__name__, str(error)))
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-    def _answer(self, reply: frames.Reply, descriptor: int | None) -> Answer:
+            future = pending.pop(reply.id, None) or Future()  # whose worker made room is asked for anew
         if isinstance(reply, frames.Failed):
-            raise WorkerFailed(reply.kind, reply.message)
-        if isinstance(reply, frames.Committed):
+            future.set_exception(WorkerFailed(reply.kind, reply.message))
+        else:
+            future.set_result(self._answer(reply))
+
+    def _answer(self, reply: frames.Answered) -> Answer:
+        if isinstance(reply, frames.Uploaded):
             self.upload_waited += reply.waited
-            self.written = self.written.plus(reply.name.rows, reply.wire_rows, reply.damaged_rows)
-            return reply.name
+            for one in reply.outcomes:
+                if isinstance(one, frames.Committed):
+                    self.written = self.written.plus(one.name.rows, one.wire_rows, one.damaged_rows)
+            return reply
         if isinstance(reply, frames.Compacted):
             self.upload_waited += reply.waited
             return reply.name
         if isinstance(reply, frames.StaleRemoved):
             return reply.count
-        if isinstance(reply, frames.MayHold):
-            return reply
-        if descriptor is None:  # the kernel drops one that the process has no room for
-            raise WorkerFailed("OutOfDescriptors", "the answer's memory could not be handed over")
-        return DecodedGroup(_content(descriptor), reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
-
-
-def _content(descriptor: int) -> mmap.mmap | bytes:
-    """What the worker shared. A small piece is not worth a descriptor, and where there is none all are small."""
-    size = os.fstat(descriptor).st_size
-    if size >= MAPPED_MIN:
-        with contextlib.suppress(OSError):
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    content = bytearray(size)
-    view, position = memoryview(content), 0
-    while position < size:
-        position += os.preadv(descriptor, [view[position:]], position)
-    return bytes(content)
-
-
-def _offload_error(error: WorkerFailed) -> Exception:
-    if error.kind == "Conflict":
-        return ContentConflict(error.message)
-    kind = getattr(protocol, error.kind, None)
-    if isinstance(kind, type) and issubclass(kind, protocol.ObjectStoreError):
-        return kind(error.message)
-    return EncodeFailed(str(error))
+        if isinstance(reply, frames.Forgotten):
+            return 0
+        return reply

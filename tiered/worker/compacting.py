@@ -13,37 +13,41 @@ from infra.object_store.protocol import ObjectStore
 from neve.archive.journal import CommittedName
 from neve.archive.schema import DamagedObject, ObjectFacts
 from tiered.worker import frames
-from tiered.write.compactor import GivenUp, Input, compact
+from tiered.worker.work_dir import own_prefix
+from tiered.write.compactor import Input, NotWanted, compact
 from tiered.write.segment_writer import GroupSizes
 
 _COPIES = 8  # at a time
 _COPY_BYTES = 8 << 20
 
 #: Puts a file under its name, if that is free or holds the same; gives the name back with its etag.
-Upload = Callable[[ObjectStore, Path, CommittedName], CommittedName]
+Upload = Callable[[Path, CommittedName], CommittedName]
 
 
 def make(
     request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes, is_wanted: Callable[[], bool]
 ) -> CommittedName:
-    """The object is in the store when this returns. Raises DamagedObject, GivenUp, or an error of the store."""
+    """The object is in the store when this returns. Raises DamagedObject, NotWanted, or an error of the store."""
     name = request.name
     facts = ObjectFacts.of(name, request.metadata)
-    with TemporaryDirectory(prefix="neve-compact-", dir=request.work_dir) as directory:
+    with TemporaryDirectory(prefix=own_prefix("compact"), dir=request.work_dir) as directory:
         inputs = [Input(Path(directory) / f"{number}.parquet", one) for number, one in enumerate(request.inputs)]
         with ThreadPoolExecutor(_COPIES, "compact") as pool:
             list(pool.map(functools.partial(_copy, store, is_wanted), inputs))
         path = Path(directory) / "object.parquet"
-        made = compact(inputs, request.below, path, facts=facts, key=name.key, sizes=sizes, is_wanted=is_wanted)
+        erased = request.erased
+        made = compact(
+            inputs, request.below, path, erased=erased, facts=facts, key=name.key, sizes=sizes, is_wanted=is_wanted
+        )
         failpoint.hit("compact.after_encode")
-        return upload(store, path, made)
+        return upload(path, made)
 
 
 def _copy(store: ObjectStore, is_wanted: Callable[[], bool], one: Input) -> None:
     with one.path.open("wb") as file:
         for start in range(0, one.name.size, _COPY_BYTES):
             if not is_wanted():
-                raise GivenUp(one.name.key)
+                raise NotWanted(one.name.key)
             length = min(_COPY_BYTES, one.name.size - start)
             data = store.get_range(one.name.key, start, length)
             if len(data) != length:

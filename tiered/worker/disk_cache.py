@@ -15,9 +15,10 @@ import logging
 import re
 import struct
 import threading
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
+
+from zlib_ng.zlib_ng import crc32
 
 from infra.disk import Disk
 from tiered.worker.segmented_lru import SegmentedLru
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"NVRANGE1"
 _HEAD = struct.Struct(">8sII")
+_LENGTH = struct.Struct(">I")
 _FILE_NAME = re.compile(r"[0-9a-f]{64}")
 # The cache is the first to give way: it stores nothing, and shrinks, where less of the disk than this is free.
 _FREE_SHARE = 0.1
@@ -69,21 +71,22 @@ class DiskCache:
         return found
 
     def put(self, name: str, data: bytes) -> None:
-        file = _file_name(name)
-        raw = _wrap(name, data)
+        file, head = _file_name(name), _head(name, data)
+        size = len(head) + len(data)
         try:
             with self._lock:
-                if self.broken is not None or file in self._files or not self._has_room(len(raw)):
+                if self.broken is not None or file in self._files or not self._has_room(size):
                     return
             part = self._directory / f"{file}.{next(self._parts)}.part"
             try:
-                self._disk.append(part, raw)
+                self._disk.append(part, head)
+                self._disk.append(part, data)
                 self._disk.rename(part, self._directory / file)
             except OSError:
                 self._remove(part)
                 raise
             with self._lock:
-                self._drop(gone for gone, _ in self._files.put(file, len(raw), len(raw)))
+                self._drop(gone for gone, _ in self._files.put(file, size, size))
         except OSError as error:
             self._give_up(error)
 
@@ -138,10 +141,10 @@ def _file_name(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _wrap(name: str, data: bytes) -> bytes:
+def _head(name: str, data: bytes) -> bytes:
+    """What stands before the data, which is megabytes: nobody joins the two."""
     text = name.encode("utf-8", "surrogateescape")
-    body = b"".join((len(text).to_bytes(4, "big"), text, data))
-    return _HEAD.pack(_MAGIC, zlib.crc32(body), len(text)) + body[4:]
+    return _HEAD.pack(_MAGIC, crc32(data, crc32(_LENGTH.pack(len(text)) + text)), len(text)) + text
 
 
 def _unwrap(raw: bytes, name: str) -> bytes | None:
@@ -150,6 +153,6 @@ def _unwrap(raw: bytes, name: str) -> bytes | None:
         return None
     magic, crc, length = _HEAD.unpack_from(raw)
     text = name.encode("utf-8", "surrogateescape")
-    if magic != _MAGIC or length != len(text) or zlib.crc32(memoryview(raw)[12:]) != crc:
+    if magic != _MAGIC or length != len(text) or crc32(memoryview(raw)[12:]) != crc:
         return None
     return raw[_HEAD.size + length :] if raw[_HEAD.size : _HEAD.size + length] == text else None

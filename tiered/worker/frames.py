@@ -4,8 +4,9 @@
 
 Big arrays never travel in the message: they lie in a memfd whose descriptor rides along with the head.
 
-    memfd of EncodeUpload:  physical i64[n] | size i32[n]                                    in order of `runs`
-    memfd of GroupRead:     positions i64[n + 1] | offsets i64[n] | tags i64[n] | times i64[n] | wire
+    memfd of EncodeUpload:  physical i64[n] | size i32[n]                of all objects, each in order of its `runs`
+    memfd of ReadGroup:     positions i64[n + 1] | offsets i64[n] | tags i64[n] | times i64[n] | wire
+                            which the worker fills; it may be larger than that
 """
 
 import fcntl
@@ -20,24 +21,30 @@ from neve.archive.journal import CommittedName, IntentName
 _HEAD = struct.Struct(">IB")
 
 
-class EncodeUpload(msgspec.Struct, tag="encode_upload"):
-    """To the encoder: read `runs` of a topic out of the log files, write the object `name`, upload it if it is absent.
+class ObjectToWrite(msgspec.Struct):
+    """A name, and where its rows are to be found."""
 
-    `files` are path, first CommitLog offset and length; `work_dir` holds the object while it is made. Answer:
-    Committed.
+    name: IntentName
+    runs: list[tuple[int, int, int]]  # queue, first offset, count; in order of the queues
+
+
+class EncodeUpload(msgspec.Struct, tag="encode_upload"):
+    """To the encoder: read the runs out of the log files, write the objects, upload each if it is absent.
+
+    `files` are path, first CommitLog offset and length; `work_dir` holds a large object while it is made. Answer:
+    Uploaded.
     """
 
     id: int
     store_url: str
-    name: IntentName
-    runs: list[tuple[int, int, int]]  # queue, first offset, count
+    objects: list[ObjectToWrite]
     files: list[tuple[str, int, int]]
     metadata: dict[str, str]
     work_dir: str
 
 
 class Compact(msgspec.Struct, tag="compact"):
-    """To the encoder: read `inputs`, write their rows but those `below` as the object `name`, upload it if absent.
+    """To the encoder: read `inputs`, write their rows but those `below` and `erased` as the object `name`, upload it.
 
     `work_dir` holds copies of them and the object while it is made. Answer: Compacted.
     """
@@ -47,8 +54,15 @@ class Compact(msgspec.Struct, tag="compact"):
     name: IntentName
     inputs: list[CommittedName]
     below: dict[int, int]  # queue -> offset
+    erased: dict[int, list[tuple[int, int]]]  # queue -> first, last
     metadata: dict[str, str]
     work_dir: str
+
+
+class GiveUp(msgspec.Struct, tag="give_up"):
+    """To the encoder: what was asked for up to this request, and is not on its way, is not uploaded. No answer."""
+
+    through: int
 
 
 class SetUploadRate(msgspec.Struct, tag="set_upload_rate"):
@@ -60,7 +74,7 @@ class SetUploadRate(msgspec.Struct, tag="set_upload_rate"):
 class ReadGroup(msgspec.Struct, tag="read_group"):
     """To the reader: fetch row group `index` of an object, `length` bytes at `offset`, and rebuild its records.
 
-    Answer: GroupRead.
+    They and their positions go into the memfd that rides along. Answer: GroupRead.
     """
 
     id: int
@@ -74,6 +88,7 @@ class ReadGroup(msgspec.Struct, tag="read_group"):
     length: int
     wire_bytes: int
     runs: list[tuple[int, int, int]]  # queue, first and last offset that the journal says are in the row group
+    keep: bool  # in the disk cache; what is there already answers in any case
 
 
 class AskFilters(msgspec.Struct, tag="ask_filters"):
@@ -100,6 +115,23 @@ class AskBounds(msgspec.Struct, tag="ask_bounds"):
     physical_offset: int
 
 
+class StoredObject(msgspec.Struct):
+    """Where in an object its footer and its row groups lie."""
+
+    key: str
+    size: int
+    footer: int
+    groups: list[tuple[int, int]]  # start, length
+
+
+class Forget(msgspec.Struct, tag="forget"):
+    """To the reader: these objects leave its caches. Answer: Forgotten."""
+
+    id: int
+    store_url: str
+    objects: list[StoredObject]
+
+
 class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
     """To the encoder: abort uploads that this broker's dead workers left. Answer: StaleRemoved."""
 
@@ -111,11 +143,24 @@ class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
 class Committed(msgspec.Struct, tag="committed"):
     """The object is in the store whole, or was there already with the same content: its name as COMMIT publishes it."""
 
-    id: int
     name: CommittedName
-    waited: float  # seconds that the rate held its parts back, summed
     wire_rows: int  # of `name.rows`: those that are kept whole
     damaged_rows: int
+
+
+class NotUploaded(msgspec.Struct, tag="not_uploaded"):
+    """Why there is no object: the exception's class name and text, raised again on the broker's side."""
+
+    kind: str
+    message: str
+
+
+class Uploaded(msgspec.Struct, tag="uploaded"):
+    """What became of each object of an EncodeUpload, in its order."""
+
+    id: int
+    outcomes: list[Committed | NotUploaded]
+    waited: float  # seconds that the rate held their parts back, summed
 
 
 class Compacted(msgspec.Struct, tag="compacted"):
@@ -131,7 +176,7 @@ class GiveUpCompaction(msgspec.Struct, tag="give_up_compaction"):
 
 
 class GroupRead(msgspec.Struct, tag="group_read"):
-    """A row group as records; they and their positions lie in the memfd that rides along."""
+    """The row group lies in the memfd that came with the request."""
 
     id: int
     rows: int
@@ -149,6 +194,12 @@ class MayHold(msgspec.Struct, tag="may_hold"):
     cached: int
 
 
+class Forgotten(msgspec.Struct, tag="forgotten"):
+    """Nothing of them is in the cache."""
+
+    id: int
+
+
 class StaleRemoved(msgspec.Struct, tag="stale_removed"):
     """How many uploads were aborted."""
 
@@ -164,9 +215,10 @@ class Failed(msgspec.Struct, tag="failed"):
     message: str
 
 
-Request = EncodeUpload | Compact | ReadGroup | AskFilters | AskBounds | RemoveStaleUploads
-Message = Request | SetUploadRate | GiveUpCompaction
-Reply = Committed | Compacted | GroupRead | MayHold | StaleRemoved | Failed
+Request = EncodeUpload | Compact | ReadGroup | AskFilters | AskBounds | Forget | RemoveStaleUploads
+Message = Request | SetUploadRate | GiveUp | GiveUpCompaction
+Answered = Uploaded | Compacted | GroupRead | MayHold | Forgotten | StaleRemoved
+Reply = Answered | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 decode_message: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -205,6 +257,12 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
         raise
 
 
+def receive_reply(sock: socket.socket) -> bytes:
+    """The next message of a worker, which sends no descriptor: the kernel closes one that is there. Raises PeerGone."""
+    length, _ = _HEAD.unpack(_exactly(sock, _HEAD.size))
+    return _exactly(sock, length)
+
+
 def _exactly(sock: socket.socket, length: int) -> bytes:
     received = bytearray()
     while len(received) < length:
@@ -213,6 +271,23 @@ def _exactly(sock: socket.socket, length: int) -> bytes:
             raise PeerGone("the peer ended in the middle of a message")
         received += part
     return bytes(received)
+
+
+def size_of_group(rows: int, wire_bytes: int) -> int:
+    """What the memfd of ReadGroup has to hold."""
+    return 8 * (4 * rows + 1) + wire_bytes
+
+
+def fill(descriptor: int, parts: list[memoryview]) -> None:
+    """Lay these parts one after another into a memfd that is as large. Raises OSError where it is not."""
+    rest, position = [part.cast("B") for part in parts if part.nbytes], 0
+    while rest:
+        written = os.pwritev(descriptor, rest, position)
+        position += written
+        while rest and written >= len(rest[0]):
+            written -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][written:]
 
 
 def shared(parts: list[memoryview]) -> int:

@@ -1,10 +1,11 @@
-"""The tier worker: encodes and uploads named objects, decodes row groups; `python -m tiered.worker.process --fd N`.
+"""The tier worker: encodes and uploads named objects, decodes row groups; `python -m tiered.worker` starts it.
 
 A process of its own, started by exec, so that pyarrow and the store's client never share the broker's loop. It decides
 nothing: it writes no journal and deletes no object. It ends when its socket does.
 """
 
 import argparse
+import contextlib
 import functools
 import gc
 import os
@@ -15,40 +16,34 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra import failpoint
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.object_store.open import open_store
-from infra.object_store.protocol import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome
+from infra.object_store.protocol import ObjectStore
 from neve.archive.groups import DecodedRows, decode_group, may_span
-from neve.archive.journal import CommittedName, NewerFormat
 from neve.archive.keys import parse_data_key
-from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
-from tiered.worker import compacting, frames
+from neve.archive.schema import DamagedObject, parse_footer
+from tiered.worker import frames
 from tiered.worker.disk_cache import DiskCache
+from tiered.worker.writing import FAILURES, Encoded, GivenUp, NotEncoded, ObjectWriter, refused
 from tiered.write.bloom_filter import filter_reads
-from tiered.write.entry_run import PartOfRun
-from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, MissingBytes, WrittenObject, encode
+from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, MissingBytes
 from tiered.write.upload_rate import UploadRate
+from tiered.write.uploader import UPLOADS
 
 T = TypeVar("T")
 
 _FOOTERS = 256
+_FORGOTTEN = 16_384  # objects: many more than are being read at a time
 _THREADS = 4
-
-
-class Conflict(ValueError):
-    """An object of other content stands under the name."""
+_ENCODERS = 4  # at most; what they do beside the libraries is one processor's work
 
 
 class Worker:
@@ -61,72 +56,80 @@ class Worker:
         *,
         open_store: Callable[[str], ObjectStore] = open_store,
         group_sizes: GroupSizes = GROUP_SIZES,
+        uploads: int = UPLOADS,
+        encoders: int = 1,
     ) -> None:
+        """`uploads`: how many may be on their way at the same time. `encoders`: how many requests are made then."""
         self._socket = sock
-        self._cache, self._open_store, self._group_sizes = cache, open_store, group_sizes
+        self._cache, self._open_store = cache, open_store
         self._sending = threading.Lock()
         self._rate = UploadRate(SystemClock())
         self._stores: dict[str, ObjectStore] = {}
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
+        self._forgotten: OrderedDict[str, None] = OrderedDict()  # the last of them: what was under way may still land
+        self._footer_turns: dict[str, threading.Lock] = {}  # of those that are being fetched
         self._shared = threading.Lock()
-        self.given_up = threading.Event()  # compaction, for good
+        self.writer = ObjectWriter(self._store, self._rate, group_sizes)
+        self._given_up = 0  # requests up to this one
+        self.compaction_given_up = threading.Event()  # for good
+        self._pool = ThreadPoolExecutor(_THREADS, "tier")
+        self._encoder = ThreadPoolExecutor(encoders, "encode")
+        self._uploads = ThreadPoolExecutor(uploads, "upload")
 
     def serve(self) -> None:
-        with ThreadPoolExecutor(_THREADS, "tier") as pool:
+        try:
             while True:
                 try:
                     payload, descriptor = frames.receive(self._socket)
                 except (frames.PeerGone, ConnectionError):
                     return
-                request = frames.decode_message.decode(payload)
-                if isinstance(request, frames.SetUploadRate):
-                    self._rate.set(request.bytes_per_second)
-                    continue
-                if isinstance(request, frames.GiveUpCompaction):
-                    self.given_up.set()
-                    continue
-                pool.submit(self._answer, request, descriptor).add_done_callback(_end_over_a_bug)
+                self._begin(frames.decode_message.decode(payload), descriptor)
+        finally:
+            self.compaction_given_up.set()
+            for pool in (self._encoder, self._uploads, self._pool):
+                pool.shutdown(cancel_futures=True)  # nobody asks for what has not begun
+
+    def _begin(self, message: frames.Message, descriptor: int | None) -> None:
+        if isinstance(message, frames.SetUploadRate):
+            self._rate.set(message.bytes_per_second)
+        elif isinstance(message, frames.GiveUp):
+            self._given_up = message.through
+        elif isinstance(message, frames.GiveUpCompaction):
+            self.compaction_given_up.set()
+        else:
+            pool = self._encoder if isinstance(message, frames.EncodeUpload) else self._pool
+            pool.submit(self._answer, message, descriptor).add_done_callback(_end_over_a_bug)
 
     def _answer(self, request: frames.Request, descriptor: int | None) -> None:
-        answer: int | None = None
         try:
             if isinstance(request, frames.EncodeUpload):
-                before = self._rate.waited
-                name, written = self._encode_upload(request, descriptor)
-                waited = self._rate.waited - before
-                reply: frames.Reply = frames.Committed(
-                    request.id, name, waited, written.wire_rows, written.damaged_rows
-                )
-            elif isinstance(request, frames.Compact):
-                before = self._rate.waited
-                made = compacting.make(
-                    request, self._store(request.store_url), self._upload, self._group_sizes, self._is_wanted
-                )
-                reply = frames.Compacted(request.id, made, self._rate.waited - before)
+                self._encode_upload(request, descriptor)
+                return
+            if isinstance(request, frames.Compact):
+                reply: frames.Reply = self.compacted(request)
             elif isinstance(request, frames.RemoveStaleUploads):
                 reply = frames.StaleRemoved(request.id, self._remove_stale(request))
+            elif isinstance(request, frames.Forget):
+                reply = self._forget(request)
             elif isinstance(request, frames.AskFilters):
                 reply = self._may_hold(request)
             elif isinstance(request, frames.AskBounds):
                 reply = self._may_span(request)
             else:
-                reply, answer = self._read_group(request)
-        except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
+                reply = self.read_group(request, descriptor)
+        except FAILURES as error:
             reply = frames.Failed(request.id, type(error).__name__, str(error))
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+        self._send(reply)
+
+    def _send(self, reply: frames.Reply) -> None:
         try:
             with self._sending:
-                frames.send(self._socket, reply, answer)
+                frames.send(self._socket, reply)
         except ConnectionError:
             return  # the broker went; the reading side sees it too and ends the process
-        finally:
-            if answer is not None:
-                os.close(answer)
-
-    def _is_wanted(self) -> bool:
-        return not self.given_up.is_set()
 
     def _store(self, url: str) -> ObjectStore:
         with self._shared:
@@ -136,47 +139,48 @@ class Worker:
 
     # ---- writing
 
-    def _encode_upload(
-        self, request: frames.EncodeUpload, descriptor: int | None
-    ) -> tuple[CommittedName, WrittenObject]:
-        if descriptor is None:
-            raise MissingBytes("the entries did not come along")
-        name = request.name
-        facts = ObjectFacts.of(name, request.metadata)
-        with TemporaryDirectory(prefix="neve-offload-", dir=request.work_dir) as directory:
-            runs = _runs(request.runs, descriptor)
-            path, sizes = Path(directory) / "object.parquet", self._group_sizes
-            written = encode(runs, request.files, path, facts=facts, key=name.key, sizes=sizes)
-            failpoint.hit("offload.after_encode")
-            return self._upload(self._store(request.store_url), written.path, written.name), written
+    def _encode_upload(self, request: frames.EncodeUpload, descriptor: int | None) -> None:
+        """In an encoder's thread: each object goes to the uploads as soon as it is made."""
+        group = _Group(len(request.objects))
+        if request.id <= self._given_up:
+            for number, asked in enumerate(request.objects):
+                self._settle(request, group, number, refused(GivenUp(f"{asked.name.key} is not encoded")), 0.0)
+            return
+        for one in self.writer.encoded(request, descriptor):
+            if isinstance(one, NotEncoded):
+                self._settle(request, group, one.number, one.why, 0.0)
+            else:
+                self._uploads.submit(self._upload, request, group, one).add_done_callback(_end_over_a_bug)
 
-    def _upload(self, store: ObjectStore, path: Path, name: CommittedName) -> CommittedName:
-        try:
-            outcome = store.put(name.key, path, if_absent=True, pace=self._rate.take)
-        except PreconditionFailed:
-            return self._adopt(store, name)
-        except UnknownOutcome:
-            try:
-                return self._adopt(store, name)
-            except NotFound:
-                outcome = store.put(name.key, path, if_absent=True, pace=self._rate.take)
-        return msgspec.structs.replace(name, etag=outcome.etag)
+    def _upload(self, request: frames.EncodeUpload, group: "_Group", one: Encoded) -> None:
+        if request.id <= self._given_up:
+            one.remove()
+            self._settle(request, group, one.number, refused(GivenUp(f"{one.written.name.key} is not uploaded")), 0.0)
+            return
+        outcome, waited = self.writer.upload(request.store_url, one)
+        self._settle(request, group, one.number, outcome, waited)
 
-    def _adopt(self, store: ObjectStore, ours: CommittedName) -> CommittedName:
-        """The object that stands there, if its rows are ours: an earlier attempt wrote it."""
-        info = store.head(ours.key)
-        tail = store.get_range(ours.key, max(0, info.size - 8), 8)
-        footer = int.from_bytes(tail[:4], "little") + 8
-        try:
-            metadata = parse_footer(store.get_range(ours.key, info.size - footer, footer))
-            same = info.size == ours.size and footer == ours.footer
-            checksum = ours.checksum if same else ("", "")
-            theirs = describe(metadata, key=ours.key, size=info.size, footer=footer, etag=info.etag, checksum=checksum)
-        except (DamagedObject, NewerFormat, ValueError) as error:
-            raise Conflict(f"{ours.key} exists and is no object of ours: {error}") from error
-        if theirs.sha256 != ours.sha256 or theirs.queues != ours.queues:
-            raise Conflict(f"{ours.key} exists with other records")
-        return theirs
+    def _settle(
+        self,
+        request: frames.EncodeUpload,
+        group: "_Group",
+        number: int,
+        outcome: frames.Committed | frames.NotUploaded,
+        waited: float,
+    ) -> None:
+        """The last one of a request answers it."""
+        with self._shared:
+            group.outcomes[number] = outcome
+            group.waited += waited
+            if len(group.outcomes) < group.count:
+                return
+        outcomes = [group.outcomes[number] for number in range(group.count)]
+        self._send(frames.Uploaded(request.id, outcomes, group.waited))
+
+    def compacted(self, request: frames.Compact) -> frames.Compacted:
+        """Not in an encoder's thread: a round does not wait for it."""
+        name, waited = self.writer.merged(request, lambda: not self.compaction_given_up.is_set())
+        return frames.Compacted(request.id, name, waited)
 
     def _remove_stale(self, request: frames.RemoveStaleUploads) -> int:
         """Other brokers' uploads into the same bucket are not ours to judge."""
@@ -189,7 +193,10 @@ class Worker:
 
     # ---- reading
 
-    def _read_group(self, request: frames.ReadGroup) -> tuple[frames.Reply, int]:
+    def read_group(self, request: frames.ReadGroup, descriptor: int | None) -> frames.GroupRead:
+        """Into the memory that came along."""
+        if descriptor is None:  # the kernel drops one that the process has no room for
+            raise MissingBytes("the row group's memory did not come along")
         store = self._store(request.store_url)
         footer = _footer_of(request)
         group = _Range(request.store_url, request.key, request.offset, request.length)
@@ -205,14 +212,14 @@ class Worker:
             return rows
 
         try:
-            rows = self._decoded(store, group, decode, got)
+            rows = self._decoded(store, group, decode, got, keep=request.keep)
         except DamagedObject:
             self._forget_footer(footer)  # no checksum covers it: it may be what lies
             raise
         arrays = (rows.positions, rows.offsets, rows.tags, rows.times)
         parts = [np.ascontiguousarray(array, np.int64).data for array in arrays]
-        answer = frames.shared([*parts, rows.wire])
-        return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire), got.fetched, got.cached), answer
+        frames.fill(descriptor, [*parts, rows.wire])
+        return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire), got.fetched, got.cached)
 
     def _may_hold(self, request: frames.AskFilters) -> frames.MayHold:
         """A row group without a whole filter may hold anything."""
@@ -238,18 +245,59 @@ class Worker:
         may = [group for group in request.groups if may_span(metadata, group, request.physical_offset)]
         return frames.MayHold(request.id, may, got.fetched, got.cached)
 
+    def _forget(self, request: frames.Forget) -> frames.Forgotten:
+        with self._shared:
+            self._forgotten |= dict.fromkeys(one.key for one in request.objects)
+            while len(self._forgotten) > _FORGOTTEN:
+                self._forgotten.popitem(last=False)
+        for one in request.objects:
+            footer = _Range(request.store_url, one.key, one.size - one.footer, one.footer)
+            if self._cache is not None:
+                for start, length in (*one.groups, *self._filters_at_hand(footer)):
+                    self._cache.forget(_Range(request.store_url, one.key, start, length).name)
+            self._forget_footer(footer)
+        return frames.Forgotten(request.id)
+
+    def _filters_at_hand(self, footer: "_Range") -> list[tuple[int, int]]:
+        """(start, length) of an object's filters as they are read, by a footer that need not be fetched: there may be
+        no object any more."""
+        with self._shared:
+            metadata = self._footers.get(footer.key)
+        data = self._cache.get(footer.name) if metadata is None and self._cache is not None else None
+        if data is not None:
+            with contextlib.suppress(DamagedObject):
+                metadata = parse_footer(data)
+        return [] if metadata is None else [(read.start, read.length) for read in filter_reads(metadata)]
+
     def _footer(self, store: ObjectStore, place: "_Range", got: "_Got") -> pq.FileMetaData:
+        """One fetch for all who ask: read-ahead enters an object with several row groups at a time."""
         with self._shared:
-            known = self._footers.get(place.key)
+            known = self._known_footer(place)
             if known is not None:
-                self._footers.move_to_end(place.key)
                 return known
-        metadata = self._decoded(store, place, parse_footer, got)
-        with self._shared:
-            self._footers[place.key] = metadata
-            if len(self._footers) > _FOOTERS:
-                self._footers.popitem(last=False)
+            turn = self._footer_turns.setdefault(place.key, threading.Lock())
+        with turn:
+            with self._shared:
+                known = self._known_footer(place)
+            if known is not None:
+                return known
+            try:
+                metadata = self._decoded(store, place, parse_footer, got)
+                with self._shared:
+                    if place.key not in self._forgotten:
+                        self._footers[place.key] = metadata
+                    if len(self._footers) > _FOOTERS:
+                        self._footers.popitem(last=False)
+            finally:
+                with self._shared:
+                    self._footer_turns.pop(place.key, None)
         return metadata
+
+    def _known_footer(self, place: "_Range") -> pq.FileMetaData | None:
+        known = self._footers.get(place.key)
+        if known is not None:
+            self._footers.move_to_end(place.key)
+        return known
 
     def _forget_footer(self, place: "_Range") -> None:
         with self._shared:
@@ -257,7 +305,9 @@ class Worker:
         if self._cache is not None:
             self._cache.forget(place.name)
 
-    def _decoded(self, store: ObjectStore, place: "_Range", decode: Callable[[bytes], T], got: "_Got") -> T:
+    def _decoded(
+        self, store: ObjectStore, place: "_Range", decode: Callable[[bytes], T], got: "_Got", *, keep: bool = True
+    ) -> T:
         """From the cache where that decodes, else from the store; only what has decoded is cached."""
         data = self._cache.get(place.name) if self._cache is not None else None
         if data is not None:
@@ -272,8 +322,10 @@ class Worker:
         data = store.get_range(place.key, place.start, place.length)
         got.fetched += len(data)
         decoded = decode(data)
-        if self._cache is not None:
+        if self._cache is not None and keep:
             self._cache.put(place.name, data)
+            if place.key in self._forgotten:  # looked up when it is there: whoever forgets it later finds it
+                self._cache.forget(place.name)
         return decoded
 
 
@@ -294,6 +346,15 @@ def _footer_of(request: frames.ReadGroup | frames.AskFilters | frames.AskBounds)
 
 
 @dataclass(slots=True)
+class _Group:
+    """What has become of the objects of a request so far."""
+
+    count: int
+    outcomes: dict[int, frames.Committed | frames.NotUploaded] = field(default_factory=dict)
+    waited: float = 0.0
+
+
+@dataclass(slots=True)
 class _Got:
     fetched: int = 0
     cached: int = 0
@@ -301,7 +362,7 @@ class _Got:
 
 def _end_over_a_bug(done: Future[None]) -> None:
     """An error that nobody foresaw ends the process: the broker must not wait for an answer for ever."""
-    error = done.exception()
+    error = None if done.cancelled() else done.exception()
     if error is not None:
         traceback.print_exception(error)
         sys.stderr.flush()
@@ -314,32 +375,19 @@ def _check_offsets(rows: DecodedRows, request: frames.ReadGroup) -> None:
         raise DamagedObject(f"{request.key}: row group {request.index} has other rows than its journal says")
 
 
-def _runs(described: list[tuple[int, int, int]], descriptor: int) -> dict[int, PartOfRun]:
-    total = sum(count for _, _, count in described)
-    raw = os.pread(descriptor, total * 12, 0)
-    if len(raw) != total * 12:
-        raise MissingBytes(f"{len(raw)} bytes of entries came along, {total * 12} were named")
-    physical, sizes = np.frombuffer(raw, np.int64, total), np.frombuffer(raw, np.int32, total, total * 8)
-    runs: dict[int, PartOfRun] = {}
-    position = 0
-    for queue, first, count in described:
-        part = slice(position, position + count)
-        runs[queue] = PartOfRun(first, physical[part], sizes[part])
-        position += count
-    return runs
+def encoders_of(processors: int) -> int:
+    """One processor is the broker's."""
+    return max(1, min(processors - 1, _ENCODERS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="tiered.worker.process")
+    parser = argparse.ArgumentParser(prog="tiered.worker")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--cache-dir", type=Path)
     parser.add_argument("--cache-bytes", type=int, default=0)
+    parser.add_argument("--uploads", type=int, default=UPLOADS)
     options = parser.parse_args()
     cache = DiskCache(RealDisk(), options.cache_dir, options.cache_bytes) if options.cache_dir else None
     gc.freeze()  # what was imported stays; to look through it again and again costs
     with socket.socket(fileno=options.fd) as sock:
-        Worker(sock, cache).serve()
-
-
-if __name__ == "__main__":
-    main()
+        Worker(sock, cache, uploads=options.uploads, encoders=encoders_of(len(os.sched_getaffinity(0)))).serve()

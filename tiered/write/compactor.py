@@ -32,12 +32,13 @@ from xxhash import xxh3_128
 from neve.archive.journal import CommittedName, RowGroup
 from neve.archive.rebuild import Records, rebuild
 from neve.archive.schema import SCHEMA, DamagedObject, ObjectFacts, file_metadata, writer_options
+from tiered.write.merge import NOTHING, Spans, rows_left
 from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, describe_file
 
 GROUPS_BYTES = 64 << 20
 
 
-class GivenUp(ValueError):
+class NotWanted(ValueError):
     """Nobody wants the object any more."""
 
 
@@ -71,24 +72,25 @@ def compact(
     below: Mapping[int, int],
     out_path: Path,
     *,
+    erased: Spans = NOTHING,
     facts: ObjectFacts,
     key: str,
     sizes: GroupSizes = GROUP_SIZES,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> CommittedName:
-    """The inputs' rows in one verified object, but for those below these offsets of their queues.
+    """The inputs' rows in one verified object, but for those below these offsets of their queues, and those erased.
 
     Nothing stays behind on failure. Raises DamagedObject where an input does not hold what the journal says,
-    GivenUp where the object is not wanted any more.
+    NotWanted where the object is not wanted any more.
     """
     try:
         wire_bytes = sum(one.name.wire_bytes for one in inputs)
-        options = writer_options(_rows_left(inputs, below), wire_bytes)
+        options = writer_options(_rows_left(inputs, below, erased), wire_bytes)
         writer = _Writer(pq.ParquetWriter(out_path, SCHEMA, **options), out_path, facts, sizes)
         with writer:
-            for queue, table, records in _rows(inputs, below):
+            for queue, table, records in _rows(inputs, below, erased):
                 if not is_wanted():
-                    raise GivenUp(key)
+                    raise NotWanted(key)
                 writer.add(queue, table, records)
         name = describe_file(out_path, key)
         if name.sha256 != writer.sha256 or name.rows != writer.rows:
@@ -103,12 +105,12 @@ def compact(
 # ---- reading
 
 
-def _rows_left(inputs: Sequence[Input], below: Mapping[int, int]) -> int:
+def _rows_left(inputs: Sequence[Input], below: Mapping[int, int], erased: Spans) -> int:
     return sum(
-        max(0, last + 1 - max(first, below.get(queue, 0)))
+        end - begin + 1
         for one in inputs
-        for group in one.name.row_groups
-        for queue, first, last in group.runs
+        for queue, first, last in one.name.runs
+        for begin, end in rows_left(first, last, below.get(queue, 0), erased.get(queue, ()))
     )
 
 
@@ -128,7 +130,7 @@ def _parts(inputs: Sequence[Input]) -> list[_Part]:
     return parts
 
 
-def _rows(inputs: Sequence[Input], below: Mapping[int, int]) -> Iterator[tuple[int, pa.Table, Records]]:
+def _rows(inputs: Sequence[Input], below: Mapping[int, int], erased: Spans) -> Iterator[tuple[int, pa.Table, Records]]:
     """(queue, rows, the records that they rebuild to). Raises DamagedObject at the end where an input is another."""
     groups = _Groups(inputs)
     digests = [hashlib.sha256() for _ in inputs]
@@ -138,11 +140,11 @@ def _rows(inputs: Sequence[Input], below: Mapping[int, int]) -> Iterator[tuple[i
         _check_rows(table.slice(part.row, count), part, inputs[part.number].name.key)
         positions = records.positions[part.row : part.row + count + 1]
         digests[part.number].update(records.wire[positions[0] : positions[-1]])
-        left_out = min(max(0, below.get(part.queue, 0) - part.first), count)
-        if left_out < count:
-            kept = positions[left_out:]
+        spans = erased.get(part.queue, ())
+        for first, last in rows_left(part.first, part.last, below.get(part.queue, 0), spans):
+            kept = positions[first - part.first : last + 2 - part.first]
             left = Records(records.wire[kept[0] : kept[-1]], kept - kept[0])
-            rows = table.slice(part.row + left_out, count - left_out)
+            rows = table.slice(part.row + first - part.first, last - first + 1)
             if 2 * len(left.wire) < len(records.wire):
                 left, rows = Records(memoryview(bytes(left.wire)), left.positions), rows.take(np.arange(len(rows)))
             yield part.queue, rows, left

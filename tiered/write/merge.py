@@ -1,18 +1,26 @@
-"""Objects that become one, and whether the one that was made holds their rows, each once. Pure."""
+"""Objects that become one, and whether the one that was made holds their rows, each once. Pure.
+
+What is not taken over: rows `below` an offset of their queue, which nobody can see again, and `erased` ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 from neve.archive.journal import CommittedName
+from neve.archive.queue_runs import touching, without
+
+Spans = Mapping[int, Sequence[tuple[int, int]]]  # queue -> (first, last), in order
+NOTHING: Final[Spans] = {}
 
 
 class Merge(NamedTuple):
-    """Objects that become one, in log order, and the offsets of their queues below which rows are left out."""
+    """Objects that become one, in log order, and which of their rows are left out."""
 
     inputs: tuple[CommittedName, ...]
     below: dict[int, int]
+    erased: Spans = NOTHING
 
     @property
     def topic(self) -> str:
@@ -37,13 +45,7 @@ class Merge(NamedTuple):
     @property
     def queues(self) -> dict[int, tuple[int, int]]:
         """queue -> (first, last) of the rows that are left."""
-        found: dict[int, tuple[int, int]] = {}
-        for name in self.inputs:
-            for queue, (first, last, _) in name.queues.items():
-                begin = max(found.get(queue, (first,))[0], self.below.get(queue, 0))
-                if begin <= last:
-                    found[queue] = begin, last
-        return found
+        return {queue: (spans[0][0], spans[-1][1]) for queue, spans in _spans(self)[0].items()}
 
 
 def mismatch(merge: Merge, made: CommittedName, minimum: Mapping[int, int]) -> str:
@@ -56,8 +58,8 @@ def mismatch(merge: Merge, made: CommittedName, minimum: Mapping[int, int]) -> s
     shown = sorted(queue for queue, end in merge.below.items() if minimum.get(queue, 0) < end)
     if shown:
         return f"rows of queue {shown[0]} that were left out may be seen again"
-    wanted, dropped = _spans(merge.inputs, merge.below)
-    held, _ = _spans([made], {})
+    wanted, dropped = _spans(merge)
+    held, _ = _spans(Merge((made,), {}))
     if wanted != held:
         return f"it holds {held}, its inputs {wanted}"
     facts = [(sum(n.rows for n in merge.inputs) - dropped, made.rows)]
@@ -70,22 +72,27 @@ def mismatch(merge: Merge, made: CommittedName, minimum: Mapping[int, int]) -> s
     return "" if all(ours == its for ours, its in facts) else f"its inputs say {facts}"
 
 
-def _spans(names: Iterable[CommittedName], below: Mapping[int, int]) -> tuple[dict[int, list[tuple[int, int]]], int]:
+def _spans(merge: Merge) -> tuple[dict[int, list[tuple[int, int]]], int]:
     """queue -> (first, last) of what follows without a hole, as the row groups have it, and how many rows are dropped.
 
     What comes twice stays apart.
     """
     spans: dict[int, list[tuple[int, int]]] = {}
     dropped = 0
-    runs = sorted(run for name in names for group in name.row_groups for run in group.runs)
+    runs = sorted(run for name in merge.inputs for run in name.runs)
     for queue, first, last in runs:
-        begin = max(first, below.get(queue, 0))
-        dropped += min(begin, last + 1) - first
-        if begin > last:
-            continue
-        held = spans.setdefault(queue, [])
-        if held and held[-1][1] + 1 == begin:
-            held[-1] = held[-1][0], last
-        else:
-            held.append((begin, last))
+        dropped += last - first + 1
+        for begin, end in rows_left(first, last, merge.below.get(queue, 0), merge.erased.get(queue, ())):
+            dropped -= end - begin + 1
+            held = spans.setdefault(queue, [])
+            if held and held[-1][1] + 1 == begin:
+                held[-1] = held[-1][0], end
+            else:
+                held.append((begin, end))
     return spans, dropped
+
+
+def rows_left(first: int, last: int, below: int, erased: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is taken over of a run, piece by piece; what is erased lies apart, in order."""
+    begin = max(first, below)
+    return without(begin, last, touching(erased, begin, last)) if begin <= last else []

@@ -1,5 +1,8 @@
 """One offload round: plan → INTENT → encode, verify, upload → COMMIT.
 
+Names are on their way side by side (`round_names` says which, and what became of each); what is uploaded gathers for a
+COMMIT. The log is read, and the journal written, in a turn; while uploads are waited for other jobs have theirs.
+
 A crash anywhere leaves an open intent or an orphan object. The next round completes the intent under the same names,
 or closes it where the local log no longer has what it named. COMMIT is the one moment at which an object counts.
 """
@@ -7,10 +10,9 @@ or closes it where the local log no longer has what it named. COMMIT is the one 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -22,31 +24,37 @@ from tiered.journal.errors import NotMaster
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun, PartOfRun
-from tiered.write.offload_plan import HotLog, KeyParts, TopicRange, TopicUnreadable, plan_topic
+from tiered.write.offload_plan import Found, HotLog, KeyParts, TopicRange, TopicUnreadable, plan_topic
+from tiered.write.progress import Progress, tell
+from tiered.write.round_names import LIMITS, Limits, RoundNames
 from tiered.write.set_aside import SetAside
-from tiered.write.uploader import ContentConflict, EncodeFailed, Uploader
+from tiered.write.uploader import (
+    SMALL_BYTES,
+    ContentConflict,
+    EncodeFailed,
+    GivenUp,
+    NamedEntries,
+    Outcome,
+    Uploader,
+    Uploads,
+)
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[dict[str, Any]], None]
-# A round of many names publishes what it has so often: what is published can be evicted.
-_COMMIT_S = 30.0
 
 
 @dataclass(slots=True)
 class RoundReport:
-    """What became of a round's names: published, failed (by topic, why), closed without an object, lost for good."""
+    """What became of a round's names: published, failed (and why), closed without an object."""
 
     round: int
     committed: list[CommittedName] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # key -> why
     aborted: list[str] = field(default_factory=list)
-    lost: list[tuple[IntentName, str]] = field(default_factory=list)  # names to be closed without an object, and why
     gaps: int = 0
 
 
 class OffloadRound:
-    """Each step takes a turn of its own, so that other jobs have theirs between two names of a long round."""
+    """Each step takes a turn of its own, so that other jobs have theirs while a long round goes on."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -58,7 +66,9 @@ class OffloadRound:
         stopping: Callable[[], bool] = lambda: False,
         *,
         cluster: str = "DefaultCluster",
+        limits: Limits = LIMITS,
     ) -> None:
+        self._limits = limits
         self._journal, self._hot, self._worker, self._clock = journal, hot, worker, clock
         self._turn, self._stopping = turn, stopping
         self._cluster = cluster
@@ -101,9 +111,11 @@ class OffloadRound:
         key_parts = KeyParts(self._journal.prefix, self._journal.broker, self._journal.epoch)
         names: list[IntentName] = []
         gaps: list[Gap] = []
-        for wanted in topics:
+        for wanted, found in zip(topics, self._hot.entries_of(topics, timed=True), strict=True):
             try:
-                more_names, more_gaps = plan_topic(self._hot, self._journal.catalog, wanted, key_parts)
+                if isinstance(found, TopicUnreadable):
+                    raise found
+                more_names, more_gaps = plan_topic(self._hot, self._journal.catalog, wanted, found, key_parts)
             except TopicUnreadable as error:
                 self.set_aside.note(wanted.topic, error)
                 continue
@@ -125,92 +137,141 @@ class OffloadRound:
         except StalePlan:
             return self._begin(topics, progress)
         failpoint.hit("offload.after_intent")
-        _tell(progress, event="intent", round=number, objects=len(names))
+        tell(progress, event="intent", round=number, objects=len(names))
         return number, names, len(gaps)
 
     def _complete(self, number: int, names: Sequence[IntentName], progress: Progress | None) -> RoundReport:
-        report = RoundReport(number)
-        ready: list[CommittedName] = []
-        since = self._clock.monotonic()
-        for name in names:
-            if self._stopping():
-                break  # what is left stays open: the next round, or the next process, goes on with it
-            with self._turn:
-                committed = self._finish(number, name, report)
-                if committed is not None:
-                    ready.append(committed)
-                    _tell(progress, event="uploaded", key=name.key, rows=committed.rows, bytes=committed.size)
-                if self._clock.monotonic() - since >= _COMMIT_S:
-                    self._commit(number, ready, report, progress)
-                    ready, since = [], self._clock.monotonic()
-        with self._turn:
-            self._commit(number, ready, report, progress)
-        for name, reason in report.lost:
+        report, of_round = RoundReport(number), RoundNames(names, self._limits)
+        metadata = {"cluster": self._cluster, "broker": self._journal.broker, "round": str(number)}
+        uploads = self._worker.uploads(self._journal.store.url, metadata)
+        try:
+            self._upload_all(of_round, uploads, report, progress)
+        except Exception:
+            uploads.give_up()
+            while uploads.done():  # a name must not be on its way twice when the next round comes to it
+                pass
+            raise
+        for name, reason in of_round.lost:
             with self._turn:
                 try:
                     self._abort(number, name, reason, report)
                 except TopicUnreadable as error:
+                    of_round.failed(name)
                     self._fail(name, error, report)
+                else:
+                    of_round.closed(name)
         return report
 
-    def _finish(self, number: int, name: IntentName, report: RoundReport) -> CommittedName | None:
-        """The name's object, in the store; None: it stays open, or is lost. Raises where the store is away."""
-        try:
-            entries = self._entries(name)
-            if _bounds(entries) != name.queues:
-                report.lost.append((name, "the local log does not hold what the intent named"))
-                return None
-            committed = self._upload(number, name, entries)
-        except ContentConflict as error:
-            report.lost.append((name, str(error)))
-        except (TopicUnreadable, EncodeFailed) as error:
-            self._fail(name, error, report)
-        except ObjectStoreError as error:
-            log.error("round %d, %s: %s", number, name.key, error)
-            report.failed[name.key] = str(error)
+    def _upload_all(self, names: RoundNames, uploads: Uploads, report: RoundReport, progress: Progress | None) -> None:
+        given_up = False
+        entries = self._hot.entries_of([TopicRange(name.topic, name.start, name.end) for name in names.all])
+        while True:
+            if self._stopping():
+                if not given_up:
+                    uploads.give_up()  # what is left stays open: the next round, or process, goes on with it
+                    given_up = True
+            else:
+                with self._turn:
+                    self._begin_uploads(names, entries, uploads, report)
+            ended = uploads.done()
+            with self._turn:
+                for name, outcome in ended:
+                    self._take(name, outcome, names, report, progress)
+                ready = names.to_commit(self._clock.monotonic(), at_end=not names.is_under_way)
+                self._commit(ready, names, report, progress)
+            if not names.is_under_way and (self._stopping() or not names.is_left):
+                return
+
+    def _begin_uploads(
+        self, names: RoundNames, entries: Iterator[Found | TopicUnreadable], uploads: Uploads, report: RoundReport
+    ) -> None:
+        """As many as may be on their way: a large name by a request of its own, small ones by one together.
+
+        `entries`: of each name in turn.
+        """
+        small: list[NamedEntries] = []
+        while (name := names.next()) is not None:
+            read = self._read(name, next(entries), names, report)
+            if read is None:
+                continue
+            names.begun(name, read.wire_bytes)
+            if read.wire_bytes > SMALL_BYTES:
+                self._begin_request([read], uploads)
+            else:
+                small.append(read)
+            if len(small) >= self._limits.group:
+                self._begin_request(small, uploads)
+                small = []
+        if small:
+            self._begin_request(small, uploads)
+
+    def _begin_request(self, objects: Sequence[NamedEntries], uploads: Uploads) -> None:
+        start, end = min(one.name.start for one in objects), max(one.name.end for one in objects)
+        files = [
+            (path, base, size)
+            for path, base, size in self._hot.files(start, end)
+            if any(one.name.start < base + size and base < one.name.end for one in objects)
+        ]
+        uploads.begin(objects, files)
+
+    def _read(
+        self, name: IntentName, found: Found | TopicUnreadable, names: RoundNames, report: RoundReport
+    ) -> NamedEntries | None:
+        """None: it stays open, or is lost."""
+        if isinstance(found, TopicUnreadable):
+            names.failed(name)
+            self._fail(name, found, report)
+            return None
+        entries = _cut(name, found.runs)
+        if _bounds(entries) != name.queues:
+            names.is_lost(name, "the local log does not hold what the intent named")
+            return None
+        return NamedEntries(name, entries)
+
+    def _take(
+        self, name: IntentName, outcome: Outcome, names: RoundNames, report: RoundReport, progress: Progress | None
+    ) -> None:
+        """What became of an upload. Raises where the store is away."""
+        if isinstance(outcome, CommittedName):
+            written = {queue: (first, last) for queue, (first, last, _) in outcome.queues.items()}
+            if outcome.key == name.key and written == name.queues:
+                failpoint.hit("offload.after_upload")
+                names.uploaded(outcome, self._clock.monotonic())
+                self.set_aside.clear(name.topic)
+                tell(progress, event="uploaded", key=name.key, rows=outcome.rows, bytes=outcome.size)
+                return
+            outcome = EncodeFailed(f"{name.key}: the object holds {written}, the intent named {name.queues}")
+        if isinstance(outcome, GivenUp):
+            names.given_up(name)
+        elif isinstance(outcome, ContentConflict):
+            names.is_lost(name, str(outcome))
+        elif isinstance(outcome, ObjectStoreError):
+            names.failed(name)
+            log.error("round %d, %s: %s", report.round, name.key, outcome)
+            report.failed[name.key] = str(outcome)
             self._journal.follow()  # raises where it is the store: the names behind this one would fail as well
         else:
-            self.set_aside.clear(name.topic)
-            return committed
-        return None
+            names.failed(name)
+            self._fail(name, outcome, report)
 
     def _commit(
-        self, number: int, names: Sequence[CommittedName], report: RoundReport, progress: Progress | None
+        self, ready: Sequence[CommittedName], names: RoundNames, report: RoundReport, progress: Progress | None
     ) -> None:
-        if not names:
+        if not ready:
             return
         failpoint.hit("offload.before_commit")
-        self._append(Commit(round=number, names=list(names)))
-        report.committed += names
+        self._append(Commit(round=report.round, names=list(ready)))
+        names.committed(ready)
+        report.committed += ready
         failpoint.hit("offload.after_commit")
-        rows, size = sum(one.rows for one in names), sum(one.size for one in names)
-        log.info("round %d: %d objects, %d rows, %d bytes", number, len(names), rows, size)
-        _tell(progress, event="commit", round=number, objects=len(names))
+        rows, size = sum(one.rows for one in ready), sum(one.size for one in ready)
+        log.info("round %d: %d objects, %d rows, %d bytes", report.round, len(ready), rows, size)
+        tell(progress, event="commit", round=report.round, objects=len(ready))
 
     def _fail(self, name: IntentName, error: Exception, report: RoundReport) -> None:
         """It stays open: the next round tries it again, under the same name."""
         self.set_aside.note(name.topic, error)
         report.failed[name.key] = str(error)
-
-    def _entries(self, name: IntentName) -> dict[int, EntryRun]:
-        """The entries that the name holds, cut to its offsets."""
-        found: dict[int, EntryRun] = {}
-        for queue, run in self._hot.entries(name.topic, name.start, name.end).items():
-            low, high = (int(index) for index in np.searchsorted(run.physical, [name.start, name.end]))
-            if low < high:
-                part = slice(low, high)
-                found[queue] = PartOfRun(run.first_offset + low, run.physical[part], run.sizes[part])
-        return found
-
-    def _upload(self, number: int, name: IntentName, entries: Mapping[int, EntryRun]) -> CommittedName:
-        metadata = {"cluster": self._cluster, "broker": self._journal.broker, "round": str(number)}
-        files = self._hot.files(name.start, name.end)
-        committed = self._worker.encode_upload(self._journal.store.url, name, entries, files, metadata)
-        written = {queue: (first, last) for queue, (first, last, _) in committed.queues.items()}
-        if committed.key != name.key or written != name.queues:
-            raise EncodeFailed(f"{name.key}: the object holds {written}, the intent named {name.queues}")
-        failpoint.hit("offload.after_upload")
-        return committed
 
     def _abort(self, number: int, name: IntentName, reason: str, report: RoundReport) -> None:
         """Close a name without an object. What is still in the local log is planned again; the rest is a GAP.
@@ -218,7 +279,7 @@ class OffloadRound:
         The gaps come first: once the name is closed nobody looks for what it lacks, should this end in between.
         """
         log.error("round %d: %s is closed without an object: %s", number, name.key, reason)
-        held = _bounds(self._entries(name))
+        held = _bounds(_cut(name, self._hot.entries(name.topic, name.start, name.end)))
         for queue, (first, last) in sorted(name.queues.items()):
             have = held.get(queue)
             if have is None:
@@ -235,14 +296,20 @@ class OffloadRound:
         report.aborted.append(name.key)
 
 
+def _cut(name: IntentName, runs: Mapping[int, EntryRun]) -> dict[int, EntryRun]:
+    """The entries that the name holds, cut to its offsets."""
+    found: dict[int, EntryRun] = {}
+    for queue, run in runs.items():
+        low, high = (int(index) for index in np.searchsorted(run.physical, [name.start, name.end]))
+        if low < high:
+            part = slice(low, high)
+            found[queue] = PartOfRun(run.first_offset + low, run.physical[part], run.sizes[part])
+    return found
+
+
 def _bounds(entries: Mapping[int, EntryRun]) -> dict[int, tuple[int, int]]:
     return {queue: (run.first_offset, run.first_offset + len(run.physical) - 1) for queue, run in entries.items()}
 
 
 def _gap_fields(gap: Gap) -> tuple[str, int, int, int, str]:
     return gap.topic, gap.queue, gap.first, gap.last, gap.reason
-
-
-def _tell(progress: Progress | None, **event: Any) -> None:
-    if progress is not None:
-        progress(event)

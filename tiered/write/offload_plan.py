@@ -6,10 +6,10 @@ its first unarchived record lies, so that each run of a queue is whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -26,22 +26,33 @@ class TopicUnreadable(Exception):
     """What the local log holds of a topic contradicts itself, or its files can't be read."""
 
 
-class HotLog(Protocol):
-    """What a round reads of the local log. What asks of a topic raises TopicUnreadable."""
-
-    def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
-
-    def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]: ...
-
-    def store_time(self, topic: str, queue: int, offset: int) -> int: ...
-
-
 class TopicRange(msgspec.Struct, frozen=True, gc=False):
     """CommitLog offsets [start, end) that a round takes of a topic."""
 
     topic: str
     start: int
     end: int
+
+
+class Found(NamedTuple):
+    """What the log has of a range."""
+
+    runs: Mapping[int, EntryRun]  # by queue; of those alone that have entries there
+    oldest_ms: int = -1  # store time of the first of them; below 0: unknown, or not asked for
+
+
+class HotLog(Protocol):
+    """What a round reads of the local log. What asks of a topic raises TopicUnreadable."""
+
+    def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
+
+    def entries_of(self, ranges: Sequence[TopicRange], *, timed: bool = False) -> Iterator[Found | TopicUnreadable]:
+        """Of each range in turn. Small ones are looked up many at a time, before they are asked for."""
+        ...
+
+    def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]: ...
+
+    def store_time(self, topic: str, queue: int, offset: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +65,16 @@ class KeyParts:
 
 
 def plan_topic(
-    hot: HotLog, catalog: Catalog, wanted: TopicRange, key_parts: KeyParts
+    hot: HotLog, catalog: Catalog, wanted: TopicRange, found: Found, key_parts: KeyParts
 ) -> tuple[list[IntentName], list[Gap]]:
-    runs = {
-        queue: run for queue, run in hot.entries(wanted.topic, wanted.start, wanted.end).items() if len(run.physical)
-    }
+    """`found`: what the log has of it, with its time."""
+    runs = found.runs
     if not runs:
         return [], []
     _refuse_begun_again(catalog, wanted, runs)
     names = []
     start = wanted.start
-    borders = _day_borders(hot, wanted.topic, runs)
+    borders = _day_borders(hot, wanted.topic, found)
     for index, (day, _) in enumerate(borders):
         end = borders[index + 1][1] if index + 1 < len(borders) else wanted.end
         queues = _bounds(runs, start, end)
@@ -116,11 +126,12 @@ def _gaps(catalog: Catalog, topic: str, runs: Mapping[int, EntryRun]) -> list[Ga
     return found
 
 
-def _day_borders(hot: HotLog, topic: str, runs: Mapping[int, EntryRun]) -> list[tuple[str, int]]:
+def _day_borders(hot: HotLog, topic: str, found: Found) -> list[tuple[str, int]]:
     """(day, CommitLog offset of its first record), in log order.
 
     Store times run backwards only where the clock was set back; what follows stays with the later day then.
     """
+    runs = found.runs
     physical = np.concatenate([run.physical for run in runs.values()])
     queues = np.concatenate([np.full(len(run.physical), queue, np.int64) for queue, run in runs.items()])
     offsets = np.concatenate([run.first_offset + np.arange(len(run.physical)) for run in runs.values()])
@@ -130,7 +141,7 @@ def _day_borders(hot: HotLog, topic: str, runs: Mapping[int, EntryRun]) -> list[
     def day_at(position: int) -> int:
         nonlocal last_known
         row = order[position]
-        time = hot.store_time(topic, int(queues[row]), int(offsets[row]))
+        time = hot.store_time(topic, int(queues[row]), int(offsets[row])) if position else found.oldest_ms
         if time < 0:  # a damaged record stays with the day found last: its column is null anyway
             return last_known
         last_known = time // DAY_MS
@@ -141,7 +152,10 @@ def _day_borders(hot: HotLog, topic: str, runs: Mapping[int, EntryRun]) -> list[
     while position < count:
         day = day_at(position)
         borders.append((_day_name(day), int(physical[order[position]])))
-        low, high = position + 1, count  # the first position of a later day lies in here
+        # The first position of a later day lies in here; nearly always there is none, which the last one tells.
+        low, high = position + 1, count
+        if low < high and 0 <= hot.store_time(topic, int(queues[order[-1]]), int(offsets[order[-1]])) // DAY_MS <= day:
+            break
         while low < high:
             middle = (low + high) // 2
             last_known = day

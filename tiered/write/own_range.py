@@ -6,24 +6,30 @@ sign of another log, and the next lower object is asked:
 
     a log that went on above its archive    lacks the end of what it names: offsets that it has nowhere
     a damaged record, here or there         the same offsets at the same places, of the same time, and other bytes
+
+What was erased from the archive the log may still have: what a gap holds is not compared.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
 from neve.archive.catalog import Catalog
 from neve.archive.journal import CommittedName
-from tiered.write.entry_run import EntryRun
+from neve.archive.queue_runs import without
+from tiered.write.entry_run import EntryRun, PartOfRun
 from tiered.write.offload_plan import TopicUnreadable
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 4 << 20
+#: Of a queue: (first, last) of what exists nowhere, as its archive says.
+GapSpans = Callable[[int], Sequence[tuple[int, int]]]
 _MOST_DAMAGED = 4  # objects of other bytes; then it is another log
 
 
@@ -69,7 +75,7 @@ def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None
     damaged = 0
     for name in _candidates(catalog, hot):
         try:
-            likeness = _likeness(name, hot, read_at)
+            likeness = _likeness(name, hot, read_at, functools.partial(catalog.gap_spans, name.topic))
         except (TopicUnreadable, OSError) as error:
             log.warning("%s can't be compared with the local log: %s", name.key, error)
             continue
@@ -85,19 +91,20 @@ def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None
     return False if damaged else None
 
 
-def _candidates(catalog: Catalog, hot: OwnLog) -> list[CommittedName]:
+def _candidates(catalog: Catalog, hot: OwnLog) -> Iterator[CommittedName]:
+    """The highest first; of an archive of a million objects the first few mostly tell."""
     begin, end = hot.confirmed_range()
-    found = [
-        name
-        for topic in catalog.topics_with_objects()
-        for name in catalog.objects(topic)
-        if max(begin, hot.gone_below(topic)) <= name.start and name.end <= end
-    ]
-    return sorted(found, key=lambda name: (-name.end, name.wire_bytes))
+    return catalog.from_highest(lambda topic: max(begin, hot.gone_below(topic)), end)
 
 
-def _likeness(name: CommittedName, hot: OwnLog, read_at: ReadAt) -> _Likeness:
-    runs = {queue: run for queue, run in hot.entries(name.topic, name.start, name.end).items() if len(run.physical)}
+def _likeness(name: CommittedName, hot: OwnLog, read_at: ReadAt, gaps: GapSpans) -> _Likeness:
+    entries = hot.entries(name.topic, name.start, name.end)
+    runs = {queue: run for queue, run in entries.items() if len(run.physical)}
+    parts = [(queue, part) for queue, run in sorted(runs.items()) for part in _outside(run, gaps(queue))]
+    if sum(len(part.physical) for _, part in parts) < sum(len(run.physical) for run in runs.values()):
+        if _bounds(parts) != _runs_of(name):
+            return _Likeness.NOT_COMPARABLE
+        return _likeness_of_bytes(name, parts, hot, read_at)
     if any(queue not in name.queues for queue in runs):
         return _Likeness.OTHER
     above = hot.first_offsets(name.topic, name.end)
@@ -111,24 +118,51 @@ def _likeness(name: CommittedName, hot: OwnLog, read_at: ReadAt) -> _Likeness:
         if run.first_offset < first or have > last or (have < last and above[queue] <= last):
             return _Likeness.OTHER
         is_whole = is_whole and (run.first_offset, have) == (first, last)
-    if not is_whole:
-        return _Likeness.NOT_COMPARABLE
+    return _likeness_of_bytes(name, parts, hot, read_at) if is_whole else _Likeness.NOT_COMPARABLE
+
+
+def _outside(run: EntryRun, gaps: Sequence[tuple[int, int]]) -> Iterable[PartOfRun]:
+    """What of a run is in none of the gaps, piece by piece."""
+    begin, end = run.first_offset, run.first_offset + len(run.physical)
+    for first, last in without(begin, end - 1, [gap for gap in gaps if gap[0] < end and begin <= gap[1]]):
+        part = slice(first - begin, last + 1 - begin)
+        yield PartOfRun(first, run.physical[part], run.sizes[part])
+
+
+def _bounds(parts: Iterable[tuple[int, EntryRun]]) -> list[tuple[int, int, int]]:
+    return [(queue, part.first_offset, part.first_offset + len(part.physical) - 1) for queue, part in parts]
+
+
+def _runs_of(name: CommittedName) -> list[tuple[int, int, int]]:
+    """(queue, first, last) of what an object has without a hole, as its rows lie."""
+    found: list[tuple[int, int, int]] = []
+    for queue, first, last in name.runs:
+        if found and (found[-1][0], found[-1][2] + 1) == (queue, first):
+            found[-1] = queue, found[-1][1], last
+        else:
+            found.append((queue, first, last))
+    return found
+
+
+def _likeness_of_bytes(
+    name: CommittedName, parts: Sequence[tuple[int, EntryRun]], hot: OwnLog, read_at: ReadAt
+) -> _Likeness:
     files = [(Path(path), base, length) for path, base, length in hot.files(name.start, name.end)]
     digest = hashlib.sha256()
-    for _, run in sorted(runs.items()):
+    for _, run in parts:
         for start, end in _spans(run):
             for path, position, size in _pieces(files, start, end):
                 digest.update(read_at(path, position, size))
     if digest.hexdigest() == name.sha256:
         return _Likeness.SAME
-    return _Likeness.DAMAGED if _is_of_its_time(name, runs, hot) else _Likeness.OTHER
+    return _Likeness.DAMAGED if _is_of_its_time(name, parts, hot) else _Likeness.OTHER
 
 
-def _is_of_its_time(name: CommittedName, runs: Mapping[int, EntryRun], hot: OwnLog) -> bool:
+def _is_of_its_time(name: CommittedName, parts: Sequence[tuple[int, EntryRun]], hot: OwnLog) -> bool:
     """Other messages would have come at other times. Of a damaged record the archive knows none."""
     places = sorted(
         (place, queue, run.first_offset + index)
-        for queue, run in runs.items()
+        for queue, run in parts
         for index, place in enumerate(run.physical.tolist())
     )
     first, last = (

@@ -22,8 +22,10 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_128_digest
 from zlib_ng.zlib_ng import crc32
 
+from neve.archive.columns import table_of
 from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import Records, joined_views, rebuild, views
+from neve.archive.rebuild import REPEATED, Records, joined_views, rebuild, views
+from neve.archive.rows import Entries
 from neve.archive.schema import (
     GROUP_BYTES,
     GROUP_BYTES_AT_QUEUE_CHANGE,
@@ -34,9 +36,7 @@ from neve.archive.schema import (
     file_metadata,
     writer_options,
 )
-from tiered.write.columns import table_of
 from tiered.write.entry_run import EntryRun
-from tiered.write.rows import Entries
 
 
 class MissingBytes(ValueError):
@@ -47,9 +47,9 @@ _Mapped = tuple[int, int, mmap.mmap]  # base, end
 
 
 class WrittenObject(NamedTuple):
-    """A verified file, described as the journal will once it is uploaded (its etag is still empty)."""
+    """A verified file, on the disk or in memory, described as the journal will once it has its etag."""
 
-    path: Path
+    content: Path | pa.Buffer
     name: CommittedName
     wire_rows: int  # rows that needed `wire`
     damaged_rows: int
@@ -178,15 +178,13 @@ def _write(
             damaged_rows += pc.sum(table.column("damaged")).as_py() or 0
         sha256 = digest.hexdigest()
         writer.add_key_value_metadata(file_metadata(facts, sha256, groups))
-    with out_path.open("rb") as written:
-        os.fsync(written.fileno())
     return _Written(sha256, marks, wire_rows, damaged_rows)
 
 
 def _rebuilds(path: Path, name: CommittedName, entries: Entries, marks: Sequence[bytes]) -> bool:
     """Whether the file's rows rebuild to the sealed bytes. Raises DamagedObject where it can't be read back."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(REPEATED)) as file:
             for index, group in enumerate(name.row_groups):
                 rebuilt = rebuild(file.read_row_group(index, use_threads=False), name.topic)
                 sizes = entries.size[group.first_row : group.first_row + group.rows]

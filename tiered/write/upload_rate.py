@@ -23,7 +23,6 @@ class UploadRate:
         self._changed = threading.Condition()
         self._rate = 0
         self._paid_at = 0.0  # when all that was taken has been paid for; invariant: only meaningful with a rate
-        self.waited = 0.0  # seconds, summed over the callers
 
     def set(self, bytes_per_second: int) -> None:
         """0 is no limit."""
@@ -35,8 +34,11 @@ class UploadRate:
             self._paid_at = now + max(0.0, owed) / bytes_per_second if bytes_per_second else now
             self._changed.notify_all()
 
-    def take(self, count: int) -> None:
-        """Wait until what was taken before has been paid for but for a second's worth, then take so many bytes."""
+    def take(self, count: int) -> float:
+        """Wait until what was taken before has been paid for but for a second's worth, then take so many bytes.
+
+        Returns how many seconds it waited.
+        """
         with self._changed:
             begun = self._clock.monotonic()
             now = begun
@@ -45,4 +47,4 @@ class UploadRate:
                 now = self._clock.monotonic()
             if self._rate:
                 self._paid_at = max(self._paid_at, now) + count / self._rate
-            self.waited += now - begun
+            return now - begun

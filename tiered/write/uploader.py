@@ -1,4 +1,4 @@
-"""Who makes an object of a name and uploads it: what a round asks of its worker, and how that may fail."""
+"""Who makes objects of names and uploads them: what a round asks of its worker, and how that may fail."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ class EncodeFailed(Exception):
     """The worker could not encode, verify or upload a name; the round tries it again next time."""
 
 
+class GivenUp(Exception):
+    """The upload had not begun when `give_up` came: nothing is known against the name."""
+
+
 class RowCounts(NamedTuple):
     """Rows of objects that were written since the start; `wire` and `damaged`: those with these columns set."""
 
@@ -28,10 +32,44 @@ class RowCounts(NamedTuple):
         return RowCounts(self.rows + rows, self.wire + wire, self.damaged + damaged)
 
 
-class Uploader(Protocol):
-    """Encodes, verifies and uploads one named object; raises ContentConflict, EncodeFailed or a store's error.
+class NamedEntries(NamedTuple):
+    """A name, and the entries that its object holds."""
 
-    `upload_waited` is how many seconds its rate has held uploads back; 0 as the rate is no limit.
+    name: IntentName
+    entries: Mapping[int, EntryRun]
+
+    @property
+    def wire_bytes(self) -> int:
+        return sum(int(run.sizes.sum()) for run in self.entries.values())
+
+
+#: How many uploads a worker has on their way at the same time.
+UPLOADS = 32
+#: Wire bytes of an object that may be made beside others, by one request.
+SMALL_BYTES = 64 << 10
+
+#: The object as COMMIT publishes it, or why there is none: one of the exceptions above, or an error of the store.
+Outcome = CommittedName | Exception
+
+
+class Uploads(Protocol):
+    """Objects on their way, of one round: those that were begun together become one request."""
+
+    def begin(self, objects: Sequence[NamedEntries], files: Sequence[tuple[str, int, int]]) -> None:
+        """Encode, verify and upload them; returns at once. `files`: path, first CommitLog offset, length."""
+        ...
+
+    def done(self) -> Sequence[tuple[IntentName, Outcome]]:
+        """Wait for a request that was begun to end; empty where none is under way."""
+        ...
+
+    def give_up(self) -> None:
+        """What is not uploaded yet stays undone, as GivenUp; what is on its way ends as it does."""
+        ...
+
+
+class Uploader(Protocol):
+    """`upload_waited` is how many seconds its rate has held uploads back; 0 as the rate is no limit.
 
     Also forgets the unfinished uploads of a broker's dead workers.
     """
@@ -41,13 +79,12 @@ class Uploader(Protocol):
 
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
 
-    def encode_upload(
-        self,
-        store_url: str,
-        name: IntentName,
-        entries: Mapping[int, EntryRun],
-        files: Sequence[tuple[str, int, int]],
-        metadata: Mapping[str, str],
-    ) -> CommittedName: ...
+    def set_priority(self, priority: str) -> None:
+        """See `infra.priority`; holds from the first request that comes when nothing but a compaction is under way."""
+        ...
+
+    def uploads(self, store_url: str, metadata: Mapping[str, str]) -> Uploads:
+        """For the objects of one round."""
+        ...
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int: ...

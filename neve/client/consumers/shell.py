@@ -145,11 +145,13 @@ class Shell:
     async def _receive(self, asker: Asker, timeout: float | None) -> Received | None:
         self._ack_done(asker)
         self._session.pool.check_usable()
-        try:
-            async with asyncio.timeout(timeout):
-                message = await self._next(asker)
-        except TimeoutError:
-            return None
+        message = None if self.is_closed else self._take(asker)  # what is at hand needs no timer
+        if message is None:
+            try:
+                async with asyncio.timeout(timeout):
+                    message = await self._next(asker)
+            except TimeoutError:
+                return None
         if self._auto_ack and message is not None:
             self._auto.give(asker, message)
         return message

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from neve.client.model import MASTER_ID, Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
 from neve.client.net.connection import Connection
@@ -25,6 +27,7 @@ _STATUS = {
 MAX_BYTES = 262_144
 _INFLATED_MAX = 64 << 20  # of one pull; what is beyond it is left for the next
 _PATIENCE_S = 1.0  # after which an answer is late
+T = TypeVar("T")
 _ANSWER_MARGIN = 15.0  # after the broker's own wait a pull is given this much longer
 
 
@@ -51,6 +54,19 @@ class Subscription:
         """The broker compares hashes; the strings decide."""
         tags = self.tags
         return not tags or message.tags in tags
+
+
+class StoredPull(NamedTuple):
+    """What a broker answered, with the records of the messages one after another as it stores them.
+
+    `neve.record.codec.iter_records` takes them apart. `next_offset` is where to pull next, whatever the status.
+    """
+
+    status: PullStatus
+    records: bytes
+    next_offset: int
+    min_offset: int
+    max_offset: int
 
 
 Topics = str | Iterable[str] | Mapping[str, str | Subscription]
@@ -115,6 +131,43 @@ class Puller:
     ) -> PullResult:
         """The messages as they are stored: see `inflated_result`."""
         wanted = subscription or Subscription()
+        parse = partial(_pull_result, queue=queue, wanted=wanted)
+        return await self._pull(
+            queue, offset, max_count, parse, group=group, wanted=wanted, wait=wait, timeout=timeout, code=code
+        )
+
+    async def pull_records(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int,
+        *,
+        group: str = TOOLS_GROUP,
+        wanted: Subscription,
+        wait: float = 0.0,
+        timeout: float | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> StoredPull:
+        """As `pull`, with the records as they came: of a filter by tags all that have the hash of one."""
+        return await self._pull(
+            queue, offset, max_count, _stored_pull, group=group, wanted=wanted, wait=wait, timeout=timeout,
+            max_bytes=max_bytes,
+        )  # fmt: skip
+
+    async def _pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_count: int,
+        parse: Callable[[RemotingCommand], T],
+        *,
+        group: str,
+        wanted: Subscription,
+        wait: float,
+        timeout: float | None,
+        code: RequestCode = RequestCode.PULL_MESSAGE,
+        max_bytes: int = MAX_BYTES,
+    ) -> T:
         flags = _SUBSCRIPTION | (_SUSPEND if wait > 0 else 0)
         if code == RequestCode.LITE_PULL_MESSAGE:
             flags |= _LITE
@@ -129,7 +182,7 @@ class Puller:
             "subscription": wanted.expression,
             "subVersion": "0",
             "expressionType": wanted.kind,
-            "maxMsgBytes": str(MAX_BYTES),
+            "maxMsgBytes": str(max_bytes),
         }
         reader = await self._reader(queue, self._suggested.get(queue, MASTER_ID))
         try:
@@ -141,7 +194,7 @@ class Puller:
                 )
             else:
                 answer = await self._session.pool.invoke(reader.address, code, ext, timeout=limit)
-            result = _pull_result(answer, queue, wanted)
+            result = parse(answer)
         except NeveError:
             self._suggest(queue, reader.instead)
             raise
@@ -275,10 +328,26 @@ def _fields(queue: MessageQueue) -> dict[str, str]:
     return {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
 
 
-def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscription) -> PullResult:
-    status = _STATUS.get(answer.code)  # type: ignore[call-overload]
+def _pull_status(answer: RemotingCommand) -> PullStatus:
+    status: PullStatus | None = _STATUS.get(answer.code)  # type: ignore[call-overload]
     if status is None:
         raise BrokerError(answer.code, answer.remark or "")
+    return status
+
+
+def _stored_pull(answer: RemotingCommand) -> StoredPull:
+    status = _pull_status(answer)
+    return StoredPull(
+        status,
+        answer.body if status is PullStatus.FOUND else b"",
+        ext_int(answer, "nextBeginOffset"),
+        ext_int(answer, "minOffset"),
+        ext_int(answer, "maxOffset"),
+    )
+
+
+def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscription) -> PullResult:
+    status = _pull_status(answer)
     messages: tuple[Message, ...] = ()
     if status is PullStatus.FOUND:
         try:

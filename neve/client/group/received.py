@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any, Protocol, Self
 
 from neve.client.model import Message
@@ -46,10 +47,11 @@ class Received(Message):
         return self.consumer
 
 
-_MESSAGE_FIELDS = tuple(field.name for field in fields(Message))
+_NAMES = tuple(field.name for field in fields(Message))
+_values = attrgetter(*_NAMES)
 
 
 def received(message: Message, consumer: Settles, receipt: Any) -> Received:
     """`message` as `consumer` delivers it."""
-    values: dict[str, Any] = {name: getattr(message, name) for name in _MESSAGE_FIELDS}
+    values: dict[str, Any] = dict(zip(_NAMES, _values(message), strict=True))
     return Received(**values, consumer=consumer, receipt=receipt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from neve.client.model import Message
+from neve.client.model import Message, MessageQueue
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES
 from neve.client.net.session import Session
 from neve.errors import BrokerError, ClientError, NeveError
@@ -75,8 +75,8 @@ class SendBack:
             address = message.store_host
         await self._session.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
 
-    async def send_copy(self, message: Message, reconsume_times: int) -> None:
-        """An ordinary message to %RETRY%group on any broker that takes it.
+    async def send_copy(self, message: Message, reconsume_times: int, *, delayed: bool = True) -> None:
+        """An ordinary message to %RETRY%group on any broker that takes it; not `delayed`: the group has it at once.
 
         The broker moves one that came too often, or whose group holds locks (it consumes in order), to %DLQ%group.
         """
@@ -85,7 +85,7 @@ class SendBack:
         route = await self._session.route(topic)
         for queue in {queue.broker_name: queue for queue in route.write_queues}.values():
             try:
-                header = self._header(message, reconsume_times, topic, queue.queue_id, queue.broker_name)
+                header = self._header(message, reconsume_times, topic, queue, delayed=delayed)
                 answer = await self._session.pool.invoke(
                     await self._session.master(queue),
                     RequestCode.SEND_MESSAGE_V2,
@@ -102,20 +102,22 @@ class SendBack:
         raise problem
 
     def _header(
-        self, message: Message, reconsume_times: int, topic: str, queue_id: int, broker_name: str
+        self, message: Message, reconsume_times: int, topic: str, queue: MessageQueue, *, delayed: bool
     ) -> dict[str, str]:
         properties = dict(message.properties)
         for name in (PROPERTY_TRANSACTION_PREPARED, PROPERTY_RECONSUME_TIME, PROPERTY_MAX_RECONSUME_TIMES):
             properties.pop(name, None)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
         properties[PROPERTY_RETRY_TOPIC] = message.topic
-        properties[PROPERTY_DELAY] = str(3 + message.reconsume_times)
+        properties.pop(PROPERTY_DELAY, None)
+        if delayed:
+            properties[PROPERTY_DELAY] = str(3 + message.reconsume_times)
         return send_v2_fields(
             group="CLIENT_INNER_PRODUCER",
             topic=topic,
             default_topic_queues=DEFAULT_TOPIC_QUEUES,
-            broker_name=broker_name,
-            queue_id=queue_id,
+            broker_name=queue.broker_name,
+            queue_id=queue.queue_id,
             sys_flag=message.sys_flag & (COMPRESSED | COMPRESSION_MASK),
             born_timestamp=self._session.options.now_ms(),
             flag=message.flag,

@@ -133,9 +133,9 @@ class Drafts:
         ids: list[str] = []
         parts: list[tuple[bytes, int, bytes]] = []
         for item in messages:
-            message = (
-                replace(item, body=body_bytes(item.body)) if isinstance(item, Message) else message_to_send(topic, item)
-            )
+            message = item if isinstance(item, Message) else message_to_send(topic, item)
+            if type(message.body) is not bytes:
+                message = replace(message, body=body_bytes(message.body))
             if message.topic != topic:
                 raise ClientError(f"a batch is for one topic: {message.topic} among {topic}")
             if TIMED & message.properties.keys():

@@ -23,6 +23,7 @@ from neve.client.consumers import push as grouped
 from neve.client.group.pull import Subscription, Topics
 from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.options import ClientOptions
+from neve.client.send import batch_sender as asynchronous_batches
 from neve.client.sync.consumer import Consumer, LitePullConsumer, PopConsumer, Received
 from neve.client.sync.loop import BackgroundLoop, Face, waiting
 from neve.client.sync.transaction import SyncCheck, Transaction, TransactionProducer, in_thread
@@ -43,6 +44,8 @@ class Client(Face):
     reply = waiting(AsyncClient.reply)
     queues = waiting(AsyncClient.queues)
     pull = waiting(AsyncClient.pull)
+    send_to_group = waiting(AsyncClient.send_to_group)
+    pull_records = waiting(AsyncClient.pull_records)
     min_offset = waiting(AsyncClient.min_offset)
     max_offset = waiting(AsyncClient.max_offset)
     offset_by_time = waiting(AsyncClient.offset_by_time)
@@ -94,6 +97,10 @@ class Client(Face):
 
         return self._loop.submit(begin())
 
+    def batch_sender(self, **limits: Any) -> BatchSender:
+        """As `AsyncClient.batch_sender`."""
+        return BatchSender(self._loop, self._inner.batch_sender(**limits))
+
     def transaction_producer(self, group: str, *, check: SyncCheck) -> TransactionProducer:
         """As `AsyncClient.transaction_producer`; `check` is called in a thread of its own."""
         return TransactionProducer(self._loop, self._inner.transaction_producer(group, check=in_thread(check)))
@@ -136,6 +143,20 @@ class Client(Face):
             yield from block
 
 
+class BatchSender(Face):
+    """See `neve.client.send.batch_sender`; what is under way goes on while nobody calls."""
+
+    put = waiting(asynchronous_batches.BatchSender.put)
+    flush = waiting(asynchronous_batches.BatchSender.flush)
+
+    _inner: asynchronous_batches.BatchSender
+
+    @property
+    def sent(self) -> int:
+        """Messages that brokers have stored."""
+        return self._inner.sent
+
+
 async def _next_block(source: AsyncIterator[T], count: int) -> list[T]:
     block: list[T] = []
     with contextlib.suppress(StopAsyncIteration):
@@ -164,4 +185,4 @@ def connect(namesrv: str, *, options: ClientOptions | None = None, **changes: An
         raise
 
 
-__all__ = ["Client", "Consumer", "Received", "Transaction", "TransactionProducer", "connect"]
+__all__ = ["BatchSender", "Client", "Consumer", "Received", "Transaction", "TransactionProducer", "connect"]

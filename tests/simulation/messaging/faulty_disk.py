@@ -166,7 +166,7 @@ class _Writer:
     def __init__(self, disk: FaultyDisk, path: Path, writer: FileWriter) -> None:
         self._disk, self._path, self._writer = disk, path, writer
 
-    def write(self, data: bytes, position: int) -> None:
+    def write(self, data: bytes | memoryview, position: int) -> None:
         try:
             self._disk._call("write", self._path)
         except OSError:

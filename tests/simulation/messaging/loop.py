@@ -48,6 +48,9 @@ class SimClock:
     def monotonic(self) -> float:
         return self._monotonic
 
+    def thread_seconds(self) -> float:
+        return 0.0  # work takes no time here
+
     def pass_time(self, seconds: float) -> None:
         self._monotonic += seconds
         self.set_wall(self._wall_ms + seconds * 1000)
@@ -376,3 +379,6 @@ class SimThreads:
 
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return await asyncio.to_thread(work, *arguments, **keywords)
+
+    def in_line(self, name: str) -> threads.Run:
+        return self.run

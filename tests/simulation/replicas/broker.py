@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from broker.ha.confirm import Waiting
+from broker.ha.confirm import Confirm, Waiting
 from broker.ha.epochs import EpochConflict
 from broker.ha.member import Member, State
 from broker.ha.member_events import (
@@ -21,6 +21,7 @@ from broker.ha.member_events import (
     AlterRefused,
     Answer,
     ApplyBrokerId,
+    ArchiveSettled,
     AskNextBrokerId,
     AskReplicaInfo,
     BeginEpoch,
@@ -39,6 +40,7 @@ from broker.ha.member_events import (
     Follow,
     Heartbeat,
     Life,
+    MasterSettled,
     MetadataSynced,
     NextBrokerId,
     NotRegistered,
@@ -57,9 +59,16 @@ from controller import decision
 from controller.decision import Report
 from neve.remoting.codes import ResponseCode
 from tests.simulation.replicas.bucket import HOST as BUCKET
-from tests.simulation.replicas.bucket import Commit, Entry, Epoch, archived_end, highest_epoch
+from tests.simulation.replicas.bucket import (
+    Commit,
+    Entry,
+    Epoch,
+    archived_end,
+    archived_queue_ends,
+    highest_epoch,
+)
 from tests.simulation.replicas.controllers import CLUSTER, NAME, Controller
-from tests.simulation.replicas.log import QUEUES, Disk, Piece, Record
+from tests.simulation.replicas.log import BOOK_SIZE, NO_QUEUE, QUEUES, Disk, Piece, Record
 from tests.simulation.replicas.machines import Connection, Process
 
 if TYPE_CHECKING:
@@ -73,6 +82,7 @@ FLUSH_EVERY = 0.5
 POLL_GROUPS = 1.5
 SLAVE_TIMEOUT = 3.0
 ARCHIVE_EVERY = 1.0
+SETTLE_AGAIN = 0.5
 
 Reply = Callable[[str], None]
 
@@ -95,6 +105,8 @@ class Broker(Process):
         self.from_memory = world.member_rules.acknowledges_from_memory
         self.log.cut_torn_tail()
         disk.epochs.drop_above(self.log.end)
+        self._noted: list[tuple[int, tuple[int, ...]]] = []  # raises by this master, and not saved
+        self._read_queues(is_clean=disk.saved.clean)
         disk.saved = world.begin_life(disk.saved, f"i{world.next_number()}", world.member_rules, is_copy)
         self.member: Member = world.member_of(
             disk.saved,
@@ -116,6 +128,11 @@ class Broker(Process):
         self._is_flushing = False
         self._flush_wanted = False
         self._next_offset = [0] * QUEUES
+        self._settled: Confirm | None = None  # the reign of which the log has, or goes on above, all that is archived
+        self._unsaid: deque[tuple[int, ...]] = deque()  # of this reign, for who follows: raises, or that these are all
+        self._heard = 0  # as a slave: what the log says below this of who has settled
+        # Where the log says that its master, or this one, has settled, until that is synced.
+        self._saying: tuple[int, ArchiveSettled | MasterSettled] | None = None
         self._polled_groups: tuple[dict[int, int], int] | None = None
         self.told = ""
         self.after(self.dice.uniform(0, TICK), self._tick)
@@ -133,6 +150,8 @@ class Broker(Process):
 
     def _tick(self) -> None:
         self.happens(Tick(self.log.whole_end))
+        self._say_settled()
+        self._hear_settled()
         for record, reply in list(self._waiting.overdue(self.now())):
             self._not_safe(record, reply)
         self._answer_reached()
@@ -219,6 +238,7 @@ class Broker(Process):
                 for record, reply in list(self._waiting.all()):
                     self._not_safe(record, reply)
             case DropSlaves():
+                self.disk.is_following = True
                 for connection in list(self._followers):
                     self._drop(connection)
             case StopFollowing():
@@ -261,7 +281,14 @@ class Broker(Process):
     def _end_turn(self, epoch: int) -> None:
         self.happens(RoleTaken(epoch, self.log.whole_end))
         if self.member.confirming is not None:
+            self._raise(self.log.whole_end)
             self._next_offset = [self.world.next_queue_offset(self, queue) for queue in range(QUEUES)]
+            self._unsaid.clear()
+            self._saying = None
+            if self.member.may_lack_archived:
+                self._settle(self.member.confirming)
+            else:
+                self._has_settled(self.member.confirming)
             self.world.promises.promoted(self)
 
     def _ask(self, action: Action) -> None:
@@ -370,10 +397,10 @@ class Broker(Process):
 
     def send(self, uid: int, queue: int, size: int, reply: Reply) -> None:
         now = self.now()
-        if not self.member.may_append(now):
+        confirming = self.member.confirming
+        if not self.member.may_append(now) or self._settled is not confirming:
             reply("refused")
             return
-        confirming = self.member.confirming
         assert confirming is not None
         record = Record(
             uid, queue, self._next_offset[queue], size, self.member.role.master_epoch, self.member.broker_id
@@ -382,13 +409,16 @@ class Broker(Process):
         end = self.log.append(record)
         self.world.promises.appended(record)
         self._waiting.add(end, (record, reply), now)
+        self._has_appended(confirming)
+        self._answer_reached()
+
+    def _has_appended(self, confirming: Confirm) -> None:
         if self.from_memory:
-            confirming.appended(end)
+            confirming.appended(self.log.end)
         else:
             self.flush()
         for connection, follower in list(self._followers.items()):
             self._push(connection, follower)
-        self._answer_reached()
 
     def _answer_reached(self) -> None:
         if not self._waiting:
@@ -565,6 +595,8 @@ class Broker(Process):
     def _cut(self, to: int) -> None:
         self._cuts += 1
         gone = self.log.truncate(to)
+        self._heard, self._saying = min(self._heard, to), None
+        self._read_queues(is_clean=False)
         self.disk.diverged += gone
         self.disk.epochs.truncate(to)
         self.world.promises.cut(self, gone)
@@ -590,6 +622,7 @@ class Broker(Process):
                 log.cut_torn_tail()
                 self.lose_upstream()
                 return
+            self.disk.raises.came(piece[0])
         self.happens(ConfirmHeard(log.record_start(min(confirm, log.whole_end))))
         if pieces:
             if self.from_memory:
@@ -603,7 +636,7 @@ class Broker(Process):
         """A round of a master, once all that it had at its promotion is confirmed."""
         self.after(ARCHIVE_EVERY, self._archive)
         confirming, epoch = self.member.confirming, self.member.role.master_epoch
-        if confirming is None or self.member.confirm < confirming.epoch_start:
+        if confirming is None or self._settled is not confirming or self.member.confirm < confirming.epoch_start:
             return
 
         def heard(entries: tuple[Entry, ...]) -> None:
@@ -621,6 +654,116 @@ class Broker(Process):
 
         self.world.network.ask(self, BUCKET, lambda bucket, reply: reply(tuple(bucket.entries)), heard)
 
+    # ---- the archive that it may lack
+
+    def _settle(self, confirming: Confirm) -> None:
+        """Of a master, before it appends: it takes the archive over, and goes on above all that is in it."""
+        if self.member.confirming is not confirming or self._settled is confirming:
+            return
+        self.after(SETTLE_AGAIN, lambda: self._settle(confirming))
+        epoch = self.member.role.master_epoch
+
+        def heard(entries: tuple[Entry, ...]) -> None:
+            if self.member.confirming is not confirming or self._settled is confirming:
+                return
+            if highest_epoch(entries) < epoch:
+                taken: Entry = Epoch(epoch)
+                self.world.network.ask(
+                    self, BUCKET, lambda bucket, reply: reply(bucket.append(len(entries), taken)), lambda done: None
+                )
+            elif highest_epoch(entries) == epoch and self.member.confirm >= confirming.epoch_start:
+                self._go_on_above(entries, confirming)
+
+        self.world.network.ask(self, BUCKET, lambda bucket, reply: reply(tuple(bucket.entries)), heard)
+
+    def _go_on_above(self, entries: tuple[Entry, ...], confirming: Confirm) -> None:
+        gap = archived_end(entries) - self.log.whole_end
+        if gap > 0:
+            self._append_book(gap)
+            self.log.synced = self.log.end
+            self._has_appended(confirming)
+        for queue, end in enumerate(archived_queue_ends(entries)):
+            if end > self.world.next_queue_offset(self, queue):
+                self.disk.raises.goes_on[queue] = end
+                self.world.promises.raised(queue, end)
+            self._next_offset[queue] = self.world.next_queue_offset(self, queue)
+        self._has_settled(confirming)
+
+    def _append_book(self, size: int, *, raises: tuple[int, ...] = (), settles: bool = False) -> Record:
+        epoch, own = self.member.role.master_epoch, self.member.broker_id
+        record = Record(self.world.next_number(), NO_QUEUE, 0, size, epoch, own, raises, settles)
+        self.log.append(record)
+        return record
+
+    def _has_settled(self, confirming: Confirm) -> None:
+        self._settled = confirming
+        self.disk.is_following = False
+        goes_on = self.disk.raises.goes_on
+        raised = any(end > len(self.log.queues[queue]) for queue, end in enumerate(goes_on))
+        self._unsaid.extend([(*goes_on,)] if raised and self.member.may_lack_archived else [])
+        self._unsaid.append(())
+        self._say_settled()
+
+    def _say_settled(self) -> None:
+        """To who follows, as soon as the log takes it: what was raised, and behind it that this is all."""
+        confirming = self.member.confirming
+        if confirming is None or self._settled is not confirming or not self.world.says_settled:
+            return
+        while self._unsaid and self.member.may_append(self.now()):
+            raises = self._unsaid.popleft()
+            if not raises:
+                self.disk.raises.noted += self._noted
+                self._noted = []
+            self._append_book(BOOK_SIZE, raises=raises, settles=not raises)
+            self._has_appended(confirming)
+            self.disk.followed = self.log.end
+            if raises:
+                self._noted.append((self.log.end, raises))
+            else:
+                self._saying = self.log.end, ArchiveSettled(self.member.role.master_epoch)
+        self._has_read_settled()
+
+    def _hear_settled(self) -> None:
+        """Of a slave: it does what its log says by now, in order."""
+        log = self.log
+        confirmed = log.record_start(min(self.member.confirm, log.whole_end))
+        if self.member.state is not State.SLAVE or not self._is_attached or confirmed <= self._heard:
+            return self._has_read_settled()
+        self._raise(confirmed)
+        at = self._heard
+        for record in log.between(self._heard, confirmed):
+            at += record.size
+            if record.settles:
+                self._saying = at, MasterSettled(record.epoch)
+        self._heard = confirmed
+        return self._has_read_settled()
+
+    def _raise(self, upto: int) -> None:
+        """What the log says so far, once."""
+        disk, log = self.disk, self.log
+        at = disk.followed
+        for record in log.between(at, upto):
+            at += record.size
+            if raises := self.world.raised_by(record):
+                disk.raises.go_on(raises, at)
+        disk.followed = max(disk.followed, upto)
+
+    def _read_queues(self, *, is_clean: bool) -> None:
+        """As the disk has them: at a start, and behind a cut."""
+        disk, end = self.disk, self.log.end
+        self._noted = []
+        disk.raises.lose(end)
+        if disk.is_following and not is_clean:
+            disk.raises.make_anew(self.log)
+        disk.followed = min(disk.followed, end)
+        disk.is_following = True
+
+    def _has_read_settled(self) -> None:
+        saying = self._saying
+        if saying is not None and saying[0] <= self.log.synced:
+            self._saying = None
+            self.happens(saying[1])
+
     # ---- readers and groups
 
     def pull(self, queue: int, offset: int, reply: Callable[[list[Record] | None], None]) -> None:
@@ -631,7 +774,7 @@ class Broker(Process):
         visible = self.member.confirm
         found: list[Record] = []
         for record, end in self.log.queues[queue][offset : offset + 8]:
-            if end > visible:
+            if end > visible or record is None:
                 break
             found.append(record)
         for record in found:

@@ -8,9 +8,10 @@ A round reaches what is synced by every member of the SSS, in every mode: no mas
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.simulation.replicas.log import Record
+from tests.simulation.replicas.log import NO_QUEUE, QUEUES, Record
 from tests.simulation.replicas.machines import Process, Turns
 
 HOST = "bucket"
@@ -45,7 +46,21 @@ class Bucket(Process):
 
     @property
     def archived(self) -> list[Record]:
-        return [record for entry in self.entries if isinstance(entry, Commit) for record in entry.records]
+        return archived(self.entries)
+
+
+def archived(entries: Iterable[Entry]) -> list[Record]:
+    """The messages."""
+    commits = (entry for entry in entries if isinstance(entry, Commit))
+    return [record for commit in commits for record in commit.records if record.queue != NO_QUEUE]
+
+
+def archived_queue_ends(entries: Iterable[Entry]) -> list[int]:
+    """Above every offset that is in it."""
+    ends = [0] * QUEUES
+    for record in archived(entries):
+        ends[record.queue] = max(ends[record.queue], record.queue_offset + 1)
+    return ends
 
 
 def highest_epoch(entries: tuple[Entry, ...]) -> int:

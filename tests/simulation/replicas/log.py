@@ -2,6 +2,12 @@
 
 The log's end may lie within a record: its first bytes came, the rest did not yet. Two records of one size at one place
 pass every check but the one by epochs, as they do in a real log.
+
+A master that goes on above the archive writes what is no message: a gap up to where the archive ends, which queues it
+raised, and that it has settled.
+
+A queue that is raised goes on higher by its files; a cut, or the start of a slave that was not stopped cleanly, makes
+them anew from the log, and then it goes on so high only where the log has a record that says so. Which do is noted.
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ class Record:
     size: int
     epoch: int  # in which it was written
     writer: int
+    raises: tuple[int, ...] = ()  # of the metadata log: where each queue goes on
+    settles: bool = False  # of the metadata log: its writer has settled the archive in its epoch
 
     def __repr__(self) -> str:
         return f"m{self.uid}(q{self.queue}:{self.queue_offset} e{self.epoch} by {self.writer})"
@@ -32,6 +40,8 @@ class Record:
 Piece = tuple[Record, int, int]  # of a record, from, how many bytes
 
 QUEUES = 2
+NO_QUEUE = -1  # of a record that is no message
+BOOK_SIZE = 50
 
 
 class Log:
@@ -42,7 +52,8 @@ class Log:
         self._ends: list[int] = []
         self.partial: tuple[Record, int] | None = None
         self.synced = 0
-        self.queues: list[list[tuple[Record, int]]] = [[] for _ in range(QUEUES)]  # with where each ends
+        # With where each ends; None: below where its queue was raised.
+        self.queues: list[list[tuple[Record | None, int]]] = [[] for _ in range(QUEUES)]
 
     @property
     def whole_end(self) -> int:
@@ -54,6 +65,8 @@ class Log:
 
     def end_of(self, record: Record) -> int | None:
         """Where it ends, if it is here."""
+        if record.queue == NO_QUEUE:
+            return None
         queue = self.queues[record.queue]
         if record.queue_offset >= len(queue) or queue[record.queue_offset][0] is not record:
             return None
@@ -71,10 +84,13 @@ class Log:
         return end
 
     def _index(self, record: Record, end: int) -> None:
+        if record.queue == NO_QUEUE:
+            return
         queue = self.queues[record.queue]
         if record.queue_offset < len(queue):  # given twice: the later one is found
             queue[record.queue_offset] = record, end
         else:
+            queue += [(None, 0)] * (record.queue_offset - len(queue))
             queue.append((record, end))
 
     def read(self, offset: int, upto: int) -> list[Piece]:
@@ -151,6 +167,38 @@ class Log:
 
 
 @dataclass
+class Raises:
+    """Where queues go on above their last record."""
+
+    goes_on: list[int] = field(default_factory=lambda: [0] * QUEUES)  # at least, by the queue's files
+    noted: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # where a record ends that says so, and what
+
+    def copied(self) -> Raises:
+        return Raises(list(self.goes_on), list(self.noted))
+
+    def go_on(self, ends: tuple[int, ...], said_at: int | None = None) -> None:
+        """`said_at`: where the record ends by which a slave does so."""
+        self.goes_on = [max(before, end) for before, end in zip(self.goes_on, ends, strict=True)]
+        if said_at is not None:
+            self.noted.append((said_at, ends))
+
+    def came(self, record: Record) -> None:
+        """From a master, whose word it is where its queue goes on."""
+        if record.queue != NO_QUEUE and record.queue_offset < self.goes_on[record.queue]:
+            self.goes_on[record.queue] = 0
+
+    def lose(self, log_end: int) -> None:
+        """What is said above is not said any more."""
+        self.noted = [one for one in self.noted if one[0] <= log_end]
+
+    def make_anew(self, log: Log) -> None:
+        """Queues by what the log has: one without a record in it stays where it was to begin."""
+        for queue in range(QUEUES):
+            if log.queues[queue]:
+                self.goes_on[queue] = max((ends[queue] for _, ends in self.noted), default=0)
+
+
+@dataclass
 class Disk:
     """A data directory. What is saved is synced at once; a log's bytes are where `Log` says."""
 
@@ -160,10 +208,13 @@ class Disk:
     followed_epoch: int = 0
     groups: dict[int, int] = field(default_factory=dict)  # queue -> offset of the one group
     diverged: list[Record] = field(default_factory=list)
+    raises: Raises = field(default_factory=Raises)
+    followed: int = 0  # what the log says of queues below this is done
+    is_following: bool = False  # the log takes nothing of its own
 
     def copied(self) -> Disk:
         """Another directory with the same content: the same messages, not copies of them."""
         return Disk(
             self.log.copied(), EpochCache(self.epochs.entries()), self.saved, self.followed_epoch, dict(self.groups),
-            list(self.diverged),
+            list(self.diverged), self.raises.copied(), self.followed, self.is_following,
         )  # fmt: skip

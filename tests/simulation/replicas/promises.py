@@ -8,9 +8,10 @@ once        no offset of a queue is two messages, among those that were acknowle
 copies      `sync`: an acknowledged message is with as many members as minInSyncReplicas says, on their disks under
             SYNC_FLUSH
 one         at most one member acknowledges in an epoch
-order       a queue's offsets ascend, without a gap, in each log
+order       a queue's offsets ascend, in each log, without a gap but where a master went on above the archive
 archive     holds the log's records, each offset of a queue once and none left out; whoever is elected has them all, for
-            they were synced by each member that could be. Excused: disks that died
+            they were synced by each member that could be. Excused: disks that died; but no offset that it has is given
+            to another message then either
 groups      a group is never beyond its queue's end, and has an offset that somebody committed
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.ha.confirm import Replication
-from tests.simulation.replicas.log import QUEUES, Record
+from tests.simulation.replicas.log import NO_QUEUE, QUEUES, Record
 from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Promises:
         self._who: dict[int, int] = {}  # epoch -> who acknowledged in it
         self._committed: set[tuple[int, int]] = set()
         self._went: dict[Record, set[str]] = {}  # with the power, perhaps after it was reported
+        self._raised: set[tuple[int, int]] = set()  # queues, where they went on
 
     @property
     def must_keep(self) -> set[Record]:
@@ -73,7 +75,20 @@ class Promises:
                 self.fail(f"copies: {record} is acknowledged and only with {copies}")
         self.acked.add(record)
         self._once(record)
+        if self.world.waits:
+            self._not_archived(broker, record)
         self.world.counts["acknowledged"] += 1
+
+    def _not_archived(self, broker: Broker, record: Record) -> None:
+        """Where nobody waits for the others, who is no master any more may give an offset and not know that."""
+        there = next((one for one in self.world.bucket.archived if _place(one) == _place(record)), record)
+        if there is not record:
+            self.fail(f"archive: {broker.host} acknowledges {record}, and {there} is archived there")
+
+    def raised(self, queue: int, offset: int) -> None:
+        """By a master that goes on above the archive."""
+        self._raised.add((queue, offset))
+        self.world.counts["queues raised"] += 1
 
     def shown(self, broker: Broker, record: Record) -> None:
         self.seen.add(record)
@@ -153,6 +168,8 @@ class Promises:
         """Its own order."""
         following = [0] * QUEUES
         for record in self.world.bucket.archived:
+            if record.queue_offset < following[record.queue]:
+                self.fail(f"archive: {record} is archived, and all below {following[record.queue]} was before")
             if record.queue_offset != following[record.queue] and not self._gone:
                 self.fail(f"archive: {record} is archived, and {following[record.queue]} were to come")
             following[record.queue] = record.queue_offset + 1
@@ -160,9 +177,17 @@ class Promises:
     def _order(self, broker: Broker) -> None:
         following = [0] * QUEUES
         for record in broker.log.records:
-            if record.queue_offset != following[record.queue]:
-                self.fail(f"order: {broker.host} has {record}, and {following[record.queue]} were to come")
-            following[record.queue] += 1
+            if record.queue == NO_QUEUE:
+                continue
+            expected = following[record.queue]
+            is_above = record.queue_offset > expected and _place(record) in self._raised
+            if record.queue_offset != expected and not is_above:
+                self.fail(f"order: {broker.host} has {record}, and {expected} were to come")
+            following[record.queue] = record.queue_offset + 1
+
+
+def _place(record: Record) -> tuple[int, int]:
+    return record.queue, record.queue_offset
 
 
 def _told(records: list[Record]) -> str:

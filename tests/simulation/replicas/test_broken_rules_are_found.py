@@ -17,13 +17,14 @@ import pytest
 from broker.ha.confirm import Confirm, Replication, SyncStateSet
 from broker.ha.epochs import EpochCache
 from broker.ha.member import Member, MemberRules
-from broker.ha.member_events import Action, HandOver, Register, Saved, StopFollowing
+from broker.ha.member_events import Action, HandOver, Register, Saved, StopFollowing, View
 from controller.broker_set import BrokerSet
 from controller.decision import AlterSyncStateSet, Answer, Ask, Asked, Decision, RegisterBroker
 from neve.remoting.codes import ResponseCode
 from tests.simulation.replicas.broker import Broker
+from tests.simulation.replicas.bucket import HOST as BUCKET
 from tests.simulation.replicas.bucket import Bucket, Entry
-from tests.simulation.replicas.log import Disk
+from tests.simulation.replicas.log import Disk, Raises, Record
 from tests.simulation.replicas.world import World
 from tests.simulation.world import Violation
 
@@ -315,6 +316,8 @@ class _KeepsTheFormerEpoch(EpochCache):
 class ElectsInSilence(Repeats):
     """Two elections without a write between them, and the first of the two masters has bytes that nobody else has."""
 
+    says_settled = False  # that is a write
+
     def befalls(self, master: Broker, slave: Broker) -> None:
         self._quiet()
         self.turns.run(2.0)
@@ -530,6 +533,106 @@ class ArchivesWhatIsConfirmed(SyncsSlowly):
         return broker.member.confirm
 
 
+class LosesWhatIsArchived(Repeats):
+    """A master goes on alone, archives that, and is gone with its disk. An operator designates one that lacks it, while
+    the bucket is away; that one takes another in, and dies: before the bucket is back, or soon after.
+    """
+
+    mode = Replication.SYNC_AVAILABLE
+
+    def befalls(self, master: Broker, slave: Broker) -> None:
+        others = [broker.host for broker in self._up() if broker is not master]
+        for host in others:
+            broker = self.machines[host].broker
+            assert broker is not None
+            self._die(broker, power=False)
+        self.goes_on(6.0, 8.0)
+        for producer in self.producers:
+            producer.is_quiet = self.dice.random() < 0.5
+        self._die(master, power=False)
+        self._new_disk_in(master.host, self.new_disk())
+        away = {pair for host in others for pair in ((BUCKET, host), (host, BUCKET))}
+        self.network.cut |= away
+        for host in others:
+            self._start(host)
+        elected = self._elected(others)
+        if elected is None:
+            return
+        self.goes_on(0.5, 6.0)
+        if self.dice.random() < 0.6:
+            self.network.cut -= away
+            self.goes_on(0.1, 2.0)
+            self.settled(others)
+        self._die(elected, power=self.dice.random() < 0.3)
+        self.goes_on(1.0, 6.0)
+        self.network.cut -= away
+        self.goes_on(1.0, 6.0)
+
+    def settled(self, others: list[str]) -> None:
+        """Perhaps: the bucket is back."""
+
+    def _elected(self, hosts: list[str]) -> Broker | None:
+        for _ in range(40):
+            self.turns.run(0.5)
+            self._operator()
+            for host in hosts:
+                broker = self.machines[host].broker
+                if broker is not None and broker.member.confirming is not None:
+                    return broker
+        return None
+
+
+class LosesWhatIsArchivedToo(LosesWhatIsArchived):
+    mode = Replication.ASYNC
+
+
+class RestartsWhoFollows(LosesWhatIsArchived):
+    """Who follows dies, too, once the queues are raised, and is back before its master dies; nobody sends anything."""
+
+    def settled(self, others: list[str]) -> None:
+        for producer in self.producers:
+            producer.is_quiet = True
+        self.goes_on(3.0, 6.0)
+        for host in others:
+            broker = self.machines[host].broker
+            if broker is not None and broker.is_attached:
+                self._die(broker, power=self.dice.random() < 0.3)
+                self.goes_on(0.1, 1.0)
+                self._start(host)
+        self.goes_on(6.0, 9.0)
+
+
+class _TrustsItsMaster(Member):
+    """Who is in sync counts as one that has what is archived."""
+
+    def _take_view(self, view: View) -> None:
+        self.saved = msgspec.structs.replace(self.saved, settled_in=view.master_epoch)
+        super()._take_view(view)
+
+
+class TrustsItsMaster(LosesWhatIsArchived):
+    member_class = _TrustsItsMaster
+
+
+class RaisesInItsOwnFilesAlone(LosesWhatIsArchived):
+    """The log does not say it to slaves; that the master has settled they hear."""
+
+    def raised_by(self, record: Record) -> tuple[int, ...]:
+        return ()
+
+
+class _KeepsNoRaise(Raises):
+    """A slave notes nothing of what its log says."""
+
+    def go_on(self, ends: tuple[int, ...], said_at: int | None = None) -> None:
+        super().go_on(ends)
+
+
+class NotesNoRaise(RestartsWhoFollows):
+    def new_disk(self) -> Disk:
+        return Disk(raises=_KeepsNoRaise())
+
+
 class _Careless(Bucket):
     """Who appends does not compare."""
 
@@ -565,6 +668,9 @@ RIGHT = (
     ForgetsTheRegister,
     RestoresDirectories,
     SyncsSlowly,
+    LosesWhatIsArchived,
+    LosesWhatIsArchivedToo,
+    RestartsWhoFollows,
 )
 
 
@@ -600,6 +706,9 @@ def test_with_the_right_rules_the_same_stories_break_no_promise(world: type[Worl
         (TakesACopyForTheOriginal, ANY, 1),
         (ArchivesWhatIsConfirmed, "archive", 0),
         (ArchivesWithoutCompare, "archive", 0),
+        (TrustsItsMaster, "archive", 0),
+        (RaisesInItsOwnFilesAlone, "archive", 0),
+        (NotesNoRaise, "archive", 0),
     ],
 )
 def test_a_broken_rule_is_found(world: type[World], promise: str, known: int) -> None:

@@ -20,7 +20,7 @@ from tests.simulation.replicas.bucket import HOST as BUCKET
 from tests.simulation.replicas.bucket import Bucket
 from tests.simulation.replicas.clients import Producer, Reader
 from tests.simulation.replicas.controllers import NAME, Controller
-from tests.simulation.replicas.log import Disk
+from tests.simulation.replicas.log import Disk, Record
 from tests.simulation.replicas.machines import Network, Turns
 from tests.simulation.replicas.promises import Promises
 from tests.simulation.replicas.register import HOST as REGISTER
@@ -51,6 +51,7 @@ class World:
 
     send_every, read_every = 0.25, 0.4
     steps = 30
+    says_settled = True  # each master, to who follows; else only messages are in the log
 
     def __init__(self, seed: int) -> None:
         self.seed, self.dice = seed, random.Random(seed)
@@ -124,7 +125,11 @@ class World:
         return confirming.archivable(broker.log.synced)
 
     def next_queue_offset(self, broker: Broker, queue: int) -> int:
-        return len(broker.log.queues[queue])
+        return max(len(broker.log.queues[queue]), broker.disk.raises.goes_on[queue])
+
+    def raised_by(self, record: Record) -> tuple[int, ...]:
+        """What a slave raises when it comes to this record; none, most say nothing of it."""
+        return record.raises
 
     def registration(self, life: Life, host: str) -> decision.RegisterBroker:
         return decision.RegisterBroker(

@@ -35,53 +35,49 @@ class Journal:
         self.tombstones: dict[str, dict[int, int]] = {}
         self.open: dict[int, set[str]] = {}
         self.epoch = 0
-        self.end = self._find_end()
+        self.before = b""
         self.checkpoint = self._newest_checkpoint()
+        self.end = self.checkpoint + 1
         self.applied = 0
-        for seq in range(self.checkpoint + 1, self.end):
-            self._apply(self._entry(seq))
+        entries = []
+        while self._key(self.end).exists():
+            entries.append(self._entry(self.end))
+            self.end += 1
+        if self.checkpoint != NO_CHECKPOINT:
+            stands = self._key(self.checkpoint).read_bytes()[:256]
+            assert stands == self.before, "what was read was deleted meanwhile: read it again"
+        for entry in entries:
+            self._apply(entry)
             self.applied += 1
 
-    # ---- finding the end, and a checkpoint
+    # ---- finding a checkpoint
 
     def _key(self, seq: int) -> Path:
         return self.own / "journal" / f"{seq:020d}.msgpack"
 
     def _entry(self, seq: int) -> dict[str, Any]:
         entry: dict[str, Any] = unpacked(self._key(seq).read_bytes())
-        known = 2 if entry["type"] == "UNEXPIRE" or "kind" in entry else 1
-        assert entry.get("kind", "compact") == "compact", f"entry {seq} is of kind {entry['kind']}"
+        known = 2 if entry["type"] in {"UNEXPIRE", "ERASE", "FORGET"} or "kind" in entry else 1
+        assert entry.get("kind", "compact") in {"compact", "erase"}, f"entry {seq} is of kind {entry['kind']}"
         assert entry["version"] <= known, f"entry {seq} is of version {entry['version']}"
         return entry
 
-    def _find_end(self) -> int:
-        missing = 0
-        while self._key(missing).exists():
-            missing = 2 * missing + 1
-        low = 0  # all below stand
-        while low < missing:
-            middle = (low + missing) // 2
-            if self._key(middle).exists():
-                low = middle + 1
-            else:
-                missing = middle
-        return low
-
     def _newest_checkpoint(self) -> int:
-        if not self.end:
-            return NO_CHECKPOINT
-        last = self._entry(self.end - 1)
-        seq = last["through_seq"] if last["type"] == "CHECKPOINT" else last["checkpoint"]
-        while seq != NO_CHECKPOINT:
+        for path in sorted((self.own / "checkpoint").glob("*.catalog"), reverse=True):
             try:
-                content = opened(self.own / "checkpoint" / f"{seq:020d}.catalog", "CATALOG")
+                version, content = opened(path, "CATALOG", newest=3)
+                parts = [self._parts(content, row) for row in content["topics"]] if version > 1 else None
             except (OSError, ValueError):
-                seq = self._entry(seq)["checkpoint"]
                 continue
+            seq = int(path.stem)
             assert content["through_seq"] == seq
-            self._begin_with(content)
-            break
-        return int(seq)
+            if parts is None:
+                self._begin_with(content)
+            else:
+                self._begin_with_parts(content, parts)
+            self.before = content["entry"] if "entry" in content and version > 1 else self._key(seq).read_bytes()[:256]
+            return seq
+        return NO_CHECKPOINT
 
     def _begin_with(self, content: dict[str, Any]) -> None:
         self.epoch = content["epoch"]
@@ -93,6 +89,35 @@ class Journal:
         for gap in content["gaps"]:
             self._gap(gap)
         self.open = {number: {one["key"] for one in names} for number, names in content["open"].items()}
+
+    def _parts(self, head: dict[str, Any], row: list[Any]) -> list[dict[str, Any]]:
+        """A topic's own, and its runs of blocks. ValueError where one is not what was written."""
+        found = []
+        for pack, offset, length, digest in row[4]:
+            seq, number, size = head["packs"][pack]
+            data = (self.own / "checkpoint" / f"{seq:020d}-{number}.pack").read_bytes()
+            part = data[offset : offset + length]
+            if len(data) != size or hashlib.sha256(part).digest()[:16] != digest:
+                raise ValueError(f"a part of {row[0]} is damaged")
+            found.append(unpacked(part))
+            assert found[-1]["topic"] == row[0]
+        return found
+
+    def _begin_with_parts(self, head: dict[str, Any], topics: list[list[dict[str, Any]]]) -> None:
+        self.epoch = head["epoch"]
+        self.open = {number: {one["key"] for one in names} for number, names in head["open"].items()}
+        for (own, *runs), (topic, objects, gaps, _, _) in zip(topics, head["topics"], strict=True):
+            live = [one for part in (*runs, own) for block in part["blocks"] for one in names_in(topic, block)]
+            assert (len(live), len(own.get("gaps", []))) == (objects, gaps)
+            assert [one["start"] for one in live] == sorted(one["start"] for one in live)
+            self.live |= {one["key"]: one for one in live}
+            for _, block in own.get("expiring", []):
+                self.expiring |= {one["key"]: one for one in names_in(topic, block)}
+            self.minimums |= {(topic, queue): minimum for queue, minimum, _ in own.get("queues", [])}
+            if "entry" in own:
+                self._topic(own["entry"])
+            for gap in own.get("gaps", []):
+                self._gap(gap)
 
     # ---- what the entries say
 
@@ -123,6 +148,20 @@ class Journal:
             case "REPLACE":
                 self._withdraw(entry["old"])
                 self.live |= {one["key"]: one for one in entry["new"]}
+            case "ERASE":
+                self._withdraw(entry["old"])
+                self.live |= {one["key"]: one for one in entry["new"]}
+                told = {(topic, queue, at) for topic, queue, first, last in self.gaps for at in range(first, last + 1)}
+                rows = [row for row in entry["rows"] if (row[0], row[1], row[2]) not in told]
+                self.gaps += [tuple(row) for row in rows]
+            case "FORGET":
+                for topic in entry["topics"]:
+                    self._forget(topic)
+
+    def _forget(self, topic: str) -> None:
+        self.tombstones.pop(topic, None)
+        self.minimums = {place: minimum for place, minimum in self.minimums.items() if place[0] != topic}
+        self.gaps = [gap for gap in self.gaps if gap[0] != topic]
 
     def _close(self, number: int, keys: set[str]) -> None:
         left = self.open.pop(number, set()) - keys
@@ -177,7 +216,7 @@ class Journal:
         slots = []
         for slot in (0, 1):
             try:
-                slots.append(opened(self.own / "state" / f"{slot}.msgpack", "STATE"))
+                slots.append(opened(self.own / "state" / f"{slot}.msgpack", "STATE")[1])
             except (OSError, ValueError):
                 continue
         return max(slots, key=lambda slot: (slot["epoch"], slot["number"]), default=None)
@@ -187,19 +226,67 @@ def unpacked(data: bytes) -> Any:
     return msgpack.unpackb(data, strict_map_key=False)  # maps by queue have integers as their keys
 
 
-def opened(path: Path, kind: str) -> Any:
-    """The content of an envelope; ValueError where it is damaged."""
+def opened(path: Path, kind: str, newest: int = 1) -> tuple[int, Any]:
+    """The version and the content of an envelope; ValueError where it is damaged."""
     envelope = unpacked(path.read_bytes())
     if envelope["kind"] != kind or envelope["codec"] != "zlib":
         raise ValueError(f"{path} is no {kind}")
-    assert envelope["version"] == 1, f"{path} is of version {envelope['version']}"
+    assert envelope["version"] <= newest, f"{path} is of version {envelope['version']}"
     try:
         content = zlib.decompress(envelope["body"])
     except zlib.error as error:
         raise ValueError(f"{path}: {error}") from None
     if len(content) != envelope["size"] or hashlib.sha256(content).hexdigest() != envelope["sha256"]:
         raise ValueError(f"{path}: not what was written")
-    return unpacked(content)
+    return envelope["version"], unpacked(content)
+
+
+def names_in(topic: str, block: list[Any]) -> list[dict[str, Any]]:
+    """The names of a block, as a COMMIT has them."""
+    head, tail, count, codec, packed = *block[:3], *block[13:]
+    assert codec in {"", "zlib"}, codec
+    records = msgpack.Unpacker(strict_map_key=False)
+    records.feed(zlib.decompress(packed) if codec else packed)
+    found = [name_of(topic, head, tail, record) for record in records]
+    assert len(found) == count
+    return found
+
+
+def name_of(topic: str, head: str, tail: str, record: list[Any]) -> dict[str, Any]:
+    suffix, key, day, start, length, size, footer, etag, checksum, sha256 = record[:10]
+    rows, wire_bytes, low, span, queues, groups = record[10:]
+    end = start + length
+    name = {
+        "key": key or f"{head}/dt={day}/{tail}/{start:020d}-{end:020d}-{suffix}.parquet",
+        "topic": topic, "day": day, "start": start, "end": end, "size": size, "footer": footer, "etag": hexed(etag),
+        "checksum": [checksum[0], hexed(checksum[1])], "sha256": hexed(sha256), "rows": rows, "wire_bytes": wire_bytes,
+        "min_time": low, "max_time": low + span, "row_groups": [],
+    }  # fmt: skip
+    row = place = 0
+    following: dict[int, int] = {}
+    lies: dict[int, list[int]] = {}
+    for first_row, count, offset, long, newest, oldest, wire, flat in groups:
+        row, place = row + first_row, place + offset
+        runs, at = [], row
+        for queue, above, more in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+            first = following.get(queue, 0) + above
+            runs.append([queue, first, first + more])
+            following[queue] = first + more + 1
+            lies[queue] = [lies.get(queue, [first])[0], first + more, lies.get(queue, [0, 0, at])[2]]
+            at += more + 1
+        name["row_groups"].append(
+            {
+                "first_row": row, "rows": count, "offset": place, "length": long, "newest_ms": low + newest,
+                "oldest_ms": low + oldest, "wire_bytes": wire, "runs": runs,
+            }
+        )  # fmt: skip
+        row, place = row + count, place + long
+    name["queues"] = lies if queues is None else queues
+    return name
+
+
+def hexed(said: str | bytes) -> str:
+    return said.hex() if isinstance(said, bytes) else said
 
 
 def rows(path: Path, said: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from neve.archive.journal import Commit, CommittedName, Intent, IntentName
 from neve.archive.keys import data_key
 from neve.archive.schema import FILTERED, FILTERS_MARK, SCHEMA, DamagedObject, writer_options
 from neve.record.codec import decode_record, encode_record
+from tests.doubles.one_upload import upload_one
 from tiered.read.cold_query import has_key
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
@@ -83,7 +84,7 @@ def write(worker: WorkerClient, root: Path, number: int, *, odd: bool = False) -
     sizes = np.array([len(raw) for raw in records])
     runs = {0: Run(first, base + np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes)}
     facts = {"cluster": "c", "broker": "b", "round": str(number)}
-    name = worker.encode_upload(f"dir:{root / 'store'}", intent, runs, [(str(path), base, len(log))], facts)
+    name = upload_one(worker, f"dir:{root / 'store'}", intent, runs, [(str(path), base, len(log))], facts)
     return Written(name, root / "store" / key, records)
 
 

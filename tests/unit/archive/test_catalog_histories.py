@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from neve.archive.catalog import Catalog, GapHit, Location
-from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
 from neve.archive.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
 from neve.archive.verify import verify
+from tests.doubles.checkpoints import restored
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
 
@@ -38,9 +38,7 @@ def test_an_object_that_was_deleted_before_the_one_below_it_was_committed_is_not
     catalog.apply(2, Expire(keys=[late.key], delete_after_ms=0, minimums={"t": {0: 10}}))
     catalog.apply(3, Deleted(keys=[late.key]))
     if checkpoint:
-        state = decode_checkpoint(encode_checkpoint(catalog.state("b")), "b")
-        catalog = Catalog()
-        catalog.restore(state)
+        catalog = restored(catalog)
     if aborted:
         catalog.apply(4, Abort(round=1, keys=[early.key]))
         assert catalog.next_uncovered("t", 0) == (0, 100)
@@ -88,8 +86,7 @@ def test_what_an_object_holds_is_in_no_gap_also_when_it_has_expired(gap_first: b
     assert not [problem for problem in verify(catalog, MemoryStore()).problems if "offsets" in problem]
     catalog.apply(3, Expire(keys=[back.key], delete_after_ms=0, minimums={}))
     catalog.apply(4, Deleted(keys=[back.key]))
-    after = Catalog()
-    after.restore(decode_checkpoint(encode_checkpoint(catalog.state("b")), "b"))
+    after = restored(catalog)
     assert after.gap_spans("t", 0) == catalog.gap_spans("t", 0) == left
 
 
@@ -98,5 +95,44 @@ def test_a_gap_that_is_told_twice_is_counted_once() -> None:
     catalog.apply(0, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
     catalog.apply(1, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
     catalog.apply(2, Gap(topic="t", queue=0, first=3, last=12, reason="lost"))
-    assert catalog.gap_spans("t", 0) == [(3, 4), (5, 9), (10, 12)]
+    assert catalog.gap_spans("t", 0) == [(3, 4), (5, 12)]
     assert catalog.count_existing("t", 0, 0, 20) == 10
+
+
+def test_a_gap_is_forgotten_when_nothing_below_it_can_come_back() -> None:
+    old, later = committed("old", [(0, 0, 4)], start=0, end=100), committed("later", [(0, 20, 24)], start=200, end=300)
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=[old, later]))
+    catalog.apply(1, Gap(topic="t", queue=0, first=5, last=19, reason="restored"))
+    catalog.apply(2, Gap(topic="t", queue=0, first=25, last=30, reason="restored"))
+    catalog.apply(3, Gap(topic="t", queue=1, first=0, last=9, reason="restored"))
+    catalog.apply(4, Expire(keys=[old.key], delete_after_ms=0, minimums={"t": {0: 20}}))
+    assert catalog.gap_spans("t", 0) == [(5, 19), (25, 30)], "the old one may come back, and the gap is above it"
+    catalog.apply(5, Deleted(keys=[old.key]))
+    after = restored(catalog)
+    assert after.gap_spans("t", 0) == catalog.gap_spans("t", 0) == [(25, 30)]
+    assert after.gap_spans("t", 1) == [(0, 9)], "a queue of which nothing has expired"
+    assert after.gap_count == catalog.gap_count == 2
+    assert after.find("t", 0, 10) is None, "as all below the minimum"
+    assert not [problem for problem in verify(catalog, MemoryStore()).problems if "offsets" in problem]
+
+
+def test_an_idle_queue_has_one_gap_however_often_it_is_restored() -> None:
+    catalog = Catalog()
+    for number in range(3):
+        catalog.apply(
+            number, Gap(topic="t", queue=0, first=10 * number, last=10 * number + 9, reason="restored", epoch=number)
+        )
+    catalog.apply(3, Gap(topic="t", queue=0, first=30, last=39, reason="lost"))
+    assert [(gap.first, gap.last, gap.reason) for gap in catalog.gaps("t")] == [(0, 29, "restored"), (30, 39, "lost")]
+    assert restored(catalog).gap_spans("t", 0) == catalog.gap_spans("t", 0) == [(0, 29), (30, 39)]
+    assert catalog.find("t", 0, 12) == GapHit(0, 30)
+    assert catalog.gap_count == 2
+
+
+def test_a_gap_that_goes_on_behind_what_an_object_holds_joins_the_one_before() -> None:
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=[committed("a", [(0, 13, 19)], start=0, end=100)]))
+    catalog.apply(1, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
+    catalog.apply(2, Gap(topic="t", queue=0, first=7, last=25, reason="lost"))
+    assert [(gap.first, gap.last) for gap in catalog.gaps("t")] == [(5, 12), (20, 25)] == catalog.gap_spans("t", 0)

@@ -7,10 +7,11 @@ from random import Random
 import pytest
 
 from neve.archive.catalog import Catalog, GapHit, Location
-from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
 from neve.archive.journal import AnyEntry, Commit, CommittedName, Deleted, Expire, Replace, RowGroup, Unexpire
 from neve.archive.keys import data_key
 from neve.archive.name_blocks import NAMES_MAX, Block, blocks_of
+from neve.archive.topic_catalog import LAID_WHEN_ASKED
+from tests.doubles.checkpoints import restored
 
 TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
 QUEUES = 3
@@ -63,10 +64,9 @@ class Model:
         if offset < self.minimums.get((topic, queue), 0):
             return None
         for name in self.live.values():
-            for group in name.row_groups if name.topic == topic else ():
-                for of, first, last in group.runs:
-                    if of == queue and first <= offset <= last:
-                        return name.key, first, last
+            for of, first, last in name.runs if name.topic == topic else ():
+                if of == queue and first <= offset <= last:
+                    return name.key, first, last
         return None
 
     def objects(self, topic: str) -> list[CommittedName]:
@@ -82,8 +82,12 @@ class Model:
                     self.minimums[at] = max(self.minimums.get(at, 0), last + 1)
 
 
+@pytest.mark.parametrize("laid", [0, 4, LAID_WHEN_ASKED])
 @pytest.mark.parametrize("seed", range(6))
-def test_any_history_is_answered_as_a_plain_list_answers_it(seed: int) -> None:
+def test_any_history_is_answered_as_a_plain_list_answers_it(
+    seed: int, laid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neve.archive.topic_catalog.LAID_WHEN_ASKED", laid)
     random = Random(seed)
     model, catalog = Model(), Catalog()
     following = dict.fromkeys(TOPICS, 0)
@@ -145,8 +149,7 @@ def test_any_history_is_answered_as_a_plain_list_answers_it(seed: int) -> None:
                 continue
         catalog.apply(catalog.next_seq, entry)
         check(random, model, catalog, following, gone)
-    again = Catalog()
-    again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b"))))
+    again = restored(catalog)
     check(random, model, again, following, gone)
     assert again.state("b") == catalog.state("b")
 
@@ -177,13 +180,7 @@ def check(random: Random, model: Model, catalog: Catalog, following: dict[str, i
                 else:
                     assert isinstance(found, Location)
                     assert found.first <= offset <= found.last
-            runs = [
-                (first, last)
-                for name in of
-                for group in name.row_groups
-                for one, first, last in group.runs
-                if one == queue
-            ]
+            runs = [(first, last) for name in of for one, first, last in name.runs if one == queue]
             assert [(run.first, run.last) for run in catalog.runs(topic, queue)] == sorted(runs)
             assert catalog.max_offset(topic, queue) == max((last + 1 for _, last in runs), default=None)
             minimum = model.minimums.get((topic, queue), 0)

@@ -14,8 +14,8 @@ import pytest
 
 from infra.clock import ManualClock
 from neve.archive.catalog import Catalog, Location, Totals
-from neve.archive.checkpoint import CatalogState, PackedState, decode_checkpoint, encode_checkpoint
-from neve.archive.expiry import plan_dropped, plan_expiry
+from neve.archive.checkpoint import PackedState, decode_checkpoint
+from neve.archive.expiry import expire_topic, plan_dropped, plan_expiry
 from neve.archive.journal import (
     AnyEntry,
     Commit,
@@ -27,11 +27,12 @@ from neve.archive.journal import (
     IntentName,
     Replace,
     RowGroup,
+    Unexpire,
 )
 from neve.archive.keys import data_key
-from neve.archive.name_blocks import NAMES_MAX, UNPACKED_MAX, Block
-from neve.archive.sealed import unseal
+from neve.archive.name_blocks import NAMES_MAX, UNPACKED_MAX, Block, blocks_of
 from neve.archive.verify import tiling_faults, verify
+from tests.doubles.checkpoints import old_checkpoint, put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 
 HOUR = 3_600_000
@@ -62,6 +63,20 @@ def filled(count: int, topic: str = "t") -> Catalog:
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=[name_at(number, topic) for number in range(count)]))
     return catalog
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the blocks begin of which any part is decoded from here on."""
+    found: list[int] = []
+    records = Block._records
+
+    def counted(block: Block) -> bytes:
+        found.append(block.begin)
+        return records(block)
+
+    monkeypatch.setattr(Block, "_records", counted)
+    return found
 
 
 @pytest.fixture
@@ -127,22 +142,88 @@ def test_a_reader_that_took_a_list_still_has_it_when_the_queue_has_changed() -> 
 
 
 @pytest.mark.parametrize("gone", [1, 10, NAMES_MAX, 3 * NAMES_MAX + 1])
-def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(gone: int, unpacked: list[int]) -> None:
+def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(
+    gone: int, unpacked: list[int], looked_at: list[int]
+) -> None:
     catalog = filled(1000)
     unpacked.clear()
+    looked_at.clear()
     keys = [name_at(number).key for number in range(gone)]
     catalog.apply(1, Expire(keys=keys, delete_after_ms=5))
-    assert len(set(unpacked)) == -(-gone // NAMES_MAX)
+    assert len(set(looked_at)) == -(-gone // NAMES_MAX)
+    assert len(set(unpacked)) == (gone % NAMES_MAX > 0), "a block that goes whole stays packed"
     assert (catalog.min_offset("t", 0), catalog.object_count) == (gone * 5, 1000 - gone)
     unpacked.clear()
-    assert catalog.due_names(4) == []
+    assert catalog.due_names("t", 4) == []
     assert unpacked == []
-    assert catalog.due_names(5) == keys
+    assert catalog.due_names("t", 5) == keys
     catalog.apply(2, Deleted(keys=keys[:1]))
     catalog.apply(3, Expire(keys=[name_at(500).key], delete_after_ms=5))
     assert not catalog.has_all("t", 0, 2490, 2510)
     assert catalog.has_all("t", 0, 2505, 5000)
     assert len(unpacked) < 20 + 2 * (-(-gone // NAMES_MAX))
+
+
+@pytest.mark.parametrize("objects", [5 * NAMES_MAX, 50 * NAMES_MAX])
+def test_what_a_ttl_lets_go_costs_no_name_unpacked_but_those_of_one_block(objects: int, unpacked: list[int]) -> None:
+    """Planned, expired, found due and deleted; the last block has one that lives on."""
+    catalog = filled(objects)
+    unpacked.clear()
+    keys, minimums = expire_topic(catalog, "t", HOUR, objects * HOUR - 1)
+    assert (len(keys), minimums) == (objects - 1, {0: 5 * objects - 5, 1: 5 * objects - 5})
+    catalog.apply(1, Expire(keys=keys, delete_after_ms=5, minimums={"t": minimums}))
+    due = catalog.due_names("t", 5)
+    assert due == keys
+    assert catalog.still_due(due, 5) == {"t": keys}
+    catalog.apply(2, Deleted(keys=keys))
+    assert (catalog.object_count, catalog.expiring_topics(), catalog.min_offset("t", 1)) == (1, [], 5 * objects - 5)
+    assert len(set(unpacked)) == 1
+
+
+@pytest.mark.parametrize("unknown", [None, 0, NAMES_MAX - 1])
+def test_a_block_has_expired_by_a_time_when_all_its_row_groups_are_known_to_be(unknown: int | None) -> None:
+    names = [name_at(number) for number in range(NAMES_MAX)]
+    if unknown is not None:
+        (group,) = names[unknown].row_groups
+        young = msgspec.structs.replace(group, newest_ms=-1)
+        names[unknown] = msgspec.structs.replace(names[unknown], row_groups=[young])
+    (block,) = blocks_of("t", names)
+    newest = max(group.newest_ms for name in names for group in name.row_groups)
+    assert block.expired(newest - 1) is None
+    told = ([name.key for name in names], dict.fromkeys((0, 1), 5 * NAMES_MAX))
+    assert block.expired(newest) == (told if unknown is None else None)
+    limit = newest + HOUR
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=names))
+    assert expire_topic(catalog, "t", HOUR, limit) == plan_expiry(names, HOUR, limit)
+
+
+def test_where_names_end_is_said_by_their_row_groups_or_by_themselves() -> None:
+    plain = [name_at(number) for number in range(3)]
+    without = [msgspec.structs.replace(name, row_groups=[]) for name in plain]
+    assert [block.ends() for names in (plain, without) for block in blocks_of("t", names)] == [{0: 15, 1: 15}] * 2
+    assert [block.name_keys() for block in blocks_of("t", plain)] == [[name.key for name in plain]]
+
+
+def test_whether_a_few_are_still_due_unpacks_none(unpacked: list[int]) -> None:
+    catalog = filled(20 * NAMES_MAX)
+    keys = [name_at(number).key for number in range(20 * NAMES_MAX)]
+    catalog.apply(1, Expire(keys=keys, delete_after_ms=5))
+    unpacked.clear()
+    asked = keys[3:5]
+    assert catalog.still_due(asked, 5) == {"t": asked}
+    assert catalog.still_due(asked, 4) == {}
+    assert unpacked == []
+
+
+def test_what_is_asked_of_one_object_out_of_view_unpacks_no_other_block(unpacked: list[int]) -> None:
+    catalog = filled(20 * NAMES_MAX)
+    catalog.apply(1, Expire(keys=[name_at(number).key for number in range(19 * NAMES_MAX)], delete_after_ms=5))
+    unpacked.clear()
+    assert catalog.expiring_topics() == ["t"]
+    assert unpacked == []
+    assert (catalog.stays_until(name_at(3)), catalog.stays_until(name_at(19 * NAMES_MAX))) == (5, None)
+    assert len(unpacked) == 1
 
 
 @pytest.mark.parametrize("entry", ["expire", "replace"])
@@ -194,6 +275,70 @@ def test_an_offset_is_found_by_unpacking_one_block_and_the_ends_of_a_queue_by_no
     assert len(unpacked) == 4
 
 
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many ranges of queues the blocks have that are looked through from here on, one after another."""
+    found: list[int] = []
+    slot: Any = vars(Block)["bounds"]
+
+    def counted(block: Block) -> object:
+        bounds = slot.__get__(block)
+        found.append(len(bounds) // 3)
+        return bounds
+
+    monkeypatch.setattr(Block, "bounds", property(counted, slot.__set__))
+    return found
+
+
+def many_queues(rounds: int, queues: int = 1000) -> Catalog:
+    catalog = Catalog()
+    for number in range(rounds):
+        catalog.apply(number, Commit(round=number, names=[name_at(number, queues=queues)]))
+    return catalog
+
+
+def test_after_an_entry_each_of_a_thousand_queues_is_asked_without_going_through_the_others(walked: list[int]) -> None:
+    catalog = many_queues(3)
+    copied = catalog.copy_of("t")
+    for number in range(3, 6):
+        catalog.apply(number, Commit(round=number, names=[name_at(number, queues=1000)]))
+        walked.clear()
+        assert {catalog.min_offset("t", queue) for queue in range(1000)} == {0}
+        assert {catalog.max_offset("t", queue) for queue in range(1000)} == {5 * number + 5}
+        assert walked == []
+    assert copied is not None
+    walked.clear()
+    assert {held.max_offset() for held in copied.queues.values()} == {15}
+    assert walked == [], "nor of a copy"
+
+
+def test_an_expiry_of_a_thousand_queues_tells_those_that_are_lost_in_one_look(walked: list[int]) -> None:
+    for laid in (1000, 100):
+        catalog = many_queues(40, laid)
+        catalog.apply(40, Commit(round=40, names=[name_at(40, queues=laid // 2)]))
+        walked.clear()
+        catalog.apply(41, Expire(keys=[name_at(number).key for number in range(40)], delete_after_ms=5))
+        assert [catalog.recorded_minimum("t", queue) for queue in (0, laid // 2, laid - 1)] == [0, 200, 200]
+        assert [catalog.min_offset("t", queue) for queue in (0, laid // 2, laid - 1)] == [200, None, None]
+        assert sum(walked) < (20 + 10) * laid, "each block of the forty, of two names or more, once; and a few more"
+
+
+def test_what_is_deleted_of_a_topic_with_a_gap_in_view_goes_through_no_block(walked: list[int]) -> None:
+    catalog = filled(1000)
+    catalog.apply(1, Gap(topic="t", queue=0, first=6000, last=6009, reason="lost"))
+    catalog.apply(2, Gap(topic="t", queue=1, first=5000, last=5009, reason="lost"))
+    catalog.apply(3, Expire(keys=[name_at(0).key], delete_after_ms=5, minimums={"t": {0: 5, 1: 5}}))
+    walked.clear()
+    catalog.apply(4, Deleted(keys=[name_at(0).key]))
+    assert walked == []
+    assert catalog.gap_count == 2
+    minimums = {"t": {1: 5010}}
+    catalog.apply(5, Expire(keys=[name_at(one).key for one in range(1, 1000)], delete_after_ms=5, minimums=minimums))
+    catalog.apply(6, Deleted(keys=[name_at(one).key for one in range(1, 1000)]))
+    assert catalog.gap_spans("t", 1) == [], "it lies below all that is there"
+    assert catalog.gap_spans("t", 0) == [(6000, 6009)]
+
+
 def test_few_blocks_stay_unpacked(unpacked: list[int]) -> None:
     catalog = filled(NAMES_MAX * (UNPACKED_MAX + 10))
     for _ in range(2):
@@ -241,7 +386,7 @@ def test_the_plan_of_a_ttl_looks_at_what_expires_and_one_object_behind_it() -> N
 
 def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -> None:
     catalog = filled(1)
-    before = len(unseal("CATALOG", 1, encode_checkpoint(catalog.state("b")), 1 << 30))
+    before = len(msgspec.msgpack.encode(catalog.state("b")))
     seq = 1
     for number in range(1, 50):
         name = name_at(number)
@@ -256,7 +401,10 @@ def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -
             seq += 1
     state = catalog.state("b")
     assert (state.deleted, state.expiring, state.open, len(state.names)) == ([], [], {}, 1)
-    assert len(unseal("CATALOG", 1, encode_checkpoint(state), 1 << 30)) <= before + 16
+    assert len(msgspec.msgpack.encode(state)) <= before + 16
+    store = MemoryStore()
+    put_checkpoint(store, catalog, "b")
+    assert sum(len(data) for data, _ in store.objects.values()) < 1000
 
 
 def test_a_commit_that_stands_twice_counts_once() -> None:
@@ -266,35 +414,22 @@ def test_a_commit_that_stands_twice_counts_once() -> None:
     assert len(catalog.objects()) == 2
 
 
-def test_a_checkpoint_that_is_encoded_piece_by_piece_is_the_one_encoded_at_once() -> None:
-    catalog = filled(20)
-    catalog.apply(1, Expire(keys=[name_at(0).key], delete_after_ms=5))
-    catalog.apply(2, Gap(topic="t", queue=0, first=200, last=300, reason="lost"))
-    state = catalog.state("b")
-    content = unseal("CATALOG", 1, encode_checkpoint(state), 1 << 30)
-    assert content == msgspec.msgpack.encode(state)
-    assert unseal("CATALOG", 1, catalog.encoded("b"), 1 << 30) == content
-    assert decode_checkpoint(encode_checkpoint(state), "b") == state
-    again = Catalog()
-    again.restore(msgspec.msgpack.decode(content, type=CatalogState))
-    assert again.state("b") == state
-
-
-def test_a_start_unpacks_the_names_of_one_topic_at_a_time() -> None:
+def test_a_start_from_version_1_unpacks_the_names_of_one_topic_at_a_time() -> None:
     catalog = Catalog()
     for seq, number in enumerate((0, 1, 0, 2, 1, 0)):
         catalog.apply(seq, Commit(round=seq, names=[name_at(seq, f"topic-{number}")]))
     catalog.apply(6, Expire(keys=[name_at(0, "topic-0").key], delete_after_ms=5))
     catalog.apply(7, Expire(keys=[name_at(2, "topic-0").key, name_at(1, "topic-1").key], delete_after_ms=6))
-    data = catalog.encoded("b")
-    state = decode_checkpoint(data, "b", 7, PackedState)
+    data = old_checkpoint(catalog.state("b"))
+    state = decode_checkpoint(data, "b", 7)
+    assert isinstance(state, PackedState)
     assert all(isinstance(name, msgspec.Raw) for name in list[object](state.names))
     taken = [(topic, [name.start for name in names]) for topic, names in state.names_by_topic()]
     assert sorted(taken) == [("topic-0", [5]), ("topic-1", [4]), ("topic-2", [3])]
     assert state.names == []
     again = Catalog()
-    again.restore(decode_checkpoint(data, "b", 7, PackedState))
-    assert again.state("b") == catalog.state("b") == decode_checkpoint(data, "b", 7)
+    again.restore(decode_checkpoint(data, "b", 7))
+    assert again.state("b") == catalog.state("b")
 
 
 def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,3 +460,56 @@ def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch
     assert catalog.count_existing("t", 0, 0, 20) == 15
     assert catalog.count_existing("t", 0, 12, 13) == 0
     assert catalog.count_existing("u", 0, 3, 13) == 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_highest_objects_of_all_topics_are_found_without_unpacking_the_others(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    catalog = Catalog()
+    topics = [f"t{number}" for number in range(5)]
+    names = [
+        msgspec.structs.replace(name_at(number, random.choice(topics)), wire_bytes=random.randrange(3))
+        for number in range(1000)
+    ]
+    catalog.apply(0, Commit(round=1, names=names))
+    floors = {topic: random.randrange(400) for topic in topics}
+    end = random.randrange(500, 1010)
+    fitting = [name for name in names if floors[name.topic] <= name.start and name.end <= end]
+    expected = sorted(fitting, key=lambda name: (-name.end, name.wire_bytes, name.key))
+    assert list(catalog.from_highest(floors.__getitem__, end)) == expected
+    unpacked: list[Block] = []
+    unpack = Block._unpack
+
+    def counted(block: Block) -> tuple[CommittedName, ...]:
+        unpacked.append(block)
+        return unpack(block)
+
+    monkeypatch.setattr(Block, "_unpack", counted)
+    assert next(catalog.from_highest(floors.__getitem__, end)) == expected[0]
+    assert len(unpacked) <= len(topics) + 1
+    assert catalog.totals().objects // NAMES_MAX > 4 * len(unpacked)
+
+
+def test_what_is_out_of_view_is_unpacked_where_a_row_of_these_may_be(unpacked: list[int]) -> None:
+    catalog = filled(4 * NAMES_MAX)
+    keys = [name.key for name in catalog.objects("t")[: 3 * NAMES_MAX]]
+    catalog.apply(1, Expire(keys=keys, delete_after_ms=9))
+    unpacked.clear()
+    row = 5 * (NAMES_MAX + 7)
+    found = [(after, name.start) for after, name in catalog.expiring_near("t", {1: [(row, row)]})]
+    assert (9, NAMES_MAX + 7) in found
+    assert list(catalog.expiring_near("t", {2: [(row, row)]})) == []
+    assert len(unpacked) == 1
+
+
+def test_all_of_a_topic_is_as_it_was_when_it_was_asked_for() -> None:
+    catalog = filled(3)
+    first, second, third = (name.key for name in catalog.objects("t"))
+    catalog.apply(1, Expire(keys=[first], delete_after_ms=9))
+    asked = catalog.each_of("t")
+    catalog.apply(2, Unexpire(keys=[first]))
+    catalog.apply(3, Expire(keys=[second, third], delete_after_ms=10))
+    assert [(until, name.key) for until, name in asked] == [(None, second), (None, third), (9, first)]
+    assert [until for until, _ in catalog.each_of("t")] == [None, 10, 10]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from neve.archive.catalog import Catalog, OutOfOrder
-from neve.archive.checkpoint import CHECKPOINT_VERSION, KIND, decode_checkpoint, encode_checkpoint
+from neve.archive.checkpoint import CHECKPOINT_VERSION, KIND, CheckpointHead, decode_checkpoint
 from neve.archive.follow import journal_end, read_catalog
 from neve.archive.journal import (
     COMPACT,
@@ -18,6 +18,7 @@ from neve.archive.journal import (
     Commit,
     Deleted,
     Epoch,
+    Erase,
     Expire,
     Gap,
     NewerFormat,
@@ -25,8 +26,9 @@ from neve.archive.journal import (
     Topic,
     encode_entry,
 )
-from neve.archive.keys import checkpoint_key, journal_key
+from neve.archive.keys import checkpoint_key, journal_key, pack_key
 from neve.archive.sealed import Damaged, seal, unseal
+from tests.doubles.checkpoints import old_checkpoint, put_checkpoint, restored
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent, to_compact
 
@@ -58,6 +60,15 @@ REWRITES: list[AnyEntry] = [
     Abort.of_rewrite(COMPACT, 2, reason="", keys=["y"]),
     Abort.of_rewrite(COMPACT, 1, reason=""),
 ]
+_C2 = committed("c2", [(0, 20, 22), (0, 25, 29), (1, 10, 14)], start=200, end=300)
+#: Two rows of c, then all that is left of it.
+ERASURES: list[AnyEntry] = [
+    Erase(id="e2.20", old=["c"], new=[_C2], rows=[("t", 0, 23, 24)], delete_after_ms=7),
+    Erase(
+        id="e2.22", old=["c2"], new=[], rows=[("t", 0, 20, 22), ("t", 0, 25, 29), ("t", 1, 10, 14)], delete_after_ms=8
+    ),
+    Erase(id="e2.22", old=["c"], new=[], rows=[("t", 0, 20, 22)], delete_after_ms=6),
+]
 
 
 def after(count: int, entries: list[AnyEntry] = ENTRIES) -> Catalog:
@@ -67,14 +78,18 @@ def after(count: int, entries: list[AnyEntry] = ENTRIES) -> Catalog:
     return catalog
 
 
-def test_a_catalog_from_a_checkpoint_is_the_catalog_from_all_entries() -> None:
-    whole = after(len(REWRITES), REWRITES)
-    for cut in range(1, len(REWRITES) + 1):
-        data = encode_checkpoint(after(cut, REWRITES).state("b"))
-        catalog = Catalog()
-        catalog.restore(decode_checkpoint(data, "b", cut - 1))
-        for seq in range(cut, len(REWRITES)):
-            catalog.apply(seq, REWRITES[seq])
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_catalog_from_a_checkpoint_is_the_catalog_from_all_entries(version: int) -> None:
+    entries = [*REWRITES, *ERASURES]
+    whole = after(len(entries), entries)
+    for cut in range(1, len(entries) + 1):
+        if version == 1:
+            catalog = Catalog()
+            catalog.restore(decode_checkpoint(old_checkpoint(after(cut, entries).state("b")), "b", cut - 1))
+        else:
+            catalog = restored(after(cut, entries))
+        for seq in range(cut, len(entries)):
+            catalog.apply(seq, entries[seq])
         assert catalog.state("b") == whole.state("b"), cut
         for topic, queue in (("t", 0), ("t", 1), ("gone", 0), ("none", 0)):
             for offset in range(45):
@@ -90,27 +105,20 @@ def test_the_masters_of_a_log_are_counted_and_those_of_another_are_not() -> None
     for epoch, said, highest in ((3, 4, 4), (4, msgspec.UNSET, 4), (5, 6, 6)):
         catalog.apply(catalog.next_seq, Epoch(epoch=epoch, owner="q", log_uuid="u", master_epoch=said))
         assert (catalog.epoch, catalog.master_epoch) == (epoch, highest)
-        again = Catalog()
-        again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b"))))
-        assert again.master_epoch == highest
+        assert restored(catalog).master_epoch == highest
     catalog.apply(catalog.next_seq, Epoch(epoch=6, owner="r", log_uuid="restored"))
     assert catalog.master_epoch == 0
 
 
-def test_a_checkpoint_of_a_broker_in_no_set_is_as_it_was() -> None:
-    content = unseal(KIND, CHECKPOINT_VERSION, encode_checkpoint(after(12).state("b")), 1 << 20)
-    assert "master_epoch" not in msgspec.msgpack.decode(content, strict=False)
-
-
-def test_a_checkpoint_without_rewrites_is_as_it_was() -> None:
-    content = unseal(KIND, CHECKPOINT_VERSION, encode_checkpoint(after(12).state("b")), 1 << 20)
-    assert not {"rewrites", "last_rewrite"} & set(msgspec.msgpack.decode(content, strict=False))
+def test_a_checkpoint_does_not_say_what_is_not_there() -> None:
+    content = unseal(KIND, CHECKPOINT_VERSION, put_checkpoint(MemoryStore(), after(12), "b"), 1 << 20)
+    assert not {"master_epoch", "rewrites", "last_rewrite"} & set(msgspec.msgpack.decode(content, strict=False))
 
 
 def test_a_catalog_never_goes_back_to_an_older_checkpoint() -> None:
     catalog = after(5)
     with pytest.raises(OutOfOrder):
-        catalog.restore(after(4).state("b"))
+        catalog.restore(decode_checkpoint(old_checkpoint(after(4).state("b"))))
 
 
 @pytest.mark.parametrize("end", [0, 1, 2, 3, 7, 8, 9, 1000, 1_000_003])
@@ -140,10 +148,15 @@ def journal_in(store: MemoryStore, *checkpoints: int) -> None:
         if isinstance(entry, Checkpoint):
             newest = entry.through_seq
         elif len(ENTRIES) - len(pending) in checkpoints:
-            content = encode_checkpoint(catalog.state("b"))
+            content = put_checkpoint(store, catalog, "b")
             key = checkpoint_key("", "b", seq)
-            store.put(key, content)
             pending.insert(0, Checkpoint(key=key, through_seq=seq, sha256=hashlib.sha256(content).hexdigest()))
+
+
+def packs_of(store: MemoryStore, seq: int) -> list[str]:
+    head = decode_checkpoint(store.objects[checkpoint_key("", "b", seq)][0], "b", seq)
+    assert isinstance(head, CheckpointHead)
+    return [pack_key("", "b", *name) for name in head.sizes()]
 
 
 def test_only_what_follows_the_checkpoint_is_read() -> None:
@@ -151,11 +164,20 @@ def test_only_what_follows_the_checkpoint_is_read() -> None:
     journal_in(store, 5, 13)
     full = after(len(ENTRIES)).state("b")
     read: list[str] = []
-    store.on_call = lambda verb, key: read.append(key) if verb == "get" else None
-    assert read_catalog(store, "b").state("b").names == full.names
+    store.on_call = lambda verb, key: read.append(key) if verb in {"get", "get_range"} else None
+    assert read_catalog(store, "b", whole=True).state("b").names == full.names
     entries = [key for key in read if "/journal/" in key]
-    assert len(set(entries)) == 4, "the CHECKPOINT, the two entries behind it, and the first that is not there"
+    assert len(set(entries)) == 5, (
+        "the one before, the CHECKPOINT, two entries behind it, and the first that is not there"
+    )
+    assert [key for key in read if "/checkpoint/" in key] == [checkpoint_key("", "b", 13), *packs_of(store, 13)]
+    read.clear()
+    catalog = read_catalog(store, "b")
     assert [key for key in read if "/checkpoint/" in key] == [checkpoint_key("", "b", 13)]
+    read.clear()
+    assert catalog.objects("t") == full.names
+    assert catalog.max_offset("t", 0) is not None
+    assert read == [packs_of(store, 13)[-1]], "of the topic alone, once"
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "flipped", "empty", "of another broker"])
@@ -170,7 +192,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_in_the_end_to_the_
             "cut": data[:-9],
             "flipped": data[:-20] + bytes([data[-20] ^ 1]) + data[-19:],
             "empty": b"",
-            "of another broker": encode_checkpoint(after(5).state("c")),
+            "of another broker": put_checkpoint(MemoryStore(), after(5), "c"),
         }
         if harm in harmed:
             store.put(key, harmed[harm])
@@ -181,6 +203,20 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_in_the_end_to_the_
         store.on_call = None
     store.objects.pop(journal_key("", "b", 0))
     assert read_catalog(store, "b").next_seq == 0, "with no checkpoint, all of the journal is read"
+
+
+@pytest.mark.parametrize("field", ["names", "expiring"])
+@pytest.mark.parametrize("harm", [{"topic": "t"}, {"key": 7}])
+def test_a_name_of_an_old_checkpoint_that_is_none_gives_way_to_the_one_before(
+    field: str, harm: dict[str, object]
+) -> None:
+    store = MemoryStore()
+    journal_in(store, 5, 13)
+    full = read_catalog(store, "b").state("b")
+    state = msgspec.to_builtins(after(13).state("b"))
+    state[field] = [harm if field == "names" else (harm, 5)]
+    store.put(checkpoint_key("", "b", 13), seal(KIND, 1, msgspec.msgpack.encode(state | {"through_seq": 13})))
+    assert read_catalog(store, "b").state("b") == full
 
 
 def test_a_newer_checkpoint_is_refused_not_passed_over() -> None:

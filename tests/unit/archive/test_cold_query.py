@@ -2,6 +2,8 @@
 
 import mmap
 from concurrent.futures import Future
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from infra.clock import ManualClock
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, RowGroup, Topic
+from neve.archive.name_blocks import Block
 from neve.record.codec import encode_record
 from neve.record.properties import properties_to_bytes
 from tiered.read import cold_query
@@ -49,7 +52,7 @@ class Fetched:
         numbers = np.concatenate([positions, np.zeros(3 * ROWS, np.int64)])
         mapped = mmap.mmap(-1, numbers.nbytes + len(wire))
         mapped.write(numbers.tobytes() + wire)
-        future.set_result(DecodedGroup(mapped, ROWS, len(wire)))
+        future.set_result(DecodedGroup(memoryview(mapped), ROWS, len(wire)))
         return future
 
 
@@ -192,3 +195,67 @@ def test_one_object_too_many_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_query, "OBJECTS_MAX", 0)
     found = ColdQuery(catalog(), Fetched(), ManualClock(), Filters(0)).by_key("t", "k1", 1, 0, 1000)
     assert found.records == [] and found.unsearched.startswith(f"{GROUPS} row groups")
+
+
+class ByObject(Fetched):
+    """Each object has one row group."""
+
+    def __call__(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
+        return super().__call__(name, name.start // 1000 // ROWS)
+
+
+def single(number: int, newest: int) -> CommittedName:
+    first = number * ROWS
+    group = RowGroup(0, ROWS, 0, 1, newest, number * ROWS * 10, 600, [(0, first, first + 3)])
+    return CommittedName(
+        key=f"k{number}", topic="t", day="", start=first * 1000, end=first * 1000 + 4000, size=1, footer=1, etag="",
+        checksum=("", ""), sha256="", rows=ROWS, wire_bytes=1, min_time=0, max_time=newest,
+        queues={0: (first, first + 3, 0)}, row_groups=[group],
+    )  # fmt: skip
+
+
+def test_of_a_topic_of_many_objects_the_newest_are_held_and_the_others_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_query, "OBJECTS_MAX", 5)
+    names = [single(number, (number * ROWS + 3) * 10) for number in range(200)]
+    held: list[int] = []
+    search = ColdQuery._search
+
+    def counted(self: ColdQuery, places: list[cold_query._Place], *args: Any) -> Any:
+        held.append(len(places))
+        return search(self, places, *args)
+
+    monkeypatch.setattr(ColdQuery, "_search", counted)
+    made = Catalog()
+    made.apply(0, Commit(round=1, names=names))
+    fetched = ByObject()
+    query = ColdQuery(made, fetched, ManualClock(), Filters(0))
+    found = query.by_key("t", "k799", 1, 0, 1 << 60)
+    assert (found, held) == (Found([record(799)]), [5])
+    found = query.by_key("t", "k3", 1, 0, 1 << 60)
+    assert found == Found([], "195 row groups stored from 1970-01-01T00:00:00+00:00 to 1970-01-01T00:00:07+00:00")
+    assert query.by_key("t", "k3", 1, 0, 100) == Found([record(3)]), "those of its time alone count"
+    unpacked: list[Block] = []
+    names_of = Block.names
+
+    def noted(block: Block) -> tuple[CommittedName, ...]:
+        unpacked.append(block)
+        return names_of(block)
+
+    monkeypatch.setattr(Block, "names", noted)
+    assert query.by_key("t", "k799", 1, 7900, 8000) == Found([record(799)])
+    assert len(unpacked) == 1, "what is older is not unpacked"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_newest_of_many_are_those_of_all_in_their_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(seed)
+    names = [single(number, random.randrange(-1, 60)) for number in range(100)]
+    whole, nothing = cold_query._newest(iter(names), 10, 3000)
+    monkeypatch.setattr(cold_query, "OBJECTS_MAX", 9)
+    places, beyond = cold_query._newest(iter(names), 10, 3000)
+    assert nothing.groups == 0 and len(whole) > 20
+    newest = [place.group.newest_ms for place in whole]
+    assert newest == sorted(newest, reverse=True)
+    assert [place.group.newest_ms for place in places] == newest[:9]
+    left = [place for place in whole if place not in places]
+    assert beyond == (len(left), min(one.group.oldest_ms for one in left), max(one.group.newest_ms for one in left))

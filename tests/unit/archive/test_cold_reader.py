@@ -8,14 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from neve.archive.catalog import Catalog
+from neve.archive.catalog import Catalog, Location
 from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
 from tests.waiting import wait_until
-from tiered.read import cold_reader
+from tiered.read import cold_reader, group_fetches
 from tiered.read.cold_cache import GroupCache
 from tiered.read.cold_reader import ColdReader, ColdUnavailable, Located
 from tiered.read.fetch_queue import LINE_MAX
-from tiered.worker.client import DecodedGroup, WorkerFailed
+from tiered.read.read_ahead import ReadAhead
+from tiered.worker.client import DecodedGroup
+from tiered.worker.failed import WorkerFailed
 from tiered.worker.frames import MayHold
 
 ROWS = 10
@@ -29,18 +31,20 @@ def group_of(index: int) -> DecodedGroup:
     )
     mapped = mmap.mmap(-1, numbers.nbytes + ROWS * SIZE)
     mapped.write(numbers.tobytes() + bytes([index % 256]) * ROWS * SIZE)
-    return DecodedGroup(mapped, ROWS, ROWS * SIZE)
+    return DecodedGroup(memoryview(mapped), ROWS, ROWS * SIZE)
 
 
 class Source:
     def __init__(self) -> None:
         self.reads: list[int] = []
+        self.kept: list[int] = []
         self.failures = 0
         self.gate = threading.Event()
         self.gate.set()
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
         self.reads.append(index)
+        self.kept += [index] if keep else []
         assert self.gate.wait(20)
         if self.failures:
             self.failures -= 1
@@ -82,6 +86,22 @@ def test_equal_requests_in_flight_are_one_fetch() -> None:
     reader.close()
 
 
+def test_what_is_on_its_way_when_it_is_forgotten_reaches_who_waits_and_no_cache() -> None:
+    source, catalog = Source(), catalog_of(1)
+    source.gate.clear()
+    reader = ColdReader(catalog, source, "")
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(reader.get, "t", 0, 3, 4, 1 << 20)
+        wait_until(lambda: source.reads == [0])
+        reader.forget(catalog.objects("t"))
+        source.gate.set()
+        assert read.result(20).count == 4
+    assert reader.cached_bytes == 0
+    assert reader.get("t", 0, 3, 4, 1 << 20).count == 4
+    assert source.reads == [0, 0] and reader.cached_bytes > 0, "what is fetched later is kept as ever"
+    reader.close()
+
+
 def test_one_failure_is_retried_and_two_are_told() -> None:
     source = Source()
     reader = ColdReader(catalog_of(1), source, "")
@@ -107,6 +127,62 @@ def test_a_sequential_reader_is_read_ahead_of_and_a_random_one_not() -> None:
     reader.close()
 
 
+def test_what_comes_behind_a_reader_is_looked_up_once_and_not_at_each_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, catalog, asked = Source(), catalog_of(40), list[int]()
+    following = catalog.next_location
+
+    def counted(location: Location) -> Location | None:
+        asked.append(location.row_group)
+        return following(location)
+
+    monkeypatch.setattr(catalog, "next_location", counted)
+    reader = ColdReader(catalog, source, "")
+    for offset in range(400):
+        result = reader.get("t", 0, offset, 1, 1 << 20)
+        assert (result.next_offset, bytes(result.buffers[0])) == (offset + 1, bytes([offset // ROWS]) * SIZE)
+    assert sorted(source.reads) == list(range(40))
+    assert [group for group in asked if group < 39] == list(range(39))
+    assert len(asked) < 39 + 40, "the archive's end is not asked for at each pull"
+    reader.close()
+
+
+def test_read_ahead_that_found_no_room_is_tried_again_while_the_row_group_is_read() -> None:
+    catalog = catalog_of(8)
+    one, rooms = catalog.find("t", 0, 0), [False] * 3 + [True] * 9
+    assert isinstance(one, Location)
+    known, asked = ReadAhead().note(("g", "t", 0, None), one, 0), list[int]()
+
+    def fetch(location: Location) -> bool:
+        asked.append(location.row_group)
+        return rooms.pop(0)
+
+    known.window = 2 * one.group.wire_bytes
+    for _ in range(60):
+        known.fetch_ahead(one, catalog.next_location, fetch)
+    assert asked == [1, 1, 1, 1, 2], "three times in vain, then once for each"
+
+
+def test_the_disk_keeps_what_is_fetched_again_and_not_what_is_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_fetches, "_REMEMBERED", 4)
+    source = Source()
+    reader = ColdReader(catalog_of(9), source, "", 1)  # nothing stays in memory
+    for index in (0, 1, 2, 3):
+        reader.get("t", 0, index * ROWS, 1, 1 << 20)
+    assert source.kept == []
+    reader.get("t", 0, 0, 1, 1 << 20, group="another")
+    assert source.kept == [0]
+    for index in (4, 5, 6, 0, 3):
+        reader.get("t", 0, index * ROWS, 1, 1 << 20)
+    assert source.kept == [0, 0], "of four row groups it is known that they were fetched"
+    source.failures = 1
+    reader.get("t", 0, 0, 1, 1 << 20)
+    assert source.kept == [0, 0, 0, 0], "a second try is the same fetch"
+    source.failures = 1
+    reader.get("t", 0, 8 * ROWS, 1, 1 << 20)
+    assert source.kept == [0, 0, 0, 0]
+    reader.close()
+
+
 def test_the_cache_is_bounded_and_a_scan_does_not_drive_out_what_is_read_again() -> None:
     one = group_of(0)
     cache = GroupCache(4 * one.nbytes)
@@ -119,6 +195,25 @@ def test_the_cache_is_bounded_and_a_scan_does_not_drive_out_what_is_read_again()
             assert cache.get(("scan", index), queue, queue) is not None
         assert cache.nbytes <= cache.capacity
     assert ("hot", 0) in cache and ("scan", 0) not in cache
+
+
+def test_what_was_fetched_ahead_outlives_what_readers_are_done_with_and_goes_when_nobody_comes() -> None:
+    one = group_of(0)
+    cache = GroupCache(8 * one.nbytes)
+    for index in range(2):
+        cache.put(("ahead", index), group_of(index), ahead=True)
+    for index in range(13):
+        cache.put(("done", index), group_of(0), ahead=False)
+        assert cache.get(("done", index), 0, 0) is not None
+        assert cache.nbytes <= cache.capacity
+    assert ("ahead", 0) in cache and ("done", 7) in cache and ("done", 6) not in cache
+    assert cache.get(("ahead", 0), 0, 0) is not None
+    assert cache.ahead_bytes == one.nbytes
+    for index in range(13, 20):
+        cache.put(("done", index), group_of(0), ahead=False)
+    assert ("ahead", 0) in cache, "reached, it is like any other"
+    assert (("ahead", 1) in cache, cache.ahead_bytes) == (False, 0)
+    assert cache.nbytes == cache.capacity and cache.mapped == 8
 
 
 def test_read_ahead_stops_before_it_evicts_its_own_work() -> None:
@@ -210,7 +305,7 @@ def test_a_question_to_a_store_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_object_that_expired_while_it_was_read_is_no_failure() -> None:
     class Vanishing(Source):
-        def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+        def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
             if catalog.next_seq == 1:
                 catalog.apply(1, Expire(keys=["k"], delete_after_ms=0, minimums={"t": {0: 10}}))
             raise WorkerFailed("NotFound", name.key)

@@ -201,7 +201,7 @@ def test_a_row_group_of_few_rows_each_of_many_does_not_hold_all_of_those(tmp_pat
     log = Log(tmp_path)
     for _ in range(20):
         log.object_of({0: 1, 1: 80}, GROUP_SIZES)
-    held = [(rows, records) for queue, rows, records in compactor._rows(log.inputs, {}) if queue == 0]
+    held = [(rows, records) for queue, rows, records in compactor._rows(log.inputs, {}, {}) if queue == 0]
     assert len(held) == 20
     whole = log.inputs[0].name.wire_bytes
     assert sum(rows.get_total_buffer_size() for rows, _ in held) < 2 * whole

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from neve.archive.columns import table_of
 from neve.archive.journal import CommittedName
-from neve.archive.rebuild import Records, rebuild, tag_codes
+from neve.archive.rebuild import Records, joined_views, rebuild, tag_codes, views
+from neve.archive.rows import Entries, exact_rows, with_wire
 from neve.archive.schema import GROUP_BYTES, DamagedObject, ObjectFacts
 from neve.record.codec import encode_record
 from neve.record.layout import MAGIC_V2
 from neve.record.properties import tags_code
 from tiered.write import segment_writer
-from tiered.write.columns import table_of
-from tiered.write.rows import Entries, exact_rows, with_wire
 from tiered.write.segment_writer import MissingBytes, describe_file, encode, in_order, plan_groups
 
 TOPIC = "orders"
@@ -150,7 +150,7 @@ def test_common_and_odd_records_side_by_side(common: list[dict[str, Any]], odd: 
 
 
 def test_the_common_shape_is_not_parsed_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiered.write.columns.exact_rows", lambda *_: pytest.fail("a common record went the slow way"))
+    monkeypatch.setattr("neve.archive.columns.exact_rows", lambda *_: pytest.fail("a common record went the slow way"))
     assert_exact([
         record(0), record(1, properties=b""), record(2, properties=b"a\x01b"), record(3, born_host=("fe80::1", 9)),
         record(4, store_host=("::2", 9), body=b""), record(5, properties="k\x01\xe4\x02".encode()),
@@ -239,7 +239,7 @@ def test_a_file_describes_itself_and_has_its_indexes(tmp_path: Path) -> None:
     assert [group.first_row for group in name.row_groups] == np.cumsum([0, *(g.rows for g in name.row_groups)])[
         :-1
     ].tolist()
-    metadata = pq.read_metadata(written.path)
+    metadata = pq.read_metadata(written.content)
     columns = {
         metadata.row_group(0).column(i).path_in_schema: metadata.row_group(0).column(i)
         for i in range(metadata.num_columns)
@@ -251,7 +251,7 @@ def test_a_file_describes_itself_and_has_its_indexes(tmp_path: Path) -> None:
 
 def test_bloom_filters_exist(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    path = write(tmp_path, laid_out(50)).path
+    path = write(tmp_path, laid_out(50)).content
     query = "select path_in_schema from parquet_metadata(?) where bloom_filter_offset is not null"
     found = {row[0] for row in duckdb.sql(query, params=[str(path)]).fetchall()}
     assert {name.replace(" ", "") for name in found} == {"msg_id", "keys,list,element"}
@@ -292,8 +292,17 @@ def test_a_common_row_that_does_not_rebuild_its_record_is_found_and_kept_whole(
     written = write(tmp_path, records)
     assert modes == [False, True]
     assert written.wire_rows == 1
-    rebuilt = rebuild(pq.read_table(written.path), TOPIC)
+    rebuilt = rebuild(pq.read_table(written.content), TOPIC)
     assert bytes(rebuilt.wire) == b"".join(records)
+
+
+def test_strings_of_any_length_are_joined_from_anywhere_in_the_source() -> None:
+    """Arrow has up to 12 bytes in the view itself, and of the others only where they lie."""
+    source = bytes(range(256)) * 2
+    begins = np.array([500, 0, 300, 7, 100, 499, 256, 3])
+    sizes = np.array([12, 13, 0, 11, 256, 13, 1, 12])
+    joined = joined_views(views(source, begins, sizes), [source])
+    assert joined.to_pylist() == [source[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
 
 
 def test_an_entry_outside_the_files_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

@@ -14,14 +14,31 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from neve.archive import journal
+from neve.archive.catalog import Catalog
 from neve.archive.checkpoint import KIND as CATALOG
-from neve.archive.checkpoint import CatalogState, decode_checkpoint, encode_checkpoint
+from neve.archive.checkpoint import CatalogState, CheckpointHead, PackedState, PackName, decode_checkpoint
 from neve.archive.groups import decode_group
-from neve.archive.journal import AnyEntry, CommittedName, Entry, IntentName, RowGroup, decode_entry, encode_entry
+from neve.archive.journal import (
+    AnyEntry,
+    CommittedName,
+    Entry,
+    FellBehind,
+    IntentName,
+    NewerFormat,
+    RowGroup,
+    Shortened,
+    anchor,
+    decode_entry,
+    encode_entry,
+)
+from neve.archive.name_blocks import StoredBlock
 from neve.archive.schema import describe, parse_footer
 from neve.archive.sealed import unseal
 from neve.archive.state import KIND as STATE
 from neve.archive.state import BrokerState, decode_state, encode_state
+from neve.archive.topic_parts import Part, decode_part, topics_in
+from neve.archive.topic_parts import pack as pack_topics
 from neve.record.codec import iter_records
 from tests.unit.archive.test_format_page import PAGE, names, table
 from tiered.journal.store_format import StoreFormat
@@ -32,17 +49,18 @@ GOLDEN: dict[str, tuple[Any, bytes]] = {
     for name, said, digits in re.findall(r"```golden (\S+)\n(\{.*?\})\n([0-9a-f\n]+)```", PAGE, re.DOTALL)
 }
 #: Entries as some of their fields make them.
-VARIANTS = {"EPOCH-of-a-set", "INTENT-to-compact", "ABORT-to-compact"}
+VARIANTS = {"EPOCH-of-a-set", "INTENT-to-compact", "ABORT-to-compact", "INTENT-to-erase"}
 OBJECTS = [Path(__file__).with_name(name) for name in ("golden.parquet", "golden-with-ids.parquet")]
 LIMIT = 1 << 20
 
 
 def as_json(value: object) -> Any:
-    return json.loads(json.dumps(value))
+    """Bytes as hexadecimal digits."""
+    return json.loads(json.dumps(value, default=bytes.hex))
 
 
 def test_there_is_one_of_each() -> None:
-    assert set(GOLDEN) == {*ENTRIES, *VARIANTS, CATALOG, STATE, "format"}
+    assert set(GOLDEN) == {*ENTRIES, *VARIANTS, "SHORTENED", CATALOG, "CATALOG-2", "CATALOG-3", "part", STATE, "format"}
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
@@ -63,11 +81,63 @@ def test_an_entry_is_read_and_written(name: str) -> None:
     assert encode_entry(entry) == data
 
 
-def test_a_checkpoint_is_read_and_written() -> None:
+def test_a_checkpoint_of_version_1_is_read() -> None:
     said, data = GOLDEN[CATALOG]
     state = decode_checkpoint(data, "b", 255)
-    assert json.loads(msgspec.json.encode(state)) == said
-    assert unseal(CATALOG, 1, encode_checkpoint(state), LIMIT) == unseal(CATALOG, 1, data, LIMIT)
+    assert isinstance(state, PackedState)
+    whole = msgspec.msgpack.decode(unseal(CATALOG, 1, data, LIMIT), type=CatalogState)
+    assert json.loads(msgspec.json.encode(whole)) == said
+    catalog = Catalog()
+    catalog.restore(state)
+    assert catalog.state("b") == msgspec.structs.replace(whole, queues=[*whole.queues, ("orders", 1, 0)])
+
+
+def unpacked_part(data: bytes) -> Part:
+    """Another zlib may compress its blocks to other bytes."""
+    part = decode_part("orders", data)
+    inside = [msgspec.structs.replace(block, packed=zlib.decompress(block.packed)) for block in part.blocks]
+    outside = [
+        (after, msgspec.structs.replace(block, packed=zlib.decompress(block.packed))) for after, block in part.expiring
+    ]
+    return msgspec.structs.replace(part, blocks=inside, expiring=outside)
+
+
+def test_what_stands_in_the_place_of_entry_0_is_told_and_written() -> None:
+    said, data = GOLDEN["SHORTENED"]
+    assert json.loads(msgspec.json.encode(msgspec.msgpack.decode(data, type=Shortened))) == said
+    assert encode_entry(msgspec.msgpack.decode(data, type=Shortened)) == data
+    with pytest.raises(FellBehind):
+        decode_entry(data)
+
+
+@pytest.mark.parametrize("name", ["SHORTENED", "FORGET"])
+def test_a_program_that_does_not_know_it_refuses_the_journal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(journal._NEWEST, name)
+    with pytest.raises(NewerFormat, match=f"the journal's {name} is of format 2, this program knows up to 1"):
+        decode_entry(GOLDEN[name][1])
+
+
+@pytest.mark.parametrize("name", ["CATALOG-2", "CATALOG-3"])
+def test_a_checkpoint_and_its_pack_are_read_and_written(name: str) -> None:
+    _, data = GOLDEN[name]
+    _, pack = GOLDEN["part"]
+    head = decode_checkpoint(data, "b", 255)
+    assert isinstance(head, CheckpointHead)
+    catalog = Catalog()
+    catalog.restore(head, topics_in(head, {PackName(255, 0): pack}.__getitem__))
+    (live,), (out,) = catalog.objects(), [name for _, name in catalog.expiring_of("orders")]
+    committed = json.loads(msgspec.json.encode(GOLDEN["COMMIT"][0]["names"][0]))
+    assert as_json(msgspec.to_builtins(live, str_keys=True)) == committed
+    assert as_json(msgspec.to_builtins(out, str_keys=True)) == committed | {"key": "k"}
+    packs: dict[int, bytes] = {}
+    pack_topics(topics_in(head, {PackName(255, 0): pack}.__getitem__), {}, 255, packs.__setitem__)
+    assert unpacked_part(packs.pop(0)) == unpacked_part(pack)
+    written = catalog.packed("b", packs.__setitem__)
+    assert not packs
+    again = msgpack.unpackb(unseal(CATALOG, 3, written.content, LIMIT), strict_map_key=False)
+    assert again == msgpack.unpackb(unseal(CATALOG, 3, data, LIMIT), strict_map_key=False)
+    assert msgpack.unpackb(written.content)["version"] == 3
+    assert again.get("entry", b"") == (anchor(GOLDEN["COMMIT"][1]) if name == "CATALOG-3" else b"")
 
 
 def test_a_state_is_read_and_written() -> None:
@@ -113,5 +183,12 @@ def test_every_field_is_on_the_page() -> None:
     assert committed == set(CommittedName.__struct_fields__)
     (groups,) = (row[1] for row in table("field") if row[0] == "`row_groups`")
     assert set(names(groups)) == set(RowGroup.__struct_fields__)
-    for kind, head in ((CatalogState, "field of a checkpoint"), (BrokerState, "field of a state")):
+    for kind, head in (
+        (CatalogState, "field of a checkpoint"),
+        (CheckpointHead, "field of a head"),
+        (Part, "field of a part"),
+        (BrokerState, "field of a state"),
+    ):
         assert {name for row in table(head) for name in names(row[0])} == set(kind.__struct_fields__)
+    in_order = [name for row in table("place in a block") for name in names(row[0])]
+    assert in_order == list(StoredBlock.__struct_fields__)

@@ -18,15 +18,15 @@ from broker.broker_controller import BrokerController
 from infra.object_store.directory import DirectoryStore
 from infra.remoting_server import Connection
 from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import encode_checkpoint
 from neve.archive.follow import read_catalog
-from neve.archive.journal import AnyEntry, Checkpoint, Unexpire, encode_entry
-from neve.archive.keys import checkpoint_key, journal_key
+from neve.archive.journal import AnyEntry, Checkpoint, Forget, Gap, Topic, Unexpire, encode_entry
+from neve.archive.keys import checkpoint_key, journal_key, pack_key
 from neve.archive.source import open_source
 from neve.archive.state import read_state
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running
-from tests.unit.archive.test_checkpoint import REWRITES
+from tests.doubles.checkpoints import old_checkpoint, put_checkpoint
+from tests.unit.archive.test_checkpoint import ERASURES, REWRITES
 from tests.waiting import until
 
 READER = Path(__file__).with_name("plain_reader.py")
@@ -159,11 +159,17 @@ def assert_is_the_catalog(said: dict[str, Any], catalog: Catalog) -> None:
 HISTORY: list[AnyEntry] = [
     *REWRITES,
     Unexpire(keys=["b", "never heard of"], minimums={"t": {0: 3}, "gone": {0: 2}}),
+    *ERASURES,
+    Topic(topic="forgotten", deleted=True, minimums={0: 7}),
+    Gap(topic="forgotten", queue=0, first=7, last=9, reason="lost"),
+    Forget(topics=["forgotten", "never heard of"]),
 ]
 
 
-def write_journal(store: DirectoryStore, broker: str, entries: list[AnyEntry], *checkpoints: int) -> Catalog:
-    """The entries, with a checkpoint after each of the given counts of entries."""
+def write_journal(
+    store: DirectoryStore, broker: str, entries: list[AnyEntry], *checkpoints: int, old: bool = False
+) -> Catalog:
+    """The entries, with a checkpoint (`old`: of version 1) after each of the given counts of entries."""
     catalog, newest = Catalog(), -1
     for count, entry in enumerate(entries, 1):
         stood = msgspec.structs.replace(entry, checkpoint=newest)
@@ -171,8 +177,11 @@ def write_journal(store: DirectoryStore, broker: str, entries: list[AnyEntry], *
         catalog.apply(catalog.next_seq, stood)
         if count in checkpoints:
             seq = catalog.next_seq - 1
-            content, key = encode_checkpoint(catalog.state(broker)), checkpoint_key("", broker, seq)
-            store.put(key, content)
+            key = checkpoint_key("", broker, seq)
+            if old:
+                store.put(key, old_checkpoint(catalog.state(broker)))
+            else:
+                put_checkpoint(store, catalog, broker)
             entry_of_it = Checkpoint(key=key, through_seq=seq, checkpoint=newest)
             store.put(journal_key("", broker, seq + 1), encode_entry(entry_of_it), if_absent=True)
             catalog.apply(seq + 1, entry_of_it)
@@ -188,19 +197,24 @@ def test_each_kind_of_entry_adds_up_as_the_page_says_with_and_without_checkpoint
     for length in range(1, len(HISTORY) + 1):
         expected[f"plain {length}"] = write_journal(store, f"plain {length}", HISTORY[:length])
         expected[f"cut {length}"] = write_journal(store, f"cut {length}", HISTORY, length)
+        expected[f"old {length}"] = write_journal(store, f"old {length}", HISTORY, length, old=True)
+        both = (length // 2, length) if length > 1 else (length,)
+        expected[f"two {length}"] = write_journal(store, f"two {length}", HISTORY, *both)
     brokers = read_plainly(tmp_path, "--journal")["brokers"]
     assert set(brokers) == set(expected)
     for broker, catalog in expected.items():
         assert_is_the_catalog(brokers[broker], catalog)
-    assert all(brokers[f"cut {length}"]["checkpoint"] == length - 1 for length in range(1, len(HISTORY) + 1))
+    for kind in ("cut", "old"):
+        assert all(brokers[f"{kind} {length}"]["checkpoint"] == length - 1 for length in range(1, len(HISTORY) + 1))
 
 
+@pytest.mark.parametrize("what", ["checkpoint", "pack"])
 @pytest.mark.parametrize("harm", ["gone", "cut", "altered"])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str) -> None:
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path, harm: str, what: str) -> None:
     store = DirectoryStore(tmp_path)
     store.put("_neve/format.msgpack", msgspec.msgpack.encode({"version": 1, "cluster": "c"}))
     catalog = write_journal(store, "b", HISTORY, 4, 9)
-    file = tmp_path / checkpoint_key("", "b", 9)
+    file = tmp_path / (checkpoint_key("", "b", 9) if what == "checkpoint" else pack_key("", "b", 9, 0))
     data = file.read_bytes()
     if harm == "gone":
         file.unlink()

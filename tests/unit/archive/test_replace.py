@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from neve.archive.catalog import Catalog, Location
-from neve.archive.checkpoint import decode_checkpoint, encode_checkpoint
 from neve.archive.journal import AnyEntry, Commit, Deleted, Expire, Replace
 from neve.archive.keys import data_key
+from neve.archive.topic_catalog import LAID_WHEN_ASKED
 from neve.archive.unexpiry import plan_unexpiry
+from tests.doubles.checkpoints import restored
 from tests.unit.archive.test_keys_journal_catalog import DAY, committed
 
 ROWS = {0: 30, 1: 15}
@@ -65,8 +66,14 @@ def before_each_line(look: Callable[[], None]) -> Iterator[list[int]]:
         sys.settrace(None)
 
 
-def test_each_row_is_found_once_between_any_two_steps_of_it() -> None:
+@pytest.mark.parametrize("by_checkpoint", [False, True])
+@pytest.mark.parametrize("laid", [0, LAID_WHEN_ASKED])
+def test_each_row_is_found_once_between_any_two_steps_of_it(
+    by_checkpoint: bool, laid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neve.archive.topic_catalog.LAID_WHEN_ASKED", laid)
     catalog = catalog_of(Commit(round=1, names=OLD))
+    catalog = restored(catalog) if by_checkpoint else catalog
 
     def look() -> None:
         for queue, count in ROWS.items():
@@ -103,8 +110,7 @@ def test_it_moves_no_mark_of_the_log_and_no_minimum() -> None:
 
 def test_a_checkpoint_after_it_says_the_same() -> None:
     catalog = catalog_of(Commit(round=1, names=OLD), REPLACE)
-    again = Catalog()
-    again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b")), "b"))
+    again = restored(catalog)
     assert again.objects() == catalog.objects() == [NEW]
     assert again.expiring() == catalog.expiring()
 
@@ -118,9 +124,7 @@ def test_what_was_replaced_does_not_come_back_beside_what_took_its_place(
     if new_expired:
         catalog.apply(2, Expire(keys=[NEW.key], delete_after_ms=100, minimums={"t": {0: 30, 1: 15}}))
     if by_checkpoint:
-        again = Catalog()
-        again.restore(decode_checkpoint(encode_checkpoint(catalog.state("b")), "b"))
-        catalog = again
+        catalog = restored(catalog)
     undo = plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True)
     assert undo.keys == ([NEW.key] if new_expired else [])
     assert undo.minimums == ({"t": {0: 0, 1: 0}} if new_expired else {})
@@ -132,3 +136,13 @@ def test_what_was_replaced_twice_does_not_come_back() -> None:
     assert plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True).keys == []
     catalog.apply(3, Deleted(keys=REPLACE.old))
     assert plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True).keys == []
+
+
+def test_where_runs_of_a_block_overlap_each_offset_is_found() -> None:
+    """As an older copy of a log, archived later, may have them; `verify` tells."""
+    names = [name_of(0, 100, [(0, 0, 9)]), name_of(100, 200, [(0, 3, 4)]), name_of(200, 300, [(0, 12, 13)])]
+    catalog = catalog_of(Commit(round=1, names=names))
+    found = [catalog.find("t", 0, at) for at in range(14)]
+    assert [one.name.start if isinstance(one, Location) else None for one in found] == [
+        0, 0, 0, 100, 100, 0, 0, 0, 0, 0, None, None, 200, 200
+    ]  # fmt: skip

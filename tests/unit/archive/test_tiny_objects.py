@@ -10,7 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from neve.archive.groups import decode_group, may_span
-from neve.archive.schema import STATISTICS, TINY_BYTES, TINY_STATISTICS, ObjectFacts, describe, parse_footer
+from neve.archive.schema import (
+    FEW_ROWS,
+    STATISTICS,
+    TEXTS,
+    TINY_BYTES,
+    TINY_STATISTICS,
+    ObjectFacts,
+    describe,
+    parse_footer,
+)
 from neve.record.codec import encode_record
 from tests.unit.archive.test_exactness import T0, TOPIC
 from tests.unit.archive.test_worker_and_cold_reader import Run
@@ -50,11 +59,22 @@ def write(directory: Path, records: list[bytes]) -> tuple[Any, bytes]:
     return encode(runs, files, directory / "o.parquet", facts=facts, key="k").name, wire
 
 
-@pytest.mark.parametrize(("count", "beside"), [(1, 3500), (4, 2900)])
+@pytest.mark.parametrize(("count", "beside"), [(1, 3300), (4, 2800)])
 def test_few_rows_cost_little_beside_them(tmp_path: Path, count: int, beside: int) -> None:
     name, wire = write(tmp_path, sealed(count))
     assert name.size - len(wire) <= beside
     assert name.footer <= 2400
+
+
+@pytest.mark.parametrize(("count", "compressed"), [(1, {"body", "wire"}), (4, set(TEXTS)), (FEW_ROWS, None)])
+def test_of_few_rows_only_what_may_get_smaller_has_a_compressor(
+    tmp_path: Path, count: int, compressed: set[str] | None
+) -> None:
+    write(tmp_path, sealed(count))
+    group = pq.ParquetFile(tmp_path / "o.parquet").metadata.row_group(0)
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    found = {chunk.path_in_schema for chunk in chunks if chunk.compression == "ZSTD"}
+    assert found == (compressed or {chunk.path_in_schema for chunk in chunks})
 
 
 def test_a_tiny_object_is_rebuilt_and_described_from_itself_alone(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import mmap
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,10 +26,14 @@ from neve.archive.journal import AnyEntry, Commit, CommittedName, Gap, Intent, I
 from neve.archive.keys import data_key, journal_key
 from neve.record.codec import encode_record
 from neve.record.properties import tags_code
+from tests.doubles.one_upload import upload_one
 from tests.waiting import wait_until
 from tiered.read.cold_query import Found
 from tiered.read.cold_reader import ColdReader, ColdUnavailable
-from tiered.worker.client import WorkerClient, WorkerFailed
+from tiered.worker import frames
+from tiered.worker.client import WorkerClient
+from tiered.worker.failed import WorkerFailed
+from tiered.worker.group_memory import Piece
 from tiered.write.uploader import ContentConflict, EncodeFailed
 
 T = TypeVar("T")
@@ -88,7 +93,7 @@ def worker(tmp_path: Path) -> Iterator[WorkerClient]:
 
 
 def upload(worker: WorkerClient, url: str, made: Round) -> CommittedName:
-    return worker.encode_upload(url, made.name, made.entries, made.files, {"cluster": "c", "broker": "b", "round": "1"})
+    return upload_one(worker, url, made.name, made.entries, made.files)
 
 
 def commit(catalog: Catalog, made: Round, name: CommittedName) -> None:
@@ -171,6 +176,49 @@ def test_a_dead_worker_is_replaced_and_an_idle_one_ends(tmp_path: Path, url: str
     brief.close()
 
 
+class BusyWorker(WorkerClient):
+    """Its first process copies objects into its directory, and never comes to an end."""
+
+    def _command(self, descriptor: int) -> list[str]:
+        copies = """if True:
+            import sys, tempfile, time
+            from pathlib import Path
+            from tiered.worker.work_dir import own_prefix
+
+            for what in ("compact", "offload"):
+                directory = Path(tempfile.mkdtemp(prefix=own_prefix(what), dir=sys.argv[1]))
+                (directory / "0.parquet").write_bytes(b"somebody's message")
+            time.sleep(600)"""
+        return [sys.executable, "-c", copies, self._work_dir] if not self.starts else super()._command(descriptor)
+
+
+def test_of_what_a_worker_was_at_nothing_is_left_when_its_death_is_told(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An erasure that is tried again says where copies remain; none does where nobody looks."""
+    of_another = tmp_path / f"neve-compact-{os.getpid()}-x"
+    of_another.mkdir()
+    busy, left = BusyWorker(work_dir=tmp_path), list[list[Path]]()
+    wait_for = busy._wait_for
+
+    def noted(*asked: Any) -> Any:
+        try:
+            return wait_for(*asked)
+        except ConnectionError:
+            left.append(sorted(tmp_path.glob("neve-*-*")))
+            raise
+
+    monkeypatch.setattr(busy, "_wait_for", noted)
+    with ThreadPoolExecutor(1) as pool:
+        removed = pool.submit(busy.remove_stale_uploads, url, "b")
+        wait_until(lambda: len(list(tmp_path.glob("neve-*-*/0.parquet"))) == 2)
+        assert busy.pid is not None
+        os.kill(busy.pid, signal.SIGKILL)
+        assert removed.result(60) == 0, "by the next process"
+    assert left == [[of_another]]
+    busy.close()
+
+
 class HangingWorker(WorkerClient):
     """Its first process never answers: its store is a directory on a file server that is gone."""
 
@@ -184,7 +232,7 @@ def test_a_worker_that_hangs_in_its_store_is_ended_and_replaced(tmp_path: Path, 
     hanging = HangingWorker(work_dir=tmp_path, answer_seconds=0.2)
     with pytest.raises(StoreUnavailable, match="has not answered"):
         upload(hanging, url, made)
-    hanging._answer_seconds = 60
+    hanging._patience.seconds = 60.0
     assert upload(hanging, url, made).rows == 20
     assert hanging.starts == 2
     hanging.close()
@@ -266,6 +314,25 @@ def test_a_small_row_group_holds_no_descriptor_and_a_large_one_does_without_wher
     assert bytes(copied.wire) == bytes(mapped.wire)
 
 
+def test_a_row_group_that_can_not_be_copied_leaves_no_descriptor_open(
+    tmp_path: Path, url: str, worker: WorkerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 60})
+    name = upload(worker, url, made)
+    taken: list[int] = []
+
+    def fail(piece: Piece, size: int) -> NoReturn:
+        taken.append(piece.descriptor)
+        raise MemoryError
+
+    monkeypatch.setattr(Piece, "content", fail)
+    with pytest.raises(MemoryError):
+        worker.read_group(url, name, 0)
+    (descriptor,) = taken
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(descriptor)
+
+
 def test_an_upload_waits_for_its_rate_until_that_is_lifted(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     first, second = make_round(tmp_path, 0, 0, {0: 20}), make_round(tmp_path, 1 << 20, 20, {0: 20})
     worker.set_upload_rate(1)  # thousands of bytes: hours
@@ -322,10 +389,11 @@ def test_a_disk_cache_answers_for_the_store_over_restarts_and_never_with_damage(
     made = make_round(tmp_path, 0, 0, {0: 60})
     name = upload(first, url, made)
     expected = b"".join(made.records.values())
+    for _ in range(2):  # what is not to be kept is not written
+        assert first.read_group(url, name, 0, keep=False).fetched >= name.row_groups[0].length
+    assert len(list(cache_dir.iterdir())) == 1, "the footer"
     group = first.read_group(url, name, 0)
-    assert (bytes(group.wire), group.fetched, group.cached) == (
-        expected, name.row_groups[0].length + name.footer, 0
-    )  # fmt: skip
+    assert (bytes(group.wire), group.fetched, group.cached) == (expected, name.row_groups[0].length, 0)
     first.close()
     object_path = tmp_path / "store" / name.key
     kept = object_path.read_bytes()
@@ -344,6 +412,58 @@ def test_a_disk_cache_answers_for_the_store_over_restarts_and_never_with_damage(
     group = second.read_group(url, name, 0)
     assert (bytes(group.wire), group.fetched) == (expected, name.row_groups[0].length)
     second.close()
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_of_an_object_that_is_forgotten_no_cache_has_anything(tmp_path: Path, url: str, by_another: bool) -> None:
+    """`by_another`: by a process that found the cache as it is."""
+    cache_dir = tmp_path / "cache"
+    worker = WorkerClient(work_dir=tmp_path, cache_dir=cache_dir, cache_bytes=1 << 20)
+    made, other = make_round(tmp_path, 0, 0, {0: 60}), make_round(tmp_path, 1 << 20, 60, {0: 60})
+    name, kept = upload(worker, url, made), upload(worker, url, other)
+    catalog = Catalog()
+    commit(catalog, made, name)
+    commit(catalog, other, kept)
+    reader = ColdReader(catalog, worker, url)
+    assert read_all(reader, 0, 0)[1] == 120
+    for one in (name, kept):
+        worker.read_group(url, one, 0)
+        worker.may_hold(url, one, [0], b"a key")
+    files, held = len(list(cache_dir.iterdir())), reader.cached_bytes
+    reader.forget([name])
+    another = WorkerClient(work_dir=tmp_path, cache_dir=cache_dir, cache_bytes=1 << 20)
+    (another if by_another else worker).forget(url, [name])
+    another.close()
+    assert len(list(cache_dir.iterdir())) == files - 3, "a row group, its filters and the footer"
+    assert 0 < reader.cached_bytes < held
+    (tmp_path / "store" / name.key).unlink()
+    with pytest.raises(ColdUnavailable, match="NotFound"):
+        reader.get(TOPIC, 0, 0, 32, 1 << 16)
+    assert reader.get(TOPIC, 0, 60, 32, 1 << 16).status == "FOUND"
+    reader.close()
+    worker.close()
+
+
+def test_a_batch_of_objects_is_forgotten_by_one_request_and_a_worker_that_is_not_to_be_had_is_told(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_dir = tmp_path / "cache"
+    worker = WorkerClient(work_dir=tmp_path, cache_dir=cache_dir, cache_bytes=1 << 20)
+    names = [upload(worker, url, make_round(tmp_path, at << 20, 60 * at, {0: 60})) for at in range(3)]
+    for name in names:
+        worker.read_group(url, name, 0)
+    before = worker._next_id
+    worker.forget(url, names)
+    assert (worker._next_id - before, list(cache_dir.iterdir())) == (1, [])
+    worker.close()
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    without = WorkerClient(work_dir=tmp_path, cache_dir=cache_dir, cache_bytes=1 << 20)
+    monkeypatch.setattr(without, "_start", refuse)
+    with pytest.raises(WorkerFailed, match="no worker"):
+        without.forget(url, names)
 
 
 @pytest.mark.parametrize("damage", ["deleted", "truncated", "empty", "flipped"])
@@ -402,12 +522,29 @@ def test_a_row_group_costs_one_get_after_the_footer(tmp_path: Path, url: str, wo
         get = staticmethod(store.get)
         head = staticmethod(store.head)
         list_prefixes = staticmethod(store.list_prefixes)
+        list = staticmethod(store.list)
 
         def get_range(self, key: str, start: int, length: int) -> bytes:
             asked.append((start, length))
             return store.get_range(key, start, length)
 
     topic = neve.archive.open(Counting()).topic(TOPIC)
+    asked.clear()
     assert sum(1 for _ in topic.read_raw(0)) == 30
     groups = [group for group in name.row_groups if any(queue == 0 for queue, _, _ in group.runs)]
     assert asked == [(name.size - name.footer, name.footer), *((group.offset, group.length) for group in groups)]
+
+
+def test_a_descriptor_that_comes_with_an_answer_does_not_stay_open() -> None:
+    """None is expected there: who sends one is another neve's worker, or none."""
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    try:
+        with ours, theirs:
+            frames.send(theirs, frames.Forgotten(7), writing)
+            os.close(writing)
+            assert frames.decode_reply.decode(frames.receive_reply(ours)) == frames.Forgotten(7)
+            assert os.read(reading, 1) == b"", "nobody has the pipe's other end"
+    finally:
+        os.close(reading)

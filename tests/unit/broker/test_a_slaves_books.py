@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from broker.broker_controller import BrokerController
+from broker.intake.message import NewMessage
+from broker.pop.pop_log import PopCheckPoint, encode_event
 from broker.waiting.half_messages import TRANSACTION_BITS
 from infra.clock import ManualClock
 from neve.record.codec import iter_records
@@ -81,5 +83,68 @@ def test_a_mark_that_a_crash_kept_from_the_log_is_not_the_slaves_to_write(tmp_pa
             broker.store.lead()
             await send(connection, "orders", b"next")
             assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_out_again(tmp_path: Path) -> None:
+    """The next master knew nothing of it, and may have other messages there: they were passed over otherwise."""
+
+    async def scenario() -> None:
+        async with running(tmp_path / "broker") as (broker, connection):
+            store, pops = broker.store, broker.pops
+            for number in range(6):
+                await send(connection, "popped", b"%d" % number)
+            member = Member(broker, connection, "popped")
+            (first,) = await member.pop(1)
+            await member.ack(first)
+            shared = store.max_physical_offset
+            await member.ack(*await member.pop(4))
+            assert broker.offsets.query("g", "popped", 0) == 5
+            await pops.save()
+            store.follow()
+            pops.load()
+            store.truncate(shared, epoch=1, floor=shared)
+            for _ in range(2):  # and a start that finds what this one has written
+                pops.load()
+                assert not pops.queues
+            broker.offsets.follow("g", "popped", 0, 1)  # as the next master says
+            store.lead()
+            pops.lead()
+            assert [taken.body for taken in await member.pop()] == [b"1", b"2", b"3", b"4", b"5"]
+            await pops.save()
+            pops.load()
+            assert pops.queues["g", "popped", 0].next_offset == 6, "it is whole again"
+
+    asyncio.run(scenario())
+
+
+def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_acknowledged(tmp_path: Path) -> None:
+    """What was out before the cut is in no record behind it."""
+
+    async def scenario() -> None:
+        async with running(tmp_path / "broker") as (broker, connection):
+            store, pops = broker.store, broker.pops
+            for number in range(6):
+                await send(connection, "popped", b"%d" % number)
+            member = Member(broker, connection, "popped")
+            await member.pop(2)
+            shared = store.max_physical_offset
+            await member.pop(1)
+            await pops.save()
+            store.follow()
+            store.truncate(shared, epoch=1, floor=shared)
+            pops.load()
+            store.lead()  # the next master's pops, in its stead
+            taken = PopCheckPoint("g", "popped", 0, 4, 7, 1 << 60, False, [2, 3])
+            broker.writer.put(NewMessage(topic=pops._topic, queue_id=0, body=encode_event(taken), born_timestamp=1))
+            store.follow()
+            while pops.follow(10):
+                pass
+            assert pops.queues["g", "popped", 0].next_offset == 4
+            broker.offsets.follow("g", "popped", 0, 0)
+            store.lead()
+            pops.lead()
+            assert [one.body for one in await member.pop()] == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
     asyncio.run(scenario())

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from broker.archiving.attachment import Event
 from infra import failpoint
 from infra.failpoint import FailpointError
+from lifecycle.erase import Wanted
 from neve.archive.journal import Abort, Commit, Epoch, Gap, Intent
+from neve.archive.ttl import HOUR_MS
 from tests.simulation.process import drive
 from tests.unit.broker.archive_members import BODY, TOPIC, Member, Members
-from tiered.journal.errors import ArchiveRefused, Fenced
+from tiered.journal.errors import ArchiveRefused, Fenced, NotMaster
 from tiered.journal.state import State
 from tiered.write.offload import RoundReport
 
@@ -294,6 +297,18 @@ def test_after_an_unclean_election_the_log_goes_on_above_the_archive_and_readers
     assert len(both.b.bodies()) == 17, "9 of both, 6 that the archive alone has, 2 of B"
     both.b.offload()
     assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, []), (9, []))
+
+
+def test_where_a_queue_was_raised_is_told_as_long_as_the_log_does_not_say_it() -> None:
+    """Whoever went on above the archive may have died before its slaves heard of it."""
+    both = lacking()
+    for _ in range(2):
+        both.elect(both.b, in_sync=False)
+        assert both.b.archive.go_on() == {TOPIC: {0: 15}}, "queue 1 has all that is archived of it"
+        both.depose(both.b)
+    both.elect(both.b, in_sync=False)
+    both.b.put(1)
+    assert both.b.archive.go_on() == {}, "a record says it"
 
 
 def test_who_has_gone_on_above_an_object_that_it_has_in_part_is_elected_again() -> None:
@@ -582,3 +597,111 @@ def test_what_is_counted_before_the_set_has_it_is_archived_when_it_has() -> None
     assert set(both.a.archive.lifecycle.backlog()) == {TOPIC, "other"}
     both.a.offload()
     assert (both.check_tiles(), both.check_tiles("other")) == ((11, []), (7, []))
+
+
+# ---- compacted
+
+
+def in_four_objects() -> tuple[Members, list[bytes]]:
+    """A's messages, in four objects; what both read of queue 0."""
+    both = Members(parquet=True)
+    both.elect(both.a)
+    for _ in range(4):
+        both.a.put(4)
+        both.a.put(2, queue=1)
+        both.replicate(both.a)
+        both.a.offload()
+        both.replicate(both.a)
+    assert len(both.catalog.objects(TOPIC)) == 4
+    return both, both.a.bodies()
+
+
+def test_a_slave_serves_what_its_master_has_compacted() -> None:
+    """Of its own log it has nothing left. It hears of the REPLACE at its next look, and of the DELETED later."""
+    both, bodies = in_four_objects()
+    both.a.put(1, topic="other")
+    both.replicate(both.a)
+    slave = both.b
+    assert slave.evict() != []
+    assert slave.store.min_offset(TOPIC, 0) == len(bodies)
+    half = len(bodies) // 2
+    assert both.a.archive.lifecycle.compact.now(TOPIC) == 1
+    assert slave.bodies(first=half) == bodies[half:], "it has not heard of it, and the old ones are there"
+    slave.archive.lifecycle.expire.run()
+    assert len(slave.archive.journal.catalog.objects(TOPIC)) == 1
+    both.clock.advance(25 * HOUR_MS)
+    assert both.a.archive.lifecycle.expire.run()["deleted"] == 4
+    assert slave.bodies() == bodies
+    slave.archive.lifecycle.expire.run()
+    assert slave.bodies() == bodies
+    assert [at for queue, at, _ in both.archived() if queue == 0] == list(range(len(bodies)))
+
+
+@pytest.mark.parametrize("step", [None, "compact.after_intent", "compact.after_upload", "compact.after_replace"])
+def test_a_slave_takes_over_from_a_master_that_compacts(step: str | None) -> None:
+    """Wherever that ended, the next has all of it, archives on above, and compacts it itself."""
+    both, bodies = in_four_objects()
+    if step is None:
+        both.a.archive.lifecycle.compact.now(TOPIC)
+    else:
+        with failpoint.armed(step), pytest.raises(FailpointError):
+            both.a.archive.lifecycle.compact.now(TOPIC)
+    both.elect(both.b)
+    both.b.evict()
+    assert both.b.bodies() == bodies
+    both.b.put(3)
+    both.replicate(both.b)
+    both.b.offload()
+    both.b.archive.lifecycle.compact.now(TOPIC)
+    assert both.catalog.open_rewrites() == {}
+    assert both.check_tiles() == (len(bodies) + 3, [])
+    assert [at for queue, at, _ in both.archived() if queue == 0] == list(range(len(bodies) + 3))
+    assert both.b.bodies()[: len(bodies)] == bodies
+    with pytest.raises((Fenced, NotMaster)):
+        both.a.archive.lifecycle.compact.now(TOPIC)
+    both.clock.advance(25 * HOUR_MS)
+    both.b.archive.lifecycle.expire.run()
+    both.check_no_orphans()
+    assert both.b.bodies()[: len(bodies)] == bodies
+
+
+# ---- erased
+
+
+def put_keyed(member: Member, keys: Sequence[str]) -> None:
+    for key in keys:
+        member.store.put(
+            TOPIC, 0, b"body", b"KEYS\x01%s\x02" % key.encode(), flag=0, sys_flag=0, born_timestamp=1,
+            born_host=("127.0.0.1", 1),
+        )  # fmt: skip
+    member.flush()
+
+
+@pytest.mark.parametrize("keys", ["m12m345", "mm1", "1mm", "1m2"])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_archive_from_which_was_erased_is_still_that_of_its_logs(keys: str, is_known: bool) -> None:
+    """A member that was not told the archive's name proves that by its own log, which has what was erased."""
+    both = Members(parquet=True)
+    both.name_is_told = is_known
+    both.elect(both.a)
+    put_keyed(both.a, keys)
+    both.replicate(both.a)
+    told = both.a.archive.lifecycle.erase.now(Wanted(TOPIC, "m"))
+    assert (told["complete"], told["rows"]) == (True, keys.count("m"))
+    assert told["remains"]["other_members"] is True
+    (local,) = told["remains"]["local_log"]
+    assert local["rows"] == keys.count("m")
+    both.replicate(both.a)
+    both.elect(both.b)
+    put_keyed(both.b, ["6", "m"])
+    both.replicate(both.b)
+    both.b.offload()
+    left = [at for at, key in enumerate(keys) if key != "m"]
+    end, gaps = both.check_tiles()
+    assert (end, sum(last - first + 1 for first, last in gaps)) == (len(keys) + 2, keys.count("m"))
+    assert [at for _, at, _ in both.archived()] == [*left, len(keys), len(keys) + 1]
+    assert both.b.archive.lifecycle.erase.now(Wanted(TOPIC, "m"))["rows"] == 1
+    assert len(both.b.bodies()) == len(keys) + 2, "its log has all of it"
+    both.replicate(both.b)
+    assert both.b.evict() != []
+    assert len(both.b.bodies()) == len(left) + 1

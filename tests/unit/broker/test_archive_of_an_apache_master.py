@@ -171,7 +171,7 @@ def test_a_reader_of_what_the_master_has_dropped_is_kept_until_it_has_read_it(tm
             await until(lambda: slave.role.has_master)
             await looked(slave)
             assert await suggested(0) == "0", "the master has it"
-            front.source.store.evict(0)
+            front.source.store.take_out(0)()
             await looked(slave)
             last_of_file = 2 * IN_A_FILE - 1
             for is_cold in (False, True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import Role
 from infra.disk import RealDisk
 from infra.object_store.open import open_store
+from infra.object_store.protocol import StoreUnavailable
 from infra.tls import client_context
 from neve.archive.follow import read_catalog
 from neve.errors import NeveError
@@ -43,7 +44,7 @@ from tests.broker_in_process import ask, offload, running, send
 from tests.integration.test_security import make_certificate
 from tests.set_in_process import Member, Set, broker_set
 from tests.waiting import until
-from tiered.journal.writer import JournalWriter
+from tiered.journal.writer import GoOnFrom, JournalWriter
 
 TOPIC = "orders"
 
@@ -299,6 +300,87 @@ def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_next_life
     run(scenario)
 
 
+async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
+    """As an operator does it: who is gone for good is forgotten, one of the others is designated."""
+    of_set = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
+    ids = ";".join(str(member.replicas.member.broker_id) for member in gone)
+    await until(lambda: chosen.state is State.WAITING, "it is registered")
+    for code, ext in (
+        (Code.CLEAN_BROKER_DATA, {"brokerControllerIdsToClean": ids, "isCleanLivingBroker": "true"}),
+        (Code.CONTROLLER_ELECT_MASTER, {"brokerId": str(chosen.replicas.member.broker_id), "designateElect": "true"}),
+    ):
+        answer = await chosen.replicas.controllers.ask(Call(code, of_set | ext))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+    await until(lambda: chosen.state is State.MASTER, "it is elected")
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_no_offset_that_is_archived_is_given_again_by_whoever_leads_after_an_unclean_election(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
+) -> None:
+    """The store is away when a member is elected that lacks what is archived; it takes a slave in. It dies before the
+    store is back, or after that, and before a message came to the queue that it raised.
+    """
+    away, go_on_above = asyncio.Event(), JournalWriter.go_on_above
+
+    def of_a_store_that_may_be_away(journal: JournalWriter) -> GoOnFrom:
+        if away.is_set():
+            raise StoreUnavailable("the store is away")
+        return go_on_above(journal)
+
+    monkeypatch.setattr(JournalWriter, "go_on_above", of_a_store_that_may_be_away)
+    url = f"dir:{tmp_path / 'bucket'}"
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, f"storeUrl={url}", replication="sync-available") as brokers:
+            former = await brokers.master()
+            lacking, heir = await brokers.slaves()
+            await put(former, b"1", b"2")
+            for slave in (lacking, heir):
+                await shows(slave, b"1", b"2")
+                await until(lambda slave=slave: not on_disk(slave).may_lack_archived, "it is told")  # type: ignore[misc]
+                await slave.stop()
+            await until(lambda: brokers.in_sync(former) == 1, "it goes on alone")
+            await put(former, b"3", b"4", b"5")
+            store = former.broker.store
+            await offloading(former.broker, lambda: store.min_offset(TOPIC, 0) == 5)
+            await former.stop()
+            away.set()
+            for slave in (lacking, heir):
+                await slave.start()
+            await elect_uncleanly(brokers, lacking, former)
+            await until(lambda: brokers.in_sync(lacking) == 2, "it takes a slave in before it leads")
+            assert not lacking.leads
+            if settles:
+                away.clear()
+                await until(lambda: lacking.leads, "it leads once the store is back")
+                reign = lacking.replicas.leads_in
+                await until(lambda: on_disk(heir).settled_in == reign, "its slave is told")
+                assert heir.broker.store.next_offset(TOPIC, 0) == 5, "that raises what it raised"
+                assert heir.broker.store.min_offset(TOPIC, 0) == 5, "and reads from the archive what lies below"
+                away.set()  # the next one does not need it
+                await heir.stop()
+                await heir.start()
+                await until(lambda: brokers.in_sync(lacking) == 2, "it is in sync again")
+            await until(lambda: heir.replicas.member.is_in_sync, "it knows that it is in sync")
+            assert heir.replicas.member.may_lack_archived is not settles
+            with monkeypatch.context() as patch:
+                patch.setattr(lacking.replicas, "hand_over", refuse)
+                await lacking.stop()
+            await until(lambda: heir.state is State.MASTER, "the slave is elected")
+            if not settles:
+                assert not heir.leads
+                away.clear()
+            await put(heir, b"6")
+            assert (heir.broker.store.min_offset(TOPIC, 0), heir.broker.store.max_offset(TOPIC, 0)) == (5, 6)
+
+    run(scenario)
+
+
+async def refuse(target: int | None = None) -> int:
+    raise HandOverRefused("it dies")
+
+
 def test_a_member_knows_how_many_there_are_also_while_one_is_away(tmp_path: Path) -> None:
     """An alarm goes by it for as long as it lasts."""
 
@@ -389,6 +471,27 @@ def test_a_broker_that_stood_alone_becomes_the_first_of_a_set_with_all_it_has(tm
     run(scenario)
 
 
+def test_newcomers_do_not_become_a_set_that_exists_but_by_an_operators_word(tmp_path: Path) -> None:
+    """The register is lost, and all who have the set's log are away."""
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path, "brokerSetExists=true", members=2) as brokers:
+            for member in brokers.members:
+                await until(
+                    lambda member=member: [one.name for one in member.replicas.troubles()] == ["broker set: not found"],  # type: ignore[misc]
+                    "it says what it waits for",
+                )
+            (first, second) = brokers.members
+            await until(lambda: first.replicas.asked["AskReplicaInfo"] >= 4, "its controller may elect by now")
+            assert {member.replicas.asked["Elect"] for member in brokers.members} == {0}
+            await hand_to(brokers, first)
+            await put(first, b"1")
+            await shows(second, b"1")
+            assert first.replicas.troubles() == []
+
+    run(scenario)
+
+
 def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with broker_set(tmp_path, members=2) as brokers:
@@ -451,10 +554,9 @@ async def put_unconfirmed(master: Member) -> None:
     connection.close()
 
 
-def test_who_begins_without_the_tables_only_learns_until_they_have_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its master's log begins above the changes that made its topics: elected without them, it would have none."""
+@contextmanager
+def images_wait(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
+    """No slave gets its master's tables before this is set."""
     may_come = asyncio.Event()
     asks = SlaveSynchronize._ask_image
 
@@ -463,10 +565,56 @@ def test_who_begins_without_the_tables_only_learns_until_they_have_come(
             raise NeveError(None, "not yet")
         await asks(self, master)
 
-    monkeypatch.setattr(SlaveSynchronize, "_ask_image", ask_image)
+    with monkeypatch.context() as patch:
+        patch.setattr(SlaveSynchronize, "_ask_image", ask_image)
+        yield may_come
+
+
+def test_whose_tables_hold_what_was_cut_only_learns_until_its_masters_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elected before, it would bring back what its set has lost."""
+
+    async def scenario(may_come: asyncio.Event) -> None:
+        async with broker_set(tmp_path, members=2, replication="async") as brokers:
+            former = await brokers.master()
+            (heir,) = await brokers.slaves()
+            with monkeypatch.context() as patch:
+                patch.setattr(heir.replicas, "hand_over", refuse)
+                patch.setattr(former.replicas, "hand_over", refuse)
+                await heir.stop()
+                former.broker.topics.create_plain("cut", 1)
+                await former.broker.topics.file.save()
+                await former.stop()
+            await heir.start()
+            await until(lambda: heir.leads, "the other leads")
+            await former.start()
+            await until(lambda: former.replicas.cuts == 1, "what it had alone is cut")
+            await until(lambda: former.end == heir.end, "it has all of the log")
+            assert "cut" in former.broker.topics.topics, "nothing that is here says what there was before"
+            kept = MemberFile(RealDisk(), former.root)
+            kept.load()
+            assert kept.lacks_tables
+            confirming = heir.replicas.member.confirming
+            assert confirming is not None
+            joins = former.replicas.member.broker_id
+            await until(lambda: confirming.end_of(joins) == heir.end, "its master has heard of it")
+            assert confirming.wish(heir.broker.clock.monotonic()) is None, "nobody joins"
+            may_come.set()
+            await until(lambda: brokers.in_sync(heir) == 2, "it is in sync")
+            assert "cut" not in former.broker.topics.topics
+
+    with images_wait(monkeypatch) as may_come:
+        run(lambda: scenario(may_come))
+
+
+def test_who_begins_without_the_tables_only_learns_until_they_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its master's log begins above the changes that made its topics: elected without them, it would have none."""
     settings = (f"storeUrl=dir:{tmp_path / 'bucket'}", "archiveMinBytes=1")
 
-    async def scenario() -> None:
+    async def scenario(may_come: asyncio.Event) -> None:
         async with broker_set(tmp_path, *settings, members=2, replication="sync-available") as brokers:
             (young,) = await brokers.slaves()
             old = await brokers.master()
@@ -494,4 +642,5 @@ def test_who_begins_without_the_tables_only_learns_until_they_have_come(
             assert await brokers.master() is young
             await put(young, b"5")
 
-    run(scenario)
+    with images_wait(monkeypatch) as may_come:
+        run(lambda: scenario(may_come))

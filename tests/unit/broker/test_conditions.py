@@ -14,7 +14,8 @@ import pytest
 from broker.broker_controller import BrokerController
 from infra.disk import Room
 from infra.object_store.protocol import StoreUnavailable
-from tests.broker_in_process import offload, running, send
+from neve.remoting.codes import RequestCode
+from tests.broker_in_process import ask, offload, running, send
 from tests.waiting import until
 
 
@@ -80,19 +81,26 @@ def test_what_a_sweep_met_is_told_of_the_job_and_not_of_the_store_until_the_next
     asyncio.run(scenario())
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_on_each_page_and_once_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
-        async with running(tmp_path / "data", "diskSpaceWarningLevelRatio=90") as (broker, _):
+        async with running(tmp_path / "data", "diskSpaceWarningLevelRatio=90") as (broker, connection):
             with monkeypatch.context() as patch:
                 patch.setattr(type(broker.store.disk), "room", lambda self, path: Room(96, 4))
-                await until(lambda: broker.life.refusal is not None)
+                await until(lambda: "disk full: " in caplog.text)
                 ready = await page(broker, "readyz")
                 assert "disk full since 2" in ready
+                assert 'neve_condition{condition="disk full"} 1.0' in await page(broker, "metrics")
+                runtime = await ask(connection, RequestCode.GET_BROKER_RUNTIME_INFO)
+                assert "disk full: " in json.loads(bytes(runtime.body))["table"]["conditions"]
                 assert "96% used, mark 90%; sends are refused with code 14" in ready
                 assert json.loads(await page(broker, "archive/status"))["conditions"][0]["name"] == "disk full"
                 patch.setattr(type(broker.store.disk), "room", lambda self, path: Room(50, 50))
-                await until(lambda: broker.life.refusal is None)
+                await until(lambda: "disk full: no more, after" in caplog.text)
                 assert "disk full" not in await page(broker, "readyz")
+                assert 'neve_condition{condition="disk full"} 0.0' in await page(broker, "metrics")
+        assert caplog.text.count("disk full: ") == 2, "once each"
 
     asyncio.run(scenario())
 

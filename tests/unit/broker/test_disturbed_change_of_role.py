@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,13 +14,16 @@ from broker.ha import replicas_manager
 from broker.ha.member import State
 from broker.ha.replicas_manager import HandOverRefused
 from broker.metadata.metadata_log import MetadataLog
+from broker.metadata.slave_synchronize import SlaveSynchronize
 from broker.role import Role
 from broker.store.message_store import MessageStore
+from broker.tables.changes import CHANGES
 from broker.tables.state_file import StateFile
 from infra.disk import RealDisk
 from neve.errors import BrokerError
+from neve.remoting.names import METADATA_LOG
 from tests.set_in_process import Member, Set, broker_set
-from tests.unit.broker.test_change_of_role import hand_to, put, shows
+from tests.unit.broker.test_change_of_role import bodies, hand_to, put, shows
 from tests.waiting import until
 
 
@@ -65,6 +68,57 @@ def test_a_cut_that_the_disk_refuses_is_told_to_who_wants_it(tmp_path: Path, mon
             monkeypatch.setattr(slave.broker.store, "truncate", refused)
             with pytest.raises(OSError, match="Input/output"):
                 await slave.replicas.wants_cut(slave.end)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """Else the first changes of the next master, in the places of those that were cut, are passed over."""
+    store, end = cast("MessageStore", None), 0
+    reload, reloads = MetadataLog.reload, list[int]()
+
+    def at_last(self: MetadataLog) -> None:
+        reloads.append(store.max_physical_offset)
+        if store.max_physical_offset < end and len(reloads) < 2 + failures:
+            raise OSError(5, "Input/output error")
+        reload(self)
+
+    async def never(*_: object) -> None:
+        """Nothing but the log brings a change."""
+
+    async def scenario() -> None:
+        nonlocal store, end
+        async with broker_set(tmp_path, replication="async") as brokers:
+            former = await brokers.master()
+            heir, other = await brokers.slaves()
+            await put(former, b"1")
+            for slave in (heir, other):
+                await shows(slave, b"1")
+            store = former.broker.store
+            monkeypatch.setattr(SlaveSynchronize, "poll", never)
+            with monkeypatch.context() as patch:  # its slaves get no more of it
+                patch.setattr(store, "log_bytes", lambda start, *_, **__: (start, memoryview(b"")))
+                patch.setattr(store, "described_append", lambda _: None)
+                for name in ("alone-1", "alone-2", "alone-3"):
+                    former.broker.topics.create_plain(name, 1)
+                await put(former, b"alone")
+                assert bodies(former) == [b"1", b"alone"]
+                end = former.end
+                monkeypatch.setattr(MetadataLog, "reload", at_last)
+                await hand_to(brokers, heir)
+                heir.broker.topics.create_plain("of the set", 1)
+                await put(heir, b"2")
+                await shows(former, b"1", b"2")
+            for member in (former, heir):
+                names = {name for name in member.broker.topics.topics if name.startswith(("alone", "of "))}
+                assert names == {"of the set"}
+            assert former.broker.journal.position == store.max_offset(METADATA_LOG, CHANGES)
+            first, *behind_the_cut = reloads
+            assert first >= end > behind_the_cut[0]
+            assert behind_the_cut == [behind_the_cut[0]] * (1 + failures)
 
     run(scenario)
 

@@ -158,7 +158,14 @@ def plain_record(record: MessageRecord) -> Any:
     )  # fmt: skip
 
 
-def with_broker(tmp_path: Path, work: Callable[[Broker], None], *, signer: Signer | None = None, **values: Any) -> None:
+def with_broker(
+    tmp_path: Path,
+    work: Callable[[Broker], None],
+    *,
+    signer: Signer | None = None,
+    topics: tuple[str, ...] = (TOPIC,),
+    **values: Any,
+) -> None:
     async def main() -> None:
         config = BrokerConfig()
         config.store_path_root_dir, config.bind_address = str(tmp_path / "store"), "127.0.0.1"
@@ -170,7 +177,8 @@ def with_broker(tmp_path: Path, work: Callable[[Broker], None], *, signer: Signe
         try:
             broker = Broker(controller, signer)
             connection, _ = broker.connect(express=False)
-            connection.data_received(frame({}, b"", signer=signer))  # makes the topic
+            for topic in topics:  # makes it
+                connection.data_received(frame({"b": topic}, b"", signer=signer))
             await asyncio.wait(connection.in_flight)
             broker.dispatched = 0
             work(broker)
@@ -191,6 +199,31 @@ def test_a_plain_send_is_stored_and_answered_as_by_the_general_way(tmp_path: Pat
             broker.dispatched = 0
 
     with_broker(tmp_path, work)
+
+
+@pytest.mark.parametrize("topics", [(TOPIC,) * 5, (TOPIC, "other", "other", TOPIC, "other")], ids=["one", "two"])
+def test_what_comes_together_counts_for_each_topic_as_what_comes_alone(tmp_path: Path, topics: tuple[str, ...]) -> None:
+    def work(broker: Broker) -> None:
+        stats = broker.controller.stats
+        counted = []
+        for together in (True, False):
+            before = {topic: (of.calls, of.count, of.size) for topic in topics for of in [stats.of_topic(topic)]}
+            frames = [frame({"b": topic}, b"x" * number) for number, topic in enumerate(topics)]
+            connection, _ = broker.connect(express=together)
+            for data in [b"".join(frames)] if together else frames:
+                connection.data_received(data)
+            counted.append(
+                {
+                    topic: (of.calls - calls, of.count - count, of.size - size)
+                    for topic, (calls, count, size) in before.items()
+                    for of in [stats.of_topic(topic)]
+                }
+            )
+        assert broker.dispatched == len(topics)
+        assert counted[0] == counted[1]
+        assert sum(count for _, count, _ in counted[0].values()) == len(topics)
+
+    with_broker(tmp_path, work, topics=tuple(dict.fromkeys(topics)))
 
 
 def test_what_is_not_plain_is_left_to_the_general_way(tmp_path: Path) -> None:
@@ -312,7 +345,7 @@ def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: P
 class DeadWriter:
     """Of a file on a disk that is gone."""
 
-    def write(self, data: bytes, position: int) -> None:
+    def write(self, data: bytes | memoryview, position: int) -> None:
         raise OSError("the disk is gone")
 
     def sync(self) -> None:

@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from typing_extensions import override
 
+from broker.archiving import hot_store
 from broker.archiving.ask_loop import AskLoop
 from broker.archiving.hot_store import LoopHotStore
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
+from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from broker.store.queue_table import QueueTable
 from infra.clock import ManualClock
 from infra.supervisor import Faults
+from lifecycle.hot_store import Aged
 from tests.doubles.counted import Counted
 from tests.doubles.sim_disk import SimDisk
+from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
+
+T = TypeVar("T")
 
 QUEUES = 100
 
 
 class NotingDisk(SimDisk):
-    """Which thread writes which table."""
+    """Which thread writes which table, and takes away which file."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written: list[tuple[str, int]] = []
+        self.gone: list[tuple[Path, int]] = []
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.gone.append((source, threading.get_ident()))
+        super().rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        self.gone.append((path, threading.get_ident()))
+        super().remove(path)
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         self.written.append((path.name, threading.get_ident()))
@@ -93,6 +110,32 @@ def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
     asyncio.run(main())
 
 
+def test_an_evicted_file_is_taken_from_the_disk_beside_the_loop() -> None:
+    async def main() -> None:
+        disk, clock = NotingDisk(), ManualClock()
+        store = store_on(disk, clock)
+        put(store, 0)
+        store.roll()
+        put(store, 0)
+        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+        flushing = asyncio.create_task(flusher.run())
+        nothing_waits: Any = None
+        hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
+        (oldest, _) = store.segments()
+        await asyncio.to_thread(hot.flush)
+        disk.gone.clear()
+        await asyncio.to_thread(hot.evict, oldest.base)
+        assert [segment.base for segment in store.segments()] == [oldest.end]
+        assert store.min_offset("t", 0) == 1
+        assert any(path.parent.name == "commitlog" for path, _ in disk.gone)
+        assert threading.get_ident() not in {thread for _, thread in disk.gone}
+        flushing.cancel()
+        flusher.close()
+        assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
+
+    asyncio.run(main())
+
+
 def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
     counter = Counted(getattr(kind, name))
 
@@ -120,7 +163,7 @@ def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have_anyth
         found = await asyncio.to_thread(hot.entries, "t", begin, store.max_physical_offset)
         assert found.keys() == {3, 400}
         assert looks.all >= 2 * queues
-        assert looks.most <= 2 * 64
+        assert looks.most <= 2 * 16
 
         minimums = counted(QueueTable, "minimum", monkeypatch)
         synced: Any = Synced()
@@ -128,7 +171,7 @@ def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have_anyth
         rising = {"t": dict.fromkeys(range(queues), 1)}
         await asyncio.to_thread(hot.expire_below, rising, {"t": clock.now_ms() + 1})
         assert minimums.all >= queues
-        assert minimums.most <= 64
+        assert minimums.most <= 2 * 16
         assert [store.min_offset("t", queue_id) for queue_id in range(queues)] == [1] * queues
 
     asyncio.run(main())
@@ -158,5 +201,110 @@ def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> No
         assert not await asyncio.to_thread(hot.roll)
         await asyncio.to_thread(hot.reappend_waiting, store.max_physical_offset)
         assert [segment.sealed for segment in store.segments()] == [False]
+
+    asyncio.run(main())
+
+
+class CountingAsk(AskLoop):
+    """How often the loop is asked."""
+
+    calls = 0
+
+    @override
+    def call(self, work: Callable[[], T]) -> T:
+        self.calls += 1
+        return super().call(work)
+
+
+def ranges_of(store: MessageStore, topics: Iterable[str]) -> list[TopicRange]:
+    return [TopicRange(topic, 0, store.max_physical_offset) for topic in topics]
+
+
+def test_what_many_topics_have_is_looked_up_many_at_a_time_and_one_that_cant_be_read_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        clock, topics = ManualClock(), [f"t{number}" for number in range(300)]
+        store = store_on(SimDisk(), clock)
+        for topic in topics:
+            store.put(topic, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+        slices = store.entry_slices
+
+        def one_is_damaged(topic: str, *more: Any) -> Any:
+            if topic == "t7":
+                raise StoreError("a hole")
+            return slices(topic, *more)
+
+        monkeypatch.setattr(store, "entry_slices", one_is_damaged)
+        looks = counted(ConsumeQueue, "first_at", monkeypatch)
+        not_asked: Any = None
+        ask = CountingAsk(asyncio.get_running_loop())
+        hot = LoopHotStore(store, not_asked, ask, not_asked, lambda: 0.1)
+        wanted = ranges_of(store, topics)
+        found = await asyncio.to_thread(lambda: list(hot.entries_of(wanted, timed=True)))
+        for topic, one in zip(topics, found, strict=True):
+            if topic == "t7":
+                assert isinstance(one, TopicUnreadable)
+            else:
+                assert isinstance(one, Found)
+                assert (len(one.runs[0].physical), one.oldest_ms) == (1, clock.now_ms())
+        assert ask.calls <= len(topics) / 7
+        assert looks.most <= 2 * 16
+
+    asyncio.run(main())
+
+
+def test_what_is_older_than_a_time_is_looked_up_in_slices_and_a_damaged_topic_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        clock, queues = ManualClock(1_000), 40
+        store = store_on(SimDisk(), clock)
+        for queue_id in range(queues):
+            put(store, queue_id)
+        store.put("bad", 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+        clock.advance(5_000)
+        put(store, 3)
+        store.put("new", 2, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+        by_time = store.offset_by_time
+
+        def one_is_damaged(topic: str, *more: Any, **named: Any) -> int:
+            if topic == "bad":
+                raise OSError("its file")
+            return by_time(topic, *more, **named)
+
+        monkeypatch.setattr(store, "offset_by_time", one_is_damaged)
+        looks = counted(QueueTable, "min_offset", monkeypatch)
+        not_asked: Any = None
+        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
+        wanted = dict.fromkeys(("bad", "new", "none", "t"), 2_000)
+        found = dict(await asyncio.to_thread(lambda: list(hot.aged(wanted))))
+        assert isinstance(found.pop("bad"), TopicUnreadable)
+        assert found.pop("new") == Aged({}, 6_000)
+        assert found.pop("none") == Aged({}, 6_000), "what comes to it is no older than what is there"
+        assert found == {"t": Aged(dict.fromkeys(range(queues), 1), -1)}
+        assert (looks.all, looks.most <= 16) == (queues + 2, True)
+
+    asyncio.run(main())
+
+
+def test_of_ranges_that_are_not_asked_for_yet_no_more_is_held_than_one_look_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(hot_store, "_ENTRIES_AT_ONCE", 10)
+        store = store_on(SimDisk(), ManualClock())
+        topics = [f"t{number}" for number in range(6)]
+        for topic in topics:
+            for _ in range(8):
+                store.put(topic, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+        not_asked: Any = None
+        ask = CountingAsk(asyncio.get_running_loop())
+        found = LoopHotStore(store, not_asked, ask, not_asked, lambda: 0.1).entries_of(ranges_of(store, topics))
+        calls: list[int] = []
+        for _ in topics:
+            await asyncio.to_thread(next, found)
+            calls.append(ask.calls)
+        assert calls == [1, 2, 2, 3, 3, 4]
 
     asyncio.run(main())

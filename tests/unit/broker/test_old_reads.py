@@ -147,7 +147,7 @@ def test_a_segment_may_be_evicted_while_it_is_read(store: MessageStore, disk: Sl
         if when == "during":
             await until(lambda: bool(disk.threads) and not disk.threads[-1].startswith("Main"))
         while store.segments()[0].sealed:
-            store.evict(store.segments()[0].base)
+            store.take_out(store.segments()[0].base)()
         disk.gate.set()
         assert wire(await reading) == expected
 

@@ -44,6 +44,9 @@ class Archive:
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return 0 if (topic, queue_id) == ("t", COLD_QUEUE) else None
 
+    def at_hand(self, *asked: object) -> None:
+        """Nothing of it is in memory."""
+
     def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> Located:
         assert self.has(topic, queue_id, offset), "the local log has all others"
         self.asked += 1

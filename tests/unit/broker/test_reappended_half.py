@@ -47,7 +47,7 @@ def test_a_transaction_ends_after_its_half_message_was_reappended(
             border = store.segments()[0].end
             assert halves.reappend(border)
             assert not halves.reappend(border)
-            store.evict(0)
+            store.take_out(0)()
             if not restarted:
                 await finish(connection, stored)
             return stored

@@ -23,7 +23,7 @@ from tests.broker_in_process import running
 T = TypeVar("T")
 DOCS = Path(__file__).parents[3] / "docs"
 KEY_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (live)? \| (.+) \|$", re.MULTILINE)
-METRIC_ROW = re.compile(r"^\| `(neve_\w+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
+METRIC_ROW = re.compile(r"^\| `((?:neve|process)_\w+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
 ALARMS = DOCS.parent / "conf" / "prometheus-rules.yml"
 SECTIONS: list[tuple[str, type[Any]]] = [
     ("Broker", BrokerConfig),

@@ -27,7 +27,7 @@ def test_waiting_messages_are_pinned_when_the_position_is_older_than_the_log(tmp
         put = store.put(SCHEDULE_TOPIC, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("127.0.0.1", 1))
         places.append(put.physical_offset)
     store.after_flush(store.flush())
-    store.evict(0)
+    store.take_out(0)()
     positions = tmp_path / "delayOffset.json"
     positions.write_text(json.dumps({"offsetTable": {"1": 1}}))
     schedule = ScheduleMessage(

@@ -13,7 +13,7 @@ from broker.archiving.ask_loop import AskLoop
 from broker.store.message_store import MessageStore
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
-from tests.broker_in_process import ask, running
+from tests.broker_in_process import ask, running, send
 from tests.doubles.counted import Counted
 
 TOPICS, QUEUES = 300, 2
@@ -87,6 +87,28 @@ def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slices(
             assert lenient_loads(answer.body)["totalDiff"] == -2 * TOPICS
             assert looked_at.all >= 2 * TOPICS * QUEUES
             assert looked_at.most <= 40
+
+    asyncio.run(main())
+
+
+def test_how_far_groups_are_behind_is_looked_up_once_a_topic_and_no_further_where_all_is_read(
+    tmp_path: Path, counted: Callable[[str], Counted]
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (broker, connection):
+            for number in range(TOPICS):
+                topic = f"topic-{number}"
+                broker.topics.create_plain(topic, QUEUES)
+                for group in ("g", "h", "i"):
+                    broker.offsets.commit(group, topic, 0, 1 if number else 0)
+                if not number:
+                    await send(connection, topic)
+            ends, minimums = counted("max_offset"), counted("min_offset")
+            lags = await broker.topic_metrics.consumer_lags(10)
+            assert (lags.count, [lag.messages for lag in lags.rows()][:4]) == (3 * TOPICS, [1, 1, 1, 0])
+            assert ends.all <= 2 * TOPICS * QUEUES  # a topic's groups may be in two slices
+            assert ends.most <= 80  # the broker's own tasks ask, too
+            assert minimums.all <= TOPICS
 
     asyncio.run(main())
 

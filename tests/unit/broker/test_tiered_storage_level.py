@@ -34,6 +34,9 @@ class Archive:
     def min_offset(self, topic: str, queue_id: int) -> int:
         return 0
 
+    def at_hand(self, *asked: object) -> None:
+        """Nothing of it is in memory."""
+
     def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> ColdResult:
         if self.down:
             raise ColdUnavailable("no answer")
@@ -84,7 +87,7 @@ def test_level_decides_who_answers(
 ) -> None:
     both = tiered(store, level)
     assert answered_hot(both) == list(range(hot_from, COUNT + 1))
-    store.evict(0)
+    store.take_out(0)()
     assert store.min_offset("T", 0) == ROLLED_AT
     assert answered_hot(both) == list(range(hot_from_once_evicted, COUNT + 1))
     assert both.min_offset("T", 0) == (ROLLED_AT if level == "DISABLE" else 0)

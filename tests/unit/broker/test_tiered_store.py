@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from broker.config import BrokerConfig
+from broker.reading.message_filter import MessageFilter
 from broker.reading.tiered_store import PendingRead, TieredStore
+from broker.requests.slave_pull import moves_on
 from broker.store.message_store import GetResult
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Gap, RowGroup
@@ -17,7 +19,8 @@ from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from tests.waiting import until
 from tiered.read.cold_reader import ColdReader
-from tiered.worker.client import DecodedGroup, WorkerFailed
+from tiered.worker.client import DecodedGroup
+from tiered.worker.failed import WorkerFailed
 from tiered.worker.frames import MayHold
 
 ROWS, SIZE, GROUPS = 10, 100, 8
@@ -58,7 +61,7 @@ class Source:
         self.gate = threading.Event()
         self.gate.set()
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
         self.reads += 1
         assert self.gate.wait(20)
         if self.fails:
@@ -67,7 +70,7 @@ class Source:
         numbers = np.concatenate([np.arange(ROWS + 1) * SIZE, rows + index * ROWS, rows, rows]).astype(np.int64)
         mapped = mmap.mmap(-1, numbers.nbytes + ROWS * SIZE)
         mapped.write(numbers.tobytes() + bytes([index]) * ROWS * SIZE)
-        return DecodedGroup(mapped, ROWS, ROWS * SIZE)
+        return DecodedGroup(memoryview(mapped), ROWS, ROWS * SIZE)
 
     def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
         raise AssertionError("nobody asks for keys here")
@@ -106,8 +109,7 @@ def tiered_over(
 
 async def read(tiered: TieredStore, offset: int, group: str = "g", client: str | None = None) -> GetResult:
     answer = tiered.get_message(group, "t", 0, offset, 4, 1 << 20, client=client)
-    assert isinstance(answer, PendingRead)
-    return await answer
+    return await answer if isinstance(answer, PendingRead) else answer
 
 
 def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> None:
@@ -118,7 +120,8 @@ def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> 
         assert (got.status, got.next_offset, got.count, got.min_offset, got.max_offset) == ("FOUND", 7, 4, 0, HOT.stop)
         for offset in (ARCHIVED, ARCHIVED + 50):
             moved = await read(tiered, offset)
-            assert (moved.status, moved.next_offset, moved.count) == (GetMessageStatus.OFFSET_TOO_SMALL, HOT.start, 0)
+            assert (moved.status, moved.next_offset, moved.count) == (GetMessageStatus.NO_MATCHED_MESSAGE, HOT.start, 0)
+            assert moves_on(moved.status), "a slave's reader, too"
         hot.begin = HOT.stop
         asked = tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20)
         hot.begin = HOT.start
@@ -158,6 +161,37 @@ def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
             for client, start in (("a", 0), ("b", 50)):
                 await read(tiered, start + 4 * step, client=client)
         await until(lambda: source.reads == 4)
+        tiered.close()
+
+    asyncio.run(main())
+
+
+def test_pulls_of_a_row_group_in_memory_wait_for_nothing(source: Source) -> None:
+    """No task and no turn of the loop for each of them, and they are the same."""
+
+    async def main() -> None:
+        tiered = tiered_over(source)
+        waited = [await read(tiered, offset, "a") for offset in range(0, ARCHIVED, 4)]
+        assert source.reads == GROUPS
+        at_once = [tiered.get_message("b", "t", 0, offset, 4, 1 << 20) for offset in range(0, ARCHIVED, 4)]
+        assert at_once == waited
+        assert all(isinstance(one, GetResult) and one.is_archived and one.min_offset == 0 for one in at_once)
+        assert (source.reads, tiered.cold_reads, sum(tiered.cold_latency.counts)) == (GROUPS, 40, 40)
+        tiered.close()
+
+    asyncio.run(main())
+
+
+def test_memory_has_no_say_where_the_topic_was_made_again_or_a_filter_looks_at_messages(source: Source) -> None:
+    async def main() -> None:
+        hot = Hot()
+        tiered = tiered_over(source, hot=hot)
+        assert (await read(tiered, 3)).count == 4
+        assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), GetResult)
+        every = MessageFilter(None, lambda properties: True)
+        assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20, every), PendingRead)
+        hot.ended = HOT.start
+        assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
         tiered.close()
 
     asyncio.run(main())

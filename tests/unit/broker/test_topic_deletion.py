@@ -141,3 +141,72 @@ def test_a_topic_that_is_deleted_twice_keeps_its_first_life_buried(expired_befor
     assert catalog.objects(TOPIC) == [], "what nobody can read stays in the bucket"
     assert machine.process.lifecycle.unexpire.run()["objects"] == 0
     assert catalog.min_offset(TOPIC, 0) is None, "a deleted message is in view"
+
+
+def archived(machine: Machine) -> list[int]:
+    """The queue offsets that the archive has an object of."""
+    find = machine.process.journal.catalog.find
+    return [offset for offset in range(10) if isinstance(find(TOPIC, 0, offset), Location)]
+
+
+def forgotten(machine: Machine) -> None:
+    """The topic had five messages in a first life, of which nothing is left, in either tier."""
+    machine.make_topic()
+    assert machine.put(count=5) == [0, 1, 2, 3, 4]
+    machine.offload()
+    machine.process.drop_topic(TOPIC)
+    assert machine.process.lifecycle.expire.run()["expired"] == 1
+    machine.clock.advance(8 * 24 * HOUR_MS)
+    assert machine.process.lifecycle.expire.run()["deleted"] == 1
+    machine.process.lifecycle.offload.run(roll=True, evict=True)
+    assert machine.process.lifecycle.forget.run() == 1
+    assert not machine.process.journal.has_named(TOPIC) and not machine.process.store.deleted_below()
+
+
+@pytest.mark.parametrize("how", ["goes on", "power cut after FORGET", "power cut after messages"])
+def test_a_topic_that_comes_again_after_its_name_is_forgotten_begins_at_0_with_nothing_of_its_first_life(
+    how: str,
+) -> None:
+    machine = Machine()
+    forgotten(machine)
+    if how == "power cut after FORGET":
+        machine.power_cut()
+        machine.start()
+    machine.make_topic()
+    assert machine.put(count=2) == [0, 1], "as a topic that never was"
+    machine.offload()
+    if how == "power cut after messages":
+        machine.power_cut()
+        machine.start()
+    catalog = machine.process.journal.catalog
+    assert archived(machine) == [0, 1] and catalog.gap_count == 0
+    assert machine.process.told_minimum(TOPIC, 0) == 0, "no tombstone of the first life hides the second"
+    assert machine.hot(0) == [0, 1]
+    assert machine.put() == [2]
+
+    machine.process.lifecycle.offload.run(roll=True)
+    machine.process.drop_topic(TOPIC)
+    machine.make_topic()
+    assert machine.put() == [3], "it was archived in this life: it goes on above its tombstone"
+
+
+def test_a_crash_between_a_forget_and_the_local_state_gives_no_offset_twice() -> None:
+    machine = Machine()
+    machine.make_topic()
+    machine.put(count=5)
+    machine.offload()
+    machine.process.drop_topic(TOPIC)
+    machine.process.lifecycle.expire.run()
+    machine.clock.advance(8 * 24 * HOUR_MS)
+    machine.process.lifecycle.expire.run()
+    machine.process.lifecycle.offload.run(roll=True, evict=True)
+    assert machine.process.journal.forget([TOPIC]) == [TOPIC]  # and the process is gone
+    machine.power_cut()
+    machine.start()
+    machine.make_topic()
+    assert machine.put(count=2) == [5, 6]
+    machine.process.lifecycle.forget.run()
+    machine.offload()
+    assert machine.put() == [7]
+    assert archived(machine) == [5, 6]
+    assert machine.process.told_minimum(TOPIC, 0) == 5

@@ -175,6 +175,9 @@ def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
         answer = await ask(connection, Code.GET_TOPIC_STATS_INFO, topic="T")
         table = lenient_loads(answer.body)["offsetTable"]
         assert [entry.get("messages") for entry in table.values() if entry["maxOffset"]] == [6]
+        answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g", topic="T")
+        table = lenient_loads(answer.body)["offsetTable"]
+        assert [entry["messages"] for entry in table.values() if entry["consumerOffset"]] == [4]
         store.set_min_offset("T", queue, 4)
         assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 2
 

@@ -292,7 +292,7 @@ def test_a_waiting_timer_is_reappended_out_of_its_segment_and_comes_once(machine
     assert pinned is not None
     assert pinned >= segment.end
     first.store.after_flush(first.store.flush())
-    first.store.evict(segment.base)
+    first.store.take_out(segment.base)()
     second = machine()
     assert second.timers.pinned_from() == pinned
     for each in (first, second):
@@ -330,7 +330,7 @@ def test_a_half_message_is_reappended_out_of_its_segment_and_known_by_where_it_w
     while first.halves.reappend(segment.end):
         assert len(first.halves) == 100
     first.store.after_flush(first.store.flush())
-    first.store.evict(segment.base)
+    first.store.take_out(segment.base)()
     second = machine()
     for each in (first, second):
         pinned = each.halves.pinned_from()
@@ -485,7 +485,7 @@ def test_a_delayed_message_that_waits_for_days_is_reappended_out_of_its_segment_
     assert schedule.deliver_due() == 1
     assert schedule.oldest_pending_physical() is None
     first.store.after_flush(first.store.flush())
-    first.store.evict(segment.base)
+    first.store.take_out(segment.base)()
     second = machine()
     again = schedule_of(second)
     second.clock.advance(LEVELS[1] - LEVELS[0] - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,15 @@ from neve.cli.main import neve
             ("/archive/compact", {"topic": "t", "dry-run": "true"}),
             {"planned": 2},
             '"planned": 2',
+        ),
+        (
+            ["erase", "t", "--key", "k", "--dry-run", "--grace", "0s", "--no-retries", "--id", "e1.2"],
+            (
+                "/archive/erase",
+                {"topic": "t", "key": "k", "dry-run": "true", "no-retries": "true", "grace": "0s", "id": "e1.2"},
+            ),
+            {"event": "done", "topic": "t", "rows": 3, "objects": 2},
+            "3 messages in 2 archived objects of t",
         ),
         (["confirm-clock"], ("/clock/confirm", {}), {"before": {"trusted": True}}, "trusted already"),
     ],
@@ -56,3 +66,50 @@ def test_objects_that_were_not_made_are_a_failure(monkeypatch: pytest.MonkeyPatc
     assert done.exit_code == 1
     assert '"reason": "damaged"' in done.output
     assert "1 objects were not made" in str(done.exception)
+
+
+CERTIFICATE = {
+    "event": "certificate", "id": "e3.9", "broker": "b1", "topic": "t", "key_sha256": "ab", "time_ms": 0,
+    "complete": False, "rows": 4,
+    "erased": [{"topic": "t", "queue": 1, "offsets": [[3, 3], [7, 9]]}],
+    "remains": {
+        "objects": [{"key": "topic=t/x", "until_ms": 86_400_000}],
+        "in_no_view": ["topic=t/z"],
+        "local_log": [{"topic": "t", "queue": 1, "rows": 2, "until_ms": None}],
+        "other_members": True,
+    },
+    "not_erased": ["topic=t/y: damaged"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_a_certificate_is_printed_and_what_was_not_erased_is_a_failure(
+    output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def post_lines(port: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
+        yield {"event": "erased", "key": "topic=t/x", "rows": 4}
+        yield CERTIFICATE
+
+    monkeypatch.setattr(admin, "post_lines", post_lines)
+    done = CliRunner().invoke(neve, ["archive", "erase", "t", "--key", "k", "-o", output, "--admin", "127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert "not erased: topic=t/y: damaged" in str(done.exception)
+    if output == "json":
+        assert json.loads(done.stdout) == CERTIFICATE
+        return
+    said = done.stdout
+    assert "erased        4 messages, NOT ALL" in said and "t queue 1: 3, 7-9" in said
+    assert "until 1970-01-02T00:00:00Z in the object topic=t/x" in said
+    assert "until an unknown time in the local log: 2 of t queue 1" in said
+    assert "other members" in said and "in no view" in said and "the object topic=t/z" in said
+    assert "broker        b1, its part alone" in said
+
+
+def test_a_broker_that_ends_amid_an_erasure_gives_no_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def post_lines(port: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
+        yield {"event": "erased", "key": "topic=t/x", "rows": 4}
+
+    monkeypatch.setattr(admin, "post_lines", post_lines)
+    done = CliRunner().invoke(neve, ["archive", "erase", "t", "--key", "k", "--admin", "127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert "before the certificate" in str(done.exception)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import zlib
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Commit, CommittedName, Epoch, Expire, RowGroup
+from neve.archive.selection import Selection, instant_ms
 from neve.cli.spark import refused_sql
 from neve.spark import SparkSetupError
-from neve.spark.bodies import inflater
+from neve.spark.bodies import batch_inflater, inflater
 from neve.spark.builder import parse_store, s3_options
 from neve.spark.jars import find_java, hadoop_version, pyspark_jars
-from neve.spark.reader import Minimum, RowFilter, instant_ms, plan
+from neve.spark.manifest import manifest
+from neve.spark.reader import Minimum, plan
 
 
 def test_importing_needs_no_pyspark() -> None:
@@ -35,6 +41,21 @@ def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     java.parent.mkdir()
     java.touch()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java() == str(java)
+
+
+@pytest.mark.parametrize(("told", "version"), [("11.0.2", 11), ("1.8.0_392", 8)])
+def test_a_java_that_is_too_old_is_named_before_it_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, version: int
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch()
+    (tmp_path / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{told}"\n')
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SparkSetupError, match=f"needs Java 17 or 21, and {java} is Java {version}"):
+        find_java()
+    (tmp_path / "release").write_text('JAVA_VERSION="17.0.15"\n')
     assert find_java() == str(java)
 
 
@@ -68,12 +89,37 @@ def test_an_instant_may_be_given_in_four_ways() -> None:
 
 def test_inflating_is_bounded_and_never_guesses() -> None:
     inflate = inflater(1000)
-    assert inflate(zlib.compress(b"abc"), "zlib") == b"abc"
-    assert inflate(b"not zlib", "zlib") is None
-    assert inflate(None, "zlib") is None
-    assert inflate(b"abc", "unheard-of") is None
-    with pytest.raises(ValueError, match="longer than 1000"):
-        inflate(zlib.compress(bytes(1001)), "zlib")
+    assert inflate(zlib.compress(b"abc"), 1) == (b"abc", None)
+    assert inflate(b"as it is", 0) == (b"as it is", None)
+    assert inflate(None, 1) == (None, None)
+    assert inflate(zlib.compress(bytes(1001)), 1) == (None, "the body is longer than 1000 bytes when inflated")
+    body, error = inflate(b"not zlib", 1)
+    assert body is None
+    assert "not what its sysFlag says" in str(error)
+
+
+def test_bodies_that_are_too_much_for_one_array_stop_before_the_next_is_inflated() -> None:
+    packed = pa.array([zlib.compress(bytes(1000)), zlib.compress(bytes(1000)), zlib.compress(b"never inflated")])
+    flags = pa.array([1, 1, 1])
+    with pytest.raises(ValueError, match=r"the first 2 of 3 bodies are more than 1999 bytes.*maxRecordsPerBatch"):
+        batch_inflater(1000, most=1999)(packed, flags)
+    assert len(batch_inflater(1000, most=2014)(packed, flags)) == 3
+
+
+def test_workers_inflate_without_neve() -> None:
+    packed = cloudpickle.dumps(batch_inflater(1000))
+    code = (
+        "import sys; sys.modules['neve'] = None\n"
+        "import pickle, zlib, pyarrow as pa\n"
+        "run = pickle.loads(sys.stdin.buffer.read())\n"
+        "print(run(pa.array([zlib.compress(b'abc'), None, b'no']), pa.array([1, None, 1])).to_pylist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (
+        b"[{'body': b'abc', 'error': None}, {'body': None, 'error': None}, {'body': None, 'error': 'the b"
+        in done.stdout
+    )
 
 
 def committed(key: str, queue: int, first: int, last: int, times: tuple[int, int]) -> CommittedName:
@@ -98,22 +144,37 @@ def catalog() -> Catalog:
     return made
 
 
+def keys(catalog: Catalog, wanted: Selection, topic: str = "t") -> list[str]:
+    return sorted(name.key for name in plan({"b": catalog}, topic, wanted)[0])
+
+
 def test_plan_prunes_what_cannot_hold_a_row(catalog: Catalog) -> None:
-    known = {"b": catalog}
-    assert sorted(plan(known, "t", RowFilter())[0]) == ["a", "b", "c"]
-    assert sorted(plan(known, "t", RowFilter(start=201))[0]) == ["b", "c"]  # unknown times may match
-    assert sorted(plan(known, "t", RowFilter(end=200))[0]) == ["a", "c"]
-    assert sorted(plan(known, "t", RowFilter(queues=frozenset({1})))[0]) == ["c"]
-    assert sorted(plan(known, "t", RowFilter(first=10))[0]) == ["b"]
-    assert sorted(plan(known, "t", RowFilter(last=9))[0]) == ["a", "c"]
-    assert plan(known, "other", RowFilter())[0] == []
+    assert keys(catalog, Selection()) == ["a", "b", "c"]
+    assert keys(catalog, Selection(start=201)) == ["b", "c"]  # unknown times may match
+    assert keys(catalog, Selection(end=200)) == ["a", "c"]
+    assert keys(catalog, Selection(queues=frozenset({1}))) == ["c"]
+    assert keys(catalog, Selection(first=10)) == ["b"]
+    assert keys(catalog, Selection(last=9)) == ["a", "c"]
+    assert keys(catalog, Selection(), "other") == []
 
 
 def test_plan_cuts_at_the_recorded_minimum(catalog: Catalog) -> None:
     catalog.apply(2, Expire(keys=["a"], delete_after_ms=0, minimums={"t": {0: 15}}))
-    keys, minimums = plan({"b": catalog}, "t", RowFilter())
-    assert sorted(keys) == ["b", "c"]
+    names, minimums = plan({"b": catalog}, "t", Selection())
+    assert sorted(name.key for name in names) == ["b", "c"]
     assert minimums == [Minimum("b", 0, 15)]
+
+
+def test_the_list_of_files_says_each_path_as_a_uri() -> None:
+    """The store's `%` is text; Spark takes it for an escape where it stands in a URI."""
+    lines = manifest([("file:/a [1]/topic=%25R/x.parquet", 7), ("s3a://b/k", 8)]).split("\n")
+    assert lines[0] == "v1"
+    told = [json.loads(line) for line in lines[1:]]
+    assert [(one["path"], one["size"]) for one in told] == [
+        ("file:/a%20%5B1%5D/topic=%2525R/x.parquet", 7),
+        ("s3a://b/k", 8),
+    ]
+    assert {one["action"] for one in told} == {"add"}
 
 
 def test_the_jars_are_those_of_the_spark_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

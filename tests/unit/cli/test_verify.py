@@ -5,11 +5,14 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
+import pytest
+
 from neve.archive.journal import AnyEntry, Commit, CommittedName, Epoch, Gap, Intent, IntentName, RowGroup, encode_entry
 from neve.archive.keys import journal_key
 from neve.archive.verify import tiling_faults
 from neve.cli import main
 from neve.cli.verify import verify_store
+from tests.unit.archive.test_stored_topics import TOPICS, Journal
 
 DATA = b"PAR1 rows and footer PAR1"
 
@@ -48,6 +51,29 @@ def write_archive(root: Path) -> Path:
     data.parent.mkdir(parents=True)
     data.write_bytes(DATA)
     return data
+
+
+def test_a_deep_check_goes_on_by_a_checkpoint_that_is_gone_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal()
+    for topic in TOPICS:
+        for name in journal.commit(topic, 5):
+            journal.store.put(name.key, bytes(name.size))
+    journal.checkpoint()
+    store, late = journal.store, []
+
+    def checkpoints_go(verb: str, key: str) -> None:
+        if verb == "head" and "/journal/" not in key:
+            for name in [one for one in store.objects if "/checkpoint/" in one]:
+                del store.objects[name]
+        late.extend([key] if verb == "get" and not any("/checkpoint/" in one for one in store.objects) else [])
+
+    store.on_call = checkpoints_go
+    monkeypatch.setattr("neve.archive.stored_topics.AHEAD_BYTES", 1)
+    monkeypatch.setattr("neve.cli.verify.open_source", lambda url: store)
+    findings, looked_at = verify_store("memory:", "b", deep=True)
+    assert looked_at["objects"] == 5 * len(TOPICS)
+    assert not any("missing" in finding for finding in findings)
+    assert late == [], "the whole journal would be read again"
 
 
 def test_a_sound_archive(tmp_path: Path) -> None:

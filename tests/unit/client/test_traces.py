@@ -14,7 +14,7 @@ from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.options import ClientOptions
 from neve.client.send import trace_sender
 from neve.client.send.draft import Drafts
-from neve.client.trace.format import TRACE_TOPIC, Ended, Trace
+from neve.client.trace.format import TRACE_TOPIC, Ended, Trace, parse_traces
 from neve.client.trace.recorder import BATCH, BUFFER_MAX, ConsumeTraces, Traces
 from neve.record.properties import bytes_to_properties
 from neve.remoting.command import RemotingCommand
@@ -200,3 +200,17 @@ def test_a_broker_that_takes_no_traces_neither_fails_nor_holds_up_a_send(
             assert client.traces_dropped == 1
 
     run(work)
+
+
+def test_traces_are_read_back_by_the_names_of_their_fields() -> None:
+    noted = traces()
+    sent(noted)
+    (line,) = [one.line for one in noted.take()]
+    (told,) = parse_traces(line + "Unknown\x01x\x02")
+    fields = line.removesuffix("\x02").split("\x01")
+    assert told["what"] == "Pub"
+    assert (told["at_ms"], told["msg_id"], told["is_success"]) == (fields[1], fields[5], "true")
+    assert "null" not in told.values()
+    assert parse_traces("SubAfter\x01r\x01id\x015\x01true\x02") == [
+        {"what": "SubAfter", "request_id": "r", "msg_id": "id", "cost_ms": "5", "is_success": "true"}
+    ]

@@ -853,6 +853,16 @@ def test_an_operator_ends_a_freeze_with_a_member_that_knows_the_highest_epochs()
     assert (world.value.frozen, world.value.sync_state_set) == (None, (B,))
 
 
+def test_an_operator_who_asks_before_anybody_has_told_what_it_knows_is_told_to_wait() -> None:
+    world = in_sync(A, B)
+    world.rules = had(5, 7)
+    early = world.elect(A, designate=True)
+    assert (early.code, world.value.frozen is not None) == (Code.CONTROLLER_ELECT_MASTER_FAILED, True)
+    assert "[]" not in early.remark and "the next heartbeat tells" in early.remark
+    world.hear(A, master_epoch=5, sync_state_set_epoch=7)
+    assert world.elect(A, designate=True).master == A
+
+
 def test_who_told_of_higher_epochs_and_is_gone_is_not_forgotten() -> None:
     world = lost(in_sync(A, B))
     world.hear(B, master_epoch=9, sync_state_set_epoch=0)

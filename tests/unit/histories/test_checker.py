@@ -209,6 +209,23 @@ PLANTED: list[tuple[str, str, Plant]] = [
 ]  # fmt: skip
 
 
+#: Which of them rest on what a round reads behind the queues, or on there being nothing more.
+UNSEEN_THEN = {
+    "a delayed message never comes",
+    "a committed message never comes",
+}
+LATE_ONE = (
+    stored("late-0", 0, "late", 6_000),
+    seen("late-0", 0, who="l1", group="l", topic="late", at=6_001),
+    Archived(topic="late", queue=0, offset=0, key="late-0"),
+)
+GIVEN_LAST = (
+    seen("p-5", 4, who="g2", group="g", in_order=True),
+    seen("p-5", 0, who="g2", group="g", again=True),
+)
+LAST_BOUNDS = (Bounds(topic="late", queue=0, first=0, end=1), Bounds(topic="halves", queue=0, first=0, end=1))
+
+
 def h_topics(events: list[Event]) -> Topics:
     return next(event for event in events if isinstance(event, Topics))
 
@@ -287,7 +304,8 @@ def test_what_is_only_late_is_void_when_the_machine_starved() -> None:
     )
     not_yet = changed(without(whole(), *late), Bounds(topic="late", queue=0, first=0, end=1), end=0)
     g_never = changed(whole(), Rested(group="g", at=HEALED + 30_000), at=0)
-    missed = without(g_never, seen("p-3", 3, who="g1", group="g", in_order=True))
+    last = seen("p-5", 4, who="g2", group="g", in_order=True)
+    missed = without(g_never, last, seen("p-5", 0, who="g2", group="g", again=True))
     unarchived = changed(without(whole(), ROW), ARCHIVE, at=0)
     for events in (
         missed,
@@ -298,6 +316,71 @@ def test_what_is_only_late_is_void_when_the_machine_starved() -> None:
         assert check([*events, starved], SYNC).verdict is Verdict.VOID
         assert check(events, SYNC).verdict is Verdict.BROKEN
     assert check([*whole(), BrokenOff(why="a broken file"), starved], SYNC).verdict is Verdict.BROKEN
+
+
+def test_what_was_passed_over_is_not_late_however_much_the_machine_starved() -> None:
+    """What lies behind it has come: it never will."""
+    starved = Stall(at=HEALED + 1, lasted=60_000)
+    rested = Rested(group="g", at=HEALED + 30_000)
+    third, last = (seen(key, at, who="g1", group="g", in_order=True) for key, at in (("p-3", 3), ("p-0", 0)))
+    never = changed(whole(), rested, at=0)
+    by_a_group = without(never, third)
+    by_its_offsets = changed(without(whole(), *GIVEN_LAST), rested, at=0, is_past=True)
+    unarchived = changed(without(whole(), replace(ROW, offset=3, key="p-3")), ARCHIVE, at=0)
+    behind = {"producer": "later", "topic": "late", "queue": -1, "offset": -1}
+    delayed = [
+        *changed(without(whole(), *LATE_ONE), Bounds(topic="late", queue=0, first=0, end=1), end=0),
+        sent(1, **behind, due=7_000, key="late-1"),
+        stored("late-1", 0, "late", 7_000),
+        Unsettled(what="delayed messages"),
+    ]
+    for events in (by_a_group, by_its_offsets, unarchived, delayed):
+        assert check([*events, starved], SYNC).verdict is Verdict.BROKEN
+    assert last in whole()
+
+
+@pytest.mark.parametrize(
+    ("kind", "plant"),
+    [(kind, plant) for what, kind, plant in PLANTED if kind not in ("blind", "topics") and what not in UNSEEN_THEN],
+)
+def test_a_round_that_was_broken_off_late_is_judged_by_what_it_had_proved(kind: str, plant: Plant) -> None:
+    """All of it was read, and then nobody answered."""
+    starved, late = Stall(at=HEALED + 1, lasted=60_000), BrokenOff(why="no answer", late=True)
+    read = Bounds(topic="halves", queue=1, first=0, end=0)  # the one that it was about to read
+    assert check([*whole(), read, starved, late], SYNC).verdict is Verdict.VOID
+    events = [*plant(whole()), read, late]
+    assert kind in kinds(events)
+    if kind != "restless":
+        assert check([*events, starved], SYNC).verdict is Verdict.BROKEN
+
+
+def test_of_a_round_that_was_broken_off_nothing_is_said_that_it_had_not_come_to() -> None:
+    """Neither of queues that it has not read, nor of groups that were not waited for."""
+    late = BrokenOff(why="no answer", late=True)
+    for unread in ((Bounds, Stored, Archived, LogPart, Topics, Rested), (Archived, LogPart, Topics)):
+        events = without_all(whole(), *unread)
+        if Bounds not in unread:
+            events = without(events, stored("p-5", 4), *(one for one in events if one in LAST_BOUNDS))
+        for promise in (SYNC, ASYNC):
+            assert kinds([*without(events, ARCHIVE), late], promise) == {"blind"}
+
+
+def test_in_async_who_led_is_to_be_known() -> None:
+    """Else what a round of hand-overs owes would be forgiven."""
+    events = changed(whole(), BEGAN, epoch=-1)
+    assert kinds(events, ASYNC) == {"blind"}
+    assert kinds(events, SYNC) == set()
+
+
+def test_the_archive_has_its_time_from_when_it_was_asked_for() -> None:
+    """Behind the rest of the groups, which have theirs."""
+    late = changed(whole(), ARCHIVE, at=HEALED + 31_000)
+    assert kinds(late) == {"restless"}
+    asked = changed(whole(), ARCHIVE, at=HEALED + 31_000, asked=HEALED + 30_000)
+    assert kinds(asked) == set()
+    assert kinds(changed(asked, replace(ARCHIVE, at=HEALED + 31_000, asked=HEALED + 30_000), at=HEALED + 60_001)) == {
+        "restless"
+    }
 
 
 def test_a_round_of_nothing_but_hand_overs_keeps_all_in_async_as_long_as_nobody_else_is_elected() -> None:

@@ -1,16 +1,22 @@
-"""Which ends of a round say no more than that nobody answered in time."""
+"""Which ends of a round say no more than that nobody answered in time; who is asked, and who is replaced."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import random
+from pathlib import Path
 
 import pytest
 
+from broker.ha.master_session import AWAY_TOO_LONG
 from neve.cli.failures import Failure
 from neve.client.net.connection import ConnectionFailed
 from neve.errors import BrokerError, ClientError, ProtocolError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
-from tests.histories.round import LATE
+from tests.histories.links import Links
+from tests.histories.round import LATE, epoch_told
+from tests.histories.servers import BrokerSet, Server
 from tests.waiting import NotWithin, until, wait_until
 
 
@@ -29,3 +35,106 @@ def test_what_was_waited_for_in_vain_is_late() -> None:
         asyncio.run(until(lambda: False, timeout=0.05))
     with pytest.raises(NotWithin):
         wait_until(lambda: False, timeout=0.05)
+
+
+def test_who_led_is_asked_until_somebody_answers_and_no_longer_than_patience_lasts() -> None:
+    answers = iter((-1, -1, 7))
+
+    async def ask() -> int:
+        return next(answers)
+
+    async def nobody() -> int:
+        return -1
+
+    assert asyncio.run(epoch_told(ask, 60.0)) == 7
+    assert asyncio.run(epoch_told(nobody, 0.05)) == -1
+
+
+class Counted(Server):
+    """A server that does not run: what is done with it is told."""
+
+    def __init__(self, done: list[str], directory: Path) -> None:
+        super().__init__("a", directory, "broker", {})
+        self._done = done
+
+    def kill(self) -> None:
+        self._done.append("kill")
+
+    def begin(self) -> None:
+        self._done.append("begin")
+
+
+class Forgetful(BrokerSet):
+    """Forgets when it is told to."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, Links(list, random.Random(0)), {})
+        self.done: list[str] = []
+        self.servers["a"] = Counted(self.done, directory / "a")
+        self.asked, self.may_forget, self.is_needed = asyncio.Event(), asyncio.Event(), False
+
+    async def forget(self, member: str) -> bool:
+        self.asked.set()
+        await self.may_forget.wait()
+        self.done.append("needed" if self.is_needed else "forget")
+        return not self.is_needed
+
+    def noted(self, member: str) -> None:
+        self.done.append(f"noted {member}")
+
+
+def test_a_replacement_goes_on_to_its_end_though_who_asked_for_it_is_cancelled(tmp_path: Path) -> None:
+    """A member would stay down, or come back with a disk whose number the controller has forgotten."""
+
+    async def scenario() -> None:
+        brokers = Forgetful(tmp_path)
+        first = asyncio.create_task(brokers.replace("a", brokers.noted))
+        await brokers.asked.wait()
+        first.cancel()
+        await asyncio.wait([first])
+        assert first.cancelled() and brokers.done == ["kill"]
+        assert brokers.turns["a"].locked(), "nobody begins it meanwhile"
+        again = asyncio.create_task(brokers.replace("a", brokers.noted))
+        brokers.may_forget.set()
+        assert await again
+        assert brokers.done == ["kill", "forget", "noted a", "begin"], "once"
+        assert await brokers.replace("a", brokers.noted, begins=False)
+        assert brokers.done[4:] == ["kill", "forget", "noted a"], "who asked begins it"
+
+    asyncio.run(scenario())
+
+
+def test_who_is_needed_comes_back_as_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        brokers = Forgetful(tmp_path)
+        brokers.is_needed = True
+        brokers.may_forget.set()
+        assert not await brokers.replace("a", brokers.noted)
+        assert brokers.done == ["kill", "needed", "begin"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("end", "is_away"), [(99, True), (100, False)])
+def test_a_member_is_not_replaced_on_its_word_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: int, is_away: bool
+) -> None:
+    """Its master's log has to begin above the end of its own."""
+    brokers = BrokerSet(tmp_path, Links(list, random.Random(0)), {})
+    brokers.log_files["a"].mkdir(parents=True)
+    (brokers.log_files["a"] / f"{100:020}").touch()
+    monkeypatch.setattr(brokers, "_admin", {"b": "127.0.0.1:1"})
+
+    async def master() -> str:
+        return "a"
+
+    async def log_end(member: str) -> int:
+        return end
+
+    def told(url: str, timeout: float) -> io.BytesIO:
+        return io.BytesIO(AWAY_TOO_LONG.encode())
+
+    monkeypatch.setattr(brokers, "master", master)
+    monkeypatch.setattr(brokers, "log_end", log_end)
+    monkeypatch.setattr("urllib.request.urlopen", told)
+    assert asyncio.run(brokers.away_too_long()) == (["b"] if is_away else [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,14 +13,21 @@ import numpy as np
 from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.object_store.protocol import PreconditionFailed
+from lifecycle.hot_store import Aged
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.journal import CommittedName, IntentName, RowGroup
+from tests.doubles.deferred_uploads import DeferredUploads
 from tests.doubles.memory_store import MemoryStore
+from tests.doubles.one_by_one import OneByOne
 from tiered.journal.writer import JournalWriter
+from tiered.worker.client import DecodedGroup
+from tiered.worker.failed import WorkerFailed
+from tiered.worker.frames import MayHold
 from tiered.write.entry_run import EntryRun
 from tiered.write.merge import Merge
+from tiered.write.offload_plan import TopicUnreadable
 from tiered.write.uploader import ContentConflict, EncodeFailed, RowCounts
 
 RECORD = 100
@@ -44,7 +51,7 @@ class FakeSegment:
     topics: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class FakeHot:
+class FakeHot(OneByOne):
     """Records of 100 bytes in segments of 1000."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -60,6 +67,7 @@ class FakeHot:
         self.pinned: int | None = None
         self.disk = 0.1
         self.evicted: list[int] = []
+        self.cut_short = 0  # of the evictions to come, this one finds the log cut meanwhile
         self.timer: int | None = None  # where the oldest waiting timer lies
         self.carried: list[int] = []
 
@@ -88,6 +96,14 @@ class FakeHot:
         self.tail = -(-physical // SEGMENT) * SEGMENT
         self.next |= {place: max(self.next.get(place, 0), offset) for place, offset in queue_next.items()}
 
+    def deleted_topics(self) -> Sequence[str]:
+        return sorted(self.deleted)
+
+    def forget_deleted(self, topics: Collection[str]) -> int:
+        gone = self.deleted.keys() & set(topics)
+        self.deleted = {topic: ends for topic, ends in self.deleted.items() if topic not in gone}
+        return len(gone)
+
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
         return self.deleted
 
@@ -114,11 +130,15 @@ class FakeHot:
         self.tail = -(-self.tail // SEGMENT) * SEGMENT
         return True
 
-    def evict(self, base: int) -> None:
+    def evict(self, base: int) -> bool:
         assert base == self.first_segment, "the log is evicted from its lower end"
+        self.cut_short -= 1
+        if self.cut_short == 0:
+            return False
         self.evicted.append(base)
         self.first_segment = base + SEGMENT
         self.records = [record for record in self.records if record[0] >= self.first_segment]
+        return True
 
     def topics(self) -> Sequence[str]:
         return sorted({topic for topic, _ in self.next})
@@ -152,6 +172,15 @@ class FakeHot:
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
         mine = [record for record in self.records if record[1:3] == (topic, queue)]
         return min((record[3] for record in mine if record[4] >= time_ms), default=self.next.get((topic, queue), 0))
+
+    def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
+        newest = max((one.newest_store_time for one in self.segments()), default=-1)
+        for topic, time_ms in before.items():
+            ends = {queue: self.offset_by_time(topic, queue, time_ms, False) for queue in self.queues_of(topic)}
+            risen = {queue: end for queue, end in ends.items() if end > self.min_offset(topic, queue)}
+            mine = [record for record in self.records if record[1] == topic]
+            times = [record[4] for record in mine if record[3] >= self.min_offset(topic, record[2])]
+            yield topic, Aged(risen, min([newest, *times]))
 
     def pinned_from(self) -> int | None:
         return self.pinned
@@ -190,15 +219,12 @@ class FakeWorker:
         self.upload_waited = 0.0
         self.written = RowCounts()
         self.rates: list[int] = []
+        self.priority = "normal"
 
-    def encode_upload(
-        self,
-        store_url: str,
-        name: IntentName,
-        entries: Mapping[int, EntryRun],
-        files: Sequence[tuple[str, int, int]],
-        metadata: Mapping[str, str],
-    ) -> CommittedName:
+    def uploads(self, store_url: str, metadata: Mapping[str, str]) -> DeferredUploads:
+        return DeferredUploads(lambda one, files: self.encode_upload(one.name, one.entries))
+
+    def encode_upload(self, name: IntentName, entries: Mapping[int, EntryRun]) -> CommittedName:
         row, runs, queues, times = 0, [], {}, []
         for queue, run in sorted(entries.items()):
             last = run.first_offset + len(run.physical) - 1
@@ -226,6 +252,15 @@ class FakeWorker:
 
     def give_up_compaction(self) -> None:
         """Nothing is under way."""
+
+    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+        raise WorkerFailed("DamagedObject", "of these objects none is read")
+
+    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+        raise WorkerFailed("DamagedObject", "of these objects none is read")
+
+    def set_priority(self, priority: str) -> None:
+        self.priority = priority
 
     def set_upload_rate(self, bytes_per_second: int) -> None:
         self.rates.append(bytes_per_second)

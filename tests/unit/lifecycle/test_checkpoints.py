@@ -10,9 +10,12 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
+from neve.archive.checkpoint import KIND, CheckpointHead, decode_checkpoint
 from neve.archive.follow import read_catalog
-from neve.archive.journal import Checkpoint, Deleted, decode_entry
-from neve.archive.keys import journal_key
+from neve.archive.journal import Checkpoint, Deleted, NewerFormat, decode_entry
+from neve.archive.keys import checkpoint_key, journal_key, pack_key
+from neve.archive.sealed import unseal
+from tests.doubles.checkpoints import old_checkpoint
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import JournalWriter
@@ -34,7 +37,17 @@ def rounds(rig: Rig, count: int) -> None:
 
 
 def checkpoints(rig: Rig) -> list[str]:
-    return sorted(key for key in rig.store.objects if "/checkpoint/" in key)
+    return sorted(key for key in rig.store.objects if key.endswith(".catalog"))
+
+
+def packs(rig: Rig) -> set[str]:
+    return {key for key in rig.store.objects if key.endswith(".pack")}
+
+
+def named_packs(rig: Rig) -> set[str]:
+    """By the checkpoints that stay."""
+    heads = [decode_checkpoint(rig.store.objects[key][0]) for key in checkpoints(rig)]
+    return {pack_key("", "b", *name) for head in heads if isinstance(head, CheckpointHead) for name in head.sizes()}
 
 
 def journal_reads(rig: Rig) -> list[str]:
@@ -57,6 +70,7 @@ def test_each_entry_names_the_newest_checkpoint_and_old_ones_go(rig: Rig) -> Non
     last = decode_entry(rig.store.objects[journal_key("", "b", rig.journal.catalog.next_seq - 1)][0])
     newest = last.through_seq if isinstance(last, Checkpoint) else last.checkpoint
     assert checkpoints(rig)[-1].endswith(f"{newest:020d}.catalog")
+    assert packs(rig) == named_packs(rig)
     assert same_as_replayed(rig)
     assert rig.check_tiles("t") == 60
 
@@ -112,7 +126,7 @@ def test_a_damaged_local_copy_is_completed_from_the_store_and_another_store_stil
         rig.restart()
 
 
-@pytest.mark.parametrize("place", ["put", "entry", "local"])
+@pytest.mark.parametrize("place", ["put", "packs", "entry", "local"])
 def test_a_crash_around_a_checkpoint_costs_nothing(rig: Rig, place: str) -> None:
     rounds(rig, 1)
     rig.hot.put("t", count=3)
@@ -121,14 +135,126 @@ def test_a_crash_around_a_checkpoint_costs_nothing(rig: Rig, place: str) -> None
         rig.store.fail("put", UnknownOutcome("timeout"), match="checkpoint", times=9)
         assert not rig.lifecycle.checkpoint.run()
     else:
-        name = "journal.after_checkpoint" if place == "entry" else "journal.before_put"
+        places = {"packs": "journal.after_packs", "entry": "journal.after_checkpoint", "local": "journal.before_put"}
+        name = places[place]
         with failpoint.armed(name), pytest.raises(FailpointError):
             rig.lifecycle.checkpoint.run()
     rig.store.faults.clear()
     rig.restart()
-    rounds(rig, 4)
+    rounds(rig, 14)
     assert same_as_replayed(rig)
-    assert checkpoints(rig)
+    assert len(checkpoints(rig)) == 3
+    assert packs(rig) == named_packs(rig), "what the crash left goes with the checkpoints that are dropped"
+
+
+@pytest.mark.parametrize("small", [1, 32])
+def test_a_checkpoint_that_stands_without_its_entry_gets_that_with_nothing_written_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr("neve.archive.topic_parts.SMALL_PACKS", small)
+    for count in (0, 1, 3):
+        rounds(rig, count)
+        for number in range(3):
+            rig.hot.put(f"other-{count}-{number}", count=3)
+            rig.hot.put("t", count=3)
+            rig.offload()
+        rig.store.fail("put", StoreUnavailable("down"), match="/journal/", times=2)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                rig.lifecycle.checkpoint.run()
+        before = dict(rig.store.objects)
+        assert rig.lifecycle.checkpoint.run()
+        (entry,) = rig.store.objects.keys() - before.keys()
+        assert isinstance(decode_entry(rig.store.objects[entry][0]), Checkpoint)
+        assert same_as_replayed(rig)
+    rig.restart()
+    rounds(rig, 14)
+    assert same_as_replayed(rig)
+    assert packs(rig) == named_packs(rig)
+
+
+def test_a_checkpoint_of_version_1_opens_and_the_next_is_of_version_3(rig: Rig, tmp_path: Path) -> None:
+    rounds(rig, 3)
+    for key in [key for key in rig.store.objects if "/checkpoint/" in key]:
+        del rig.store.objects[key]
+    seq = rig.journal.catalog.checkpoint
+    entries = sorted(key for key in rig.store.objects if "/journal/" in key)
+    then = type(rig.journal.catalog)()
+    for number in range(seq + 1):
+        then.apply(number, decode_entry(rig.store.objects[entries[number]][0]))
+    old = old_checkpoint(then.state("b"))
+    rig.store.put(checkpoint_key("", "b", seq), old)
+    for local in (True, False):
+        state = tmp_path / "state"
+        for path in (state / "packs").glob("*"):
+            path.unlink()
+        (state / "journal.checkpoint").write_bytes(old)
+        if not local:
+            (state / "journal.checkpoint").unlink()
+            (state / "journal.mirror").unlink()
+        rig.restart()
+        assert same_as_replayed(rig)
+    rounds(rig, 3)
+    newest = decode_checkpoint(rig.store.objects[checkpoints(rig)[-1]][0])
+    assert isinstance(newest, CheckpointHead)
+    with pytest.raises(NewerFormat, match="CATALOG of format 3: this program knows up to 1"):
+        unseal(KIND, 1, rig.store.objects[checkpoints(rig)[-1]][0], 1 << 20)
+    rig.restart()
+    assert same_as_replayed(rig)
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "flipped"])
+@pytest.mark.parametrize("where", ["store", "local", "both"])
+def test_a_damaged_pack_costs_a_longer_start_and_the_next_checkpoint_is_whole(
+    rig: Rig, tmp_path: Path, harm: str, where: str
+) -> None:
+    rig.hot.put("other", count=3)
+    rounds(rig, 9)
+    state = tmp_path / "state"
+    if where != "store":
+        for path in (state / "packs").glob("*"):
+            data = path.read_bytes()
+            path.unlink()
+            if harm != "gone":
+                path.write_bytes(_harmed(harm, data))
+    else:
+        (state / "journal.checkpoint").unlink()
+        (state / "journal.mirror").unlink()
+    if where != "local":
+        for key in packs(rig):
+            data, when = rig.store.objects.pop(key)
+            if harm != "gone":
+                rig.store.objects[key] = (_harmed(harm, data), when)
+    rig.restart()
+    assert same_as_replayed(rig)
+    rounds(rig, 10)
+    assert packs(rig) == named_packs(rig)
+    for name in ("journal.checkpoint", "journal.mirror"):
+        (state / name).unlink()
+    read = journal_reads(rig)
+    rig.restart()
+    assert len(read) <= 10, "by a checkpoint again"
+    assert same_as_replayed(rig)
+
+
+def _harmed(harm: str, data: bytes) -> bytes:
+    return data[:-1] if harm == "cut" else bytes([data[0] ^ 1]) + data[1:]
+
+
+def test_a_checkpoint_writes_what_changed_since_the_one_before(rig: Rig) -> None:
+    for number in range(20):
+        rig.hot.put(f"quiet-{number}", count=3)
+    rounds(rig, 2)
+    whole = max(len(rig.store.objects[key][0]) for key in packs(rig))
+    before = packs(rig)
+    rounds(rig, 4)
+    rig.restart()
+    rounds(rig, 4)
+    later = packs(rig) - before
+    assert len(later) >= 2
+    assert all(len(rig.store.objects[key][0]) < whole // 3 for key in later), "also after a start"
+    assert before & packs(rig), "what did not change stays where it was written"
+    assert same_as_replayed(rig)
 
 
 def test_a_zombie_writes_no_checkpoint(rig: Rig) -> None:

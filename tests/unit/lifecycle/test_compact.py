@@ -20,6 +20,7 @@ import pytest
 
 from infra import failpoint
 from infra.clock import Clock
+from infra.disk import RealDisk
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import (
     AccessDenied,
@@ -55,14 +56,18 @@ from neve.archive.reader import Archive
 from neve.archive.rebuild import rebuild
 from neve.archive.verify import verify
 from tests.doubles.memory_store import MemoryStore
+from tests.doubles.one_upload import upload_one
+from tests.simulation.workers import is_taken_over
 from tests.unit.archive.test_compactor import DAY, Log, Sealed
 from tests.unit.archive.test_exactness import T0, TOPIC
+from tests.unit.archive.test_worker_and_cold_reader import make_round
 from tests.unit.lifecycle.fakes import FakeWorker, Rig
 from tiered.journal.errors import Fenced
+from tiered.worker import frames
 from tiered.worker.client import WorkerClient
 from tiered.worker.process import Worker
 from tiered.write.merge import Merge
-from tiered.write.replacement import Outcome
+from tiered.write.replacement import Fate, Outcome
 from tiered.write.segment_writer import GROUP_SIZES
 from tiered.write.uploader import ContentConflict, EncodeFailed
 
@@ -72,21 +77,22 @@ Row = tuple[int, int, bytes]  # queue, offset, record
 
 
 class CuttingStore(MemoryStore):
-    """Gives the nth body cut short."""
+    """Gives the nth body cut short, of the keys that hold `within`."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self.cut = 0  # counts down
+        self.within = ""
 
     def get(self, key: str) -> bytes:
-        return self._cut(super().get(key))
+        return self._cut(key, super().get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._cut(super().get_range(key, start, length))
+        return self._cut(key, super().get_range(key, start, length))
 
-    def _cut(self, data: bytes) -> bytes:
-        self.cut -= 1
-        return data[: len(data) // 2] if self.cut == 0 else data
+    def _cut(self, key: str, data: bytes) -> bytes:
+        self.cut -= self.within in key
+        return data[: len(data) // 2] if self.cut == 0 and self.within in key else data
 
 
 class _NoProcess:
@@ -111,6 +117,7 @@ class ThreadWorker(WorkerClient):
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
+        self._has_priority = self._priority
         self.inner = Worker(theirs, open_store=lambda url: self.store)
         threading.Thread(target=self.inner.serve, daemon=True).start()
         self._socket, self._pending = ours, {}
@@ -133,7 +140,7 @@ class QuickWorker(FakeWorker):
             if len(data) != one.size:
                 raise EncodeFailed("cut short")
             rows += msgspec.msgpack.decode(data, type=list[Row])
-        content = quick_content(sorted(row for row in rows if row[1] >= merge.below.get(row[0], 0)))
+        content = quick_content(sorted(row for row in rows if is_taken_over(merge, row)))
         made = quick_name(name.key, name.start, name.end, content)
         try:
             return msgspec.structs.replace(made, etag=self._put(name.key, content))
@@ -161,7 +168,12 @@ def quick_name(key: str, start: int, end: int, content: bytes) -> CommittedName:
     for number, (queue, offset, _) in enumerate(rows):
         first, _, row = queues.get(queue, (offset, offset, number))
         queues[queue] = (first, offset, row)
-    runs = [(queue, first, last) for queue, (first, last, _) in queues.items()]
+    runs: list[tuple[int, int, int]] = []
+    for queue, offset, _ in rows:
+        if runs and runs[-1][0] == queue and runs[-1][2] + 1 == offset:
+            runs[-1] = queue, runs[-1][1], offset
+        else:
+            runs.append((queue, offset, offset))
     size = sum(len(raw) for _, _, raw in rows)
     group = RowGroup(0, len(rows), 0, len(content), T0, T0, size, runs)
     return CommittedName(
@@ -318,30 +330,38 @@ def test_small_objects_become_one_and_the_old_go_after_the_grace(new: New, log: 
     rig.check_end(log.sealed)
 
 
+def test_a_compaction_writes_no_names_of_all_topics_down(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows have been named by a round: what is known locally of ten thousand topics is not written for each."""
+    rig = new(is_quick=True)
+    written: list[Path] = []
+    write = RealDisk.write_atomic
+
+    def noted(disk: RealDisk, path: Path, data: bytes) -> None:
+        written.append(path)
+        write(disk, path, data)
+
+    monkeypatch.setattr(RealDisk, "write_atomic", noted)
+    assert rig.compact() == 1
+    assert [path for path in written if path.name == "identity.msgpack"] == []
+
+
 def test_each_reader_of_the_bucket_finds_each_row_once_at_every_step(new: New, log: Log) -> None:
     rig = new()
-    looks = [0]
 
-    def look(verb: str, key: str) -> None:
-        rig.store.on_call = None
-        try:
-            catalog = read_catalog(rig.store, "b")
-            rows = Counter(
-                (run.queue, offset)
-                for queue in catalog.queues(TOPIC)
-                for run in catalog.runs(TOPIC, queue)
-                for offset in range(run.first, run.last + 1)
-            )
-            assert rows == Counter(log.sealed.keys())
-            assert sum(name.rows for name in catalog.objects(TOPIC)) == len(log.sealed)
-            looks[0] += 1
-        finally:
-            rig.store.on_call = look
+    def look() -> None:
+        catalog = read_catalog(rig.store, "b")
+        rows = Counter(
+            (run.queue, offset)
+            for queue in catalog.queues(TOPIC)
+            for run in catalog.runs(TOPIC, queue)
+            for offset in range(run.first, run.last + 1)
+        )
+        assert rows == Counter(log.sealed.keys())
+        assert sum(name.rows for name in catalog.objects(TOPIC)) == len(log.sealed)
 
-    rig.store.on_call = look
-    rig.compact()
-    rig.store.on_call = None
-    assert looks[0] >= 8
+    with rig.store.looked_at(look) as looks:
+        rig.compact()
+    assert len(looks) >= 8
 
 
 def test_a_dry_run_writes_nothing(new: New) -> None:
@@ -380,10 +400,17 @@ FAULTS: dict[str, tuple[Exception | None, bool]] = {
 
 def calls_of_one(new: New, *, is_quick: bool) -> Counter[str]:
     rig, calls = new(is_quick=is_quick), Counter[str]()
-    rig.store.on_call = lambda verb, key: calls.update([verb])
+    of_objects = Counter[str]()
+
+    def count(verb: str, key: str) -> None:
+        calls.update([verb])
+        if "topic=" in key:
+            of_objects.update([verb])
+
+    rig.store.on_call = count
     assert rig.compact() == 1
     rig.store.on_call = None
-    assert calls["put"] == 3 and calls["get_range"] == 3 and calls["head"] == 1
+    assert calls["put"] == 3 and of_objects["get_range"] == 3 and calls["head"] == 1
     return calls
 
 
@@ -423,7 +450,7 @@ def test_each_fault_of_the_workers_own_calls(new: New, log: Log, kind: str) -> N
             continue
         rig = new()
         if error is None:
-            rig.cutting.cut = 3
+            rig.cutting.cut, rig.cutting.within = 3, "topic="
         else:
             rig.store.fail(verb, error, after=after, match="topic=")
         rig.compact()
@@ -436,7 +463,6 @@ def test_each_fault_of_the_workers_own_calls(new: New, log: Log, kind: str) -> N
 
 STEPS = [
     *(("journal.before_put", nth) for nth in (1, 2)),
-    ("journal.after_identity", 1),
     ("compact.before_intent", 1),
     ("compact.after_intent", 1),
     ("compact.after_upload", 1),
@@ -540,7 +566,7 @@ def test_rows_that_an_unexpire_brings_back_in_between_are_not_lost(new: New, log
     while_it_is_made(again, lambda: again.journal.append(Unexpire(keys=[], minimums={TOPIC: {0: 0}})))
     replacement = again.lifecycle.compact._replacement
     replacement.begin()
-    outcome = replacement.run(Merge(tuple(again.names), {0: 5}))
+    outcome = replacement.run(Merge(tuple(again.names), {0: 5}), again.lifecycle.compact._swap)
     assert outcome.made is None and "may be seen again" in outcome.reason
     again.check_end(log.sealed)
 
@@ -626,9 +652,9 @@ def test_what_failed_is_not_tried_again_at_once_but_when_somebody_asks(
     rig.lifecycle.safe_clock.confirm()
     tries = []
 
-    def failing(merge: Any) -> Outcome:
+    def failing(merge: Any, swap: Any) -> Outcome:
         tries.append(merge)
-        return Outcome(None, "damaged")
+        return Outcome(Fate.FAILED, reason="damaged")
 
     monkeypatch.setattr(rig.lifecycle.compact._replacement, "run", failing)
     for _ in range(3):
@@ -647,15 +673,8 @@ def test_an_object_that_is_not_there_as_it_was_made_takes_no_place(new: New, log
     rig = new()
     spoiled: Callable[[str], object] = functools.partial(rig.store.put, data=b"x")
     spoil = rig.store.delete if how == "missing" else spoiled
-
-    def look(verb: str, key: str) -> None:
-        if verb == "head":
-            rig.store.on_call = None
-            spoil(key)
-
-    rig.store.on_call = look
+    rig.store.before_first("head", spoil)
     assert rig.compact() == 0
-    rig.store.on_call = None
     assert rig.entries(Replace) == []
     rig.check_end(log.sealed)
 
@@ -724,19 +743,99 @@ def test_by_itself_a_topic_is_looked_at_when_something_has_changed(new: New, mon
 
 def test_a_stop_does_not_wait_for_an_object_that_is_being_made(new: New, log: Log) -> None:
     rig = new()
-    stopped: list[bool] = []
 
-    def stop(verb: str, key: str) -> None:
-        if verb == "get_range" and not stopped:
-            stopped.append(True)
-            rig.lifecycle.stop()
-            assert rig.encoder.inner.given_up.wait(10)
+    def stop(key: str) -> None:
+        rig.lifecycle.stop()
+        assert rig.encoder.inner.compaction_given_up.wait(10)
 
-    rig.store.on_call = stop
+    rig.store.before_first("get_range", stop, match="topic=")
     assert rig.compact() == 0
-    rig.store.on_call = None
     assert rig.data_keys() == {name.key for name in rig.names}
     assert [entry.kind for entry in rig.entries(Abort)] == [COMPACT]
     assert rig.compact() == 0 and len(rig.entries(Intent)) == 2, "nothing is begun any more"
     rig.restart()
     rig.check_rows(log.sealed)
+
+
+def test_a_round_does_not_wait_for_an_object_that_is_being_made(new: New, log: Log, tmp_path: Path) -> None:
+    rig = new()
+    made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
+    uploaded: list[str] = []
+
+    def upload(key: str) -> None:
+        uploaded.append(upload_one(rig.encoder, rig.store.url, made.name, made.entries, made.files).key)
+
+    rig.store.before_first("get_range", upload, match="topic=")
+    rig.encoder._patience.seconds = 20.0
+    assert rig.compact() == 1, "it went on when the round's object was in the store"
+    assert uploaded == [made.name.key]
+    rig.check_rows(log.sealed)
+
+
+def test_another_priority_begins_a_compaction_anew_and_no_upload(new: New, log: Log, tmp_path: Path) -> None:
+    rig = new()
+    made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
+    first: list[Worker] = []
+
+    def change(key: str) -> None:
+        first.append(rig.encoder.inner)
+        rig.encoder.set_priority("low")
+        upload_one(rig.encoder, rig.store.url, made.name, made.entries, made.files)
+
+    rig.store.before_first("get_range", change, match="topic=")
+    assert rig.compact() == 1
+    assert rig.encoder.inner is not first[0]
+    assert len(rig.entries(Replace)) == 1
+    rig.check_rows(log.sealed)
+
+
+def test_each_change_of_priority_leaves_a_compaction_its_second_try(
+    new: New, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload comes, at another priority, and again; then a worker dies over it, once."""
+    rig = new()
+    made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
+    workers: list[Worker] = []
+    compacted, one_upload = Worker.compacted, threading.Lock()
+
+    def change(worker: Worker, request: frames.Compact) -> frames.Compacted:
+        workers.append(worker)
+        if len(workers) < 4:
+            with one_upload:
+                rig.encoder.set_priority(f"of {len(workers)}")
+                upload_one(rig.encoder, rig.store.url, made.name, made.entries, made.files)
+        elif len(workers) == 4:
+            with one_upload, rig.encoder._lock:
+                rig.encoder._hang_up()
+        return compacted(worker, request)
+
+    monkeypatch.setattr(Worker, "compacted", change)
+    assert rig.compact() == 1
+    assert len(set(workers)) == len(workers) == 5
+    rig.check_rows(log.sealed)
+
+
+def test_who_shares_a_low_rate_waits_for_what_the_others_upload_too(new: New, log: Log, tmp_path: Path) -> None:
+    """A worker that keeps to its rate is not ended as one that hangs: a round, a compaction, and a compaction to which
+    a round comes."""
+    rig, rate = new(), 1000
+    made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
+    round_bytes = sum(int(run.sizes.sum()) for run in made.entries.values())
+    patience = rig.encoder._patience
+    rig.encoder.set_upload_rate(rate)
+    alone = patience.seconds
+    seen: list[float] = []
+
+    def during(key: str) -> None:
+        compaction = patience.begin()
+        seen.append(patience.begin().more())
+        rig.encoder.set_upload_rate(0)
+        upload_one(rig.encoder, rig.store.url, made.name, made.entries, made.files)
+        rig.encoder.set_upload_rate(rate)
+        seen.append(compaction.more())
+
+    rig.store.before_first("get_range", during, match=rig.names[0].key)
+    assert rig.compact() == 1
+    inputs = sum(name.wire_bytes for name in rig.names)
+    assert seen == [alone + inputs / rate, alone + (inputs + round_bytes) / rate]
+    assert patience.begin().more() == alone

@@ -15,12 +15,13 @@ from lifecycle.backlog import _Count
 from lifecycle.retention import Pending, Policy
 from lifecycle.turns import Turns
 from neve.archive.journal import Commit, Expire
-from tests.unit.lifecycle.fakes import SEGMENT, Rig
+from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
 from tests.waiting import wait_until
 from tiered.write.entry_run import EntryRun
 from tiered.write.offload_plan import TopicRange
 
 SEGMENTS = 12
+HOURS = 3_600_000
 
 
 def backlog(rig: Rig) -> Rig:
@@ -66,6 +67,15 @@ def test_turns_are_taken_in_the_order_in_which_they_were_asked_for() -> None:
     assert order == asked
 
 
+def test_a_scrapes_look_at_many_topics_breathes_on_the_way(rig: Rig) -> None:
+    for number in range(200):
+        rig.hot.put(f"t{number:03d}")
+    breaths: list[int] = []
+    assert rig.lifecycle.backlog(lambda: breaths.append(1)) == rig.lifecycle.backlog()
+    assert len(rig.lifecycle.backlog()) == 200
+    assert 5 <= len(breaths) <= 20
+
+
 def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> None:
     backlog(rig).hot.disk = 0.95
     retention = threading.Thread(target=rig.lifecycle.evict.run)
@@ -74,15 +84,54 @@ def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> No
     def act(number: int) -> None:
         if number == 4:
             retention.start()
-            wait_until(lambda: len(rig.lifecycle.turns._line) == 2, "it waits for its turn")
-        if number == 5:
-            retention.join(10)  # its turn came before this one
+            retention.join(10)  # nobody has the turn while an upload is waited for
             seen.extend(rig.hot.evicted)
 
     on_upload(rig, act)
     rig.lifecycle.offload.run()
     assert seen[:3] == [0, SEGMENT, 2 * SEGMENT]
     assert rig.check_tiles("a") == 10 * SEGMENTS
+
+
+def test_a_segment_that_a_cut_took_back_counts_as_evicted_once_it_is(rig: Rig) -> None:
+    backlog(rig).offload()
+    rig.hot.disk, rig.hot.cut_short = 0.95, 2
+    evicted = rig.lifecycle.evict.run()
+    assert evicted == rig.hot.evicted
+    assert rig.lifecycle.evict.evicted == len(evicted) > 2
+
+
+def test_ttl_and_retention_take_their_turns_between_any_two_names_of_a_backlog(rig: Rig) -> None:
+    """Counted: each job runs to its end at each of the uploads, and what it finds is what was done by then."""
+    brief, topics = 6, ("a", "b")
+    rig.policy = Policy(archive_min_bytes=1, grace_ms=0, ttl_hours=lambda topic: 1 if topic == "brief" else None)
+    for _ in range(brief):
+        rig.hot.put("brief", count=10)
+        rig.offload()
+        rig.clock.advance(60_000)
+    for _ in range(SEGMENTS):
+        for topic in topics:
+            rig.hot.put(topic, count=5)
+    rig.hot.disk = 0.95
+    archived_before = rig.hot.first_segment
+    expired: list[int] = []
+    gone: list[int] = []
+
+    def act(number: int) -> None:
+        rig.clock.advance(HOURS - brief * 60_000 if number == 1 else 60_000)  # another one of `brief` is over
+        expired.append(rig.lifecycle.expire.run()["expired"])
+        rig.lifecycle.evict.run()
+        gone.append(rig.hot.first_segment // SEGMENT)
+
+    uploads = on_upload(rig, act)
+    rig.lifecycle.offload.run()
+    assert archived_before == 0
+    assert len(uploads) == len(expired) == len(gone) == len(topics) * SEGMENTS
+    assert expired[:brief] == [1] * brief
+    assert sum(expired) == brief
+    # Both names of a segment are published before those of the next one are begun, and then it goes.
+    assert gone == [brief + number // len(topics) for number in range(len(uploads))]
+    assert [rig.check_tiles(topic) for topic in topics] == [5 * SEGMENTS] * len(topics)
 
 
 def test_what_is_pending_of_many_topics_is_no_business_of_the_garbage_collector(rig: Rig) -> None:
@@ -180,6 +229,40 @@ def test_a_look_at_the_backlog_reads_only_what_is_new(rig: Rig) -> None:
     ranges.clear()
     assert rig.lifecycle.backlog()["a"] == after
     assert ranges == []
+
+
+def test_a_topic_that_nothing_has_come_of_is_not_asked_about_again(rig: Rig) -> None:
+    rig.policy = Policy(archive_min_bytes=1 << 30)
+    for topic in range(20):
+        rig.hot.put(f"t{topic}")
+    before = rig.lifecycle.backlog()
+    ranges = asked_for(rig)
+    rig.hot.put("t7")
+    new = rig.hot.tail - RECORD
+    after = rig.lifecycle.backlog()
+    assert [end for _, end in ranges] == [rig.hot.tail], "of one of them, and not more than once"
+    assert new >= ranges[0][0]
+    assert {topic for topic in after if after[topic] != before[topic]} == {"t7"}
+    rig.lifecycle.offload.run()
+    assert len(ranges) == 1, "nor by the job"
+
+
+def test_a_round_asks_for_all_its_topics_together(rig: Rig) -> None:
+    for topic in range(100):
+        rig.hot.put(f"t{topic}")
+    asked = [0]
+    entries_of = rig.hot.entries_of
+
+    def asking(*arguments: Any, **more: Any) -> Any:
+        asked[0] += 1
+        return entries_of(*arguments, **more)
+
+    rig.hot.entries_of = asking  # type: ignore[method-assign]
+    (*_, last) = rig.lifecycle.offload.run(roll=True)
+    assert len(rig.journal.catalog.objects()) == 100
+    rounds = last.round
+    # A round plans and reads; each look at what is due asks once for some topics, and there is one more than rounds.
+    assert asked[0] <= 2 * rounds + 2 * (rounds + 1)
 
 
 def test_counts_of_a_topic_are_not_those_of_the_one_that_came_again(rig: Rig) -> None:

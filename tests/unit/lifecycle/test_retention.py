@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,15 +15,21 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import NotFound, StoreUnavailable, UnknownOutcome
+from infra.pace import Pace
+from infra.threads import SYSTEM_THREADS
+from lifecycle.hot_expiry import HotExpiry, NoRecord
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Pending, Policy, due_topics, upload_rate, waited_as_by_default
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
+from neve.archive.catalog import Catalog
 from neve.archive.expiry import plan_expiry
-from neve.archive.journal import Commit, RowGroup, Topic
+from neve.archive.journal import ERASED, Commit, CommittedName, Expire, Gap, RowGroup, Topic, Unexpire
+from neve.archive.topic_catalog import TopicCatalog
 from neve.archive.ttl import FOR_EVER_HOURS
 from neve.archive.verify import verify
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import MemberHot
+from tiered.worker.failed import WorkerFailed
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -140,6 +146,76 @@ def test_crash_between_delete_and_its_entry_repeats(rig: Rig) -> None:
     )
 
 
+def test_a_batch_that_is_deleted_is_looked_up_by_its_own_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.clock.advance(TTL * HOUR)
+    assert rig.lifecycle.expire.run()["expired"] == 2
+    rig.journal.append(Gap(topic="b", queue=0, first=3, last=3, reason=f"{ERASED}one"))
+    rig.clock.advance(24 * HOUR)
+    monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
+    each, looks, forgotten = Catalog._each, list[str](), list[CommittedName]()
+
+    def look(catalog: Catalog) -> Iterable[TopicCatalog]:
+        looks.append("all")
+        return each(catalog)
+
+    monkeypatch.setattr(Catalog, "_each", look)
+    monkeypatch.setattr(Catalog, "_names", lambda of: pytest.fail("no topic is asked for but the batch's"))
+    rig.lifecycle.expire._forget = forgotten.extend
+    pace = Pace(rig.clock, SYSTEM_THREADS)
+    assert rig.lifecycle.expire._delete_expired(rig.clock.now_ms(), pace) == 2, "a batch each"
+    assert (looks, forgotten) == (["all"], [])
+
+
+def test_what_comes_back_into_view_between_two_batches_is_not_deleted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = data(rig, "a")
+    rig.clock.advance(TTL * HOUR)
+    assert rig.lifecycle.expire.run()["expired"] == 2
+    rig.clock.advance(24 * HOUR)
+    monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
+    delete = rig.store.delete_many
+
+    def delete_and_bring_back(keys: list[str]) -> None:
+        delete(keys)
+        rig.journal.append(Unexpire(keys=[second]))
+        rig.journal.append(Expire(keys=[second], delete_after_ms=rig.clock.now_ms() + HOUR))
+
+    monkeypatch.setattr(rig.store, "delete_many", delete_and_bring_back)
+    assert rig.lifecycle.expire.run()["deleted"] == 1
+    assert data(rig, "a") == [second], "its time has not come again"
+    assert first not in rig.store.objects
+
+
+def test_a_cache_that_can_not_be_cleared_holds_up_the_entries_of_what_was_erased_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.policy = Policy(ttl_hours=lambda topic: TTL)
+    rig.journal.append(Gap(topic="a", queue=0, first=5, last=5, reason=f"{ERASED}one"))
+    erased, others = data(rig, "a"), data(rig, "b")
+    rig.clock.advance(TTL * HOUR)
+    assert rig.lifecycle.expire.run()["expired"] == 3
+    rig.clock.advance(24 * HOUR)
+    monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
+    asked: list[list[str]] = []
+
+    def forget(names: Sequence[CommittedName]) -> None:
+        asked.append([name.key for name in names])
+        if len(asked) == 1:
+            raise WorkerFailed("StoreUnavailable", "the tier worker has not answered for 300 s")
+
+    rig.lifecycle.expire._forget = forget
+    assert rig.lifecycle.expire.run()["deleted"] == len(others) == 1
+    assert sorted(rig.journal.catalog.expiring()) == erased
+    assert data(rig, "a") == data(rig, "b") == [], "nobody fetches it any more in any case"
+    assert asked == [erased[:1]], "once for all: each may take minutes"
+    assert caplog.text.count("it is tried again") == 1
+    monkeypatch.undo()
+    assert rig.lifecycle.expire.run()["deleted"] == 2
+    assert asked[1:] == [erased], "all of a batch together"
+    assert rig.journal.catalog.expiring() == {}
+
+
 def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
     rig.hot.put("a", count=2)
     low = rig.hot.next["a", 0] - 2
@@ -149,6 +225,57 @@ def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
     rig.clock.advance(1)
     assert rig.lifecycle.expire.run()["raised"] == 1
     assert rig.hot.minimums["a", 0] == low + 2
+
+
+def test_the_hot_tiers_ttl_looks_at_no_topic_again_of_which_nothing_can_have_expired(tmp_path: Path) -> None:
+    """Each look at a queue is a step of the broker's loop, of 80,000 each minute."""
+    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    looked: list[list[str]] = []
+    aged = rig.hot.aged
+
+    def looking(before: Mapping[str, int]) -> Any:
+        looked.append(sorted(before))
+        return aged(before)
+
+    rig.hot.aged = looking  # type: ignore[method-assign]
+    rig.hot.put("a")
+    rig.clock.advance(HOUR)
+    rig.hot.put("b")
+    rig.lifecycle.expire.run()
+    rig.hot.put("a", queue=1)
+    rig.lifecycle.expire.run()
+    assert looked == [["a", "b"], []]
+    rig.clock.advance((TTL - 1) * HOUR)
+    assert rig.lifecycle.expire.run()["raised"] == 1
+    assert looked[2:] == [["a"]]
+    assert rig.lifecycle.expire.run()["raised"] == 0
+    assert looked[3:] == [["a"]], "what is left of it was not known"
+    rig.clock.advance(HOUR)
+    assert rig.lifecycle.expire.run()["raised"] == 2
+    assert (rig.hot.minimums["b", 0], rig.hot.minimums["a", 1]) == (1, 1)
+    rig.policy = Policy(ttl_hours=lambda topic: 1000)
+    rig.lifecycle.unexpire.run()
+    assert rig.hot.minimums["a", 0] == 0
+    looked.clear()
+    rig.policy = Policy(ttl_hours=lambda topic: TTL)
+    assert rig.lifecycle.expire.run()["raised"] == 3, "what came back is looked at anew"
+    assert looked == [["a", "b"]]
+
+
+def test_the_hot_tiers_ttl_takes_what_comes_after_a_clock_that_was_ahead(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
+    expiry, now = HotExpiry(rig.hot, NoRecord(), lambda: rig.policy), rig.clock.now_ms()
+    rig.hot.put("a")
+    rig.clock.set_wall(now + 3650 * DAY)
+    rig.hot.put("b")
+    assert expiry.hide(rig.clock.now_ms()) == 1
+    assert expiry.hide(rig.clock.now_ms()) == 0, "of what is left, nothing is older than that"
+    rig.clock.set_wall(now)
+    assert expiry.hide(now) == 0
+    rig.hot.put("a")
+    assert expiry.hide(now + TTL * HOUR - 1) == 0
+    assert expiry.hide(now + TTL * HOUR) == 1
+    assert rig.hot.minimums["a", 0] == 2
 
 
 def _begin_again(rig: Rig, topic: str) -> None:

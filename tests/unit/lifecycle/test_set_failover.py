@@ -16,8 +16,9 @@ from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import CheckpointHead, decode_checkpoint
 from neve.archive.journal import Abort, Epoch, Intent, IntentName, NewerFormat, decode_entry
-from neve.archive.keys import journal_key
+from neve.archive.keys import journal_key, pack_key
 from neve.archive.state import BrokerState, read_state
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
 from tests.unit.lifecycle.members import UUID, BrokerSet, Member
@@ -132,7 +133,7 @@ def test_a_late_upload_of_the_old_master_is_adopted_where_it_is_the_same_and_abo
     (names,) = both.catalog.open_intents().values()
     (same, other) = [name for name in names if name.topic == "a"], [name for name in names if name.topic == "b"]
     entry_runs = both.a.hot.entries("a", same[0].start, same[0].end)
-    both.a.worker.encode_upload("memory:", same[0], entry_runs, (), {})
+    both.a.worker.encode_upload(same[0], entry_runs)
     both.store.put(other[0].key, b"of another encoder")
     both.elect(both.b)
     both.b.offload()
@@ -556,3 +557,45 @@ def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet
         both.b.journal.ensure_online()
     assert both.b.journal.catalog.intent_end == 1000
     assert [type(entry) for entry in entries(both)] == [Epoch, Intent, Epoch]
+
+
+def test_checkpoints_of_one_master_after_another_lead_to_the_same_catalog(both: BrokerSet) -> None:
+    """Each refers to what the one before wrote; a new master does not refer to what it has never read."""
+    masters = (both.a, both.b)
+    leads, kept = both.a, set[str]()
+    leads.hot.put("quiet", 0, 1)
+    for turn in range(40):
+        other = both.b if leads is both.a else both.a
+        if turn % 13 == 2:
+            other.start()  # what it knows of packs grows old while it follows
+        leads.journal._checkpoints.period = 4
+        other.journal._checkpoints.period = 1000  # it reads entry by entry
+        leads.hot.put(("a", "b")[turn % 2], 0, 2)
+        other.hot.copy(leads.hot)
+        leads.offload()
+        leads.lifecycle.checkpoint.run()
+        if turn % 3:
+            other.journal.follow()
+        if turn % 13 == 12:
+            other.hot.copy(leads.hot)
+            leads.journal.become_slave()
+            both.elect(other)
+            leads = other
+        kept = {key for key in both.store.objects if key.endswith(".pack")}
+        heads = [decode_checkpoint(data) for key, (data, _) in both.store.objects.items() if key.endswith(".catalog")]
+        named = {
+            pack_key("", "b", *name) for head in heads if isinstance(head, CheckpointHead) for name in head.sizes()
+        }
+        assert named <= kept, "no checkpoint that is kept lacks a pack"
+    assert len(kept) < 12, "what is not named goes"
+    whole = Catalog()
+    for seq, entry in enumerate(entries(both)):
+        whole.apply(seq, entry)  # type: ignore[arg-type]
+    for member in masters:
+        member.journal.follow()
+        assert member.journal.catalog.state("b") == whole.state("b")
+        both.store.fail("*", StoreUnavailable("down"), times=1000)
+        member.start()
+        assert member.journal.catalog.state("b") == whole.state("b"), "by its own copy alone"
+        both.store.faults.clear()
+    assert both.catalog.state("b") == whole.state("b")

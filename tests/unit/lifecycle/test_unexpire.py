@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from infra.locks import Event
+from infra.pace import Pace
+from infra.threads import SystemThreads
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
-from neve.archive.journal import NewerFormat, Topic, Unexpire, decode_entry, encode_entry
+from neve.archive.journal import AnyEntry, Expire, NewerFormat, Topic, Unexpire, decode_entry, encode_entry
 from tests.unit.lifecycle.fakes import Rig
+from tests.waiting import wait_until
 
 HOUR = 3_600_000
 TTL = 48
@@ -52,6 +60,113 @@ def test_what_a_wrong_clock_expired_comes_back(rig: Rig) -> None:
     assert rig.lifecycle.expire.run()["deleted"] == 0, "nothing of it is deleted after the grace"
     rig.offload()
     assert rig.check_tiles("a") == 11
+
+
+def test_what_comes_back_while_others_are_deleted_is_not_deleted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A year's objects take minutes to delete: other jobs have their turn after each batch."""
+    monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
+    rig.clock.advance((TTL + 3) * HOUR)
+    assert rig.lifecycle.expire.run()["expired"] == 3
+    rig.clock.advance(25 * HOUR)
+    rig.policy = Policy()  # it was to be kept, after all
+    delete_many = rig.store.delete_many
+    back = threading.Thread(target=rig.lifecycle.unexpire.run)
+
+    def asked_meanwhile(keys: Sequence[str]) -> None:
+        if not back.ident:
+            back.start()
+            wait_until(lambda: len(rig.lifecycle.turns._line) == 2)  # behind this batch, before the next
+        delete_many(keys)
+
+    monkeypatch.setattr(rig.store, "delete_many", asked_meanwhile)
+    assert rig.lifecycle.expire.run()["deleted"] == 1
+    back.join(10)
+    left = rig.journal.catalog.objects("a")
+    assert len(left) == 2
+    assert all(rig.store.head(name.key) for name in left)
+
+
+def test_an_expiry_of_many_is_written_in_pieces_and_seen_in_one_step(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lifecycle.expire.EXPIRE_BATCH", 2)
+    append, entries, seen = rig.journal.append, list[Expire](), list[int]()
+
+    def watched(entry: AnyEntry, **more: Any) -> int:
+        number = append(entry, **more)
+        if isinstance(entry, Expire):
+            entries.append(entry)
+            seen.append(rig.journal.catalog.recorded_minimum("a", 0))
+        return number
+
+    monkeypatch.setattr(rig.journal, "append", watched)
+    rig.clock.advance((TTL + 3) * HOUR)
+    assert rig.lifecycle.expire.run()["expired"] == 3
+    archived = [entry for entry in entries if entry.keys]
+    assert [len(entry.keys) for entry in archived] == [2, 1]
+    assert seen[: len(archived)] == [9, 9]
+    assert rig.journal.catalog.objects("a") == []
+
+
+def test_after_a_batch_that_ends_with_a_topic_the_next_topic_is_seen_to_go_in_one_step_too(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        rig.hot.put("b", count=2)
+        rig.offload()
+    rig.policy = Policy(ttl_hours=lambda topic: TTL)
+    monkeypatch.setattr("lifecycle.expire.EXPIRE_BATCH", 1)
+    append, seen = rig.journal.append, list[tuple[int, int]]()
+
+    def watched(entry: AnyEntry, **more: Any) -> int:
+        number = append(entry, **more)
+        if isinstance(entry, Expire) and entry.keys:
+            minimums = rig.journal.catalog.recorded_minimum("a", 0), rig.journal.catalog.recorded_minimum("b", 0)
+            seen.append(minimums)
+        return number
+
+    monkeypatch.setattr(rig.journal, "append", watched)
+    rig.clock.advance((TTL + 3) * HOUR)
+    objects = rig.journal.catalog.object_count
+    assert rig.lifecycle.expire.run()["expired"] == objects
+    a = [minimums[0] for minimums in seen]
+    b = [minimums[1] for minimums in seen]
+    assert set(a) == {11}
+    assert set(b) == {0, 6}
+    assert rig.journal.catalog.object_count == 0
+
+
+def test_an_expiry_of_many_takes_a_hundredth_of_the_interpreter_and_holds_nobody_up_while_it_waits(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lifecycle.expire.EXPIRE_BATCH", 1)
+    monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
+    append, waits = rig.journal.append, list[float]()
+
+    def worked(entry: AnyEntry, **more: Any) -> int:
+        rig.clock.worked_s += 0.01
+        return append(entry, **more)
+
+    class Waited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            waits.append(timeout)
+            if len(waits) == 1:
+                assert rig.lifecycle.unexpire.run()["objects"] == 0, "another job has its turn"
+            return False
+
+    class Noting(SystemThreads):
+        def event(self) -> Event:
+            return Waited()
+
+    rig.lifecycle.expire._pace = lambda: Pace(rig.clock, Noting())
+    monkeypatch.setattr(rig.journal, "append", worked)
+    rig.policy = dataclasses.replace(rig.policy, grace_ms=0)
+    rig.clock.advance((TTL + 3) * HOUR)
+    told = rig.lifecycle.expire.run()
+    assert told["expired"] >= 3
+    assert len(waits) >= 2 * 3 - 1
+    assert sum(waits) >= 99 * 0.01 * (len(waits) - 1)
+    rig.lifecycle.expire.run()
+    assert (rig.journal.catalog.objects("a"), rig.journal.catalog.expiring()) == ([], {})
 
 
 def test_a_start_finds_it_back(rig: Rig) -> None:

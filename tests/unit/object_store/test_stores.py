@@ -24,6 +24,7 @@ from infra.object_store.protocol import (
     UnknownOutcome,
     unpaced,
 )
+from infra.object_store.s3 import S3Store
 from tests.doubles.memory_store import MemoryStore
 
 
@@ -51,6 +52,46 @@ def test_what_is_put_is_read_back(store: ObjectStore, tmp_path: Path) -> None:
             call(key)
     with pytest.raises(FileNotFoundError):
         store.get_range(key, 0, 1)
+
+
+def test_many_are_deleted_and_one_of_them_may_be_gone(store: ObjectStore) -> None:
+    keys = [f"day={number % 2}/{number}" for number in range(6)]
+    for key in keys:
+        store.put(key, b"x")
+    store.delete(keys[1])
+    store.delete_many(keys[:5])
+    assert [info.key for info in store.list("")] == [keys[5]]
+
+
+def test_a_directory_store_syncs_a_folder_once_however_many_it_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path / "bucket")
+    keys = [f"day={number % 2}/{number}" for number in range(20)]
+    for key in keys:
+        store.put(key, b"x")
+    syncs: list[int] = []
+    monkeypatch.setattr(os, "fsync", syncs.append)
+    store.delete_many(keys)
+    assert len(syncs) == 2
+    assert list(store.list("")) == []
+
+
+def test_a_bucket_that_deletes_no_thousand_at_once_is_asked_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def delete(_: object, paths: str | list[str]) -> None:
+        asked.append(paths)
+        if isinstance(paths, list) and len(asked) == 1:
+            raise OSError("501 Not Implemented")
+
+    monkeypatch.setattr("obstore.delete", delete)
+    store = S3Store("s3://b", "b", endpoint="http://127.0.0.1:9")
+    store.delete_many(["a", "b"])
+    assert asked == [["a", "b"], "a", "b"]
+    asked[:] = ["a first"]
+    store.delete_many(["c", "d"])
+    assert asked[1:] == [["c", "d"]]
 
 
 def winners_of_a_race(store: ObjectStore, key: str) -> list[int]:

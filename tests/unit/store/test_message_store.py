@@ -238,14 +238,14 @@ def test_eviction_moves_the_minimum(open_store: Open, put: Put) -> None:
     store.after_flush(store.flush())
     kept = store.get("t", 0, 0, 1, 1).buffers[0]
     for segment in store.segments()[:2]:
-        store.evict(segment.base)
+        store.take_out(segment.base)()
     minimum = store.min_offset("t", 0)
     assert minimum > 0
     assert decode_record(store.get("t", 0, minimum, 1, 1).buffers[0]).physical_offset >= store.min_physical_offset
     assert store.get("t", 0, 0, 1, 1).status == "OFFSET_TOO_SMALL"
     assert decode_record(kept).queue_offset == 0  # a reader's view outlives the file
     with pytest.raises(StoreError):
-        store.evict(store.segments()[-1].base)
+        store.take_out(store.segments()[-1].base)
     store.shutdown()
     again = open_store()
     assert (again.min_offset("t", 0), again.max_offset("t", 0)) == (minimum, 200)
@@ -367,6 +367,42 @@ def test_a_topic_may_begin_again_and_none_of_its_old_messages_comes_back(open_st
     assert put(again).queue_offset == 1
 
 
+@pytest.mark.parametrize("kill", [True, False])
+def test_a_deleted_topic_is_forgotten_when_the_log_has_no_record_of_it_and_stays_so(
+    open_store: Open, put: Put, disk: SimDisk, kill: bool
+) -> None:
+    store = open_store()
+    for name in ("t", "u"):
+        for _ in range(5):
+            put(store, name, keys="k")
+    store.delete_topic("t")
+    store.delete_topic("u")
+    store.roll()
+    put(store, "other")
+    store.after_flush(store.flush())
+    store.upkeep()
+    assert store.forget_deleted(["t", "u"]) == 0, "the log has records of them"
+    store.take_out(0)()
+    assert put(store, "u").queue_offset == 5
+    room, disk.capacity = disk.capacity, 0
+    with pytest.raises(DiskFull):
+        store.forget_deleted(["t"])
+    disk.capacity = room
+    assert store.deleted_topics() == ["t", "u"]
+    assert (store.forget_deleted(["t", "u", "other", "none"]), store.deleted_topics()) == (1, ["u"])
+    store.after_flush(store.flush())
+    if kill:
+        disk.kill()
+    else:
+        store.shutdown()
+    again = open_store()
+    assert (again.deleted_topics(), again.gone_below("t")) == (["u"], 0)
+    assert (again.next_offset("t", 0), again.next_offset("u", 0)) == (0, 6)
+    assert put(again, body=b"new").queue_offset == 0
+    assert (bodies(again), again.query("t", "k", 10, 0, 1 << 60)) == ([b"new"], [])
+    assert len(bodies(again, topic="u")) == 1
+
+
 def test_prepared_files_are_used(open_store: Open, put: Put, disk: SimDisk) -> None:
     store = open_store()
     put(store)
@@ -439,7 +475,7 @@ def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
     put(store, body=b"kept")
     store.after_flush(store.flush())
     assert store.checkpointed < store.segments()[0].end
-    store.evict(0)
+    store.take_out(0)()
     again = MessageStore(store.config, disk.power_cut(), clock)
     again.load()
     assert again.min_offset("t", 0) == 1
@@ -468,12 +504,12 @@ def test_on_a_full_disk_the_file_prepared_ahead_makes_room_for_an_eviction(
 
     monkeypatch.setattr(disk, "write_atomic", write_if_there_is_room)
     fill_one()
-    store.evict(0)
+    store.take_out(0)()
     assert len(store.segments()) == 1
     may_give_up = False
     fill_one()
     with pytest.raises(StoreFull):
-        store.evict(store.segments()[0].base)
+        store.take_out(store.segments()[0].base)()
 
 
 class NotWalked(dict[Any, Any]):

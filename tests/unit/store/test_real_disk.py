@@ -86,7 +86,7 @@ def test_a_store_with_its_threads(open_store: Open, put: Put, tmp_path: Path) ->
     store.after_flush(store.flush())
     assert store.max_offset("t", 0) == 2000
     for segment in store.segments()[:3]:
-        store.evict(segment.base)
+        store.take_out(segment.base)()
     store.abandon()  # an unclean stop
     again = open_store(RealDisk(), root=tmp_path)
     assert again.max_offset("t", 0) == 2000

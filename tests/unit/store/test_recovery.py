@@ -239,7 +239,7 @@ def test_without_a_checkpoint_all_is_read_again(open_store: Open, put: Put, disk
     for number in range(200):
         put(store, body=b"x" * 100, queue_id=number % 2)
     flush(store)
-    store.evict(0)
+    store.take_out(0)()
     minimum = store.min_offset("t", 0)
     store.shutdown()
     disk.remove(CHECKPOINT)

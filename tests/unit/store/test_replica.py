@@ -326,7 +326,7 @@ def test_queues_that_a_slaves_log_has_nothing_of_go_on_where_they_do_at_its_mast
             master.put(topic, queue, 10)
     master.store.roll()
     master.store.after_flush(master.store.flush())
-    master.store.evict(0)
+    master.store.take_out(0)()
     master.put("orders", 0, 10)
     slave = open_store(disk, clock, following=True)
     Link(master, slave, 0).run()

@@ -82,7 +82,7 @@ def test_entries_of_evicted_files_are_none(open_store: Open, put: Put) -> None:
     flush(store)
     end = store.max_physical_offset
     assert store.entries("t", 0, end)[0].first_offset == 0
-    store.evict(0)
+    store.take_out(0)()
     held = store.entries("t", 0, end)[0]
     assert held.physical[0] == store.min_physical_offset
     assert held.first_offset == store.min_offset("t", 0)
@@ -95,7 +95,7 @@ def test_a_queue_that_lost_an_old_file_to_eviction_is_synced_at_the_next_checkpo
     for _ in range(14):
         put(store, body=b"x" * 2000)
     store.checkpoint()
-    store.evict(0)
+    store.take_out(0)()
     assert store.min_offset("t", 0) == 7, "the first queue file goes"
     put(store, body=b"x" * 2000)
     assert store._queues.dirty_topics() == {"t"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,100 @@ def test_a_start_that_dies_while_it_ends_a_cut_is_ended_by_the_next(diverged: tu
         else:
             break
     assert calls > 10
+
+
+# -- beside it
+
+
+def with_an_evictable_file(disk: SimDisk, **options: Any) -> tuple[MessageStore, int, Path]:
+    """A slave with two whole files, a place in the last one to cut at, and the first one's path."""
+    master = Master(5)
+    master.deletes = False
+    master.run(300)
+    store = MessageStore(small_config(), disk, ManualClock(), **options)
+    store.load(following=True)
+    Link(master, store, 7).run()
+    store.after_flush(store.flush())
+    store.checkpoint()
+    oldest, *_, newest = store._log.files
+    assert oldest.end < newest.base
+    return store, min(place for place in starts(store, newest.base) if place > newest.base), oldest.path
+
+
+def test_a_file_that_was_to_leave_the_disk_stays_where_a_cut_has_found_it_again(disk: SimDisk) -> None:
+    store, to, path = with_an_evictable_file(disk)
+    (first, *_) = store.segments()
+    remove = store.take_out(first.base)
+    store.truncate(to, epoch=1, floor=to)
+    assert not remove()
+    assert (store.min_physical_offset, disk.exists(path)) == (first.base, True)
+    assert store.record_at(first.base) is not None
+    assert store.take_out(first.base)()
+    assert (store.min_physical_offset, disk.exists(path)) == (first.end, False)
+
+
+class NotedLock:
+    """Says when somebody has to wait for it."""
+
+    def __init__(self, waited_for: threading.Event) -> None:
+        self._lock, self._waited_for = threading.Lock(), waited_for
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        self._waited_for.set()
+        return self._lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@pytest.mark.parametrize("call", ["rename", "remove"])
+def test_a_cut_waits_for_a_file_that_is_leaving_the_disk(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Else it opens what is being removed, or lists it, and the store takes nothing any more."""
+    cut_waits, is_leaving, may_leave = threading.Event(), threading.Event(), threading.Event()
+    store, to, path = with_an_evictable_file(disk, new_lock=lambda: NotedLock(cut_waits))
+    change = getattr(disk, call)
+
+    def held(place: Path, *rest: Path) -> None:
+        if place.name.startswith(path.name) and threading.current_thread() is leaving:
+            is_leaving.set()
+            assert may_leave.wait(30)
+        change(place, *rest)
+
+    monkeypatch.setattr(disk, call, held)
+    first, second, *_ = store.segments()
+    leaving = threading.Thread(target=store.take_out(first.base))
+    leaving.start()
+    assert is_leaving.wait(30)
+    cut_waits.clear()
+
+    def let_it_go() -> None:
+        assert cut_waits.wait(30)
+        may_leave.set()
+
+    letting = threading.Thread(target=let_it_go)
+    letting.start()
+    try:
+        store.truncate(to, epoch=1, floor=to)
+        assert may_leave.is_set(), "it has waited"
+    finally:
+        cut_waits.set()
+        letting.join()
+        leaving.join()
+    assert (store.min_physical_offset, store.max_physical_offset) == (second.base, to)
+    assert all(disk.exists(file.path) for file in store._log.files)
 
 
 # -- what is not cut

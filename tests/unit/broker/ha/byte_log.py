@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from broker.store.described import Append
 from broker.store.errors import LogMismatch
 
 END = b"\xff"
@@ -70,7 +71,14 @@ class ByteLog:
         low = self.min_physical_offset
         return start, memoryview(bytes(self.data))[start - low : stop - low]
 
-    def append_replica(self, data: bytes | memoryview, at: int) -> None:
+    def describe_appends(self, wanted: bool) -> None:
+        """Nothing is known of its records beside their bytes."""
+
+    def described_append(self, start: int) -> Append | None:
+        return None
+
+    def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
+        assert not description
         if not self.data and self._next < 0:
             self.min_physical_offset = at
         if at == self.max_physical_offset:

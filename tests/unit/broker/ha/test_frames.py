@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from broker.ha import frames
 from broker.ha.frames import (
@@ -21,6 +22,7 @@ from broker.ha.frames import (
     SlaveHandshake,
     Transfer,
     encode_ack,
+    encode_described_head,
     encode_hello,
     encode_master_handshake,
     encode_refusal,
@@ -58,6 +60,10 @@ FROM_MASTER = [
     (encode_transfer_head(0, 900, 4, 700, 880), Transfer(900, 4, 700, 880, memoryview(b""))),
     (encode_transfer_head(3, 900, 4, 700, 880) + b"abc", Transfer(900, 4, 700, 880, memoryview(b"abc"))),
     (encode_transfer_head(9000, 0, 1, 0, 0) + bytes(9000), Transfer(0, 1, 0, 0, memoryview(bytes(9000)))),
+    (
+        encode_described_head(3, 900, 4, 700, 880, b"told") + b"abc",
+        Transfer(900, 4, 700, 880, memoryview(b"abc"), memoryview(b"told")),
+    ),
 ]
 
 
@@ -79,16 +85,16 @@ def test_the_first_four_bytes_tell_a_neve_member_from_a_stock_one() -> None:
     first = {struct.unpack_from(">i", data)[0] for data in (encode_hello(HELLO), encode_refusal(Refusal("x")))}
     assert first.isdisjoint(ordinals)
     assert struct.unpack_from(">i", encode_ack(5, 5))[0] not in ordinals
+    assert struct.unpack_from(">i", encode_described_head(1, 0, 1, 0, 0, b"x"))[0] not in ordinals
     assert encode_hello(HELLO)[:4] == b"nevH"
 
 
 def detached(frame: object) -> object:
     """A body is a view of the reader's buffer."""
-    return (
-        Transfer(frame.offset, frame.epoch, frame.epoch_start, frame.confirm, memoryview(bytes(frame.body)))
-        if isinstance(frame, Transfer)
-        else frame
-    )
+    if not isinstance(frame, Transfer):
+        return frame
+    described = None if frame.description is None else memoryview(bytes(frame.description))
+    return replace(frame, body=memoryview(bytes(frame.body)), description=described)
 
 
 def readers() -> list[tuple[Callable[[], SlaveFrames | MasterFrames], list[tuple[bytes, object]]]]:
@@ -233,10 +239,10 @@ def test_a_hello_whose_fields_can_not_be_is_refused(change: dict[str, object]) -
 
 
 def test_a_hello_of_a_later_format_is_read_with_what_it_has_besides() -> None:
-    body = msgspec.json.encode(msgspec.to_builtins(HELLO) | {"format": 2, "news": [1, 2]})
+    body = msgspec.json.encode(msgspec.to_builtins(HELLO) | {"format": 3, "news": [1, 2]})
     (hello,) = SlaveFrames().receive_data(frames._encode_letters(frames.HELLO, body))
     assert isinstance(hello, Hello)
-    assert hello.format == 2
+    assert hello.format == 3
 
 
 def test_a_report_that_comes_alone_is_the_one_that_any_reader_would_read() -> None:
@@ -271,3 +277,10 @@ def test_the_rest_of_a_frame_is_no_report_of_its_own(cut: int) -> None:
     rest = report[cut:] + report[:cut]
     assert reader.only_report(rest) is None
     assert list(reader.receive_data(rest)) == [Ack(70, 30)]
+
+
+@pytest.mark.parametrize(("size", "described"), [(5, 0), (5, -1), (5, 5), (5, 9), (0, 1)])
+def test_a_description_that_leaves_no_bytes_or_is_none_is_refused(size: int, described: int) -> None:
+    head = struct.pack(">iiqiqqi", frames.DESCRIBED, size, 0, 1, 0, 0, described)
+    with pytest.raises(ProtocolError, match="with their description"):
+        list(MasterFrames().receive_data(head + bytes(size)))

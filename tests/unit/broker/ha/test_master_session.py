@@ -123,7 +123,7 @@ def test_a_slave_is_greeted_shaken_hands_with_and_streamed_to() -> None:
         ({"broker_set": "x"}, "another-broker-set"),
         ({"member_id": A}, "no-member"),
         ({"member_id": 9}, "no-member"),
-        ({"format": 3}, "another-format"),
+        ({"format": 4}, "another-format"),
         ({"mapped_file_size_commit_log": 1 << 30}, "unequal-file-size"),
         ({"message_delay_level": "1s"}, "unequal-delay-levels"),
         ({"master_epoch": 2}, "another-master-epoch"),

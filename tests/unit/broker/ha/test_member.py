@@ -33,6 +33,7 @@ from broker.ha.member_events import (
     HandOver,
     Heartbeat,
     Life,
+    MasterSettled,
     MetadataSynced,
     NextBrokerId,
     NotRegistered,
@@ -453,6 +454,37 @@ def test_a_registered_member_tells_and_asks_regularly_and_not_more(build: object
     assert kinds.count(Register) == 2
 
 
+# ---- a set that exists, and is not found
+
+EXISTS = msgspec.structs.replace(SYNC, set_exists=True)
+
+
+def test_who_has_nothing_of_a_set_that_exists_never_asks_to_be_its_first_master() -> None:
+    """The register was lost, and those who have the set's log are away."""
+    member = _member(EXISTS)
+    kinds = _kinds(member.happens(Registered(_view(None, 0, 0)), 0.0))
+    kinds += [kind for step in range(1, 41) for kind in _kinds(member.happens(Tick(0), step / 4))]
+    assert Elect not in kinds and kinds.count(AskReplicaInfo) == 10
+    assert member.is_to_join
+    assert Follow in _kinds(member.happens(Seen(_view(2, 3, 4, 2)), 11.0))
+    assert not member.is_to_join
+
+
+def test_an_operator_makes_it_the_first_master_all_the_same() -> None:
+    member = _member(EXISTS)
+    member.happens(Registered(_view(None, 0, 0)), 0.0)
+    member.happens(Seen(_view(1, 1, 1, 1)), 0.5)
+    assert member.state is State.TURNING_MASTER
+
+
+def test_who_has_its_log_asks_as_ever() -> None:
+    member = _member(EXISTS, Saved(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
+    assert Elect in _kinds(member.happens(Registered(_view(None, 4, 3, 1, 2)), 0.0))
+    former = _member(EXISTS, Saved(broker_id=1, master_epoch=3, sync_state_set_epoch=3, sync_state_set=(1, 2)))
+    former.happens(Registered(_view(None, 0, 0)), 0.0)
+    assert Elect in _kinds(former.happens(Tick(END), 2.0)), "the controller says why it elects nobody"
+
+
 # ---- what a master's archive may have
 
 
@@ -465,8 +497,15 @@ def _turning_master(member: Member, view: View) -> Saved:
     return saved.saved
 
 
-def test_who_was_in_sync_and_is_elected_next_has_all_that_is_archived() -> None:
-    member = _slave()
+def _settled(member: Member) -> Member:
+    """It has its master's word that the archive is settled."""
+    written = _only(Save, member.happens(MasterSettled(member.role.master_epoch), 0.5))
+    assert isinstance(written, Save) and not written.saved.may_lack_archived
+    return member
+
+
+def test_who_was_in_sync_with_a_master_that_had_settled_has_all_that_is_archived() -> None:
+    member = _settled(_slave())
     assert not _turning_master(member, _view(1, 2, 2, 1)).may_lack_archived
 
 
@@ -478,7 +517,7 @@ def test_who_was_in_sync_and_is_elected_next_has_all_that_is_archived() -> None:
     ],
 )
 def test_who_is_elected_from_a_set_that_it_had_not_seen_may_lack_what_is_archived(elected: View, why: str) -> None:
-    assert _turning_master(_slave(), elected).may_lack_archived, why
+    assert _turning_master(_settled(_slave()), elected).may_lack_archived, why
 
 
 def test_who_is_elected_while_it_begins_to_follow_is_in_sync_by_that_election_alone() -> None:
@@ -518,15 +557,44 @@ def test_who_is_elected_at_its_next_start_has_what_is_archived_though_it_did_not
 
 
 def test_a_reign_that_ended_is_no_election_of_another() -> None:
-    member = _slave()
-    member.happens(Seen(_view(None, 2, 1, 1, 2)), 0.5)
+    member = _settled(_slave())
+    member.happens(Seen(_view(None, 2, 1, 1, 2)), 0.6)
     assert not _turning_master(member, _view(1, 3, 2, 1)).may_lack_archived
 
 
-def test_whom_a_master_has_taken_in_has_what_is_archived() -> None:
+def test_whom_a_master_has_taken_in_has_what_is_archived_once_its_log_says_that_the_master_has() -> None:
     member = _member(saved=Saved(broker_id=1, may_lack_archived=True))
     member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
-    assert member.may_lack_archived
     member.happens(RoleTaken(7, END), 0.1)
-    written = _only(Save, member.happens(Seen(_view(2, 7, 8, 1, 2)), 0.2))
-    assert isinstance(written, Save) and not written.saved.may_lack_archived
+    member.happens(Seen(_view(2, 7, 8, 1, 2)), 0.2)
+    assert member.may_lack_archived, "that master may wait for its archive still"
+    assert member.happens(MasterSettled(6), 0.3) == [], "of another reign"
+    _settled(member)
+    assert member.happens(MasterSettled(7), 0.6) == [], "said again"
+
+
+def test_who_hears_that_its_master_has_settled_before_it_is_taken_in_has_what_is_archived_when_it_is() -> None:
+    member = _member(saved=Saved(broker_id=1, may_lack_archived=True))
+    member.happens(Registered(_view(2, 7, 7, 2)), 0.0)
+    member.happens(RoleTaken(7, END), 0.1)
+    written = _only(Save, member.happens(MasterSettled(7), 0.2))
+    assert isinstance(written, Save) and written.saved.may_lack_archived, "not in sync it may lack anything"
+    again = _member(saved=written.saved)
+    again.happens(Registered(_view(2, 7, 8, 1, 2)), 0.0)
+    assert not again.may_lack_archived, "it is known in the next life"
+
+
+def test_who_is_elected_before_its_master_has_settled_may_lack_what_is_archived() -> None:
+    """However long it was in sync."""
+    member = _slave()
+    member.happens(Seen(_view(2, 1, 2, 1, 2, 3)), 0.5)
+    assert _turning_master(member, _view(1, 2, 3, 1)).may_lack_archived
+
+
+def test_what_a_former_master_settled_says_nothing_of_the_next() -> None:
+    """That one may have been elected without what is archived, and what its slave had may have been cut."""
+    member = _settled(_slave(AVAILABLE))
+    member.happens(Seen(_view(3, 2, 2, 3)), 0.6)
+    member.happens(RoleTaken(2, END), 0.7)
+    member.happens(Seen(_view(3, 2, 3, 1, 3)), 0.8)
+    assert _turning_master(member, _view(1, 3, 4, 1)).may_lack_archived

@@ -18,11 +18,20 @@ from msgspec.structs import replace
 from broker.ha import ha_service, master_session
 from broker.ha.confirm import Confirm, ConfirmRules, Replication, SyncStateSet
 from broker.ha.epoch_file import EpochFile
-from broker.ha.frames import Hello, SlaveHandshake, encode_ack, encode_hello, encode_slave_handshake
+from broker.ha.frames import (
+    DESCRIBES_FROM,
+    FORMAT,
+    Hello,
+    SlaveHandshake,
+    encode_ack,
+    encode_hello,
+    encode_slave_handshake,
+)
 from broker.ha.ha_client import CutRefused, HaClient, Target
 from broker.ha.ha_service import HaService, Leadership
 from broker.ha.master_session import StreamRules
 from broker.store.errors import StoreFull, TruncationRefused
+from broker.store.log_end import LogEnd
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock, SystemClock
 from infra.tls import ServerTls, client_context, server_tls
@@ -278,9 +287,9 @@ def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(mon
         reports: list[int] = []
         append, reported = MessageStore.append_replica, Confirm.reported
 
-        def append_replica(store: MessageStore, data: bytes, at: int) -> None:
+        def append_replica(store: MessageStore, data: bytes, at: int, description: bytes) -> None:
             tasks.append(asyncio.current_task())
-            append(store, data, at)
+            append(store, data, at, description)
 
         def report(confirm: Confirm, member: int, connection: object, end: int, now: float, *, synced: int) -> bool:
             reports.append(end)
@@ -299,6 +308,46 @@ def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(mon
                 await until(lambda: master.confirmed_to == master.store.max_physical_offset)
             assert set(tasks) == {None}
             assert len(set(reports)) <= len(tasks) < 200, "not one for each record"
+        await master.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("slaves_format", "told"), [(FORMAT, True), (DESCRIBES_FROM - 1, False)])
+def test_what_is_appended_together_is_told_to_a_slave_that_takes_it(
+    monkeypatch: pytest.MonkeyPatch, slaves_format: int, told: bool
+) -> None:
+    """Its records are not looked at; a slave of an older format gets what it knows."""
+
+    async def main() -> None:
+        master, slave = Member(A, commit_log_file_size=1 << 20), Member(B, commit_log_file_size=1 << 20)
+        stored: list[bool] = []
+        write = LogEnd.write
+
+        def written(end: LogEnd, records: bytes, marks: list[int] | bytes) -> None:
+            stored.append(isinstance(marks, bytes))
+            write(end, records, marks)
+
+        monkeypatch.setattr(LogEnd, "write", written)
+        await master.lead(1, B)
+        async with slave.follows(master, 1, slave.client(hello(B, format=slaves_format, master_epoch=1))):
+            master.put(1)
+            await until(lambda: slave.has_all_of(master))
+            for count in (40, 3, 64):
+                queues = [master.store.queue_for("batch", queue) for queue in range(2)]
+                sends = [
+                    (queues[number % 2], bytes(100), b"", 0, f"k{number}", 0, 0, 1, 0, 0) for number in range(count)
+                ]
+                for _ in range(3):
+                    assert len(master.store.append(sends, ("10.1.2.3", 4), 1)) == count
+                    master.ha.appended()
+                await until(lambda: slave.has_all_of(master))
+            assert_same(slave.store, master.store)
+        assert any(stored) is told
+        assert not told or sum(stored) > 3
+        await until(lambda: not master.ha.slaves)
+        assert master.store.described_append(0) is None
+        assert not master.store._described.is_wanted, "nobody is there who takes it"
         await master.stop()
 
     run(main())
@@ -427,14 +476,14 @@ def test_a_slave_that_ends_in_the_middle_of_a_record_gets_it_whole_afterwards(
         whole = master.store.max_physical_offset
         middle, append = asyncio.Event(), slave.store.append_replica
 
-        def append_until_the_middle(data: bytes | memoryview, at: int) -> None:
+        def append_until_the_middle(data: bytes | memoryview, at: int, _description: bytes | memoryview = b"") -> None:
             end = whole - 6_000
             append(memoryview(data)[: end - at], at)
             if at + len(data) > end:
                 middle.set()
                 raise StoreFull("the process ends here")
 
-        slave.store.append_replica = append_until_the_middle  # type: ignore[method-assign]
+        slave.store.append_replica = append_until_the_middle  # type: ignore[method-assign,assignment]
         async with slave.follows(master, 1):
             await middle.wait()
         assert 0 < slave.store.max_physical_offset < whole
@@ -502,9 +551,9 @@ def test_the_bytes_of_a_new_master_bear_its_epoch_and_a_slave_keeps_that() -> No
         third = Member(C)
         append, known = third.store.append_replica, list[tuple[tuple[int, int], ...]]()
 
-        def append_and_look(data: bytes | memoryview, at: int) -> None:
+        def append_and_look(data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
             known.append(third.epoch_file.load().entries())
-            append(data, at)
+            append(data, at, description)
 
         third.store.append_replica = append_and_look  # type: ignore[method-assign]
         async with third.follows(second, 2, third.client(hello(C, master_epoch=2))):
@@ -626,9 +675,9 @@ def test_a_forgotten_epoch_is_forgotten_on_the_disk_before_its_place_is_written_
 
         append = slave.store.append_replica
 
-        def append_and_look(data: bytes | memoryview, at: int) -> None:
+        def append_and_look(data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
             assert (2, end) not in slave.epoch_file.load().entries()
-            append(data, at)
+            append(data, at, description)
 
         slave.epoch_file.save = fail_at_first  # type: ignore[method-assign]
         slave.store.append_replica = append_and_look  # type: ignore[method-assign]

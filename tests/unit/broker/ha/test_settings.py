@@ -65,6 +65,7 @@ def test_several_controllers_are_told_apart() -> None:
         (("replication=sync",), "without controllerAddr"),
         (("replication=sync", "controllerAddr=here"), "not host:port"),
         (("apacheMembers=true",), "nothing is replicated"),
+        (("brokerSetExists=true",), "nothing is replicated"),
         (("replication=sync", "controllerAddr=c:9878", "apacheMembers=true", "storeUrl=dir:/tmp/a"), "archived"),
         (("replication=sync", "controllerAddr=c:9878", "apacheMembers=true", "tlsServerMode=enforcing"), "as it is"),
         (("replication=sync", "controllerAddr=c:9878", "apacheMembers=true", "authenticationEnabled=true"), "proof"),

@@ -20,6 +20,7 @@ from broker.ha.frames import (
     encode_slave_handshake,
     encode_transfer_head,
 )
+from broker.ha.greeting import Reason
 from broker.ha.member import MemberRules
 from broker.ha.slave_session import (
     HEARTBEAT_S,
@@ -126,7 +127,7 @@ def test_a_stock_master_hears_nothing_that_it_does_not_know() -> None:
         ({"cluster": "staging"}, "another-cluster"),
         ({"broker_set": "x"}, "another-broker-set"),
         ({"member_id": B}, "no-member"),
-        ({"format": 3}, "another-format"),
+        ({"format": 4}, "another-format"),
         ({"mapped_file_size_commit_log": 1 << 30}, "unequal-file-size"),
         ({"message_delay_level": "1s"}, "unequal-delay-levels"),
     ],
@@ -197,6 +198,16 @@ def test_a_former_masters_own_bytes_are_cut_before_anything_is_asked_for() -> No
     assert made.attached(66, 0.0) == [Send(encode_ack(66, 66))]
     actions = plain(made.receive_data(t2(66, b"xxxx", epoch=2, start=50) + t2(70, b"y", start=70), 0.0))
     assert actions == [Append(66, b"xxxx"), TakeEpochs(((3, 70),)), Append(70, b"y")]
+
+
+def test_below_what_was_cut_a_confirm_of_the_new_master_is_heard() -> None:
+    """An `async` master's was its own end: else its log would show nothing new before it is as long again."""
+    made = greeted(Local(0, 100, ((1, 0), (2, 50)), 100, 2))
+    assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Cut(70)]
+    assert made.parted(66, ((1, 0), (2, 50))) == [Attached(3)]
+    made.attached(66, 0.0)
+    made.receive_data(t2(66, b"xxxx", epoch=2, start=50, confirm=68), 0.0)
+    assert Confirmed(68) in made.stored(70, 70, 0.0)
 
 
 def test_an_epoch_without_bytes_that_the_master_does_not_know_is_forgotten() -> None:
@@ -306,6 +317,51 @@ def test_a_stock_masters_bytes_join_exactly() -> None:
     made.attached(0, 0.0)
     made.receive_data(t2(0, b"ab"), 0.0)
     assert "broke the protocol" in why(made.receive_data(t2(3, b"cd"), 0.0))
+
+
+HERE = Local(0, 40, ((3, 0),), 0, 3)
+RECORD = bytes(range(30, 40))
+
+
+def asking_again(record: tuple[int, bytes] | None = (30, RECORD), local: Local = HERE) -> SlaveSession:
+    """Of a stock master, in whose epoch all that is here was written."""
+    made = SlaveSession(local, member_id=B, master_epoch=3, hello=None, last_record=lambda end: record)
+    made.start(0.0)
+    assert made.receive_data(encode_master_handshake(90, [(3, 0)]), 0.0) == [Attached(3)]
+    return made
+
+
+def test_a_stock_masters_last_record_has_to_be_the_own_one_before_more_of_it_is_taken() -> None:
+    made = asking_again()
+    assert made.attached(40, 0.0) == [Send(encode_ack(30))]
+    assert made.stored(40, 40, 0.0) == [], "nothing that is here is acknowledged before"
+    assert made.receive_data(t2(30, b"", confirm=40), 0.0) == [], "nor confirmed"
+    assert made.receive_data(t2(30, RECORD[:4], confirm=40), 0.0) == []
+    actions = made.receive_data(t2(34, RECORD[4:] + b"new", confirm=42), 0.0)
+    assert plain(actions) == [Send(encode_ack(40)), Append(40, b"new"), Confirmed(40)]
+    assert made.stored(43, 43, 0.0) == [Send(encode_ack(43)), Confirmed(42)]
+
+
+def test_a_stock_master_that_has_gone_on_over_what_is_here_is_not_followed() -> None:
+    """A power cut took its tail, and it was back in its epoch before anybody noticed."""
+    for first in (RECORD[:4], b""):
+        made = asking_again()
+        made.attached(40, 0.0)
+        if first:
+            made.receive_data(t2(30, first), 0.0)
+        (end,) = made.receive_data(t2(30 + len(first), bytes(60), confirm=80), 0.0)
+        assert isinstance(end, End) and end.refusal is not None
+        assert (end.refusal.reason, "below 40" in end.why) == (Reason.MISMATCH.value, True)
+        assert made.is_ended
+
+
+@pytest.mark.parametrize("record", [None, (30, RECORD[:6])], ids=["none is here", "its file has ended"])
+def test_where_a_stock_master_may_have_nothing_to_compare_it_is_asked_for_what_comes_next(
+    record: tuple[int, bytes] | None,
+) -> None:
+    made = asking_again(record)
+    assert made.attached(40, 0.0) == [Send(encode_ack(40))]
+    assert plain(made.receive_data(t2(40, b"new"), 0.0)) == [Append(40, b"new")]
 
 
 @pytest.mark.parametrize("frame", [t2(40, b"x", epoch=1, start=0), t2(40, b"x", epoch=4, start=20)])

@@ -24,6 +24,7 @@ from broker.pop.assignment import RequestModes
 from broker.pop.pop_book import PopBook, revive_log
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
+from broker.tables.changes import QueuesRaised
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -59,6 +60,8 @@ class Member:
         self.store = store = MessageStore(config, disk, clock)
         store.load()
         self._records: list[MessageRecord] = []
+        self.settled: list[int] = []  # the epochs of masters of which it heard so in this life
+        self.lost: list[list[int | None]] = []  # how far files said that they hold the log, when it had less
         disk.make_dirs(CONFIG)
         self.writer = LogWriter(store)
         self.journal = journal = MetadataJournal(store, self.writer, clock)
@@ -88,6 +91,8 @@ class Member:
             users=FollowedUsers(self.users, journal, log_uuid),
             delays=self.schedule,
             pops=self.pops,
+            on_settled=self.settled.append,
+            on_lost=lambda: self.lost.append([table.file.log_offset for table in (self.topics, self.groups)]),
         )
         for manager, path in ((self.topics, CONFIG / "topics.json"), (self.groups, CONFIG / "groups.json")):
             if not disk.exists(path):
@@ -148,6 +153,13 @@ class Member:
     def delete_group(self, group: str, *, with_offsets: bool) -> None:
         drive(self._group_deletion.delete(group, with_offsets=with_offsets))
 
+    def raise_queue(self, topic: str, queue: int, by: int) -> None:
+        """As a master does that goes on above its archive."""
+        store = self.store
+        store.raise_queues({topic: {queue: store.next_offset(topic, queue) + by}})
+        self.journal.record(QueuesRaised(queues={topic: {queue: store.next_offset(topic, queue)}}))
+        store.save_queue_state()
+
     def change_users(self, edit: Callable[[Tables], None]) -> None:
         asyncio.run(self.users.change(edit))
 
@@ -181,9 +193,9 @@ class Member:
             born_timestamp=record.born_timestamp, born_host=parse_host(record.born_host),
         )  # fmt: skip
         assert stored.queue_offset == record.queue_offset, f"{record.topic}/{record.queue_id}"
-        if follows and record.topic == METADATA_LOG and b'"topic gone"' in record.body:
-            # A queue that begins again does so behind it. A power cut that took it and left the queues away would have
-            # its old records sent again, and a put can't give them their old offsets.
+        if follows and record.topic == METADATA_LOG and (b'"topic gone"' in record.body or b'"raised"' in record.body):
+            # A queue that begins again, or goes on higher, does so behind it. A power cut that took it and left the
+            # queues away would have old records sent again, and a put can't give them their old offsets.
             self.sync()
             self.metadata.catch_up()
 

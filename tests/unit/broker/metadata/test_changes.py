@@ -8,6 +8,7 @@ import pytest
 
 from broker.tables.changes import (
     KINDS,
+    ArchiveSettled,
     Change,
     DelayPositions,
     GroupForbidden,
@@ -18,6 +19,7 @@ from broker.tables.changes import (
     OffsetsReset,
     PoliciesGone,
     PoliciesPut,
+    QueuesRaised,
     TopicGone,
     TopicPut,
     UnreadableChange,
@@ -43,6 +45,8 @@ EACH: list[Change] = [
     PoliciesPut(subject="User:u", policies=[POLICY]),
     PoliciesGone(subject="User:u"),
     DelayPositions(offsets={1: 5, 18: 6}),
+    QueuesRaised(queues={"t": {0: 7}}),
+    ArchiveSettled(epoch=3),
 ]
 
 

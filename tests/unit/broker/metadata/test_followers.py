@@ -60,6 +60,11 @@ class Story:
     def delete_topic(self, master: Member) -> None:
         master.delete_topic(self.topic)
 
+    def raise_queue(self, master: Member) -> None:
+        topic = self.topic
+        master.topics.create_plain(topic, 2)
+        master.raise_queue(topic, self.dice.randrange(2), self.dice.randrange(1, 40))
+
     def put_group(self, master: Member) -> None:
         tries = self.dice.randrange(20)
         master.groups.update(SubscriptionGroupConfig(group_name=self.group, retry_max_times=tries))
@@ -77,7 +82,11 @@ class Story:
         master.modes.set(self.topic, self.group, "POP", self.dice.randrange(4))
 
     def reset(self, master: Member) -> None:
-        master.offsets.reset_all(self.group, self.topic, {0: self.dice.randrange(9), 1: self.dice.randrange(9)})
+        topic = self.topic
+        ends = [master.store.max_offset(topic, queue) for queue in (0, 1)]  # no group stands above them
+        master.offsets.reset_all(
+            self.group, topic, {queue: min(self.dice.randrange(9), end) for queue, end in enumerate(ends)}
+        )
 
     def copy(self, master: Member) -> None:
         master.offsets.clone(self.group, self.group, self.topic)
@@ -110,7 +119,7 @@ class Story:
 
     _steps: tuple[Callable[[Story, Member], None], ...] = (
         put_topic, send, send, send, send_delayed, deliver, delete_topic, put_group, find_group, delete_group, forbid,
-        set_mode, reset, copy, change_users, save, kill,
+        set_mode, reset, copy, change_users, save, kill, raise_queue,
     )  # fmt: skip
 
 
@@ -144,11 +153,18 @@ class Slave:
 
 
 def alike(member: Member) -> dict[str, object]:
-    """Without what consumers are still to be told: a crash forgets it, on a master as well."""
-    return {name: part for name, part in member.tables().items() if name != "resets"}
+    """Without what consumers are still to be told: a crash forgets it, on a master as well. And without the ends of
+    queues that had nothing: a power cut may leave such a queue behind.
+    """
+    tables = {name: part for name, part in member.tables().items() if name != "resets"}
+    ended = {
+        topic: {queue: end for queue, end in queues.items() if end}
+        for topic, queues in member.store.deleted_below().items()
+    }
+    return tables | {"ended": {topic: queues for topic, queues in ended.items() if queues}}
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_slave_that_hears_the_log_ends_as_its_master_whatever_happens_to_it(seed: int, tmp_path: Path) -> None:
     clock = ManualClock(1_700_000_000_000)
     story = Story(seed, clock)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from access.model import User
@@ -16,9 +17,9 @@ from broker.metadata.metadata_log import ImageNeeded
 from broker.pop.pop_log import PopCheckPoint
 from broker.store.errors import StoreNotWritable
 from broker.store.message_store import MessageStore
-from broker.tables.changes import CHANGES, UnreadableChange
+from broker.tables.changes import CHANGES, SETTLED, ArchiveSettled, QueuesRaised, UnreadableChange
 from broker.tables.state_file import _BEHIND
-from broker.tables.subscription_group_manager import SYSTEM_GROUPS, SubscriptionGroupConfig
+from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
 from infra.disk import DiskFull
@@ -26,7 +27,7 @@ from infra.in_steps import at_once
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode
-from neve.remoting.names import METADATA_LOG
+from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 from tests.simulation.process import Killed, drive
 from tests.unit.broker.metadata.members import CONFIG, DELAY_MS, Member
 
@@ -310,6 +311,53 @@ def test_a_change_that_cannot_be_applied_is_not_passed(member: Member) -> None:
     assert member.journal.position == at
 
 
+def test_tables_that_hold_changes_which_are_cut_off_the_log_follow_it_only_once_they_are_read_anew(
+    member: Member,
+) -> None:
+    """What comes in the places of those changes would be passed over."""
+    shared = member.store.max_physical_offset
+    member.topics.create_plain("cut", 1)
+    member.topics.create_plain("cut too", 1)
+    member.store.follow()
+    member.store.truncate(shared, epoch=1, floor=shared)
+    with pytest.raises(ImageNeeded, match="the tables have changes up to"):
+        member.metadata.catch_up()
+    member.metadata.reload()
+    assert member.metadata.catch_up() == 0
+    assert member.journal.position == member.store.next_offset(METADATA_LOG, CHANGES)
+    assert set(member.topics.topics) == {"t"}
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_whose_files_hold_what_is_cut_off_the_log_is_told_before_they_say_so_no_more(
+    member: Member, saved: bool
+) -> None:
+    """The log does not say what a table was before: only an image does."""
+    shared, position = member.store.max_physical_offset, member.journal.position
+    member.topics.create_plain("cut", 1)
+    if saved:
+        member.save()
+        drive(member.topics.file.save())
+    member.store.follow()
+    member.metadata.reload()
+    assert member.lost == [], "nothing is cut yet"
+    member.store.truncate(shared, epoch=1, floor=shared)
+    member.metadata.reload()
+    assert [offsets[0] for offsets in member.lost] == ([position + 1] if saved else [])
+    assert ("cut" in member.topics.topics) is saved
+    member.metadata.reload()
+    assert len(member.lost) == saved, "it is kept by who was told"
+
+
+def test_what_the_log_has_and_readers_do_not_see_yet_is_not_lost(member: Member) -> None:
+    member.store.join_set(member.store.max_physical_offset)
+    member.topics.create_plain("t2", 1)
+    drive(member.topics.file.save())
+    assert member.store.max_offset(METADATA_LOG, CHANGES) < member.topics.file.log_offset  # type: ignore[operator]
+    member.metadata.reload()
+    assert member.lost == []
+
+
 def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: Member, tmp_path: Path) -> None:
     young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
     young.store.create_queue_at(METADATA_LOG, CHANGES, 3)
@@ -357,6 +405,247 @@ def test_a_deletion_that_an_image_has_passed_takes_the_queues_of_the_one_who_ins
     assert bodies(slave, "t") == bodies(member, "t") == [b"new"]
 
 
+@pytest.mark.parametrize("by_image", [False, True])
+def test_a_queue_that_its_master_raised_goes_on_there_at_a_slave_also_after_a_start(
+    member: Member, tmp_path: Path, by_image: bool
+) -> None:
+    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    member.raise_queue("t", 0, 7)
+    member.raise_queue("t", 1, 3)
+    member.put("other")
+    for record in member.records():
+        slave.hear(record, follows=False)
+    assert slave.store.next_offset("t", 0) == 5, "confirmed, and not followed yet"
+    if by_image:
+        slave.metadata.install(member.metadata.image())
+    else:
+        slave.metadata.catch_up()
+    for _ in range(2):
+        assert [slave.store.next_offset("t", queue) for queue in (0, 1)] == [12, 3]
+        assert [slave.store.min_offset("t", queue) for queue in (0, 1)] == [12, 3], "below is the archive's"
+        slave.power_cut()
+    assert (member.put("t"), slave.put("t")) == (12, 12)
+
+
+@pytest.mark.parametrize("by_image", [False, True])
+@pytest.mark.parametrize("dies", ["kill", "power_cut"])
+def test_a_queue_that_its_master_raised_goes_on_there_through_a_followers_crash(
+    member: Member, tmp_path: Path, dies: str, by_image: bool
+) -> None:
+    """Who leads after it gives none of the offsets again that its master passed over, and shows what is below not."""
+    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    member.raise_queue("t", 0, 7)
+    for record in member.records():
+        slave.hear(record, follows=False)
+    slave.sync()
+    slave.metadata.catch_up()
+    slave.store.follow()
+    if by_image:  # its tables' files stand above the record from then on
+        slave.metadata.install(member.metadata.image())
+    for _ in range(2):
+        getattr(slave, dies)()
+        assert (slave.store.next_offset("t", 0), slave.store.min_offset("t", 0)) == (12, 12)
+        slave.store.follow()
+    slave.store.lead()
+    assert slave.put("t") == 12
+
+
+@pytest.mark.parametrize("who", ["its master", "a slave"])
+@pytest.mark.parametrize("above", [True, False])
+def test_a_cut_lowers_a_raised_queue_where_it_takes_the_record_that_raised_it_and_nowhere_else(
+    member: Member, tmp_path: Path, who: str, above: bool
+) -> None:
+    before = member.store.max_physical_offset
+    member.raise_queue("t", 0, 7)
+    behind = member.store.max_physical_offset
+    assert member.put("t") == 12
+    cut = member if who == "its master" else Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    if cut is not member:
+        for record in member.records():
+            cut.hear(record)
+    cut.metadata.install(member.metadata.image())
+    cut.store.follow()
+    cut.store.truncate(behind if above else before, epoch=1, floor=0)
+    cut.metadata.reload()
+    expected = (12, 12) if above else (5, 5)
+    for _ in range(2):
+        assert (cut.store.next_offset("t", 0), cut.store.min_offset("t", 0)) == expected
+        cut.power_cut()
+        cut.store.follow()
+
+
+@pytest.mark.parametrize("who", ["its master", "a slave"])
+@pytest.mark.parametrize("came_behind", [0, 2])
+@pytest.mark.parametrize("above", [True, False])
+def test_a_cut_lowers_a_queue_of_which_there_was_nothing_where_it_takes_the_record_that_raised_it_and_nowhere_else(
+    member: Member, tmp_path: Path, who: str, came_behind: int, above: bool
+) -> None:
+    """Else the next master's first message of it, at 0, would be refused for good."""
+    before = member.store.max_physical_offset
+    member.raise_queue("t", 3, 7)
+    behind = member.store.max_physical_offset
+    for number in range(came_behind):
+        assert member.put("t", queue=3) == 7 + number
+    cut = member if who == "its master" else Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    if cut is not member:
+        for record in member.records():
+            cut.hear(record)
+        cut.metadata.catch_up()
+    cut.store.after_flush(cut.store.flush())
+    cut.store.follow()
+    cut.store.truncate(behind if above else before, epoch=1, floor=0)
+    cut.metadata.reload()
+    expected = 7 if above else 0
+    for _ in range(2):
+        assert (cut.store.next_offset("t", 3), cut.store.max_offset("t", 3)) == (expected, expected)
+        assert cut.store.min_offset("t", 3) == expected
+        cut.power_cut()
+        cut.store.follow()
+    cut.store.lead()
+    assert cut.put("t", queue=3) == expected
+    assert [entry for entry in (cut.store.entry("t", 3, at) for at in range(expected + 1)) if entry] != []
+
+
+@pytest.mark.parametrize("by_older_neve", [False, True])
+def test_no_cut_takes_a_begin_that_an_image_told(tmp_path: Path, by_older_neve: bool) -> None:
+    """What lies below it is in the archive, or was let go of: its offsets would be given a second time."""
+    member = Member(tmp_path, ManualClock(1_700_000_000_000))
+    before = member.store.max_physical_offset
+    member.topics.create_plain("t", 1)
+    member.store.follow()
+    member.store.begin_queues({"t": {3: 70}}, member.store.max_physical_offset)
+    if by_older_neve:  # it does not say so of its begins
+        path = Path("/store/queue_state")
+        said = msgspec.json.decode(member.disk.read(path))
+        member.disk.write_atomic(path, msgspec.json.encode({"begins": said["begins"], "version": 2}))
+        member.power_cut()
+        member.store.follow()
+    member.store.truncate(before, epoch=1, floor=0)
+    for _ in range(2):
+        assert member.store.next_offset("t", 3) == 70
+        member.power_cut()
+        member.store.follow()
+
+
+def test_of_two_raises_the_earlier_holds_where_a_cut_takes_the_later(member: Member) -> None:
+    member.raise_queue("t", 0, 7)
+    behind = member.store.max_physical_offset
+    member.store.join_set(behind)
+    member.raise_queue("t", 0, 4)
+    assert member.store.next_offset("t", 0) == 16
+    member.save()
+    member.store.follow()
+    member.store.truncate(behind, epoch=1, floor=0)
+    assert member.store.next_offset("t", 0) == 12
+
+
+def test_a_raise_that_a_later_reign_says_again_holds_where_a_cut_takes_the_later_record(member: Member) -> None:
+    member.raise_queue("t", 0, 7)
+    behind = member.store.max_physical_offset
+    said = member.store.queue_state_image().data
+    member.raise_queue("t", 0, 0)
+    assert member.store.queue_state_image().data == said, "nothing new"
+    member.save()
+    member.store.follow()
+    member.store.truncate(behind, epoch=1, floor=0)
+    assert member.store.next_offset("t", 0) == 12
+
+
+def test_of_raises_that_are_read_again_each_holds_as_long_as_its_record_is_there(member: Member) -> None:
+    """As behind an image, and behind a start whose tables were not saved."""
+    store = member.store
+    store.raise_queues({"t": {0: 12}}, said_at=3000)
+    for said_at, to in ((1000, 9), (4000, 20), (2000, 12), (5000, 20), (1000, 9)):
+        store.raise_queues({"t": {0: to}}, said_at=said_at)
+    assert b'"raised":{"t":{"0":[[9,1000],[12,2000],[20,4000]]}}' in store.queue_state_image().data
+
+
+def test_a_raise_that_a_power_cut_took_is_forgotten_with_its_record(tmp_path: Path) -> None:
+    """What comes in its place says nothing of the queue, and a later cut above that lowers it."""
+    member = Member(tmp_path, ManualClock(1_700_000_000_000))
+    member.topics.create_plain("t", 1)
+    for _ in range(5):
+        member.put("t")
+    member.sync()
+    behind = member.store.max_physical_offset
+    member.raise_queue("t", 0, 7)
+    said = member.store.max_physical_offset
+    for seed in range(50):
+        taken = member.disk.power_cut(seed)
+        if b'"raised"' in taken.read(Path("/store/queue_state")):
+            member.disk = taken
+            member.start()
+            if member.store.max_physical_offset == behind:
+                break
+    else:
+        raise AssertionError("no power cut took the record and left the rest")
+    while member.store.max_physical_offset < said:
+        member.put("other")
+    member.put("other")
+    member.sync()
+    member.store.follow()
+    member.store.truncate(member.store.record_start(member.store.max_physical_offset - 1), epoch=1, floor=0)
+    assert member.store.next_offset("t", 0) == 5
+
+
+def test_a_topic_that_was_deleted_above_stays_so_when_its_raise_is_read_once_more(member: Member) -> None:
+    saved = {path.name: member.disk.read(path) for path in map(CONFIG.joinpath, member.disk.list_dir(CONFIG))}
+    member.raise_queue("t", 0, 7)
+    member.delete_topic("t")
+    for name, data in saved.items():
+        member.disk.write_atomic(CONFIG / name, data)
+    member.kill()
+    assert member.store.queues_of("t") == []
+    member.topics.create_plain("t", 1)
+    assert member.put("t") in {0, 12}, "nothing of it was archived, or it goes on above"
+
+
+def test_a_topic_that_is_deleted_before_the_log_takes_what_was_raised_is_gone_with_a_slave_and_ends_as_high(
+    member: Member, tmp_path: Path
+) -> None:
+    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    member.store.raise_queues({"t": {0: 12, 1: 3}})
+    member.journal.owe([QueuesRaised(queues={"t": {0: 12}}), QueuesRaised(queues={"t": {1: 3}})])
+    ends = member.store.following_of("t")
+    member.journal.record(member.topics.deletion("t", ends, begins_again=False))  # as in a set
+    member.journal.record_owed()
+    for record in member.records():
+        slave.hear(record, follows=False)
+    slave.metadata.catch_up()
+    assert slave.store.queues_of("t") == []
+    assert slave.store.deleted_below() == {"t": ends} == {"t": {0: 12, 1: 3}}
+
+
+def test_a_slave_hears_that_its_master_has_settled_behind_what_that_one_raised(member: Member, tmp_path: Path) -> None:
+    """Once in each life."""
+    slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
+    member.raise_queue("t", 0, 7)
+    for epoch in (3, 4):
+        member.journal.record(ArchiveSettled(epoch=epoch))
+    records = member.records()
+    for record in records[:-2]:
+        slave.hear(record, follows=False)
+    slave.metadata.catch_up()
+    assert (slave.settled, slave.store.next_offset("t", 0)) == ([], 12)
+    for record in records[-2:]:
+        slave.hear(record, follows=False)
+        slave.metadata.catch_up()
+        slave.metadata.catch_up()
+    assert slave.settled == [3, 4]
+    slave.kill()
+    slave.metadata.catch_up()
+    assert slave.settled == [4]
+
+
+def test_who_begins_with_an_image_hears_that_its_master_has_settled(member: Member, tmp_path: Path) -> None:
+    """The record that says it may lie below the begin of its log."""
+    member.journal.record(ArchiveSettled(epoch=3))
+    young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
+    young.store.create_queues_at({METADATA_LOG: {CHANGES: member.journal.position, SETTLED: 1}})
+    young.metadata.install(member.metadata.image())
+    assert young.settled == [3]
+
+
 @pytest.mark.parametrize("writes", range(7))
 def test_an_image_is_installed_whole_through_a_crash_after_any_write(
     member: Member, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
@@ -364,6 +653,7 @@ def test_an_image_is_installed_whole_through_a_crash_after_any_write(
     other = Member(tmp_path / "other", ManualClock(1_700_000_000_000))
     other.topics.create_plain("earlier", 1)
     other.groups.find("earlier")
+    other.groups.set_forbidden("earlier", "t", forbidden=True)  # as many changes as the image has
     other.save()
     for record in member.records():
         if record.topic != METADATA_LOG:

@@ -2,7 +2,7 @@
 
 A record takes this path when its head agrees with its queue entry, its parts fill it exactly, its CRC holds, its times
 fit, and its properties are UTF-8 text of distinct names (name 0x01 value 0x02, the last 0x02 may lack). Every other
-record goes through tiered.write.rows, one by one, and the two kinds are put together in their order. Which path a
+record goes through neve.archive.rows, one by one, and the two kinds are put together in their order. Which path a
 record took cannot be seen in the result. Exactness rests on comparisons, not on either path: of what each row rebuilds
 with the record, here (`with_wire`) or, for rows of the common shape, when the written file is read back.
 
@@ -17,14 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from zlib_ng.zlib_ng import crc32
 
-from neve.archive.rebuild import COLUMN_OF, Records
+from neve.archive.rebuild import COLUMN_OF, Records, TopicFields
+from neve.archive.rows import Entries, exact_rows, with_wire
 from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
 from neve.record.codec import host_text
-from neve.record.layout import PROPERTIES_LENGTH_MAX, RECORD_SIZE_MIN, SYS_FLAG_AT, dtype_of, host_sizes, topic_field
+from neve.record.layout import PROPERTIES_LENGTH_MAX, RECORD_SIZE_MIN, SYS_FLAG_AT, dtype_of, host_sizes
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
-from tiered.write.rows import Entries, exact_rows, with_wire
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ModuleNotFoundError:  # of the server; the same sum, somewhat slower
+    from zlib import crc32
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -32,16 +36,11 @@ Bools = npt.NDArray[np.bool_]
 
 def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool = True) -> pa.Table:
     """Rows that rebuild to exactly these records; without `compare_all` the common ones only should."""
-    parts: list[pa.Table] = []
-    order: list[Int64s] = []
-    for framed in _common_rows(entries, sealed, topic):
-        properties = _Properties.of(sealed, framed)
-        plain = properties.plain()
-        common, properties = framed.only(plain), properties.only(plain)
-        if len(common.rows):
-            parts.append(_table(common, properties, sealed))
-            order.append(common.rows)
-    rest = np.setdiff1d(np.arange(len(entries.size)), np.concatenate(order) if order else [])
+    parts, order = common_tables(entries, sealed, TopicFields.of(topic))
+    is_left = np.ones(len(entries.size), np.bool_)
+    for rows in order:
+        is_left[rows] = False
+    rest = np.flatnonzero(is_left)
     if len(rest):
         records = [sealed.record(row) for row in rest.tolist()]
         rows = exact_rows(entries.at(rest).each(), records, topic)
@@ -51,6 +50,20 @@ def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool
     if len(parts) > 1:
         table = pa.concat_tables(parts).take(pa.array(np.argsort(np.concatenate(order))))
     return with_wire(table, sealed, topic) if compare_all else table
+
+
+def common_tables(entries: Entries, sealed: Records, topics: TopicFields) -> tuple[list[pa.Table], list[Int64s]]:
+    """Tables of rows of the common shape, and which rows each has; the others are in none."""
+    parts: list[pa.Table] = []
+    order: list[Int64s] = []
+    for framed in _common_rows(entries, sealed, topics):
+        properties = _Properties.of(sealed, framed)
+        plain = properties.plain()
+        common, properties = framed.only(plain), properties.only(plain)
+        if len(common.rows):
+            parts.append(_table(common, properties, sealed))
+            order.append(common.rows)
+    return parts, order
 
 
 # ---- heads
@@ -79,7 +92,7 @@ class _Common(NamedTuple):
         return _Common(rows, heads, self.body_at[mask], self.topic_at[mask], self.properties_at[mask], self.end[mask])
 
 
-def _common_rows(entries: Entries, sealed: Records, topic: str) -> list[_Common]:
+def _common_rows(entries: Entries, sealed: Records, topics: TopicFields) -> list[_Common]:
     """At most one group for each combination of host widths."""
     begins, ends = sealed.positions[:-1], sealed.positions[1:]
     rows = np.flatnonzero(ends - begins >= RECORD_SIZE_MIN)
@@ -91,7 +104,7 @@ def _common_rows(entries: Entries, sealed: Records, topic: str) -> list[_Common]
         chosen = chosen[ends[chosen] - begins[chosen] >= head.itemsize]
         heads = _gather(sealed, begins[chosen], head)
         agrees = _agrees(heads, entries.at(chosen), ends[chosen] - begins[chosen])
-        common = _framed(sealed, chosen[agrees], heads[agrees], topic)
+        common = _framed(sealed, chosen[agrees], heads[agrees], topics)
         if len(common.rows):
             found.append(common)
     return found
@@ -107,22 +120,23 @@ def _agrees(heads: npt.NDArray[np.void], entries: Entries, sizes: Int64s) -> Boo
     return agrees
 
 
-def _framed(sealed: Records, rows: Int64s, heads: npt.NDArray[np.void], topic: str) -> _Common:
-    """Those of the rows whose parts fill the record, of this topic, with a body that its CRC fits."""
-    topic_bytes = topic.encode("utf-8", "surrogateescape")
-    magic, topic_part = topic_field(topic_bytes)
+def _framed(sealed: Records, rows: Int64s, heads: npt.NDArray[np.void], topics: TopicFields) -> _Common:
+    """Those of the rows whose parts fill the record, of their topic, with a body that its CRC fits."""
+    fields = topics.at(rows)
     body_at = sealed.positions[rows] + heads.dtype.itemsize
     topic_at = body_at + heads["body_length"]
-    common = _Common(rows, heads, body_at, topic_at, topic_at + len(topic_part) + 2, sealed.positions[rows + 1])
+    common = _Common(rows, heads, body_at, topic_at, topic_at + fields.length + 2, sealed.positions[rows + 1])
     lengths = common.end - common.properties_at
     common = common.only(
-        (heads["magic"] == magic) & (heads["body_length"] >= 0) & (lengths >= 0) & (lengths <= PROPERTIES_LENGTH_MAX)
+        (heads["magic"] == fields.magic)
+        & (heads["body_length"] >= 0)
+        & (lengths >= 0)
+        & (lengths <= PROPERTIES_LENGTH_MAX)
     )
-    between = _gather(sealed, common.topic_at, np.dtype([("topic", "u1", len(topic_part)), ("properties", ">u2")]))
-    common = common.only(
-        (between["topic"] == np.frombuffer(topic_part, np.uint8)).all(axis=1)
-        & (between["properties"] == common.end - common.properties_at)
-    )
+    topic = _cut(pa.py_buffer(sealed.wire), common.topic_at, common.properties_at - 2)
+    is_topic = pc.equal(topic, topics.at(common.rows).part).to_numpy(zero_copy_only=False)
+    length = _gather(sealed, common.properties_at - 2, np.dtype(">u2"))
+    common = common.only(is_topic & (length == common.end - common.properties_at))
     wire, bodies = sealed.wire, zip(common.body_at.tolist(), common.topic_at.tolist(), strict=True)
     crc = np.array([crc32(wire[begin:end]) for begin, end in bodies], np.int64)
     return common.only((crc & 0x7FFFFFFF) == common.heads["body_crc"])

@@ -1,4 +1,4 @@
-"""Stored records to rows, one by one: understands every shape, for what tiered.write.columns does not take.
+"""Stored records to rows, one by one: understands every shape, for what neve.archive.columns does not take.
 
 A value that its column cannot hold exactly is left out; the segment writer then compares what the row rebuilds with the
 record and keeps the record itself in `wire` where they differ. So exactness never rests on this parser knowing

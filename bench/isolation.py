@@ -1,0 +1,540 @@
+"""What sends wait while the archive works: neve alone, and disturbed by one thing after the other.
+
+One producer sends at a steady rate, open-loop: each send is timed from the moment at which it was due
+(`bench.open_load`). Windows alone and disturbed take turns, several of each; the ratio of their p99 is told, by pairs.
+
+    archive      a bulk producer's 400 MB go into the archive, as fast as that goes
+    cold         eight groups replay an archived topic, each from a place of its own
+    ttl          the TTL job takes 50,000 objects out of view and deletes them
+    checkpoint   the catalog is written down, with a million objects (--objects)
+    scrape       /metrics is scraped each second, with 10,000 topics and five groups (--topics)
+    slow         the store answers two seconds late } while it is asked for all of
+    503          the store answers 503              } that: rounds, cold reads of eight
+    away         the store answers nothing          } groups, all jobs at once
+
+The first five meet one broker with its archive in a directory, the others another with MinIO behind `bench.bad_store`.
+Producer and store stand for other machines: the load is a real-time process where it may be one, and the directory lies
+in memory where there is such a place, so that nobody waits for a processor or a disk that a broker would not share.
+Beside the p99 stand the loop's longest pause, as the broker's metric has it, and the cores that were used: by the
+loop's thread, by the broker's other threads, which take the interpreter from it, by its workers, and by the load.
+Apache's broker, in turn with neve's, gives the figure to hold the alone one against (--no-apache).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from bench.archive import fill
+from bench.measure import SIZE, end_by_signal, own_cpu, settle, spread
+from bench.pauses import Cluster, create_topics
+from bench.raw_load import QUEUES, create
+from bench.wire import Client
+from infra import minio
+from infra.clock import SystemClock
+from infra.config import DAY
+from infra.disk import RealDisk
+from infra.object_store.open import open_store
+from neve.archive.journal import Commit, CommittedName, RowGroup
+from neve.archive.keys import data_key
+from tests.servers.apache import ApacheServer
+from tests.servers.neve import NeveServer
+from tests.servers.processes import Processes, free_ports
+from tests.waiting import wait_until
+from tiered.journal.writer import JournalWriter
+
+HOT, BULK, COLD = "hot", "bulk", "cold"
+RATES = (1_000, 5_000)
+WARM_S = 0.5
+OF_TOPIC = 100
+EXPIRED_TOPICS = 500  # with so many objects each they are the 50,000 of one window
+COLD_GROUPS, GROUPS = 8, 5
+_BULK, _SMALL_BULK = 400_000, 10_000
+_BATCH = 2_000  # names of a COMMIT
+_JOBS_S = 900.0
+_ARCHIVE_BYTES = 8 << 30  # of all windows, with room to spare
+_CLOCK_TICK = os.sysconf("SC_CLK_TCK")
+
+#: Nothing is begun by itself in a window.
+_QUIET = {
+    "archivePeriod": "1d",
+    "archiveMaxAge": "1d",
+    "statePeriod": "1d",
+    "expireGrace": "0s",
+    "journalCheckpointEntries": "2",
+}
+#: As soon as somebody asks, the store is.
+_DEMANDING = {"archiveMinBytes": "256k", "coldCacheBytes": "1m", "coldCacheDiskBytes": "0"}
+_ALL_JOBS = ("offload", "ttl", "checkpoint", "state", "sweep", "compaction")
+
+
+# ---- a broker's archive, as if it had been there for long
+
+
+def names(topics: Sequence[str], queues: int, newest_ms: int) -> Iterator[CommittedName]:
+    """`OF_TOPIC` objects of each topic, those of one topic together."""
+    etag, digest = "0" * 32, "0" * 64
+    day = time.strftime("%Y-%m-%d", time.gmtime(newest_ms / 1000))
+    for topic in topics:
+        for number in range(OF_TOPIC):
+            runs = [(queue, number * 50, number * 50 + 49) for queue in range(queues)]
+            rows, start = 50 * queues, number * 64
+            group = RowGroup(0, rows, 4, 20_000, newest_ms, newest_ms - 1000, rows * 700, runs)
+            yield CommittedName(
+                key=data_key("", topic, day, "broker-a", start=start, end=start + 64, epoch=1),
+                topic=topic, day=day, start=start, end=start + 64, size=21_000, footer=996, etag=etag,
+                checksum=("crc32", "0" * 8), sha256=digest, rows=rows, wire_bytes=rows * 700,
+                min_time=newest_ms - 1000, max_time=newest_ms, row_groups=[group],
+                queues={queue: (first, last, queue * 50) for queue, first, last in runs},
+            )  # fmt: skip
+
+
+def seed(server: NeveServer, expiring: Sequence[Sequence[str]], objects: int) -> None:
+    """The journal of a broker that is stopped goes on with them; what will expire has its objects, if empty ones."""
+    root = server.directory / "data" / "broker"
+    store = open_store(server.store)
+    journal = JournalWriter(
+        store, "", "broker-a", (root / "log_uuid").read_text().strip(), local=root / "archive", disk=RealDisk(),
+        clock=SystemClock(),
+    )  # fmt: skip
+    journal.attach(1 << 62)
+    now = time.time_ns() // 1_000_000
+    old = names([topic for one in expiring for topic in one], 4, now - 10 * DAY)
+    kept = [f"kept-{number:05d}" for number in range(objects // OF_TOPIC)]
+    archive = Path(server.store.removeprefix("dir:"))
+
+    def with_objects() -> Iterator[CommittedName]:
+        for name in old:
+            path = archive / name.key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            yield name
+
+    coming = itertools.chain(with_objects(), names(kept, QUEUES, now))
+    while batch := list(itertools.islice(coming, _BATCH)):
+        journal.append(Commit(round=1, names=batch))
+    journal.checkpoint_if_due()
+
+
+# ---- one window
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one run of the load found; times in milliseconds, the rest in cores."""
+
+    p50: float
+    p99: float
+    p999: float
+    slowest: float
+    late_p99: float
+    pause: float
+    load: float
+    loop: float
+    threads: float
+    workers: float
+
+
+@dataclass(slots=True)
+class Used:
+    """CPU seconds of a server: of the broker's loop, of its other threads, of what it started."""
+
+    loop: float = 0.0
+    threads: float = 0.0
+    workers: float = 0.0
+
+    @classmethod
+    def of(cls, server: Processes) -> Used:
+        root = server.roots[-1].pid
+        loop = _ticks(Path(f"/proc/{root}/task/{root}/stat"))
+        own = own_cpu(psutil.Process(root))
+        return cls(loop, max(own - loop, 0.0), server.cpu_seconds() - own)
+
+
+def _ticks(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _CLOCK_TICK
+
+
+class Load:
+    """The producer's process; it waits until it is told to begin."""
+
+    def __init__(self, broker: str, rate: int, seconds: float) -> None:
+        arguments = ["send", broker, HOT, SIZE, rate, WARM_S, seconds]
+        self._seconds = seconds
+        self._process = _piped("bench.open_load", *arguments)
+        _said_ready(self._process)
+
+    def run(self, server: Processes, take_pause: Callable[[], float]) -> Window:
+        before = Used.of(server)
+        took = time.monotonic()
+        out, _ = self._process.communicate("go\n", timeout=self._seconds + 60)
+        took, after, pause = time.monotonic() - took, Used.of(server), take_pause()
+        told = json.loads(out.splitlines()[-1])
+        if self._process.returncode or told["failed"]:
+            raise RuntimeError(f"the load ended with {self._process.returncode}: {told['failed']} sends failed")
+        return Window(
+            p50=told["p50"] / 1e3, p99=told["p99"] / 1e3, p999=told["p999"] / 1e3, slowest=told["slowest"] / 1e3,
+            late_p99=told["late_p99"] / 1e3, pause=pause * 1e3, load=told["cpu"],
+            loop=(after.loop - before.loop) / took, threads=(after.threads - before.threads) / took,
+            workers=(after.workers - before.workers) / took,
+        )  # fmt: skip
+
+
+def _piped(module: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _said_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    if process.stdout.readline().strip() != "READY":
+        process.kill()
+        raise RuntimeError(f"{process.args!r} did not begin")
+
+
+# ---- what disturbs
+
+#: Begun before a window; what it yields says at the window's end what has been done meanwhile.
+Disturbance = Callable[[], AbstractContextManager[Callable[[], str]]]
+
+
+@dataclass
+class Neve:
+    """The broker under test."""
+
+    server: NeveServer
+    expiring: list[list[str]] = field(default_factory=list)
+
+    def take_pause(self) -> float:
+        return self.server.metric("neve_loop_pause_seconds")
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.server.get("/archive/status")))
+
+    def run_job(self, job: str) -> None:
+        self.server.post(f"/jobs/{job}/run")
+
+    def run_jobs(self, jobs: Sequence[str]) -> None:
+        for job in jobs:
+            self.run_job(job)
+
+    @contextmanager
+    def archive(self) -> Iterator[Callable[[], str]]:
+        uvloop.run(fill(self.server.broker, _BULK, BULK))
+        before = self.status()["backlog_bytes"]
+        with _beside(lambda: self.server.post("/archive/offload")):
+            yield lambda: f"{(before - self.status()['backlog_bytes']) / 1e6:,.0f} of {before / 1e6:,.0f} MB archived"
+
+    @contextmanager
+    def cold(self) -> Iterator[Callable[[], str]]:
+        with _replayed(self.server.broker) as got:
+            yield got
+
+    @contextmanager
+    def ttl(self) -> Iterator[Callable[[], str]]:
+        topics = self.expiring.pop()
+        with Client(self.server.broker, 600) as client:
+            create_topics(client, topics, 4, {"reserve.time": "1"})
+        before = self.status()
+        self.run_job("ttl")
+
+        def done() -> str:
+            now = self.status()
+            hidden = before["objects"] - now["objects"]
+            return f"{hidden:,} hidden, {now['deleted_objects'] - before['deleted_objects']:,} deleted"
+
+        yield done
+        whole = before["deleted_objects"] + len(topics) * OF_TOPIC
+        wait_until(lambda: self.status()["deleted_objects"] >= whole, "the TTL job is done", _JOBS_S)
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[Callable[[], str]]:
+        uvloop.run(fill(self.server.broker, _SMALL_BULK, BULK))  # so that there is something to write down
+        self.server.post("/archive/offload")
+        before = self.runs("checkpoint")
+        self.run_job("checkpoint")
+        yield lambda: f"{self.status()['objects']:,} objects, {'' if self.runs('checkpoint') > before else 'not '}whole"
+        wait_until(lambda: self.runs("checkpoint") > before, "the checkpoint is written", _JOBS_S)
+
+    def runs(self, job: str) -> int:
+        return int(self.status()["jobs"].get(job, 0))
+
+    @contextmanager
+    def scrape(self) -> Iterator[Callable[[], str]]:
+        sizes: list[int] = []
+        with _each_second(lambda: sizes.append(len(self.server.get("/metrics")))):
+            yield lambda: f"{len(sizes)} scrapes of {max(sizes, default=0) / 1e6:.1f} MB"
+
+    @contextmanager
+    def all_jobs(self, store: subprocess.Popen[str], mood: str) -> Iterator[Callable[[], str]]:
+        with _replayed(self.server.broker) as got:
+            _tell(store, mood)
+            before = self.status()
+
+            def done() -> str:
+                now = self.status()
+                runs, asked = (
+                    sum(now[what].values()) - sum(before[what].values()) for what in ("jobs", "store_requests")
+                )
+                waits = f"{now['backlog_bytes'] / 1e6:,.1f} MB wait"
+                return f"{got()}; {runs} jobs ended, {asked} requests of the broker itself, {waits}"
+
+            try:
+                with _each_second(lambda: self.run_jobs(_ALL_JOBS)):
+                    yield done
+            finally:
+                _tell(store, "well")
+        self.server.post("/archive/offload")  # what waited is no part of the next window
+
+
+def _tell(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+
+
+@contextmanager
+def _replayed(broker: str) -> Iterator[Callable[[], str]]:
+    with _piped("bench.open_load", "replay", broker, COLD, COLD_GROUPS) as process:
+        _said_ready(process)
+        began = time.monotonic()
+        _tell(process, "go")
+
+        def got() -> str:
+            took = time.monotonic() - began
+            out, _ = process.communicate(timeout=60)
+            told = json.loads(out)
+            return f"{told['got'] / took:,.0f} messages/s read cold, {told['refused']} pulls refused"
+
+        try:
+            yield got
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _beside(work: Callable[[], object]) -> Iterator[None]:
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(_JOBS_S)
+
+
+@contextmanager
+def _each_second(work: Callable[[], object]) -> Iterator[None]:
+    over = threading.Event()
+
+    def works() -> None:
+        work()
+        while not over.wait(1.0):
+            work()
+
+    with _beside(works):
+        try:
+            yield
+        finally:
+            over.set()
+
+
+# ---- the rows
+
+
+class Rows:
+    """Windows by row and rate, alone and disturbed in turn."""
+
+    def __init__(self, repeat: int, seconds: float) -> None:
+        self._repeat, self._seconds = repeat, seconds
+        self._pairs: dict[tuple[str, int], list[tuple[Window, Window]]] = defaultdict(list)
+        self._beside: dict[int, list[tuple[Window, Window]]] = defaultdict(list)
+
+    def measure(self, row: str, neve: Neve, disturbance: Disturbance) -> None:
+        for rate in RATES:
+            for _ in range(self._repeat):
+                alone = self._window("alone", rate, neve.server, neve.take_pause)
+                settle([neve.server])
+                load = Load(neve.server.broker, rate, self._seconds)
+                with disturbance() as done:
+                    neve.take_pause()
+                    disturbed = load.run(neve.server, neve.take_pause)
+                    self._tell(row, rate, disturbed, done())
+                self._pairs[row, rate].append((alone, disturbed))
+
+    def measure_apache(self, neve: Neve, apache: ApacheServer) -> None:
+        for rate in RATES:
+            self._window("(warm)", rate, apache, lambda: 0.0)
+            for _ in range(self._repeat):
+                ours = self._window("alone", rate, neve.server, neve.take_pause)
+                self._beside[rate].append((ours, self._window("Apache", rate, apache, lambda: 0.0)))
+
+    def _window(
+        self, row: str, rate: int, server: NeveServer | ApacheServer, take_pause: Callable[[], float]
+    ) -> Window:
+        settle([server])
+        load = Load(server.broker, rate, self._seconds)
+        take_pause()
+        found = load.run(server, take_pause)
+        self._tell(row, rate, found, "")
+        return found
+
+    @staticmethod
+    def _tell(row: str, rate: int, found: Window, done: str) -> None:
+        print(
+            f"  {row:10} {rate:5}/s  p50 {found.p50:6.2f}  p99 {found.p99:7.2f}  p99.9 {found.p999:7.2f}  "
+            f"slowest {found.slowest:7.1f}  pause {found.pause:6.1f}  load late {found.late_p99:5.2f} ms  cores: load "
+            f"{found.load:.2f} loop {found.loop:.2f} threads {found.threads:.2f} workers {found.workers:.2f}  {done}",
+            flush=True,
+        )
+
+    def show(self) -> None:
+        print("\np99 in ms: median (lowest-highest); the ratio is of pairs of windows, one after the other")
+        for rate, pairs in self._beside.items():
+            self._row(f"Apache {rate}/s", pairs, ("neve", "Apache"))
+        for (row, rate), pairs in self._pairs.items():
+            self._row(f"{row} {rate}/s", pairs, ("alone", "disturbed"))
+
+    @staticmethod
+    def _row(title: str, pairs: list[tuple[Window, Window]], words: tuple[str, str]) -> None:
+        one, other = ([pair[side].p99 for pair in pairs] for side in (0, 1))
+        ratios = [second / first for first, second in zip(one, other, strict=True)]
+        print(f"{title:18} {words[0]} {spread(one, 2):22} {words[1]} {spread(other, 2):22} ratio {spread(ratios, 2)}")
+
+
+# ---- the servers
+
+
+def with_directory(stack: ExitStack, root: Path, rows: Sequence[str], options: argparse.Namespace) -> Neve:
+    """The broker of the first rows, ready for them."""
+    began = time.monotonic()
+    settings = {**_QUIET, **dict(pair.split("=", 1) for pair in options.set)}
+    store = f"dir:{stack.enter_context(_in_memory()) or root / 'neve'}/archive"
+    neve = Neve(NeveServer(root / "neve", store=store, settings=settings))
+    windows = len(RATES) * options.repeat if "ttl" in rows else 0
+    neve.expiring = [[f"old-{one}-{number:03d}" for number in range(EXPIRED_TOPICS)] for one in range(windows)]
+    objects = options.objects if "checkpoint" in rows else 0
+    if windows or objects:
+        with neve.server:
+            pass
+        seed(neve.server, neve.expiring, objects)
+    stack.enter_context(neve.server)
+    prepare(neve, options.topics)
+    print(
+        f"{windows * EXPIRED_TOPICS * OF_TOPIC + objects:,} objects named, {options.topics:,} topics: ready in "
+        f"{time.monotonic() - began:.0f} s", flush=True,
+    )  # fmt: skip
+    return neve
+
+
+@contextmanager
+def _in_memory() -> Iterator[Path | None]:
+    """A directory in memory, where it has room for the archive of the rows."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or shutil.disk_usage(memory).free < _ARCHIVE_BYTES:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="neve-bench-", dir=memory) as directory:
+        yield Path(directory)
+
+
+def with_bad_store(stack: ExitStack, root: Path, options: argparse.Namespace) -> tuple[Neve, subprocess.Popen[str]]:
+    """The broker of the last rows, and the store's input."""
+    store = stack.enter_context(minio.running(root / "minio"))
+    minio.create_bucket(store, "bench")
+    (port,) = free_ports(1)
+    bad = stack.enter_context(_piped("bench.bad_store", port, store.endpoint.removeprefix("http://")))
+    stack.callback(bad.kill)
+    _said_ready(bad)
+    os.environ.update(store.environment)
+    url = f"s3://bench/?endpoint=http://127.0.0.1:{port}&region=us-east-1"
+    settings = {**_QUIET, **_DEMANDING, **dict(pair.split("=", 1) for pair in options.set)}
+    neve = Neve(stack.enter_context(NeveServer(root / "neve-s3", store=url, settings=settings)))
+    prepare(neve, 0)
+    return neve, bad
+
+
+def prepare(neve: Neve, topics: int) -> None:
+    broker = neve.server.broker
+    for topic in (HOT, BULK, COLD):
+        create(broker, topic)
+    uvloop.run(fill(broker, _BULK, COLD))
+    neve.server.post("/archive/offload?roll=1&evict=1")
+    if topics:
+        cluster = Cluster(broker, topics, 1, GROUPS)
+        cluster.create()
+        cluster.fill(heartbeats=False)
+
+
+_OF_DIRECTORY = ("archive", "cold", "ttl", "checkpoint", "scrape")
+_OF_BAD_STORE = ("slow", "503", "away")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=(*_OF_DIRECTORY, *_OF_BAD_STORE), metavar="ROW")
+    parser.add_argument("--repeat", type=int, default=3, help="pairs of windows of each row and rate")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a window")
+    parser.add_argument("--objects", type=int, default=1_000_000, help="in the catalog, for the row checkpoint")
+    parser.add_argument("--topics", type=int, default=10_000)
+    parser.add_argument("--no-apache", action="store_true")
+    parser.add_argument("--heap", default="2g", help="heap of Apache's broker")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of neve's broker")
+    options = parser.parse_args()
+    end_by_signal()
+    rows = options.only or [*_OF_DIRECTORY, *_OF_BAD_STORE]
+    told = Rows(options.repeat, options.seconds)
+    root = Path(tempfile.mkdtemp(prefix="neve-bench-"))
+    try:
+        with ExitStack() as stack:
+            if set(rows) & set(_OF_DIRECTORY) or not options.no_apache:
+                run_with_directory(stack, root, rows, told, options)
+        if set(rows) & set(_OF_BAD_STORE):
+            with ExitStack() as stack:
+                neve, store = with_bad_store(stack, root, options)
+                for row in filter(rows.__contains__, _OF_BAD_STORE):
+                    told.measure(row, neve, functools.partial(neve.all_jobs, store, row))
+    finally:
+        subprocess.Popen(["rm", "-rf", root], start_new_session=True)
+        told.show()
+
+
+def run_with_directory(
+    stack: ExitStack, root: Path, rows: Sequence[str], told: Rows, options: argparse.Namespace
+) -> None:
+    neve = with_directory(stack, root, rows, options)
+    if not options.no_apache:
+        with ApacheServer(root / "apache", heap=options.heap) as apache:
+            create(apache.broker, HOT)
+            told.measure_apache(neve, apache)
+    disturbances: dict[str, Disturbance] = {
+        "archive": neve.archive,
+        "cold": neve.cold,
+        "ttl": neve.ttl,
+        "checkpoint": neve.checkpoint,
+        "scrape": neve.scrape,
+    }
+    for row in filter(rows.__contains__, _OF_DIRECTORY):
+        told.measure(row, neve, disturbances[row])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""What a master knows of the records of one append, told beside their bytes: its slaves need not look at each of them.
+
+    u32 CRC-32 of the records' bytes, as they were appended, and of all that follows here
+    i64 store time of all of them     u16 records     u16 keys     u8 queues
+    records   times a CRC entry as `layout` has it; then records times a u8: in which of the queues below
+    keys      times an i64: where in the log its record begins; then keys times its hash, a u32
+    queues    times i32 queue id, i64 the offset of its first record here, u8 length of the topic, and the topic
+
+Big endian, as the log and its CRC file are. The CRC goes back to the append: what a slave stores is what its master
+laid out, whatever happened to it on the way from there. It vouches for bodies and heads together, so that neither is
+looked at again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct, error
+
+import msgspec
+from zlib_ng.zlib_ng import crc32
+
+from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE
+
+LEAST = 4  # fewer records are looked at sooner than told
+_RECORDS_MAX = 0xFFFF
+_KEYS_MAX = 0xFFFF
+_QUEUES_MAX = 0xFF
+_BYTES_MAX = 256 << 10  # of the records of one, and of all that are at hand: a slave that keeps up takes those
+_KEPT_MAX = 4 << 20  # of descriptions
+_HEAD = Struct(">IqHHB")
+_CRC_SIZE = 4
+_QUEUE = Struct(">iqB")
+
+Queue = tuple[str, int, int]  # topic, queue id, the offset of its first record in the append
+
+
+class Damaged(Exception):
+    """The bytes, or what is told of them, are not those that the master had."""
+
+
+class Told(msgspec.Struct, frozen=True, gc=False):
+    """What a description says, column by column."""
+
+    store_time: int
+    crc_entries: bytes
+    marks: tuple[int, ...]  # of each record: its place in its file, plus 1
+    codes: tuple[int, ...]
+    whose: bytes  # of each record, the number of its queue
+    keys: tuple[int, ...]  # of each key, where in the log its record begins
+    hashes: tuple[int, ...]
+    queues: list[tuple[bytes, int, int]]
+
+
+@lru_cache(512)
+def _keys(count: int) -> Struct:
+    return Struct(f">{count}q{count}I")
+
+
+@lru_cache(512)
+def _entries(count: int) -> Struct:
+    return Struct(CRC_ENTRY.format[:1] + CRC_ENTRY.format[1:] * count)
+
+
+def describe(  # noqa: PLR0917 - column by column
+    records: bytes,
+    crc_entries: bytes,
+    whose: Sequence[int],
+    queues: Sequence[Queue],
+    keys: Sequence[int],
+    hashes: Sequence[int],
+    store_time: int,
+) -> bytes | None:
+    """As `Told` has it. None: it is more than is told."""
+    if len(records) > _BYTES_MAX or len(whose) > _RECORDS_MAX or len(keys) > _KEYS_MAX or len(queues) > _QUEUES_MAX:
+        return None
+    rest = [
+        _HEAD.pack(0, store_time, len(whose), len(keys), len(queues))[_CRC_SIZE:],
+        crc_entries,
+        bytes(whose),
+        _keys(len(keys)).pack(*keys, *hashes),
+    ]
+    for topic, queue_id, first in queues:
+        name = topic.encode("utf-8", "surrogateescape")
+        rest += (_QUEUE.pack(queue_id, first, len(name)), name)
+    described = b"".join(rest)
+    return crc32(described, crc32(records)).to_bytes(_CRC_SIZE) + described
+
+
+def told(description: bytes | memoryview, records: bytes | memoryview) -> Told:
+    """Read it, with the bytes that it is of. Raises Damaged."""
+    raw = bytes(description)
+    try:
+        crc, store_time, count, keys, queues = _HEAD.unpack_from(raw)
+        if crc32(raw[_CRC_SIZE:], crc32(records)) != crc:
+            raise Damaged("records that are not those that it tells of: their CRC differs")
+        entries_end = _HEAD.size + count * CRC_ENTRY_SIZE
+        entries = raw[_HEAD.size : entries_end]
+        fields = _entries(count).unpack(entries)
+        keys_at = entries_end + count
+        whose = raw[entries_end:keys_at]
+        keyed = _keys(keys)
+        numbers = keyed.unpack_from(raw, keys_at)
+        at = keys_at + keyed.size
+        found = list[tuple[bytes, int, int]]()
+        for _ in range(queues):
+            queue_id, first, length = _QUEUE.unpack_from(raw, at)
+            at += _QUEUE.size + length
+            found.append((raw[at - length : at], queue_id, first))
+    except error as fault:
+        raise Damaged(f"a description that ends too soon: {fault}") from fault
+    if at != len(raw) or not whose or max(whose) >= queues:
+        raise Damaged(f"a description of {count} records in {queues} queues, {len(raw)} bytes")
+    return Told(store_time, entries, fields[0::3], fields[2::3], whose, numbers[:keys], numbers[keys:], found)
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """One that is described. `records` are its bytes while they are at hand: else they are read from the log."""
+
+    end: int
+    description: bytes
+    records: bytes
+
+
+class Described:
+    """A master's last appends, by where they begin, and the bytes of the very last: nobody has to map those again.
+
+    None while no slave takes them.
+    """
+
+    def __init__(self) -> None:
+        self.is_wanted = False
+        self._by_start: dict[int, Append] = {}  # the oldest first
+        self._at_hand: deque[int] = deque()  # the starts of those with their bytes
+        self._told_bytes = self._bytes_at_hand = 0
+
+    def want(self, wanted: bool) -> None:
+        """Whether a slave takes them."""
+        self.is_wanted = wanted
+        if not wanted:
+            self.forget()
+
+    def forget(self) -> None:
+        """The log is not what it was."""
+        self._by_start.clear()
+        self._at_hand.clear()
+        self._told_bytes = self._bytes_at_hand = 0
+
+    def add(self, start: int, description: bytes, records: bytes) -> None:
+        """What was appended there."""
+        kept, at_hand = self._by_start, self._at_hand
+        kept[start] = Append(start + len(records), description, records)
+        at_hand.append(start)
+        self._told_bytes += len(description)
+        self._bytes_at_hand += len(records)
+        while self._bytes_at_hand > _BYTES_MAX:
+            oldest = at_hand.popleft()
+            one = kept[oldest]
+            kept[oldest] = Append(one.end, one.description, b"")
+            self._bytes_at_hand -= len(one.records)
+        while self._told_bytes > _KEPT_MAX:
+            self._told_bytes -= len(kept.pop(next(iter(kept))).description)
+
+    def at(self, start: int) -> Append | None:
+        """The append that began there, if it is known."""
+        return self._by_start.get(start)

@@ -1,0 +1,218 @@
+"""Delta tables: the logs of topics' tables follow the journal, entry by entry.
+
+Nothing is kept but these logs: each says through which entry it tells what the journal tells. A start takes the topics
+as a checkpoint of the journal has them that is no newer than any log, reads on from there in silence, and writes from
+where each log ends. Whatever fails is begun again in this way. Where no checkpoint is as old, since a table was turned
+on or its broker was away for long, a table is made level: what it lacks, and what it has too many, in one commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from infra.clock import Clock
+from infra.object_store.protocol import ObjectStore
+from lifecycle.safe_clock import ClocksDisagree
+from neve.archive.delta.changes import Change, MirroredTopics
+from neve.archive.delta.log import NO_VERSION, NotNeves
+from neve.archive.follow import checkpointed_topics, checkpoints, following
+from neve.archive.journal import AnyEntry, FellBehind, anchor
+from neve.entropy import Entropy, system_entropy
+from tiered.write.delta_table import DeltaTable, Overtaken
+from tiered.write.set_aside import SetAside
+
+log = logging.getLogger(__name__)
+
+
+class Journal(Protocol):
+    """Whose journal is told: it is read from its store, as any reader does."""
+
+    @property
+    def store(self) -> ObjectStore: ...
+
+    @property
+    def prefix(self) -> str: ...
+
+    @property
+    def broker(self) -> str: ...
+
+
+class Rules(Protocol):
+    """What the configuration says."""
+
+    @property
+    def delta_topics(self) -> Sequence[str]: ...
+
+    @property
+    def journal_retention_ms(self) -> int: ...
+
+
+class DeltaTables:
+    """The job. It takes no turn: it writes nothing but these logs, and needs no epoch for what follows from entries."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        rules: Callable[[], Rules],
+        clock: Clock,
+        safe_ms: Callable[[], int],
+        *,
+        is_closed: Callable[[], bool] = lambda: False,
+        entropy: Entropy = system_entropy,
+    ) -> None:
+        """`safe_ms`: the time by which old versions go. `is_closed`: the broker stops, nothing further is begun."""
+        self._journal, self._rules, self._clock, self._safe_ms = journal, rules, clock, safe_ms
+        self._is_closed, self._entropy = is_closed, entropy
+        self._wanted: tuple[str, ...] = ()
+        self._topics: MirroredTopics | None = None
+        self._tables: dict[str, DeltaTable | None] = {}  # None: set aside, until all is begun again
+        self._ahead: dict[int, list[str]] = {}  # entry -> tables that are told through it already
+        self.set_aside = SetAside("told to its Delta table")
+        self.commits = 0  # since the start
+
+    def behind(self, next_seq: int) -> int:
+        """How many of the journal's entries below this no table was told yet, as far as is known; 0 without tables."""
+        if not self._rules().delta_topics:
+            return 0
+        return max(next_seq - (0 if self._topics is None else self._topics.next_seq), 0)
+
+    def run(self) -> int:
+        """Tell the tables what is new; how many commits that took.
+
+        Raises the store's errors, and those of a journal that can't be read: the next run begins with what stands.
+        """
+        before, wanted = self.commits, tuple(self._rules().delta_topics)
+        if wanted != self._wanted:
+            self._forget()
+        if not wanted:
+            return 0
+        try:
+            topics = self._topics or self._begin(wanted)
+            changed = self._follow(topics)
+            self._keep_short(changed)
+        except (FellBehind, Overtaken) as error:
+            self._forget()
+            log.info("the Delta tables' logs are read again: %s", error)
+        except BaseException:
+            self._forget()
+            raise
+        return self.commits - before
+
+    def _forget(self) -> None:
+        self._wanted, self._topics, self._tables, self._ahead = (), None, {}, {}
+
+    def _begin(self, wanted: tuple[str, ...]) -> MirroredTopics:
+        """From the newest checkpoint that is older than what any table was told last; else from the oldest there is."""
+        journal = self._journal
+
+        def is_wanted(topic: str) -> bool:
+            return is_among(topic, wanted)
+
+        def taken(through: int | None) -> MirroredTopics:
+            next_seq, topics, anchor = checkpointed_topics(
+                journal.store, journal.broker, journal.prefix, is_wanted, through=through
+            )
+            return MirroredTopics(is_wanted, next_seq, topics, anchor)
+
+        found = taken(None)
+        for topic in found.topics():
+            self._open(topic)
+        told = [table.synced for table in self._tables.values() if table is not None and table.version != NO_VERSION]
+        if min(told, default=found.next_seq) < found.next_seq - 1:
+            there = checkpoints(journal.store, journal.broker, journal.prefix)
+            found = taken(max(min(told), there[-1]))
+        for topic, table in list(self._tables.items()):
+            if table is None:
+                continue
+            if table.synced < found.next_seq:
+                self._level(topic, found, found.next_seq - 1, self._clock.now_ms())
+            else:
+                self._ahead.setdefault(table.synced, []).append(topic)
+        self._wanted, self._topics = wanted, found
+        return found
+
+    def _open(self, topic: str) -> DeltaTable | None:
+        journal = self._journal
+        try:
+            table = DeltaTable(journal.store, topic, journal.broker, prefix=journal.prefix, entropy=self._entropy)
+        except NotNeves as error:
+            self.set_aside.note(topic, error)
+            self._tables[topic] = None
+            return None
+        self.set_aside.clear(topic)
+        self._tables[topic] = table
+        return table
+
+    def _follow(self, topics: MirroredTopics) -> list[str]:
+        """To the journal's end; the topics whose tables changed."""
+        journal, changed = self._journal, set[str]()
+        were_ahead = list(self._ahead)
+        entries = following(journal.store, journal.broker, journal.prefix, topics.next_seq, topics.anchor)
+        for seq, entry, data in entries:
+            if self._is_closed():
+                return sorted(changed)
+            for topic, change in topics.apply(seq, entry, anchor(data)).items():
+                changed.add(topic)
+                if topic not in self._tables:
+                    self._meet(topic, topics, seq, entry.time_ms)
+                else:
+                    self._tell(topic, change, seq, entry)
+            for topic in self._ahead.pop(seq, ()):
+                self._level(topic, topics, seq, entry.time_ms)
+        for seq in were_ahead:  # told by who read it in the journal, before we came to the end of that
+            for topic in self._ahead.pop(seq, ()):
+                self._put_aside(topic, NotNeves(f"its log tells entry {seq}, which this journal does not have"))
+        return sorted(changed)
+
+    def _meet(self, topic: str, topics: MirroredTopics, seq: int, time_ms: int) -> None:
+        """A topic that had nothing so far."""
+        table = self._open(topic)
+        if table is None:
+            return
+        if table.synced > seq:
+            self._ahead.setdefault(table.synced, []).append(topic)
+        else:
+            self._level(topic, topics, seq, time_ms)
+
+    def _tell(self, topic: str, change: Change, seq: int, entry: AnyEntry) -> None:
+        table = self._tables[topic]
+        if table is None or not table.is_level:
+            return
+        try:
+            table.tell(change, seq, entry.time_ms, type(entry).__name__.upper())
+            self.commits += 1
+        except NotNeves as error:
+            self._put_aside(topic, error)
+
+    def _level(self, topic: str, topics: MirroredTopics, seq: int, time_ms: int) -> None:
+        table = self._tables[topic]
+        assert table is not None
+        before = table.commits
+        try:
+            table.level(topics.shown(topic), seq, time_ms)
+        except NotNeves as error:
+            self._put_aside(topic, error)
+        self.commits += table.commits - before
+
+    def _put_aside(self, topic: str, error: NotNeves) -> None:
+        self.set_aside.note(topic, error)
+        self._tables[topic] = None
+
+    def _keep_short(self, changed: Iterable[str]) -> None:
+        retention = self._rules().journal_retention_ms
+        for topic in changed:
+            table = self._tables[topic]
+            if table is None or not table.is_checkpoint_due or self._is_closed():
+                continue
+            table.checkpoint(self._clock.now_ms() - retention)
+            try:
+                table.clean_up(self._safe_ms() - retention)
+            except ClocksDisagree as error:
+                log.warning("topic %s: what is old in its Delta log stays: %s", topic, error)
+
+
+def is_among(topic: str, wanted: Sequence[str]) -> bool:
+    """Whether one of them is its name, or its beginning and `*`."""
+    return any(topic == said or (said.endswith("*") and topic.startswith(said[:-1])) for said in wanted)

@@ -1,0 +1,513 @@
+"""Erase: all messages of a topic that have a key leave the archive, and what is left of them elsewhere is told.
+
+    offload all, the active segment rolled first: what is not archived can't be found
+    each object that may hold the key, by its bloom filters:
+        its rows are looked at; where some are meant, INTENT → the object without them → ERASE
+    what has left the readers' view and is not deleted yet: never again in view, and gone as soon as the others
+    certificate: what was erased, where copies remain and until when
+
+Objects come and go meanwhile, by compaction above all: it is looked again until none is left that was not looked at.
+Broken off anywhere, what was erased stays so; who asks again, under the same id, erases the rest. The key itself is in
+no entry, file or log of the broker's.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from infra.clock import Clock
+from infra.object_store.protocol import ObjectStoreError
+from infra.threads import SYSTEM_THREADS, Threads
+from lifecycle.compaction import settled_below
+from lifecycle.hot_store import HotStore
+from lifecycle.offload import Offload
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from lifecycle.sweep import objects_of_nobody
+from lifecycle.turns import Turns
+from lifecycle.unexpire import is_there
+from neve.archive.erasure import (
+    Verdict,
+    erased_of,
+    holds,
+    is_meant,
+    spans_of_rows,
+    topics_to_search,
+)
+from neve.archive.journal import ERASE, AnyEntry, CommittedName, Erase, Gap
+from neve.archive.keys import topic_component
+from neve.archive.queue_runs import united
+from neve.archive.unexpiry import may_come_back, stays_out
+from neve.record.codec import MessageRecord
+from tiered.journal.writer import JournalWriter
+from tiered.worker.failed import WorkerFailed
+from tiered.write.key_rows import GroupReader, KeyRows, rows_with_key
+from tiered.write.merge import NOTHING, Merge, rows_left
+from tiered.write.offload_plan import TopicUnreadable
+from tiered.write.progress import Progress, tell
+from tiered.write.replacement import Fate, Merger, Outcome, Replacement, Swap
+
+log = logging.getLogger(__name__)
+
+_ID = re.compile(r"e\d+\.\d+")
+# Failures of an object; others are the store's, or the worker's.
+_OF_ONE_OBJECT = frozenset({"DamagedObject", "NotFound"})
+_WITH_ITS_OBJECT = "had expired, and was in an object with what was erased"
+_TOLD_EVERY_S = 5.0
+#: (topic, queue, first offset, last offset)
+Row = tuple[str, int, int, int]
+#: (topic, queue) -> (first, last), in order; they lie apart.
+Spans = dict[tuple[str, int], list[tuple[int, int]]]
+#: Key of an object, and whether it was in view.
+Seen = set[tuple[str, bool]]
+
+
+class Eraser(GroupReader, Merger, Protocol):
+    """The worker that reads objects for it and makes the others."""
+
+
+def is_erase_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+class Wanted(NamedTuple):
+    """What somebody asks for. `grace_ms`: how long old objects are kept; None: as those that expire."""
+
+    topic: str
+    key: str
+    retries: bool = True
+    grace_ms: int | None = None
+
+
+class _Found(NamedTuple):
+    """An object with rows that are meant; in view, or out of it and not deleted yet."""
+
+    name: CommittedName
+    rows: KeyRows
+    until_ms: int | None  # of one out of view
+    failure: str = ""  # why nothing is known of its rows
+
+
+@dataclass(slots=True)
+class _Erasure:
+    """One that somebody asks for, of the log below `end`, and how far it has come."""
+
+    wanted: Wanted
+    id: str
+    end: int
+    progress: Progress | None
+    seen: Seen = field(default_factory=set)
+    left: dict[str, list[str]] = field(default_factory=dict)  # object -> in words, why it has some of it still
+    unsearched: list[str] = field(default_factory=list)  # in words, what else may have some
+    taken: Spans = field(default_factory=dict)  # rows that nobody finds any more
+    holders: dict[str, list[Row]] = field(default_factory=dict)  # objects in which some were found, in view or not
+    objects: int = 0  # that were searched
+    told: float | None = None  # when it was said how many
+
+    def take(self, rows: Iterable[Row]) -> None:
+        self.taken |= _by_queue(rows, self.taken)
+
+    def searched(self, clock: Clock) -> None:
+        """Told now and then: who waits for a certificate gives up a connection on which nothing comes."""
+        now = clock.monotonic()
+        self.objects += 1
+        if self.told is None:
+            self.told = now
+        elif now - self.told >= _TOLD_EVERY_S:
+            self.told = now
+            tell(self.progress, event="searched", objects=self.objects)
+
+
+class EraseKey:
+    """What an operator asks for, one at a time."""
+
+    def __init__(  # noqa: PLR0917
+        self,
+        hot: HotStore,
+        journal: JournalWriter,
+        worker: Eraser,
+        policy: Callable[[], Policy],
+        clock: Clock,
+        safe_clock: SafeClock,
+        offload: Offload,
+        expire: Callable[[], object],
+        turns: Turns,
+        threads: Threads = SYSTEM_THREADS,
+        *,
+        cluster: str = "DefaultCluster",
+        is_member: bool = False,
+    ) -> None:
+        """`expire` deletes what is due. `is_member`: of a broker set, whose others have the log, too."""
+        self._hot, self._journal, self._worker, self._policy = hot, journal, worker, policy
+        self._clock, self._safe_clock, self._offload, self._turns = clock, safe_clock, offload, turns
+        self._expire, self._is_member = expire, is_member
+        self._lock = threads.lock()
+        self._replacement = Replacement(journal, worker, ERASE, turns, cluster=cluster)
+
+    def run(self) -> int:
+        """Close what one that ended before its time left open; how many."""
+        if not any(one.kind == ERASE for one in self._journal.catalog.open_rewrites().values()):
+            return 0
+        if not self._lock.acquire(blocking=False):
+            return 0  # it is under way
+        try:
+            return self._begin()
+        finally:
+            self._lock.release()
+
+    def now(
+        self,
+        wanted: Wanted,
+        *,
+        erase_id: str = "",
+        dry_run: bool = False,
+        evict: bool = False,
+        progress: Progress | None = None,
+    ) -> dict[str, Any]:
+        """The certificate, which is also the last that is told. Raises where the archive is away."""
+        assert not erase_id or is_erase_id(erase_id)
+        with self._lock:
+            if dry_run:
+                with self._turns:
+                    self._journal.follow()
+                return self._dry_run(_Erasure(wanted, "", 1 << 62, progress))
+            self._begin()
+            self._delete_after_ms(wanted)  # raises where no time can be told
+            erase_id = erase_id or f"e{self._journal.epoch}.{self._journal.catalog.next_seq}"
+            tell(progress, event="begun", id=erase_id)  # by which it can be gone on with
+            _, end = self._hot.confirmed_range()
+            reports = self._offload.run(roll=True, progress=progress)
+            failed = [text for report in reports for text in report.failed.values()]
+            catalog = self._journal.catalog
+            end_of_all = max(end, catalog.intent_end, catalog.totals().end)  # what is out of view included
+            erasure = _Erasure(wanted, erase_id, end_of_all, progress)
+            self._erase(erasure, lambda: self._not_archived(wanted, end, failed))
+            # The journal forgets a gap below all that is there as soon as what held its rows is deleted.
+            erasure.take(erased_of(catalog.gaps(), erase_id))
+            if evict:
+                self._offload.run(evict=True, progress=progress)
+            if wanted.grace_ms is not None:
+                self._expire()
+            certificate = self._certificate(erasure)
+            tell(progress, **certificate)
+            return certificate
+
+    def _begin(self) -> int:
+        self._replacement.begin()
+        with self._turns:
+            self._journal.ensure_online()
+            self._journal.follow()
+            return self._replacement.close_open()
+
+    # ---- looking
+
+    def _dry_run(self, erasure: _Erasure) -> dict[str, Any]:
+        rows = objects = 0
+        for found in self._search(erasure):
+            rows, objects = rows + len(found.rows.meant), objects + 1
+            tell(erasure.progress, event="planned", **_described(found))
+        summary = {"event": "done", "topic": erasure.wanted.topic, "rows": rows, "objects": objects}
+        tell(erasure.progress, **summary)
+        return summary
+
+    def _search(self, erasure: _Erasure) -> Iterator[_Found]:
+        """Objects that were not seen yet, of the log below its end, those in view first. Raises WorkerFailed."""
+        catalog, wanted, seen = self._journal.catalog, erasure.wanted, erasure.seen
+        known = self._known_topics()
+        judge = functools.partial(_judged, wanted, known)
+        topics = topics_to_search(known, wanted.topic, retries=wanted.retries)
+        for until_ms, name in chain.from_iterable(map(catalog.each_of, topics)):
+            place = name.key, until_ms is None
+            if place in seen or name.start >= erasure.end or self._turns.closed:
+                continue
+            seen.add(place)
+            erasure.searched(self._clock)
+            erasure.left.pop(name.key, None)  # told anew, where it is so still
+            try:
+                rows = rows_with_key(self._worker, self._journal.store.url, name, wanted.key, judge)
+            except WorkerFailed as error:
+                if not self._is_still(name, in_view=until_ms is None):
+                    seen.discard(place)
+                    continue
+                if error.kind not in _OF_ONE_OBJECT:
+                    raise
+                yield _Found(name, KeyRows([], []), until_ms, str(error))
+                continue
+            if rows.meant or rows.unknown:
+                yield _Found(name, rows, until_ms)
+
+    def _known_topics(self) -> set[str]:
+        """All that may hold it: of a deleted one the local log and objects out of view have messages still."""
+        catalog = self._journal.catalog
+        hot = (topic for one in self._hot.segments() for topic in one.topics)
+        return {*catalog.topics(), *catalog.expiring_topics(), *self._hot.topics(), *hot}
+
+    def _is_still(self, name: CommittedName, *, in_view: bool) -> bool:
+        with self._turns:
+            self._journal.follow()
+            return self._journal.catalog.are_live([name]) if in_view else self._journal.catalog.knows(name.key)
+
+    # ---- erasing
+
+    def _erase(self, erasure: _Erasure, not_archived: Callable[[], list[str]]) -> None:
+        """Until a pass has nothing to search: of what was made, moved or archived meanwhile there is none then."""
+        searched = -1
+        while erasure.objects != searched:
+            searched = erasure.objects
+            with self._turns:
+                self._journal.follow()  # who owns the archive no more does not say what is in it
+            erasure.unsearched = not_archived()  # before the look: what a round takes since, that may not find
+            try:
+                for found in self._search(erasure):
+                    self._erase_found(erasure, found)
+            except WorkerFailed as error:
+                erasure.unsearched.append(f"an object could not be searched: {error}")
+                return
+            if self._turns.closed:
+                erasure.unsearched.append("the broker stops")
+                return
+
+    def _erase_found(self, erasure: _Erasure, found: _Found) -> None:
+        name, seen, progress = found.name, erasure.seen, erasure.progress
+        left = []
+        if found.rows.unknown:
+            left.append(f"nobody can tell of {len(found.rows.unknown)} rows")
+        if found.failure:
+            left.append(f"it can't be searched: {found.failure}")
+        at = name.key
+        if found.rows.meant:
+            merge = Merge((name,), {}, spans_of_rows(found.rows.meant))
+            erasure.holders[name.key] = _rows_of(merge)
+            outcome = self._outcome(erasure, found, merge)
+            match outcome.fate:
+                case Fate.OVERTAKEN:  # it is looked at again, wherever it is, and what took its place
+                    seen -= {(name.key, True), (name.key, False)}
+                    return
+                case Fate.STANDS:
+                    seen.add((name.key, False))
+                    made = {}
+                    if outcome.made is not None:
+                        at = outcome.made.key
+                        seen.add((at, True))
+                        made = {"made": at}
+                    tell(progress, event="erased", **made, **_described(found))
+                case Fate.FAILED:
+                    left.append(outcome.reason)
+                    tell(progress, event="failed", reason=outcome.reason, **_described(found))
+        if left:
+            erasure.left[at] = left
+
+    def _outcome(self, erasure: _Erasure, found: _Found, merge: Merge) -> Outcome:
+        swap = functools.partial(self._swap, erasure.wanted, erasure.id)
+        if found.until_ms is not None or not merge.queues:
+            entries: list[AnyEntry] = []
+
+            def decide() -> list[AnyEntry]:
+                entries.extend(self._withdrawal(erasure.wanted, merge, swap))
+                return entries
+
+            outcome = self._replacement.withdraw(merge, decide)
+            rows = [row for one in entries if isinstance(one, Erase) for row in one.rows]
+        else:
+            outcome, rows = self._replacement.run(merge, swap), _rows_of(merge)
+        if outcome.fate is Fate.STANDS:
+            erasure.take(rows)
+        return outcome
+
+    def _withdrawal(self, wanted: Wanted, merge: Merge, swap: Swap) -> list[AnyEntry]:
+        """What is to be told of an object in whose place none comes, as the journal stands; in a turn.
+
+        Of one that is out of view once, and what stays out: what took its place may be gone before it.
+        """
+        catalog, (name,) = self._journal.catalog, merge.inputs
+        if catalog.are_live([name]):
+            return [swap(merge, [])]
+        if not stays_out(catalog, name):
+            rest = _rest_of(merge) if may_come_back(catalog, name) else None
+            return [*([rest] if rest is not None else []), swap(merge, [])]
+        goes_later = self._goes_later(wanted, catalog.stays_until(name) or 0)
+        return [swap(merge._replace(erased=NOTHING), [])] if goes_later else []
+
+    def _goes_later(self, wanted: Wanted, until_ms: int) -> bool:
+        return wanted.grace_ms is not None and until_ms > self._delete_after_ms(wanted)
+
+    def _swap(self, wanted: Wanted, erase_id: str, merge: Merge, made: list[CommittedName]) -> AnyEntry:
+        return Erase(
+            id=erase_id,
+            old=[one.key for one in merge.inputs],
+            new=made,
+            rows=_rows_of(merge),
+            delete_after_ms=self._delete_after_ms(wanted),
+        )
+
+    def _delete_after_ms(self, wanted: Wanted) -> int:
+        grace = self._policy().grace_ms if wanted.grace_ms is None else wanted.grace_ms
+        return self._safe_clock.now_ms(self._journal.store) + grace
+
+    # ---- what is told
+
+    def _not_archived(self, wanted: Wanted, end: int, failed: Collection[str]) -> list[str]:
+        """Messages from before that no round could take: nobody has looked at them."""
+        catalog, policy = self._journal.catalog, self._policy()
+        topics = topics_to_search(self._hot.topics(), wanted.topic, retries=wanted.retries)
+        left = []
+        for topic in topics:
+            settled = settled_below(catalog, topic)
+            # Where its last one is in each segment: the newest of them may have been sent since, one before it not.
+            places = [one.topics[topic][0] for one in self._hot.segments() if one.base < end and topic in one.topics]
+            if not policy.archived(topic):
+                left += [f"{topic} is not archived: the local log alone has it"] if places else []
+            elif any(settled <= place for place in places):
+                left.append(f"{topic} is not archived whole" + (f": {next(iter(failed))}" if failed else ""))
+        return left
+
+    def _certificate(self, erasure: _Erasure) -> dict[str, Any]:
+        wanted, erased = erasure.wanted, erasure.taken
+        topics = topics_to_search(self._known_topics(), wanted.topic, retries=wanted.retries)
+        orphans = self._in_no_view(topics, erasure)
+        left = self._left(erasure)
+        return {
+            "event": "certificate",
+            "id": erasure.id,
+            "broker": self._journal.broker,
+            "topic": wanted.topic,
+            "key_sha256": hashlib.sha256(f"{erasure.id}:{wanted.key}".encode("utf-8", "surrogatepass")).hexdigest(),
+            "time_ms": self._clock.now_ms(),
+            "complete": not left,
+            "rows": sum(last - first + 1 for spans in erased.values() for first, last in spans),
+            "erased": [
+                {"topic": topic, "queue": queue, "offsets": spans} for (topic, queue), spans in sorted(erased.items())
+            ],
+            "remains": {
+                "objects": self._objects_left(erasure),
+                "in_no_view": orphans,
+                "local_log": self._local_copies(topics, erasure),
+                "other_members": self._is_member,
+            },
+            "not_erased": left,
+        }
+
+    def _left(self, erasure: _Erasure) -> list[str]:
+        """Nothing of objects that are deleted by now."""
+        knows = self._journal.catalog.knows
+        of_objects = [f"{key}: {'; '.join(why)}" for key, why in sorted(erasure.left.items()) if knows(key)]
+        return [*of_objects, *erasure.unsearched]
+
+    def _objects_left(self, erasure: _Erasure) -> list[dict[str, Any]]:
+        """Those out of view that still hold some of it, and when they go."""
+        of_topic: dict[str, dict[int, list[tuple[int, int]]]] = {}
+        found = [row for rows in erasure.holders.values() for row in rows]
+        for (topic, queue), spans in _by_queue(found, erasure.taken).items():
+            of_topic.setdefault(topic, {})[queue] = spans
+        return [
+            {"key": name.key, "until_ms": until_ms}
+            for topic, of_queue in sorted(of_topic.items())
+            for until_ms, name in self._journal.catalog.expiring_near(topic, of_queue)
+            if holds(name, of_queue)
+        ]
+
+    def _in_no_view(self, topics: Collection[str], erasure: _Erasure) -> list[str]:
+        """What may hold some of it without that any reader sees it: what is being made of objects that had it, and what
+        was made, counts nowhere and was not deleted."""
+        journal, exists = self._journal, is_there(self._journal.store)
+        prefix = f"{journal.prefix.strip('/')}/" if journal.prefix.strip("/") else ""
+        found = {
+            name.key
+            for rewrite in journal.catalog.open_rewrites().values()
+            if not erasure.holders.keys().isdisjoint(rewrite.old)
+            for name in rewrite.names
+        }
+        try:
+            for topic in topics:
+                keys = [info.key for info in objects_of_nobody(journal, f"{prefix}{topic_component(topic)}/")]
+                found.update(key for key in keys if exists(key))  # none that was deleted since it was listed
+        except ObjectStoreError as error:
+            erasure.unsearched.append(f"objects that count nowhere could not be listed: {error}")
+        return sorted(found)
+
+    def _local_copies(self, topics: Collection[str], erasure: _Erasure) -> list[dict[str, Any]]:
+        """What of it is still hot, and when its segments are as old as they get; later where something waits in one.
+
+        Whatever was erased of these topics counts: gaps do not say of which key. So does what lies below a minimum, and
+        all of a queue that was deleted: segments have it. And what expired so long ago that no object is left of it in
+        which anybody could look.
+        """
+        catalog = self._journal.catalog
+        times: dict[str, list[int]] = {}
+        for segment in self._hot.segments():
+            for topic in segment.topics:
+                times.setdefault(topic, []).append(segment.newest_store_time)
+        lowest = {topic: self._lowest_offsets(topic) for topic in topics if topic in times}
+        gaps = (gap for topic in topics for gap in catalog.gaps(topic))
+        rows = [(gap.topic, gap.queue, gap.first, gap.last) for gap in gaps if gap.is_erased]
+        for topic, lows in lowest.items():
+            below = catalog.nothing_below(topic)
+            rows += [(topic, queue, low, below[queue] - 1) for queue, low in lows.items() if low < below.get(queue, 0)]
+        spans_of = _by_queue(chain(rows, *erasure.holders.values()), erasure.taken)
+        copies = []
+        for (topic, queue), spans in sorted(spans_of.items()):
+            if topic not in lowest:
+                continue
+            low = lowest[topic].get(queue, 0)
+            if hot := sum(max(0, last + 1 - max(first, low)) for first, last in spans):
+                until = max(times[topic]) + self._policy().reserved_ms if min(times[topic]) >= 0 else None
+                copies.append({"topic": topic, "queue": queue, "rows": hot, "until_ms": until})
+        return copies
+
+    def _lowest_offsets(self, topic: str) -> Mapping[int, int]:
+        """Queue -> the lowest offset that the local log has, in view or not. Nothing where it can't be told."""
+        try:
+            return self._hot.first_offsets(topic, self._hot.confirmed_range()[0])
+        except TopicUnreadable as error:
+            log.warning("what the local log has of it: %s", error)
+            return {}
+
+
+def _judged(wanted: Wanted, topics: Collection[str], record: MessageRecord) -> Verdict:
+    return is_meant(record, wanted.topic, wanted.key, topics)
+
+
+def _rest_of(merge: Merge) -> Gap | None:
+    """What else an object had that will not come back: its neighbours may, and nothing may be missing between them."""
+    (name,) = merge.inputs
+    rest = [
+        (name.topic, queue, *span)
+        for queue, first, last in sorted(name.runs)
+        for span in rows_left(first, last, 0, merge.erased.get(queue, ()))
+    ]
+    if not rest:
+        return None
+    (topic, queue, first, last), *more = rest
+    return Gap(topic=topic, queue=queue, first=first, last=last, reason=_WITH_ITS_OBJECT, more=more)
+
+
+def _rows_of(merge: Merge) -> list[Row]:
+    """What is left out."""
+    return [(merge.topic, queue, *span) for queue, spans in sorted(merge.erased.items()) for span in spans]
+
+
+def _by_queue(rows: Iterable[Row], before: Spans) -> Spans:
+    """They, and what was there before."""
+    spans = {place: list(held) for place, held in before.items()}
+    for topic, queue, first, last in rows:
+        spans.setdefault((topic, queue), []).append((first, last))
+    return {place: united(held) for place, held in spans.items()}
+
+
+def _described(found: _Found) -> dict[str, Any]:
+    rows = found.rows
+    return {
+        "topic": found.name.topic,
+        "key": found.name.key,
+        "rows": len(rows.meant),
+        **({"failure": found.failure} if found.failure else {}),
+        **({"unknown": len(rows.unknown)} if rows.unknown else {}),
+        **({"until_ms": found.until_ms} if found.until_ms is not None else {}),
+    }

@@ -1,0 +1,70 @@
+"""Forget: names of deleted topics of which nothing is left leave the archive's state, and this broker's.
+
+A name is kept so that no offset is given twice while a message with it may be seen. When every object of the topic is
+deleted, its last record has left the local log and the journal's retention has passed since its tombstone, there is
+none: the topic is one that never was, and begins at 0 should it come again. Its FORGET stands first, then the queues'
+ends go from the local state; between the two, or after a crash there, it goes on above them, which harms nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from lifecycle.hot_store import HotStore
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from lifecycle.turns import Turns
+from tiered.journal.writer import JournalWriter
+
+log = logging.getLogger(__name__)
+
+FORGET_BATCH = 1_000  # names of an entry
+
+
+class ForgetNames:
+    """The job. Not of a broker set: each of its members knows where the queues ended, and none may begin again."""
+
+    def __init__(
+        self,
+        hot: HotStore,
+        journal: JournalWriter,
+        policy: Callable[[], Policy],
+        safe_clock: SafeClock,
+        turns: Turns,
+        *,
+        is_alone: bool,
+    ) -> None:
+        self._hot, self._journal, self._policy = hot, journal, policy
+        self._safe_clock, self._turns, self._is_alone = safe_clock, turns, is_alone
+
+    def run(self) -> int:
+        """How many names the archive has forgotten."""
+        if not self._is_alone:
+            return 0
+        with self._turns:
+            self._journal.ensure_online()
+            self._journal.follow()
+            forgotten = self._journal.forget(self._left_behind()[:FORGET_BATCH])
+            # Also those that a crash left, or that no entry ever named.
+            exists, named = self._policy().exists, self._journal.has_named
+            gone = [topic for topic in self._hot.deleted_topics() if not exists(topic) and not named(topic)]
+            self._hot.forget_deleted(gone)
+        if forgotten:
+            log.info("the names of %d deleted topics are forgotten", len(forgotten))
+        return len(forgotten)
+
+    def _left_behind(self) -> list[str]:
+        """Deleted topics of which neither tier has anything, and whose tombstone is old enough."""
+        policy, hot = self._policy(), self._hot
+        begin, _ = hot.confirmed_range()
+        long_ago = self._safe_clock.now_ms(self._journal.store) - policy.journal_retention_ms
+        known = set(hot.topics())
+        return [
+            tombstone.topic
+            for tombstone in self._journal.catalog.forgettable()
+            if tombstone.time_ms <= long_ago
+            and tombstone.topic not in known
+            and not policy.exists(tombstone.topic)
+            and policy.gone_below(tombstone.topic) <= begin
+        ]

@@ -1,0 +1,49 @@
+"""Shorten: journal entries that are in a checkpoint, and older than the retention, are deleted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from lifecycle.turns import Turns
+from tiered.journal.writer import JournalWriter
+
+log = logging.getLogger(__name__)
+
+DELETE_BATCH = 100  # entries that are deleted in one turn: each waits for the one before it
+
+
+class ShortenJournal:
+    """The job."""
+
+    def __init__(
+        self, journal: JournalWriter, policy: Callable[[], Policy], safe_clock: SafeClock, turns: Turns
+    ) -> None:
+        self._journal, self._policy, self._safe_clock, self._turns = journal, policy, safe_clock, turns
+        self.deleted = 0  # entries, since the start
+
+    def run(self) -> int:
+        """How many entries were deleted. A turn for each batch; between two of them the archive may change hands."""
+        due, deleted = self._due(), 0
+        for position in range(0, len(due), DELETE_BATCH):
+            if self._turns.closed:
+                break
+            batch = due[position : position + DELETE_BATCH]
+            with self._turns:
+                self._journal.ensure_online()
+                self._journal.follow()
+                self._journal.delete_entries(batch)
+            deleted += len(batch)
+            self.deleted += len(batch)
+        if deleted:
+            log.info("the journal is shorter by %d entries, up to %d", deleted, due[deleted - 1])
+        return deleted
+
+    def _due(self) -> list[int]:
+        with self._turns:
+            self._journal.ensure_online()
+            self._journal.follow()
+            now = self._safe_clock.now_ms(self._journal.store)
+            return self._journal.entries_to_delete(now, self._policy().journal_retention_ms)

@@ -1,0 +1,75 @@
+"""Which objects and row groups a reader of many rows opens: of what the catalogs hold of a topic, what is asked for.
+
+Pure: catalogs in, a decision out. A row group that may hold a row that is asked for is chosen; of the rows in it those
+that have expired, and those that are not asked for, are the reader's to leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from neve.archive.catalog import Catalog
+from neve.archive.journal import CommittedName, RowGroup
+
+Instant = datetime | int | str
+
+
+class Selection(NamedTuple):
+    """Which rows of a topic: store time in [start, end) in milliseconds, queues, offsets in [first, last]."""
+
+    start: int | None = None
+    end: int | None = None
+    queues: frozenset[int] | None = None
+    first: int | None = None
+    last: int | None = None
+
+
+class Chosen(NamedTuple):
+    """An object with rows that are asked for."""
+
+    broker: str
+    name: CommittedName
+    groups: list[int]  # the row groups that may hold one
+    minimums: dict[int, int]  # queue -> rows of it below that have expired although they are in these row groups
+
+
+def choose(catalogs: Mapping[str, Catalog], topic: str, selection: Selection) -> Iterator[Chosen]:
+    """What the catalogs, by broker, hold of a topic now."""
+    for broker, catalog in sorted(catalogs.items()):
+        minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in catalog.queues(topic)}
+        for name in catalog.objects(topic):
+            groups = [at for at, group in enumerate(name.row_groups) if _may_hold(group, minimums, selection)]
+            if groups:
+                yield Chosen(broker, name, groups, _cut(name, groups, minimums))
+
+
+def _may_hold(group: RowGroup, minimums: Mapping[int, int], selection: Selection) -> bool:
+    """A row of unknown time may be of any."""
+    if selection.start is not None and 0 <= group.newest_ms < selection.start:
+        return False
+    if selection.end is not None and group.oldest_ms >= selection.end:
+        return False
+    for queue, first, last in group.runs:
+        lowest = max(minimums.get(queue, 0), selection.first or 0)
+        if last < lowest or (selection.last is not None and first > selection.last):
+            continue
+        if selection.queues is None or queue in selection.queues:
+            return True
+    return False
+
+
+def _cut(name: CommittedName, groups: list[int], minimums: Mapping[int, int]) -> dict[int, int]:
+    runs = (run for at in groups for run in name.row_groups[at].runs)
+    return {queue: minimums[queue] for queue, first, _ in runs if first < minimums.get(queue, 0)}
+
+
+def instant_ms(value: Instant | None) -> int | None:
+    """Milliseconds since 1970 of a datetime, ISO 8601 text or milliseconds; what carries no zone is UTC."""
+    if value is None or isinstance(value, int):
+        return value
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)

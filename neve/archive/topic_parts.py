@@ -1,0 +1,298 @@
+"""Parts: what a checkpoint writes of one topic. They lie in packs, one after another, and nothing else does.
+
+    pack       <prefix>/_neve/<B>/checkpoint/<seq>-<n>.pack: parts, at the places that heads give
+    part       msgpack map: topic, blocks, and what else is not empty of through, covered, queues, named, entry, gaps
+               and expiring; a topic's own part says that, its runs of blocks say topic and blocks
+    block      array, see `StoredBlock` and `name_blocks`
+    queue      [queue, minimum, the highest offset that any entry named or nil]
+    expiring   [delete_after_ms, block]
+
+A part is taken as it lies: no name is unpacked for it. What has not changed stays where it is written, so a topic's
+blocks are cut into runs; the blocks behind the last run are in the topic's own part. A part that has not changed is
+written again where its pack goes, because less than half of that is named or more than SMALL_PACKS small ones are, and
+runs where many small neighbours become one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from neve.archive.checkpoint import CheckpointHead, PackedState, PackName, Place, TopicRow, digest
+from neve.archive.journal import Gap, Topic
+from neve.archive.name_blocks import Block, StoredBlock, blocks_from, stored
+from neve.archive.sealed import Damaged
+from neve.archive.topic_catalog import Run, TopicCatalog
+
+RUN_BLOCKS = 2  # blocks of a run, as it is written first
+RUNS_SMALL = 16  # as many small neighbours become one
+RUN_BLOCKS_MAX = 32
+PACK_BYTES = 8 << 20  # what a pack is closed at
+SMALL_PACKS = 32  # beyond as many, the smallest are written together
+
+assert RUN_BLOCKS * RUNS_SMALL >= RUN_BLOCKS_MAX, "runs that are joined are small no more"
+
+
+class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Of one topic."""
+
+    topic: str
+    blocks: list[StoredBlock]
+    through: int | None = None
+    covered: list[tuple[int, int]] = []
+    queues: list[tuple[int, int, int | None]] = []
+    named: bool = False  # an entry spoke of its offsets
+    entry: Topic | None = None
+    gaps: list[Gap] = []
+    expiring: list[tuple[int, StoredBlock]] = []
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Part)
+
+
+# ---- writing
+
+
+class Arranged(NamedTuple):
+    """How a topic is to be written: its runs, and its own part's place where that stands already."""
+
+    of: TopicCatalog
+    runs: list[Run]
+    own: Place | None
+
+    @property
+    def places(self) -> Iterator[Place | None]:
+        yield self.own
+        yield from (run.place for run in self.runs)
+
+    def row(self) -> TopicRow:
+        of = self.of
+        places = tuple(place for place in self.places if place is not None)
+        assert len(places) == len(self.runs) + 1, "all of it is written"
+        return TopicRow(of.topic, of.count, len(of.gaps), of.through is not None or of.entry is not None, places)
+
+
+class Packed(NamedTuple):
+    """What a checkpoint is to say, once its packs stand."""
+
+    topics: list[Arranged]
+    sizes: dict[PackName, int]  # of the packs that it names
+
+    def adopt(self) -> None:
+        """It stands: the next one refers to what has not changed by then."""
+        for one in self.topics:
+            one.of.own, one.of.runs = one.own, tuple(one.runs)
+
+
+def pack(
+    topics: Iterable[TopicCatalog], known: Mapping[PackName, int], seq: int, put: Callable[[int, bytes], None]
+) -> Packed:
+    """Write what lies in no pack that is known (with its size), and what lies in one that is to go.
+
+    `put` gets each new pack with its number. Nothing of the topics may change meanwhile.
+    """
+    arranged = [_arranged(of, known) for of in topics]
+    places = [place for one in arranged for place in one.places if place is not None]
+    out = _to_go(known, places)
+    packs = _Packs(seq, put)
+    written = [_written(one, out, packs) for one in arranged]
+    sizes = dict(known) | packs.close()
+    named = {place.pack for one in written for place in one.places if place is not None}
+    return Packed(written, {name: sizes[name] for name in sorted(named)})
+
+
+def packed_already(topics: Iterable[TopicCatalog], sizes: Mapping[PackName, int]) -> Packed:
+    """What a checkpoint says after which nothing has changed: it is said again in the same bytes."""
+    return Packed([Arranged(of, list(of.runs), of.own) for of in topics], dict(sizes))
+
+
+def _arranged(of: TopicCatalog, known: Mapping[PackName, int]) -> Arranged:
+    runs = [run for run in of.runs if run.place is not None and run.place.pack in known]
+    if of.own is not None and of.own.pack in known and len(runs) == len(of.runs):
+        return Arranged(of, runs, of.own)
+    return Arranged(of, _joined(_cut(of.blocks, runs)), None)
+
+
+def _cut(blocks: Sequence[Block], runs: Iterable[Run]) -> list[Run]:
+    """Runs from the first block on: those that stand, and new ones between and behind them."""
+    standing = {id(run.blocks[0]): run for run in runs}
+    found: list[Run] = []
+    loose: list[Block] = []
+    end = len(blocks) - (1 if blocks and blocks[-1].takes_more else 0)
+    at = 0
+    while at < end:
+        run = standing.get(id(blocks[at]))
+        if run is not None and _is_at(run.blocks, blocks, at, end):
+            if loose:
+                found.append(Run(tuple(loose), None))
+            loose = []
+            found.append(run)
+            at += len(run.blocks)
+            continue
+        loose.append(blocks[at])
+        at += 1
+        if len(loose) == RUN_BLOCKS:
+            found.append(Run(tuple(loose), None))
+            loose = []
+    return found
+
+
+def _is_at(run: Sequence[Block], blocks: Sequence[Block], at: int, end: int) -> bool:
+    return at + len(run) <= end and all(one is blocks[at + index] for index, one in enumerate(run))
+
+
+def _joined(runs: Iterable[Run]) -> list[Run]:
+    """Many small neighbours are one: else a topic of many objects would be read with as many questions."""
+    found: list[Run] = []
+    small: list[Run] = []
+    for run in (*runs, None):
+        if run is not None and len(run.blocks) < RUN_BLOCKS_MAX:
+            small.append(run)
+            continue
+        if len(small) >= RUNS_SMALL:
+            blocks = [block for one in small for block in one.blocks]
+            cuts = range(0, len(blocks), RUN_BLOCKS_MAX)
+            small = [Run(tuple(blocks[at : at + RUN_BLOCKS_MAX]), None) for at in cuts]
+        found += small
+        small = []
+        if run is not None:
+            found.append(run)
+    return found
+
+
+def _to_go(known: Mapping[PackName, int], places: Iterable[Place]) -> set[PackName]:
+    """Packs of which less than half is still named, and the smallest where there are many."""
+    named: Counter[PackName] = Counter()
+    for place in places:
+        named[place.pack] += place.length
+    out = {name for name, size in named.items() if 2 * size < known[name]}
+    small = sorted((size, name) for name, size in named.items() if name not in out and 2 * size < PACK_BYTES)
+    if len(small) > SMALL_PACKS:
+        out.update(name for _, name in small[: -SMALL_PACKS // 2])
+    return out
+
+
+def _written(one: Arranged, out: set[PackName], packs: "_Packs") -> Arranged:
+    of = one.of
+    runs = [
+        run if run.place is not None and run.place.pack not in out else Run(run.blocks, packs.add(_run_part(of, run)))
+        for run in one.runs
+    ]
+    own = one.own
+    if own is None or own.pack in out:
+        own = packs.add(_own_part(of, of.blocks[sum(len(run.blocks) for run in runs) :]))
+    return Arranged(of, runs, own)
+
+
+def _run_part(of: TopicCatalog, run: Run) -> bytes:
+    return _encoder.encode(Part(topic=of.topic, blocks=[stored(block) for block in run.blocks]))
+
+
+def _own_part(of: TopicCatalog, blocks: Iterable[Block]) -> bytes:
+    part = Part(
+        topic=of.topic,
+        blocks=[stored(block) for block in blocks],
+        through=of.through,
+        covered=sorted(of.covered or ()),
+        queues=[(queue, held.minimum, held.named) for queue, held in sorted(of.queues.items())],
+        named=of.is_named,
+        entry=of.entry,
+        gaps=of.gaps,
+        expiring=[(after, stored(block)) for after, block in of.expiring],
+    )
+    return _encoder.encode(part)
+
+
+class _Packs:
+    """What is being written, pack after pack."""
+
+    def __init__(self, seq: int, put: Callable[[int, bytes], None]) -> None:
+        self._seq, self._put = seq, put
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._sizes: dict[PackName, int] = {}
+
+    def add(self, part: bytes) -> Place:
+        if self._size >= PACK_BYTES:
+            self.close()
+        place = Place(PackName(self._seq, len(self._sizes)), self._size, len(part), digest(part))
+        self._parts.append(part)
+        self._size += len(part)
+        return place
+
+    def close(self) -> dict[PackName, int]:
+        """Sizes of all that were written."""
+        if self._parts:
+            number = len(self._sizes)
+            self._put(number, b"".join(self._parts))
+            self._sizes[PackName(self._seq, number)] = self._size
+            self._parts, self._size = [], 0
+        return self._sizes
+
+
+# ---- reading
+
+
+def topics_in(head: CheckpointHead | PackedState, read_pack: Callable[[PackName], bytes]) -> Iterator[TopicCatalog]:
+    """All topics of a checkpoint's packs, in no order; one pack is held at a time. One of version 1 has none.
+
+    Raises Damaged, and what `read_pack` raises.
+    """
+    if not isinstance(head, CheckpointHead):
+        return
+    rows = {row.topic: row for row in head.rows()}
+    inside: dict[PackName, list[tuple[str, int]]] = {}
+    for row in rows.values():
+        for index, place in enumerate(row.places):
+            inside.setdefault(place.pack, []).append((row.topic, index))
+    found: dict[str, dict[int, Part]] = {}
+    for name in head.sizes():
+        data = read_pack(name)
+        for topic, index in inside.get(name, ()):
+            row = rows[topic]
+            parts = found.setdefault(topic, {})
+            parts[index] = decode_part(topic, row.places[index].taken_from(data))
+            if len(parts) == len(row.places):
+                yield topic_of(row, [parts[number] for number in range(len(parts))])
+                del found[topic], rows[topic]
+    if rows:
+        raise Damaged(f"checkpoint {head.through_seq} has no part of {len(rows)} topics")
+
+
+def decode_part(topic: str, data: bytes) -> Part:
+    """Raises Damaged."""
+    try:
+        part = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"topic {topic}: not a part of a checkpoint: {error}") from error
+    if part.topic != topic:
+        raise Damaged(f"topic {topic}: its part is of topic {part.topic}")
+    return part
+
+
+def topic_of(row: TopicRow, parts: Sequence[Part]) -> TopicCatalog:
+    """From its own part and its runs, as the row has them. Raises Damaged."""
+    if not parts:
+        raise Damaged(f"topic {row.topic} has no part")
+    own, *rest = parts
+    of = TopicCatalog(row.topic)
+    try:
+        blocks = [tuple(blocks_from(row.topic, part.blocks)) for part in (*rest, own)]
+        expiring = list(blocks_from(row.topic, (block for _, block in own.expiring)))
+    except (ValueError, OverflowError) as error:
+        raise Damaged(f"topic {row.topic}: a block of a checkpoint: {error}") from error
+    of.through, of.entry, of.is_named = own.through, own.entry, own.named
+    of.covered = set(own.covered) or None
+    of.expiring = tuple((after, block) for (after, _), block in zip(own.expiring, expiring, strict=True))
+    for queue, minimum, named in own.queues:
+        held = of.queue(queue)
+        held.minimum, held.named = minimum, named
+    of.take_gaps(own.gaps)
+    of.take_blocks([block for run in blocks for block in run])
+    if (of.count, len(of.gaps)) != (row.objects, row.gaps):
+        raise Damaged(f"topic {row.topic}: its parts are not what the checkpoint says")
+    of.own = row.places[0]
+    of.runs = tuple(Run(run, place) for run, place in zip(blocks, row.places[1:], strict=False))
+    return of

@@ -1,0 +1,207 @@
+"""`neve broker`: without a verb it runs one; with one it asks or changes a running one, of neve's or Apache's."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from neve.cli import completed
+from neve.cli.cluster import cluster_options
+from neve.cli.failures import NOT_FOUND, Failure
+from neve.cli.output import ask, emit, emit_one, output_option, say
+
+if TYPE_CHECKING:
+    from typing_extensions import override
+else:
+
+    def override(method: Any) -> Any:
+        return method
+
+
+class BrokerVerb(click.Group):
+    """The verbs of a running broker beside the server's own command, which is there where the server is installed."""
+
+    @override
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args and args[0] in self.commands:
+            return super().make_context(info_name, args, parent, **extra)
+        from neve.cli.main import joined
+
+        server = joined("broker")
+        server.epilog = f"A running broker: neve broker {' | '.join(sorted(self.commands))}."
+        return server.make_context(info_name, args, parent, **extra)
+
+
+@click.group(cls=BrokerVerb)
+def broker() -> None:
+    """Run a broker; describe and change a running one."""
+
+
+@broker.command()
+@click.argument("name", required=False, shell_complete=completed.brokers)
+@cluster_options
+@output_option
+def describe(name: str | None, namesrv: str, output: str) -> None:
+    """Show the brokers that the name server knows, or all that one says of itself."""
+    if name is None:
+        rows = asyncio.run(_all(namesrv))
+        emit(rows, ["broker", "cluster", "id", "address", "version", "role", "put_tps", "get_tps", "disk"], output)
+        return
+    emit_one(asyncio.run(_one(namesrv, name)), output)
+
+
+async def _all(namesrv: str) -> list[dict[str, Any]]:
+    from neve.cli.brokers import brokers
+
+    async with brokers(namesrv) as asked:
+        rows = []
+        for name in asked.named(None):
+            info = asked.known[name]
+            told = await asked.runtime(name) if info.master is not None else {}
+            for number, address in sorted(info.addresses.items()):
+                is_master = address == info.master
+                rows.append(
+                    {
+                        "broker": name,
+                        "cluster": info.cluster,
+                        "id": number,
+                        "address": address,
+                        "version": told.get("brokerVersionDesc") if is_master else None,
+                        "role": "master" if is_master else "slave",
+                        "put_tps": _first(told.get("putTps")) if is_master else None,
+                        "get_tps": _first(told.get("getTotalTps")) if is_master else None,
+                        "disk": told.get("commitLogDiskRatio") if is_master else None,
+                    }
+                )
+        return rows
+
+
+async def _one(namesrv: str, name: str) -> dict[str, Any]:
+    from neve.cli.brokers import brokers
+
+    async with brokers(namesrv) as asked:
+        asked.named(name)
+        info = asked.known[name]
+        members = {str(number): address for number, address in sorted(info.addresses.items())}
+        return {
+            "broker": name,
+            "cluster": info.cluster,
+            "members": members,
+            **dict(sorted((await asked.runtime(name)).items())),
+        }
+
+
+def _first(rates: str | None) -> float | None:
+    """Of the last ten seconds; a minute and ten are behind it."""
+    return None if not rates else round(float(rates.split()[0]), 1)
+
+
+@broker.group()
+def config() -> None:
+    """The configuration of a running broker."""
+
+
+@config.command(name="get")
+@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@click.argument("keys", nargs=-1, metavar="[KEY...]")
+@cluster_options
+@output_option
+def get_config(name: str, keys: tuple[str, ...], namesrv: str, output: str) -> None:
+    """Show what is in force: all, or the keys that are named; a KEY may have * in it."""
+    found = shown(asyncio.run(_config(namesrv, name)))
+    if keys:
+        unknown = [key for key in keys if not fnmatch.filter(found, key)]
+        if unknown:
+            raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
+        found = {key: found[key] for key in found if any(fnmatch.fnmatchcase(key, wanted) for wanted in keys)}
+    emit([{"key": key, "value": value} for key, value in found.items()], ["key", "value"], output)
+
+
+#: Of Apache's brokers, which tell them to whoever may ask; neve's do not tell them.
+_SECRET = re.compile("credential|password|secret|initAuthenticationUser", re.IGNORECASE)
+
+
+def shown(settings: Mapping[str, str]) -> dict[str, str]:
+    """Without what is nobody's to read on a terminal or in a log."""
+    return {key: "(set, not shown)" if value and _SECRET.search(key) else value for key, value in settings.items()}
+
+
+async def _config(namesrv: str, name: str) -> dict[str, str]:
+    from neve.cli.brokers import brokers
+
+    async with brokers(namesrv) as asked:
+        asked.named(name)
+        return await asked.config(name)
+
+
+@config.command(name="set")
+@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+@cluster_options
+def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
+    """Change keys while the broker runs: all of them or none.
+
+    Of neve's brokers the keys that docs/reference.md marks live, until the next start; Apache's write it to their file.
+    """
+    changes = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+        changes[key.strip()] = value.strip()
+    before, after = map(shown, asyncio.run(_set_config(namesrv, name, changes)))
+    for key in changes:
+        say(f"{name}: {key} {before.get(key, '')} → {after.get(key, '')}")
+
+
+async def _set_config(
+    namesrv: str, name: str, changes: dict[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:  # fmt: skip
+    from neve.cli.brokers import brokers
+
+    async with brokers(namesrv) as asked:
+        asked.named(name)
+        before = await asked.config(name)
+        if unknown := sorted(changes.keys() - before.keys()):
+            raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
+        await asked.set_config(name, changes)
+        return before, await asked.config(name)
+
+
+@broker.command(name="wipe-write")
+@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@cluster_options
+def wipe_write(name: str, yes: bool, namesrv: str) -> None:
+    """Send nothing more to a broker: name servers tell producers of it no more. It is read from as before.
+
+    It holds at these name servers until `add-write`, or until they start anew. Clients ask for routes every 30 s.
+    """
+    if not yes:
+        ask(f"Shall producers send nothing more to {name}?")
+    for address, topics in asyncio.run(_write(namesrv, name, wiped=True)).items():
+        say(f"{address}: {topics} topics of {name} are written no more")
+
+
+@broker.command(name="add-write")
+@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@cluster_options
+def add_write(name: str, namesrv: str) -> None:
+    """Let producers send to a broker again, after `wipe-write`."""
+    for address, topics in asyncio.run(_write(namesrv, name, wiped=False)).items():
+        say(f"{address}: {topics} topics of {name} are written again")
+
+
+async def _write(namesrv: str, name: str, *, wiped: bool) -> dict[str, int]:
+    from neve.cli.brokers import brokers
+
+    async with brokers(namesrv) as asked:
+        asked.named(name)
+        return await (asked.wipe_write_permission(name) if wiped else asked.add_write_permission(name))

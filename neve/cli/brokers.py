@@ -1,0 +1,137 @@
+"""What is asked of brokers and name servers by name, by codes that Apache RocketMQ's answer, too.
+
+broker        17 a topic · 25, 26 its configuration · 28 how it is · 351 a topic's settings
+name server   205 nobody sends to a broker any more · 327 they may again
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from neve.cli.broker_sets import new_pool
+from neve.cli.cluster import connect, security_of_the_command
+from neve.cli.failures import NOT_FOUND, UNREACHABLE, Failure
+from neve.client.model import BrokerInfo
+from neve.client.net.connection import ConnectionPool
+from neve.client.net.session import parse_body, require_success
+from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.command import RemotingCommand
+
+_ASK_S = 10.0
+
+
+class TopicAt(NamedTuple):
+    """A topic as one broker has it."""
+
+    broker: str
+    settings: Mapping[str, Any]
+
+    def number(self, name: str) -> int:
+        return int(self.settings.get(name) or 0)
+
+
+class Brokers:
+    """Those that the name servers know. An address is asked as it stands there."""
+
+    def __init__(self, pool: ConnectionPool, namesrvs: list[str], known: Mapping[str, BrokerInfo]) -> None:
+        self._pool, self._namesrvs, self.known = pool, namesrvs, known
+
+    def named(self, name: str | None) -> list[str]:
+        """That one, or all. Raises Failure where it is unknown."""
+        if name is None:
+            return sorted(self.known)
+        if name not in self.known:
+            raise Failure(NOT_FOUND, f"the name server knows no broker {name}, only {', '.join(sorted(self.known))}")
+        return [name]
+
+    # ---- a broker
+
+    async def runtime(self, name: str) -> dict[str, str]:
+        """What its master says of itself."""
+        answer = require_success(await self._ask(name, RequestCode.GET_BROKER_RUNTIME_INFO, {}))
+        return {str(key): str(value) for key, value in (parse_body(answer).get("table") or {}).items()}
+
+    async def config(self, name: str) -> dict[str, str]:
+        """Its master's configuration in force."""
+        text = require_success(await self._ask(name, RequestCode.GET_BROKER_CONFIG, {})).body.decode()
+        pairs = (line.partition("=") for line in text.splitlines() if line and line[0] not in "#!")
+        return dict(sorted((key.strip(), value.strip()) for key, _, value in pairs))
+
+    async def set_config(self, name: str, changes: Mapping[str, str]) -> None:
+        """Raises BrokerError with what the broker has against a value."""
+        body = "".join(f"{key}={value}\n" for key, value in changes.items()).encode()
+        require_success(await self._ask(name, RequestCode.UPDATE_BROKER_CONFIG, {}, body))
+
+    # ---- who may send to it
+
+    async def wipe_write_permission(self, name: str) -> dict[str, int]:
+        """How many topics each name server took out of senders' routes."""
+        return await self._permission(name, RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount")
+
+    async def add_write_permission(self, name: str) -> dict[str, int]:
+        return await self._permission(name, RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount")
+
+    async def _permission(self, name: str, code: RequestCode, counted: str) -> dict[str, int]:
+        """Each name server answers for itself, and clients ask any of them."""
+        counts = {}
+        for address in self._namesrvs:
+            answer = await self._pool.invoke(address, code, {"brokerName": name}, timeout=_ASK_S)
+            counts[address] = int((require_success(answer).ext or {}).get(counted) or 0)
+        return counts
+
+    # ---- topics
+
+    async def topic(self, topic: str, broker: str | None) -> list[TopicAt]:
+        """At each broker that has it. Raises Failure where none does."""
+        names = self.named(broker)
+        ext = {"topic": topic, "lo": "true"}
+        answers = await asyncio.gather(*(self._ask(name, RequestCode.GET_TOPIC_CONFIG, ext) for name in names))
+        found = [
+            TopicAt(name, parse_body(require_success(answer)))
+            for name, answer in zip(names, answers, strict=True)
+            if answer.code != ResponseCode.TOPIC_NOT_EXIST
+        ]
+        if not found:
+            raise Failure(NOT_FOUND, f"there is no topic {topic}" + ("" if broker is None else f" at {broker}"))
+        return found
+
+    async def set_topic(self, topic: str, at: TopicAt, changes: Mapping[str, str]) -> None:
+        """What is not among the changes stays as it is."""
+        ext = {
+            "topic": topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": str(at.number("readQueueNums")),
+            "writeQueueNums": str(at.number("writeQueueNums")),
+            "perm": str(at.settings.get("perm", 6)),
+            "topicFilterType": str(at.settings.get("topicFilterType") or "SINGLE_TAG"),
+            "topicSysFlag": str(at.number("topicSysFlag")),
+            "order": str(bool(at.settings.get("order"))).lower(),
+            "attributes": "",
+            **changes,
+        }
+        require_success(await self._ask(at.broker, RequestCode.UPDATE_AND_CREATE_TOPIC, ext))
+
+    # ---- asking
+
+    async def _ask(self, name: str, code: RequestCode, ext: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
+        address = self.known[name].master
+        if address is None:
+            raise Failure(UNREACHABLE, f"{name} has no master now")
+        return await self._pool.invoke(address, code, ext, body=body, timeout=_ASK_S)
+
+
+@asynccontextmanager
+async def brokers(namesrv: str) -> AsyncGenerator[Brokers]:
+    """Of these name servers. Raises Failure where they know none."""
+    async with connect(namesrv) as client:
+        known = await client.cluster_info()
+    if not known:
+        raise Failure(UNREACHABLE, "the name server knows no broker: none is up, or none was told its address")
+    pool = new_pool(*security_of_the_command())
+    try:
+        yield Brokers(pool, [one.strip() for one in namesrv.split(";") if one.strip()], known)
+    finally:
+        await pool.close()

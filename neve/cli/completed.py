@@ -1,0 +1,33 @@
+"""What a shell completes of an argument; who asks the cluster is loaded only for that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import click
+    from click.shell_completion import CompletionItem
+
+
+def topics(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from neve.cli import completion
+
+    return completion.topics(context, parameter, begun)
+
+
+def groups(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from neve.cli import completion
+
+    return completion.groups(context, parameter, begun)
+
+
+def brokers(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from neve.cli import completion
+
+    return completion.brokers(context, parameter, begun)
+
+
+def contexts(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from neve.cli import completion
+
+    return completion.contexts(context, parameter, begun)

@@ -1,0 +1,93 @@
+"""`neve context`: clusters by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neve.cli import completed
+from neve.cli.contexts import SETTINGS, Contexts, read_contexts, write_contexts
+from neve.cli.output import emit, output_option, say
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
+
+
+@click.group()
+def context() -> None:
+    """Clusters by name: name servers, credentials, TLS and store of a command that does not say them.
+
+    What the command line or the environment says holds before it. `neve --context NAME VERB` or NEVE_CONTEXT take
+    another one than the current.
+    """
+
+
+def _store(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+    """A URL with credentials is none, and is not repeated."""
+    from neve.archive.store_url import BadUrl, parse_store_url
+
+    try:
+        if url is not None:
+            parse_store_url(url)
+    except BadUrl as error:
+        raise click.BadParameter(str(error)) from error
+    return url
+
+
+@context.command()
+@click.argument("name")
+@click.option("-n", "--namesrv", help="Name servers, host:port[;host:port].")
+@click.option("--credentials", type=_FILE, help="A file with accessKey and secretKey; only its name is kept.")
+@click.option("--tls/--no-tls", default=None, help="Connect over TLS.")
+@click.option("--tls-ca", type=_FILE, help="Trust this PEM.")
+@click.option("--tls-cert", type=_FILE, help="Certificate to show.")
+@click.option("--tls-key", type=_FILE, help="Its private key.")
+@click.option("--store", callback=_store, help="Archive store.")
+@click.option("--use", "is_used", is_flag=True, help="It is the current one from now on.")
+def add(name: str, is_used: bool, **settings: Any) -> None:
+    """Make a context, or make one anew."""
+    known = read_contexts()
+    kept = {
+        key: str(settings[key]) if isinstance(settings[key], Path) else settings[key]
+        for key in SETTINGS
+        if settings[key] is not None
+    }
+    current = name if is_used or known.current is None else known.current
+    write_contexts(Contexts(current, {**known.named, name: kept}))
+    say(f"context {name}" + (" is the current one" if current == name else ""))
+
+
+@context.command()
+@click.argument("name", shell_complete=completed.contexts)
+def use(name: str) -> None:
+    """Make a context the current one."""
+    known = read_contexts()
+    known.get(name)
+    write_contexts(known._replace(current=name))
+    say(f"context {name} is the current one")
+
+
+@context.command(name="ls")
+@output_option
+def list_contexts(output: str) -> None:
+    """List the contexts; the current one has a star."""
+    known = read_contexts()
+    rows = [
+        {"current": "*" if name == known.current else "", "context": name, **settings}
+        for name, settings in sorted(known.named.items())
+    ]
+    if output == "json":
+        rows = [{**row, "current": bool(row["current"])} for row in rows]
+    emit(rows, ["current", "context", "namesrv", "credentials", "tls", "store"], output)
+
+
+@context.command()
+@click.argument("name", shell_complete=completed.contexts)
+def rm(name: str) -> None:
+    """Forget a context; afterwards none is current if it was that."""
+    known = read_contexts()
+    known.get(name)
+    left = {other: settings for other, settings in known.named.items() if other != name}
+    write_contexts(Contexts(None if known.current == name else known.current, left))
+    say(f"context {name} is forgotten")

@@ -1,0 +1,113 @@
+"""Writes topics of a cluster into a directory; see `export_files`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from neve.cli.brokers import brokers
+from neve.cli.cluster import connect
+from neve.cli.consumer_groups import consumer_groups
+from neve.cli.export_files import (
+    Export,
+    Last,
+    Standing,
+    cut_to_whole_lines,
+    joined,
+    message_file,
+    read_export,
+    write_export,
+)
+from neve.cli.failures import CONFLICT, Failure
+from neve.cli.message_lines import to_line
+from neve.cli.standstill import Standstill
+from neve.cli.topic_names import topic_names
+from neve.client.model import MessageQueue, message_from_record
+from neve.record.codec import iter_records
+from neve.remoting.names import is_system_group
+
+if TYPE_CHECKING:
+    from neve.client import AsyncClient
+
+_AT_ONCE = 1024
+_BYTES = 1 << 20
+_CALL_S = 60.0
+
+
+async def export(namesrv: str, directory: Path, topics: Sequence[str] | None) -> Counter[str]:
+    """How many messages of each topic came to what was there; None: all topics.
+
+    Positions are looked up before the messages: what a group reads meanwhile it may read again.
+    """
+    counts: Counter[str] = Counter()
+    async with connect(namesrv, timeout=_CALL_S) as client:
+        names = list(topics) if topics is not None else await topic_names(client, everything=False)
+        found = await _described(client, namesrv, names)
+        begun = {queue: cut_to_whole_lines(message_file(directory, queue)) for queue in found.queues}
+        for queue, last in begun.items():
+            if last is not None:
+                await _require_same(client, queue, last, message_file(directory, queue))
+        is_first = not (directory / "export.json").exists()
+        write_export(directory, found if is_first else joined(read_export(directory), found))
+        for queue, last in begun.items():
+            counts[queue.topic] += await _export_queue(client, queue, last, message_file(directory, queue))
+    return counts
+
+
+async def _described(client: AsyncClient, namesrv: str, names: Sequence[str]) -> Export:
+    topics = {}
+    async with brokers(namesrv) as asked:
+        for name in names:
+            topics[name] = {at.broker: dict(at.settings) for at in await asked.topic(name, None)}
+    queues = [queue for name in names for queue in await client.queues(name)]
+    wanted = set(names)
+    groups, standings = {}, []
+    async with consumer_groups(namesrv) as known:
+        for group, settings in (await known.settings()).items():
+            if is_system_group(group):
+                continue
+            own = [one for one in await known.standings(group) if one.queue.topic in wanted]
+            if own:
+                groups[group] = dict(next(iter(settings.values())))
+                standings += [Standing(group, one.queue, one.position) for one in own]
+    return Export(topics, tuple(queues), groups, tuple(standings))
+
+
+async def _require_same(client: AsyncClient, queue: MessageQueue, last: Last, file: Path) -> None:
+    """Brokers of two clusters may have one name, and topics be deleted and made again: the message has to be there."""
+    lowest, end = await asyncio.gather(client.min_offset(queue.topic, queue), client.max_offset(queue.topic, queue))
+    other = Failure(CONFLICT, f"{file} has {last.msg_id} at {last.offset}, {queue} has not: it is of another topic")
+    if last.offset >= end:
+        raise other
+    standstill = Standstill(queue, end)
+    while lowest <= last.offset:  # else it has expired since
+        found = await client.pull_records(queue, last.offset, 1)
+        if await standstill.is_at(last.offset, found.next_offset):
+            continue
+        messages = [message_from_record(record, queue.broker_name) for record in iter_records(found.records)]
+        if any(one.queue_offset == last.offset and one.msg_id != last.msg_id for one in messages):
+            raise other
+        return
+
+
+async def _export_queue(client: AsyncClient, queue: MessageQueue, last: Last | None, file: Path) -> int:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lowest, end = await asyncio.gather(client.min_offset(queue.topic, queue), client.max_offset(queue.topic, queue))
+    offset = lowest if last is None else max(lowest, last.offset + 1)
+    count = 0
+    standstill = Standstill(queue, end)
+    with file.open("ab") as lines:
+        while offset < end:
+            found = await client.pull_records(queue, offset, min(_AT_ONCE, end - offset), max_bytes=_BYTES)
+            if await standstill.is_at(offset, found.next_offset):
+                continue
+            messages = [message_from_record(record, queue.broker_name) for record in iter_records(found.records)]
+            inside = [one for one in messages if offset <= one.queue_offset < end]
+            lines.write(b"".join(to_line(one, "auto").encode() + b"\n" for one in inside))
+            lines.flush()
+            count += len(inside)
+            offset = found.next_offset
+    return count

@@ -1,0 +1,251 @@
+"""Messages on their way to a topic: many in one request, some requests at a time, and what became of each.
+
+Messages that came together are sent together, small ones alone: a batch is not deflated, and is for now. So that the
+queues get their share of few lines as well, these are sent in small batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from neve.cli.failures import FAILED, Failure, explain
+from neve.cli.line_ranges import ranges
+from neve.cli.message_lines import BadLine, Outgoing
+from neve.cli.output import say
+from neve.cli.progress import Progress
+from neve.cli.stdout_bytes import NotPrinted, StdoutBytes
+from neve.client.send.draft import message_to_send
+from neve.client.validators import check_body
+from neve.errors import BrokerError, NeveError
+from neve.remoting.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from neve.client import AsyncClient, Message, SendResult
+
+_IN_FLIGHT = 64
+_BATCH_MESSAGES = 256
+_BATCH_BYTES = 256 * 1024
+#: Of what came together one batch takes this part at most.
+_SPREAD = 16
+
+
+class How(NamedTuple):
+    """What of the command line holds for all messages."""
+
+    queue: int | None = None
+    order_key: str | None = None
+    delay: float | None = None
+    quiet: bool = False
+
+
+class _Item(NamedTuple):
+    number: int
+    message: Message
+
+
+class Sending:
+    """Of one command. `noun` is what numbers count, `names` are theirs where they have some."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        topic: str,
+        how: How,
+        *,
+        receipts: StdoutBytes,
+        progress: Progress,
+        noun: str = "line",
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._how = how
+        self._target: dict[str, Any] = {"queue": how.queue, "order_key": how.order_key}
+        # In order means: the next is sent when the one before is stored.
+        self._in_flight = 1 if how.order_key is not None else _IN_FLIGHT
+        self._receipts, self._progress = receipts, progress
+        self._noun, self._names = noun, names
+        self._deflated = client.options.compress_over
+        self._collected: list[_Item] = []
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._failures: dict[int, BaseException] = {}
+        self._last = 0
+        self._unprinted: BrokenPipeError | NotPrinted | None = None
+        self.stored = 0
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._failures)
+
+    def add(self, number: int, outgoing: Outgoing) -> None:
+        """To be sent by the next `send`, unless no broker would take it: that is a failure."""
+        body, tags, keys, properties, flag = outgoing
+        try:
+            message = message_to_send(self._topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
+            check_body(len(body), self._client.options.max_message_size)
+        except NeveError as error:
+            self.refuse(number, error)
+        else:
+            self._collected.append(_Item(number, message))
+
+    def refuse(self, number: int, error: BaseException) -> None:
+        """It is no message: nothing more is sent."""
+        self._failures[number] = error
+
+    async def send(self) -> None:
+        """Sends what was added as soon as there is room, unless something before it fails meanwhile.
+
+        Raises:
+            BrokenPipeError, NotPrinted: as of `StdoutBytes.flush`, of receipts until now.
+        """
+        items, self._collected = self._collected, []
+        for batch in self._batches(items):
+            while len(self._waiting) >= self._in_flight:
+                await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            # What failed came before, unless it was refused when it was looked at: what is before that is sent.
+            if any(number < batch[0].number for number in self._failures):
+                break
+            self._last = batch[-1].number
+            task = asyncio.create_task(self._send(batch))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        self._require_printed()
+
+    def _require_printed(self) -> None:
+        if self._unprinted is not None:
+            raise self._unprinted
+
+    def _batches(self, items: list[_Item]) -> list[list[_Item]]:
+        at_most = 1
+        if self._how.delay is None:
+            spread = -(-len(items) // _SPREAD) if self._how.order_key is None else _BATCH_MESSAGES
+            at_most = min(spread, _BATCH_MESSAGES)
+        batches: list[list[_Item]] = []
+        size = _BATCH_BYTES
+        for item in items:
+            length = len(item.message.body)
+            size += length
+            if size > _BATCH_BYTES or len(batches[-1]) >= at_most or length >= self._deflated:
+                batches.append([])
+                size = length if length < self._deflated else _BATCH_BYTES
+            batches[-1].append(item)
+        return batches
+
+    async def _send(self, batch: list[_Item]) -> None:
+        try:
+            if len(batch) == 1:
+                await self._send_one(batch[0])
+            else:
+                await self._send_together(batch)
+        except BaseException as error:  # noqa: BLE001 - told with the lines' numbers
+            for item in batch:
+                self._failures.setdefault(item.number, error)
+        try:
+            await self._receipts.flush()
+        except (BrokenPipeError, NotPrinted) as error:
+            self._unprinted = error
+
+    async def _send_one(self, item: _Item) -> None:
+        message = item.message
+        result = await self._client.send(
+            self._topic,
+            message.body,
+            tags=message.tags,
+            keys=message.keys,
+            properties=message.properties,
+            flag=message.flag,
+            delay=self._how.delay,
+            **self._target,
+        )
+        self._note([item], result)
+
+    async def _send_together(self, batch: list[_Item]) -> None:
+        try:
+            result = await self._client.send_batch(self._topic, [item.message for item in batch], **self._target)
+        except BrokerError as error:
+            if error.code != ResponseCode.MESSAGE_ILLEGAL:
+                raise
+            await self._send_apart(batch)
+        else:
+            self._note(batch, result)
+
+    async def _send_apart(self, batch: list[_Item]) -> None:
+        """A broker may take each where it does not take all together, or one of them is at fault."""
+        for item in batch:
+            try:
+                await self._send_one(item)
+            except NeveError as error:
+                self._failures[item.number] = error
+                rest = (other.number for other in batch if other.number > item.number)
+                self._failures |= dict.fromkeys(rest, _NotSent("not sent"))
+                return
+
+    def _note(self, batch: Sequence[_Item], result: SendResult) -> None:
+        self.stored += len(batch)
+        self._progress.count(len(batch))
+        if self._how.quiet:
+            return
+        ids = result.msg_id.split(",")
+        head = f'"status": "{result.status}", "msg_id": "'
+        tail = f'", "broker": {json.dumps(result.queue.broker_name)}, "queue": {result.queue.queue_id}, "offset": '
+        end = "" if result.recall_handle is None else f', "recall_handle": {json.dumps(result.recall_handle)}'
+        lines = [
+            f"{{{self._label(item.number)}{head}{ids[at]}{tail}{result.queue_offset + at}{end}}}\n"
+            for at, item in enumerate(batch)
+        ]
+        self._receipts.add("".join(lines).encode())
+
+    def _label(self, number: int) -> str:
+        if self._names is not None:
+            return f'"{self._noun}": {json.dumps(self._names[number - 1])}, '
+        return f'"{self._noun}": {number}, ' if number else ""
+
+    async def settle(self) -> None:
+        """Everything that left has its answer, and its receipt is printed.
+
+        Raises:
+            BrokenPipeError, NotPrinted: as `send`.
+        """
+        while self._waiting:
+            await asyncio.wait(self._waiting)
+        self._require_printed()
+
+    def tell_where_it_stopped(self) -> None:
+        """For who goes on later."""
+        after = f"; nothing after {self._said(self._last)} was sent" if self._last else ""
+        failed = f"; not known to be: {self._all(self._failures)}" if self._failures else ""
+        say(f"{self.stored} messages are stored{failed}{after}")
+
+    def tell(self) -> None:
+        """
+        Raises:
+            Failure: something failed; its number or name, and what was stored.
+        """
+        if not self._failures:
+            return
+        first = min(self._failures)
+        error = self._failures[first]
+        explained = explain(error)
+        if explained is None and not isinstance(error, BadLine):
+            raise error
+        others = self._failures.keys() - {first}
+        text = f"{self._said(first)}: {error}" if first else str(error)
+        text += f"; failed too, or not sent: {self._all(others)}" if others else ""
+        if first:
+            receipts = ", their receipts are printed" if self.stored and not self._how.quiet else ""
+            after = self._said(max(self._last, first))
+            text += f"; {self.stored} messages are stored{receipts}; nothing after {after} was sent"
+        raise Failure(FAILED if explained is None else explained.exit_code, text)
+
+    def _said(self, number: int) -> str:
+        return f"{self._noun} {number if self._names is None else self._names[number - 1]}"
+
+    def _all(self, numbers: Any) -> str:
+        return ranges(numbers) if self._names is None else ", ".join(self._names[at - 1] for at in sorted(numbers))
+
+
+class _NotSent(Exception):
+    """One before it failed."""

@@ -1,0 +1,73 @@
+"""A topic of an archive, read from the store alone. What no round has archived yet is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from neve.archive.reader import Archive, NotCommitted, TopicReader
+from neve.client.model import Message, MessageQueue, message_from_record
+from neve.errors import ClientError
+from neve.record.codec import MessageRecord
+from neve.replay.source import CHUNK_BYTES, Bounds, Chunk
+
+
+class ArchiveSource:
+    """As `Source`, of all brokers that archived the topic."""
+
+    def __init__(self, archive: Archive, topic: str) -> None:
+        having = [of for of, catalog in archive.catalogs.items() if catalog.is_told(topic)]
+        if not having:
+            raise FileNotFoundError(f"the archive has no topic {topic}")
+        self._topic = topic
+        self._readers: dict[str, TopicReader] = {of: archive.topic(topic, broker=of) for of in sorted(having)}
+        self._reading: tuple[MessageQueue, int, Iterator[MessageRecord]] | None = None  # goes on at that offset
+
+    async def bounds(self) -> dict[MessageQueue, Bounds]:
+        return await asyncio.to_thread(self._bounds)
+
+    def _bounds(self) -> dict[MessageQueue, Bounds]:
+        found: dict[MessageQueue, Bounds] = {}
+        for broker, reader in self._readers.items():
+            for queue in reader.queues():
+                begin, end = reader.min_offset(queue), reader.max_offset(queue)
+                if begin is not None and end is not None:
+                    found[MessageQueue(self._topic, broker, queue)] = Bounds(begin, end)
+        return found
+
+    async def at_time(self, queue: MessageQueue, bounds: Bounds, time_ms: int) -> int:
+        """Store times of a queue do not run backwards."""
+        low, high = bounds
+        while low < high:
+            middle = (low + high) // 2
+            chunk = await self.read(queue, middle, high, 1)
+            if chunk.messages and chunk.messages[0].store_timestamp < time_ms:
+                low = chunk.next_offset
+            else:
+                high = middle
+        return low
+
+    async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
+        return await asyncio.to_thread(self._read, queue, offset, end, count)
+
+    def _read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
+        known = self._reading
+        if known is not None and known[:2] == (queue, offset):
+            records = known[2]
+        else:
+            records = self._readers[queue.broker_name].read(queue.queue_id, offset)
+        self._reading = None
+        found: list[Message] = []
+        size = 0
+        while len(found) < count and size < CHUNK_BYTES:
+            try:
+                record = next(records, None)
+            except NotCommitted as error:
+                raise ClientError(f"{error}") from error
+            if record is None or record.queue_offset >= end:
+                return Chunk(found, end)
+            found.append(message_from_record(record, queue.broker_name))
+            size += len(record.body)
+        following = found[-1].queue_offset + 1
+        self._reading = (queue, following, records)
+        return Chunk(found, following)

@@ -1,0 +1,164 @@
+"""Rows as messages. Columns have the names and types of an archive's, so that what was read can be written.
+
+Each message says which row it was, in the property NEVE_SINK: the query, its batch, the partition and the number of the
+row in it; or with a column `id` what that says. Spark writes a batch again whose end it did not see; a row that is sent
+twice says the same twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from neve.client.model import Message
+from neve.client.send.batch_sender import ToSend
+from neve.client.send.draft import timing
+from neve.client.validators import RESERVED_PROPERTIES, body_bytes, check_body, check_properties, check_topic
+from neve.errors import ClientError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+IDENTITY = "NEVE_SINK"
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_COLUMNS: Mapping[str, Sequence[str]] = {
+    "body": ("binary", "string"),
+    "topic": ("string",),
+    "tags": ("string",),
+    "keys": ("string", "array<string>"),
+    "properties": ("map<string,string>",),
+    "queue_id": _WHOLE,
+    "order_key": ("string", *_WHOLE),
+    "delay_level": _WHOLE,
+    "delay": ("float", "double", *_WHOLE),
+    "deliver_at": ("timestamp",),
+    "flag": _WHOLE,
+    "id": ("string", *_WHOLE),
+}
+_OTHER_NAMES = {"tag": "tags", "key": "keys"}
+_EXCLUDE_EACH_OTHER = (("queue_id", "order_key"), ("delay_level", "delay", "deliver_at"))
+
+
+class BadColumn(ValueError):
+    """A column that is not known, missing, of another type, or does not go with another."""
+
+
+class BadRow(ValueError):
+    """A row that no broker would take."""
+
+
+def check_columns(schema: StructType, *, has_topic: bool) -> None:
+    """Before any row is seen. Raises BadColumn."""
+    kinds: dict[str, str] = {}
+    for field in schema.fields:
+        name, kind = _OTHER_NAMES.get(field.name, field.name), field.dataType.simpleString()
+        if name not in _COLUMNS:
+            raise BadColumn(f"column {field.name} is none of a message's: select those of {', '.join(_COLUMNS)}")
+        if name in kinds:
+            raise BadColumn(f"column {field.name} is there twice" + f" ({name})" * (name != field.name))
+        if kind not in _COLUMNS[name]:
+            raise BadColumn(f"column {field.name} is {kind}: cast it to {' or '.join(_COLUMNS[name])}")
+        kinds[name] = kind
+    if "body" not in kinds:
+        raise BadColumn("there is no column body: bytes or text of the message; to_json(struct(*)) AS body makes one")
+    if not has_topic and "topic" not in kinds:
+        raise BadColumn("neither an option topic nor a column topic says where the rows go")
+    for names in _EXCLUDE_EACH_OTHER:
+        if len(found := [name for name in names if name in kinds]) > 1:
+            raise BadColumn(f"columns {' and '.join(found)} exclude each other")
+
+
+class Partition(NamedTuple):
+    """What a task writes, and what all its rows have in common."""
+
+    query: str
+    batch: int
+    number: int
+
+    def row(self, number: int) -> str:
+        """Who a row is."""
+        return f"{self.query}/{self.batch}/{self.number}/{number}"
+
+
+class Messages:
+    """The messages of a partition's rows, an Arrow batch after the other."""
+
+    def __init__(self, partition: Partition, *, topic: str | None, message_max: int, drops_reserved: bool) -> None:
+        self._partition = partition
+        self._topic = topic
+        self._message_max = message_max
+        self._drops_reserved = drops_reserved
+        self._count = 0
+        self.topics: set[str] = set()  # that messages went to so far, checked by their names
+
+    def of(self, batch: pa.RecordBatch) -> Iterator[ToSend]:
+        """Raises BadRow."""
+        names = [_OTHER_NAMES.get(name, name) for name in batch.schema.names]
+        columns = [column.to_pylist() for column in batch.columns]
+        for values in zip(*columns, strict=True):
+            row = dict(zip(names, values, strict=True))
+            try:
+                yield self._message(row)
+            except (ClientError, TypeError, ValueError, OverflowError) as error:
+                where = f"partition {self._partition.number}, row {self._count}"
+                raise BadRow(f"{where}: {getattr(error, 'remark', error)}") from error
+            self._count += 1
+
+    def _message(self, row: Mapping[str, Any]) -> ToSend:
+        topic = self._topic or row["topic"]
+        if topic is None:
+            raise ClientError("column topic is null")
+        if topic not in self.topics:
+            check_topic(topic)
+            self.topics.add(topic)
+        if row["body"] is None:
+            raise ClientError("column body is null")
+        body = body_bytes(row["body"])
+        check_body(len(body), self._message_max)
+        identity = row.get("id")
+        properties = self._properties(row.get("properties") or ())
+        properties[IDENTITY] = self._partition.row(self._count) if identity is None else f"id/{identity}"
+        message = Message(
+            topic, body, row.get("tags") or None, _keys(row.get("keys")), properties, row.get("flag") or 0
+        )
+        return ToSend(message, row.get("queue_id"), row.get("order_key"), _timing(row))
+
+    def _properties(self, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+        """Arrow's maps are lists of pairs."""
+        properties = dict(pairs)
+        if self._drops_reserved:
+            properties = {name: value for name, value in properties.items() if name not in RESERVED_PROPERTIES}
+            properties = {name: value for name, value in properties.items() if name != IDENTITY}
+        elif IDENTITY in properties:
+            raise ClientError(f"property {IDENTITY} is the sink's own; {_DROPPED}")
+        if properties:
+            try:
+                check_properties(properties)
+            except ClientError as error:
+                is_reserved = not RESERVED_PROPERTIES.isdisjoint(properties)
+                raise ClientError(error.remark + f"; {_DROPPED}" * is_reserved) from error
+        return properties
+
+
+_DROPPED = "option reservedProperties=drop leaves out those of a message that was read"
+
+
+def _keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not keys:
+        return ()
+    return tuple(keys.split()) if isinstance(keys, str) else tuple(key for key in keys if key)
+
+
+def _timing(row: Mapping[str, Any]) -> Mapping[str, str]:
+    level, delay, at = row.get("delay_level"), row.get("delay"), row.get("deliver_at")
+    if level is None and delay is None and at is None:
+        return _AT_ONCE
+    if isinstance(at, datetime):
+        return timing(deliver_at_ms=int(at.timestamp() * 1000))
+    return timing(level or 0) if delay is None else timing(delay=delay)
+
+
+_AT_ONCE: Mapping[str, str] = {}

@@ -1,0 +1,144 @@
+"""What Spark calls to write: each task sends its rows with a client of its own, and ends when all are stored.
+
+At least once, as Spark's Kafka sink: a task or a batch that is done again sends its rows again, and they say so
+(`rows.IDENTITY`). Nothing is left to do at a commit, and nothing can be taken back at an abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from neve.client import sync
+from neve.entropy import system_entropy
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from neve.spark.planning.options import BadOption
+from neve.spark.sink.options import SinkOptions
+from neve.spark.sink.rows import Messages, Partition, check_columns
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # before PySpark 4.1
+    HAS_STREAM_WRITER = False
+    DataSourceStreamArrowWriter = object
+else:
+    HAS_STREAM_WRITER = True
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_MESSAGES_A_PUT = 2_000  # so much is between a row and a check of whether sending still works
+
+
+class Written(WriterCommitMessage):  # type: ignore[misc]  # untyped there
+    """How many messages a task has sent."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+
+class NoTopic(LookupError):
+    """A topic that is not there, or that nobody may write to."""
+
+
+class _RowWriter:
+    """What a task does, of a batch or a stream. It travels to the machines that run tasks."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, job: str | None) -> None:
+        check_columns(schema, has_topic=options.topic is not None)
+        self._options, self._job = options, job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Ends when brokers have stored all rows."""
+        batches = (batch for batch in iterator if batch.num_rows)
+        first = next(batches, None)
+        if first is None:
+            return Written(0)
+        options = self._options
+        messages = Messages(
+            partition_of(TaskContext.get(), self._job),
+            topic=options.topic,
+            message_max=options.message_max,
+            drops_reserved=options.drops_reserved,
+        )
+        with open_client(options) as client:
+            sender = client.batch_sender(
+                messages=options.batch_messages,
+                size=options.batch_bytes,
+                in_flight=options.in_flight,
+                patience=options.patience_s,
+            )
+            checked: set[str] = set()
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                for at in range(0, batch.num_rows, _MESSAGES_A_PUT):
+                    block = list(messages.of(batch.slice(at, _MESSAGES_A_PUT)))
+                    for topic in messages.topics - checked:
+                        check_writable(client, topic)
+                        checked.add(topic)
+                    sender.put(block)
+                batch = next(batches, None)
+            sender.flush()
+            return Written(sender.sent)
+
+
+class BatchWriter(_RowWriter, DataSourceArrowWriter):  # type: ignore[misc]  # untyped there
+    """Of `df.write`. A topic of the options is looked at before any task begins."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, *, overwrites: bool) -> None:
+        if overwrites:
+            raise BadOption('a topic is only added to: write with .mode("append")')
+        super().__init__(options, schema, system_entropy(8).hex())
+        if options.topic is not None:
+            with open_client(options) as client:
+                check_writable(client, options.topic)
+
+
+class StreamWriter(_RowWriter, DataSourceStreamArrowWriter):  # type: ignore[misc]  # untyped there
+    """Of `df.writeStream`. It is made again for every batch and every commit: its topic is looked at by the tasks."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, *, overwrites: bool) -> None:
+        if not HAS_STREAM_WRITER:
+            raise BadOption('writing streams by format("neve") needs PySpark 4.1 or later')
+        if overwrites:
+            raise BadOption('a topic is only added to: write with .outputMode("append")')
+        super().__init__(options, schema, None)
+
+
+def partition_of(context: TaskContext, job: str | None) -> Partition:
+    """Of a task of a batch write, or with no job of a stream: that keeps its id as long as its checkpoint, and a batch
+    that is done again its number.
+    """
+    if job is not None:
+        return Partition(job, 0, context.partitionId())
+    query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
+    if not query or not batch:
+        raise RuntimeError("this Spark does not tell a task its query and batch: rows could not be told apart")
+    return Partition(query, int(batch), context.partitionId())
+
+
+def open_client(options: SinkOptions) -> sync.Client:
+    """Of the cluster that the options name."""
+    return sync.connect(
+        options.namesrv,
+        credentials=options.credentials,
+        tls=options.tls_here(),
+        max_message_size=max(options.message_max, options.batch_bytes),
+    )
+
+
+def check_writable(client: sync.Client, topic: str) -> None:
+    """Raises NoTopic; without it a broker that may would make the topic of a typing error."""
+    try:
+        route = client.topic_route(topic)
+    except BrokerError as error:
+        if error.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise
+        raise NoTopic(f"there is no topic {topic}: neve topic create {topic}") from error
+    if not route.write_queues and route.without_master is None:
+        raise NoTopic(f"topic {topic} has no queue that may be written to: its permission is without writing")

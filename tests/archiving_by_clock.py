@@ -1,0 +1,86 @@
+"""A broker's log and the jobs of its archive in this process, by a clock that a test moves: months pass in seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Self
+
+from broker.store.config import StoreConfig
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.disk import RealDisk
+from infra.object_store.open import open_store
+from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from neve.archive.follow import entries
+from neve.archive.journal import Commit
+from neve.archive.ttl import HOUR_MS
+from tests.integration.test_offload import HOST, StoreAdapter
+from tiered.journal.writer import JournalWriter
+from tiered.worker.client import WorkerClient
+
+GRACE_HOURS = 24
+_CHECKPOINT_ENTRIES = 20
+
+
+class ArchivingByClock:
+    """One broker's, into a directory of objects; what it does is what a broker does, one job after the other.
+
+    `ttl_hours`: of single topics; others stay for ever.
+    """
+
+    def __init__(
+        self, home: Path, store_url: str, broker: str, clock: ManualClock, ttl_hours: Mapping[str, int]
+    ) -> None:
+        self.broker, self.store_url, self._clock = broker, store_url, clock
+        self._stack = ExitStack()
+        config = StoreConfig(home / "store", commit_log_file_size=1 << 20)
+        self._hot = MessageStore(config, RealDisk(), clock)
+        self._hot.load()
+        self._stack.callback(self._hot.shutdown)
+        worker = self._stack.enter_context(closing(WorkerClient(work_dir=home)))
+        store = open_store(store_url)
+        self.journal = JournalWriter(
+            store, "", broker, self._hot.log_uuid, local=home / "tier", disk=RealDisk(), clock=clock,
+            checkpoint_entries=_CHECKPOINT_ENTRIES,
+        )  # fmt: skip
+        self.journal.attach(self._hot.max_physical_offset)
+        policy = Policy(ttl_hours=ttl_hours.get, grace_ms=GRACE_HOURS * HOUR_MS)
+        self.jobs = ArchiveLifecycle(
+            StoreAdapter(self._hot), self.journal, worker, lambda: policy, clock, SafeClock(clock)
+        )
+        self.ends: Counter[tuple[str, int]] = Counter()  # (topic, queue) -> how many messages it was sent
+        self.kinds: Counter[str] = Counter()  # of the journal's entries
+        self.brought_by = -1  # the newest entry that brought rows
+
+    def send(self, topic: str, queue: int, count: int) -> None:
+        """Each body says where it is."""
+        for offset in range(self.ends[topic, queue], self.ends[topic, queue] + count):
+            body = f"{self.broker}/{topic}/{queue}/{offset}".encode()
+            now = self._clock.now_ms()
+            self._hot.put(topic, queue, body, b"", flag=0, sys_flag=0, born_timestamp=now, born_host=HOST)
+        self.ends[topic, queue] += count
+
+    def archive(self, *, compacts: bool, checkpoints: bool) -> None:
+        """A turn of each job: all that was sent is archived, what has expired leaves, what was replaced goes."""
+        before = self.journal.catalog.next_seq
+        self.jobs.offload.run(roll=True, evict=True)
+        if compacts:
+            self.jobs.compact.now()
+        self.jobs.expire.run()
+        if checkpoints:
+            self.jobs.checkpoint.run()
+        for seq, entry in entries(self.journal.store, self.broker, first=before):
+            self.kinds[type(entry).__name__] += 1
+            if isinstance(entry, Commit):
+                self.brought_by = seq
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,0 +1,84 @@
+"""Many messages at once: in batches, several on their way, from either broker read back whole and in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pytest
+
+from neve.client import AsyncClient, Message, MessageQueue, ToSend
+from neve.client.send.draft import timing
+from neve.client.send.queue_selector import select_by_hash
+from neve.errors import ClientError
+
+
+async def bodies(client: AsyncClient, topic: str) -> dict[MessageQueue, list[str]]:
+    return {
+        queue: [message.body.decode() async for message in client.reader(topic, queue=queue)]
+        for queue in await client.queues(topic)
+    }
+
+
+def test_all_are_stored_once_in_few_requests_and_lanes_keep_their_order(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        sender = client.batch_sender(messages=16, in_flight=4)
+        for begin in range(0, 600, 100):
+            numbers = range(begin, begin + 100)
+            await sender.put(ToSend(Message(topic, f"free {n}".encode())) for n in numbers)
+            await sender.put(ToSend(Message(topic, f"key {n}".encode()), order_key=n % 3) for n in numbers)
+            await sender.put(ToSend(Message(topic, f"queue {n}".encode()), queue=3) for n in numbers)
+        await sender.flush()
+        assert sender.sent == 1800
+        found = await bodies(client, topic)
+        told = [body.split() for of_queue in found.values() for body in of_queue]
+        assert sorted((kind, int(n)) for kind, n in told) == [
+            (kind, n) for kind in ("free", "key", "queue") for n in range(600)
+        ]
+        queues = sorted(found)
+        for key in range(3):
+            queue = select_by_hash(key)(queues, Message(topic, b""))
+            keyed = [int(body[4:]) for body in found[queue] if body.startswith("key") and int(body[4:]) % 3 == key]
+            assert keyed == list(range(key, 600, 3))
+        assert numbered(found[queues[3]]) == list(range(600))
+        assert all(found[queue] for queue in queues), "what has no lane is spread over all queues"
+
+    run(work)
+
+
+def numbered(of_queue: Collection[str]) -> list[int]:
+    return [int(body.removeprefix("queue ")) for body in of_queue if body.startswith("queue")]
+
+
+def test_what_brokers_take_in_no_batch_goes_alone(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        sender = client.batch_sender(size=10_000)
+        large = Message(topic, bytes(range(256)) * 200, properties={"a": "b"})
+        soon = Message(topic, b"later")
+        await sender.put([ToSend(large), ToSend(soon, timing=timing(1)), ToSend(Message(topic, b"small"))])
+        await sender.flush()
+        found = {
+            message.body: message.properties.get("a")
+            for queue in await client.queues(topic)
+            async for message in client.reader(topic, queue=queue)
+        }
+        assert sender.sent == 3
+        assert found.pop(large.body) == "b"
+        assert b"small" in found
+
+    run(work)
+
+
+def test_what_no_broker_takes_ends_it_and_what_went_before_is_told(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        sender = client.batch_sender(messages=2)
+        wrong = ToSend(Message(topic, b"x"), queue=77)
+        with pytest.raises(ClientError, match="has no queue 77"):
+            await sender.put(
+                [ToSend(Message(topic, b"1"), queue=0), ToSend(Message(topic, b"2"), queue=0), wrong, wrong]
+            )
+            await sender.flush()
+        assert sender.sent == 2
+        with pytest.raises(ClientError, match="exclude each other"):
+            await client.batch_sender().put([ToSend(Message(topic, b"x"), queue=1, order_key=1)])
+
+    run(work)

@@ -1,0 +1,191 @@
+"""`neve message`, `topic alter`, `broker`, and lines in bulk against either broker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.lines import round_trip
+from neve import connect
+from neve.cli import main
+from neve.client import sync
+from tests.servers.neve import NEVE
+from tests.waiting import wait_until
+
+NOT_FOUND = 3
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def neve(server: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`neve("topic", "list")`: what it prints; `code` is the exit code that it has to end with."""
+    monkeypatch.setenv("NAMESRV_ADDR", server.namesrv)
+
+    def run(*arguments: str, code: int = 0) -> str:
+        ended = main.run(arguments)
+        printed, said = capfd.readouterr()
+        assert ended == code, said
+        return printed if code == 0 else said
+
+    return run
+
+
+def test_lines_come_back_byte_for_byte(server: Any, tmp_path: Path) -> None:
+    assert len(list(round_trip(server.namesrv, tmp_path, 5000))) == 5
+
+
+def test_a_message_is_found_by_its_ids_key_offset_and_time(neve: Run, topic: str, unique: str) -> None:
+    receipt = json.loads(neve("produce", topic, "hello", "-k", unique, "-p", "colour=red", "--queue", "2"))
+    neve("produce", topic, "later", "--queue", "2")
+    of_topic = ("message", "get", "-t", topic)
+
+    def found(*how: str) -> dict[str, Any]:
+        first: dict[str, Any] = json.loads(neve(*of_topic, *how, "-o", "json").splitlines()[0])
+        return first
+
+    wait_until(lambda: main.run([*of_topic, "--key", unique]) == 0, "the key index")
+    neve("topic", "list")  # and what was printed until then is none of what follows
+    by_key = found("--key", unique)
+    assert (by_key["body"], by_key["keys"], by_key["msg_id"]) == ("hello", [unique], receipt["msg_id"])
+    assert found(receipt["msg_id"]) == by_key
+    assert found("--queue", "2", "--offset", "0") == by_key
+    assert found("--at", "-1h") == by_key
+    table = neve(*of_topic, receipt["msg_id"])
+    offset_id = next(line.split()[1] for line in table.splitlines() if line.startswith("offset_msg_id"))
+    assert found(offset_id) == by_key
+    assert neve(*of_topic, "--queue", "2", "--offset", "1", "-o", "body") == "later"
+    neve(*of_topic, "--queue", "2", "--offset", "7", code=NOT_FOUND)
+    neve(*of_topic, "--key", "nobody", code=NOT_FOUND)
+
+
+def test_a_message_is_sent_again_to_one_group(server: Any, neve: Run, topic: str, unique: str) -> None:
+    receipt = json.loads(neve("produce", topic, "again"))
+    first, other = f"{unique}-1", f"{unique}-2"
+    with (
+        sync.connect(server.namesrv) as client,
+        client.consumer(first, topic, start="first") as ours,
+        client.consumer(other, topic, start="first") as theirs,
+    ):
+        for consumer in (ours, theirs):
+            message = consumer.receive(timeout=30)
+            assert message is not None
+            assert message.body == b"again"
+        retry = f"%RETRY%{first}"
+        wait_until(lambda: retry in client.topic_list(), "the group's retry topic")
+        neve("message", "resend", receipt["msg_id"], "-t", topic, "-g", first)
+        message = ours.receive(timeout=60)
+        assert message is not None
+        assert (message.body, message.topic, message.msg_id) == (b"again", topic, receipt["msg_id"])
+        assert theirs.receive(timeout=0.5) is None
+    neve("message", "resend", receipt["msg_id"], "-t", topic, "-g", f"{unique}-nobody", code=NOT_FOUND)
+
+
+def test_the_trace_of_a_message_says_who_sent_and_who_had_it(server: Any, neve: Run, topic: str, unique: str) -> None:
+    async def send_and_consume() -> str:
+        async with connect(server.namesrv, trace=True) as client:
+            result = await client.send(topic, b"traced")
+            async with client.consumer(unique, topic, start="first") as consumer:
+                message = await consumer.receive(timeout=30)
+                assert message is not None
+                await message.ack()
+            return result.msg_id
+
+    msg_id = asyncio.run(send_and_consume())
+    rows: list[dict[str, Any]] = []
+
+    def both() -> bool:
+        if main.run(["message", "trace", msg_id]) != 0:
+            return False
+        neve("message", "trace", msg_id)
+        rows[:] = json.loads(neve("message", "trace", msg_id, "-o", "json"))
+        return {row["what"] for row in rows} == {"sent", "consumed"}
+
+    wait_until(both, "both traces")
+    assert [(row["what"], row["outcome"]) for row in rows] == [("sent", "success"), ("consumed", "success")]
+    assert rows[1]["group"] == unique
+    neve("message", "trace", "0" * 32, code=NOT_FOUND)
+
+
+def test_a_topic_is_altered_and_keeps_what_was_not_named(
+    neve: Run, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def described() -> dict[str, Any]:
+        rows: dict[str, Any] = json.loads(neve("topic", "describe", topic, "-o", "json"))
+        return rows
+
+    neve("topic", "alter", topic, "--queues", "6")
+    assert (described()["read_queues"], described()["write_queues"], described()["perm"]) == (6, 6, 6)
+    neve("topic", "alter", topic, "--perm", "r")
+    assert (described()["read_queues"], described()["perm"]) == (6, 4)
+    neve("topic", "alter", topic, "--perm", "rw", "--write-queues", "2")
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert (described()["read_queues"], described()["write_queues"], described()["perm"]) == (6, 2, 6)
+    assert "nothing was changed" in neve("topic", "alter", topic, "--queues", "1", code=1)
+    neve("topic", "alter", topic, "--queues", "2", "--yes")
+    assert described()["read_queues"] == 2
+    neve("topic", "alter", "no-such-topic", "--queues", "2", code=NOT_FOUND)
+
+
+def test_a_running_broker_tells_and_takes_its_configuration(neve: Run) -> None:
+    (row,) = json.loads(neve("broker", "describe", "-o", "json"))
+    name = row["broker"]
+    assert row["role"] == "master"
+    assert json.loads(neve("broker", "describe", name, "-o", "json"))["members"] == {"0": row["address"]}
+
+    def value() -> str:
+        (found,) = json.loads(neve("broker", "config", "get", name, "transactionCheckMax", "-o", "json"))
+        return str(found["value"])
+
+    before = value()
+    neve("broker", "config", "set", name, "transactionCheckMax=17")
+    assert value() == "17"
+    neve("broker", "config", "set", name, f"transactionCheckMax={before}")
+    assert value() == before
+    neve("broker", "config", "set", name, "noSuchKey=1", code=NOT_FOUND)
+    neve("broker", "config", "get", "nobody", code=NOT_FOUND)
+    assert len(json.loads(neve("broker", "config", "get", name, "flush*", "-o", "json"))) > 1
+
+
+def test_a_broker_is_written_no_more_until_it_may_again(neve: Run, topic: str) -> None:
+    (row,) = json.loads(neve("broker", "describe", "-o", "json"))
+    try:
+        neve("broker", "wipe-write", row["broker"], "--yes")
+        assert "no queue to write to" in neve("produce", topic, "x", code=NOT_FOUND)
+    finally:
+        neve("broker", "add-write", row["broker"])
+    neve("produce", topic, "x")
+
+
+def test_a_shell_completes_the_clusters_names(server: Any, neve: Run, topic: str, unique: str) -> None:
+    neve("produce", topic, "x")
+    neve("consume", topic, "--group", unique, "--count", "1")
+    broker = json.loads(neve("broker", "describe", "-o", "json"))[0]["broker"]
+    for line, names in (
+        (f"neve consume {topic[:6]}", topic),
+        (f"neve group lag {unique[:6]}", unique),
+        ("neve broker describe ", broker),
+    ):
+        done = subprocess.run(
+            [NEVE],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={
+                **os.environ,
+                "NAMESRV_ADDR": server.namesrv,
+                "_NEVE_COMPLETE": "bash_complete",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(line.count(" ")),
+            },
+        )
+        assert f"plain,{names}" in done.stdout.splitlines(), (line, done)

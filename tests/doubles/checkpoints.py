@@ -1,0 +1,42 @@
+"""Checkpoints as brokers write them, and as those before version 2 did, with no journal beside them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from infra.object_store.protocol import ObjectStore
+from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import KIND, CatalogState, CheckpointHead, PackName, decode_checkpoint
+from neve.archive.keys import checkpoint_key, pack_key
+from neve.archive.sealed import seal
+from neve.archive.topic_parts import topics_in
+
+
+def put_checkpoint(store: ObjectStore, catalog: Catalog, broker: str, prefix: str = "") -> bytes:
+    """After the last entry that was applied; the next one may refer to it."""
+    seq = catalog.next_seq - 1
+    written = catalog.packed(broker, lambda number, data: _put(store, pack_key(prefix, broker, seq, number), data))
+    store.put(checkpoint_key(prefix, broker, seq), written.content)
+    catalog.stands(written)
+    return written.content
+
+
+def _put(store: ObjectStore, key: str, data: bytes) -> None:
+    store.put(key, data)
+
+
+def restored(catalog: Catalog, broker: str = "b") -> Catalog:
+    """The same catalog, by way of a checkpoint."""
+    packs: dict[PackName, bytes] = {}
+    seq = catalog.next_seq - 1
+    written = catalog.packed(broker, lambda number, data: packs.update({PackName(seq, number): data}))
+    head = decode_checkpoint(written.content, broker, seq)
+    assert isinstance(head, CheckpointHead)
+    again = Catalog()
+    again.restore(head, topics_in(head, packs.__getitem__))
+    return again
+
+
+def old_checkpoint(state: CatalogState) -> bytes:
+    """Of version 1: all of it in one object."""
+    return seal(KIND, 1, msgspec.msgpack.encode(state))

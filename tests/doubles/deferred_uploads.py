@@ -1,0 +1,49 @@
+"""A round's uploads without a worker: nothing happens to an object before somebody waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from infra.object_store.protocol import ObjectStoreError
+from neve.archive.journal import CommittedName, IntentName
+from tiered.write.uploader import ContentConflict, EncodeFailed, GivenUp, NamedEntries, Outcome
+
+Files = Sequence[tuple[str, int, int]]
+Make = Callable[[NamedEntries, Files], CommittedName]
+
+
+def in_order(waiting: int) -> list[int]:
+    """One at a time, as they were begun."""
+    return [0]
+
+
+class DeferredUploads:
+    """`choose`: of so many that wait, which end next; at least one."""
+
+    def __init__(self, make: Make, choose: Callable[[int], list[int]] = in_order) -> None:
+        self._make, self._choose = make, choose
+        self._waiting: list[tuple[NamedEntries, Files]] = []
+        self._settled: list[tuple[IntentName, Outcome]] = []
+
+    def begin(self, objects: Sequence[NamedEntries], files: Files) -> None:
+        self._waiting += [(one, files) for one in objects]
+
+    def done(self) -> Sequence[tuple[IntentName, Outcome]]:
+        if self._waiting and not self._settled:
+            chosen = self._choose(len(self._waiting))
+            ending = [self._waiting[number] for number in chosen]
+            self._waiting = [one for number, one in enumerate(self._waiting) if number not in chosen]
+            for one, files in ending:
+                self._settled.append((one.name, self._outcome(one, files)))
+        settled, self._settled = self._settled, []
+        return settled
+
+    def give_up(self) -> None:
+        self._settled += [(one.name, GivenUp("not begun")) for one, _ in self._waiting]
+        self._waiting = []
+
+    def _outcome(self, one: NamedEntries, files: Files) -> Outcome:
+        try:
+            return self._make(one, files)
+        except (ContentConflict, EncodeFailed, ObjectStoreError) as error:
+            return error

@@ -1,0 +1,29 @@
+"""One object alone, made by a real worker and waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from neve.archive.journal import CommittedName, IntentName
+from tiered.worker.client import WorkerClient
+from tiered.write.entry_run import EntryRun
+from tiered.write.uploader import NamedEntries
+
+FACTS = {"cluster": "c", "broker": "b", "round": "1"}
+
+
+def upload_one(
+    worker: WorkerClient,
+    store_url: str,
+    name: IntentName,
+    entries: Mapping[int, EntryRun],
+    files: Sequence[tuple[str, int, int]],
+    facts: Mapping[str, str] = FACTS,
+) -> CommittedName:
+    """Raises ContentConflict, EncodeFailed, or an error of the object store."""
+    uploads = worker.uploads(store_url, facts)
+    uploads.begin([NamedEntries(name, entries)], files)
+    ((_, outcome),) = uploads.done()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome

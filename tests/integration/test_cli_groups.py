@@ -1,0 +1,65 @@
+"""`neve group` against a neve server: what a group has left to read, also of what is in the archive alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neve.client.sync import connect
+from tests.group_verbs import (
+    GROUP,
+    TOPIC,
+    Neve,
+    a_deleted_group_is_gone,
+    fill,
+    is_told,
+    members_are_told,
+    reset_does_what_it_shows,
+)
+from tests.server_process import Up, offload
+
+
+def test_a_groups_lag_its_age_and_how_much_of_it_is_cold(
+    neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with neve_up(tmp_path / "neve", "--set", "adminPort=0") as server:
+        fill(server.namesrv)
+        neve = Neve(server.namesrv, capfd)
+        is_told(neve)
+        assert all(row["cold"] is None for row in neve.json("lag", GROUP, "--topic", TOPIC))
+
+        offload(server, "?roll=1&evict=1")
+        with connect(server.namesrv) as client:
+            client.send(TOPIC, "hot", queue=0)
+        rows = {row["queue"]: row for row in neve.json("lag", GROUP, "--topic", TOPIC)}
+        assert {queue: (row["lag"], row["cold"]) for queue, row in rows.items()} == {0: (4, 3), 1: (1, 1)}
+        assert all(0 <= row["behind_ms"] < 600_000 for row in rows.values())
+        assert "5 messages behind" in neve.err and "80.0% cold" in neve.err
+        (listed,) = (row for row in neve.json("list") if row["group"] == GROUP)
+        assert (listed["lag"], listed["cold"]) == (5, 4)
+
+        with connect(server.namesrv) as client:
+            client.commit(GROUP, TOPIC, 0, 6)
+        (row,) = neve.json("reset", GROUP, "--topic", TOPIC, "--queue", "0", "--to-offset", "1", "--dry-run")
+        assert (row["skipped"], row["again"], row["cold"]) == (0, 5, 4)
+        rows = {row["queue"]: row for row in neve.json("lag", GROUP, "--topic", TOPIC)}
+        assert (rows[0]["lag"], rows[0]["cold"], rows[0]["behind_ms"]) == (0, 0, 0)
+
+
+def test_members_are_shown_with_their_queues_while_they_are_there(
+    neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with neve_up(tmp_path / "neve") as server:
+        fill(server.namesrv)
+        members_are_told(Neve(server.namesrv, capfd), server.namesrv)
+
+
+def test_a_reset_does_what_it_showed_and_a_deleted_group_is_gone(
+    neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with neve_up(tmp_path / "neve") as server:
+        fill(server.namesrv)
+        neve = Neve(server.namesrv, capfd)
+        reset_does_what_it_shows(neve, server.namesrv)
+        a_deleted_group_is_gone(neve, server.namesrv)

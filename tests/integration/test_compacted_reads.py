@@ -1,0 +1,205 @@
+"""Readers over objects of which compaction made one: who comes after it, who is in the middle, and who comes back when
+the old objects are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.broker_controller import BrokerController
+from infra.remoting_server import Connection
+from lifecycle.lifecycle import ArchiveLifecycle
+from neve.archive.journal import CommittedName
+from neve.record.codec import iter_records
+from neve.remoting.codes import RequestCode as Code
+from tests.broker_in_process import ask, offload, running, send
+from tests.waiting import until
+from tiered.worker.client import DecodedGroup
+
+OBJECTS, EACH = 4, 25  # objects of the topic, and messages of each of its two queues in one
+COUNT = OBJECTS * EACH
+
+
+async def fill(broker: BrokerController, connection: Connection) -> None:
+    """Two queues; what is sent together becomes an object, and no message is local any more."""
+    made = await ask(
+        connection, Code.UPDATE_AND_CREATE_TOPIC, topic="T", defaultTopic="TBW102", readQueueNums=2, writeQueueNums=2,
+        perm=6, topicFilterType="SINGLE_TAG", topicSysFlag=0, order="false",
+    )  # fmt: skip
+    assert made.code == 0, made.remark
+    for number in range(COUNT):
+        for queue in (0, 1):
+            properties = f"UNIQ_KEY\x01U{queue}-{number}\x02KEYS\x01key{number % 10}\x02TAGS\x01t{number % 3}\x02"
+            await send(connection, "T", b"%d of %d" % (number, queue), properties, queue=queue)
+        if (number + 1) % EACH == 0:
+            await offload(broker)
+    assert len(objects_of(broker)) == OBJECTS
+    assert broker.store.min_offset("T", 0) == COUNT
+
+
+def objects_of(broker: BrokerController) -> list[CommittedName]:
+    assert broker.archive.journal is not None
+    return broker.archive.journal.catalog.objects("T")
+
+
+async def compact(broker: BrokerController) -> None:
+    """As an operator asks for it."""
+    assert broker.admin_address is not None
+    request = urllib.request.Request(
+        "http://{}:{}/archive/compact?topic=T".format(*broker.admin_address), method="POST"
+    )
+    told = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read())
+    assert b'"compacted"' in told, told
+    assert len(objects_of(broker)) == 1
+
+
+async def delete_old(broker: BrokerController, old: list[CommittedName]) -> None:
+    """What the TTL job does when the grace is over, which is none here."""
+    lifecycle = broker.archive.lifecycle
+    assert isinstance(lifecycle, ArchiveLifecycle) and broker.archive.journal is not None
+    assert (await asyncio.to_thread(lifecycle.expire.run))["deleted"] == OBJECTS
+    store = broker.archive.journal.store
+    assert {info.key for info in store.list("topic=T/")}.isdisjoint(name.key for name in old)
+
+
+async def pull(connection: Connection, queue: int, offset: int, group: str, most: int) -> Any:
+    return await ask(
+        connection, Code.PULL_MESSAGE, consumerGroup=group, topic="T", queueId=queue, queueOffset=offset,
+        maxMsgNums=most, sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subscription="*", subVersion=0,
+    )  # fmt: skip
+
+
+async def read(
+    connection: Connection, queue: int, offset: int = 0, *, group: str = "g", end: int = COUNT, most: int = 7
+) -> list[tuple[int, bytes]]:
+    """(offset, body) of what a client that goes on where it is told gets up to `end`; no answer is a refusal."""
+    found: list[tuple[int, bytes]] = []
+    while offset < end:
+        answer = await pull(connection, queue, offset, group, min(most, end - offset))
+        assert answer.code == 0, (answer.code, answer.remark)
+        found += [(record.queue_offset, bytes(record.body)) for record in iter_records(answer.body)]
+        following = int(answer.ext["nextBeginOffset"])
+        assert following > offset
+        offset = following
+    return found
+
+
+def sent(queue: int, first: int = 0, end: int = COUNT) -> list[tuple[int, bytes]]:
+    return [(number, b"%d of %d" % (number, queue)) for number in range(first, end)]
+
+
+def served(tmp_path: Path, work: Callable[[BrokerController, Connection], Any], *settings: str) -> None:
+    async def main() -> None:
+        own = (f"storeUrl=dir:{tmp_path / 'archive'}", "expireGrace=0", "archiveMinBytes=1", *settings)
+        async with running(tmp_path / "data", *own) as (broker, connection):
+            await fill(broker, connection)
+            await work(broker, connection)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "caches", [(), ("coldCacheBytes=1m", "coldCacheDiskBytes=0")], ids=["cached", "nothing cached"]
+)
+def test_a_consumer_reads_each_message_once_while_its_objects_become_one_and_the_old_go(
+    tmp_path: Path, caches: tuple[str, ...]
+) -> None:
+    """One that begins behind it, one that was amid an old object at the REPLACE, and one at the DELETED."""
+
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        old = objects_of(broker)
+        amid = {queue: await read(connection, queue, group="amid", end=40) for queue in (0, 1)}
+        await compact(broker)
+        for queue in (0, 1):
+            amid[queue] += await read(connection, queue, 40, group="amid", end=60)
+        await delete_old(broker, old)
+        for queue in (0, 1):
+            amid[queue] += await read(connection, queue, 60, group="amid")
+            assert amid[queue] == sent(queue)
+            assert await read(connection, queue, group="new") == sent(queue)
+            assert await read(connection, queue, 13, group="amid") == sent(queue, 13), "one that goes back"
+
+    served(tmp_path, work, *caches)
+
+
+class HeldSource:
+    """A reader's worker that keeps back what is asked of an object until it is let go."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.failed: list[Exception] = []
+
+    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
+        self.asked.set()
+        assert self.go_on.wait(60)
+        try:
+            return self._inner.read_group(store_url, name, index, keep=keep)  # type: ignore[no-any-return]
+        except Exception as error:
+            self.failed.append(error)
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["replaced", "deleted"])
+def test_a_pull_that_is_under_way_at_an_old_object_is_answered(tmp_path: Path, deleted: bool) -> None:
+    """It knows where its row group lies; when it gets there, that is another's place, or gone."""
+
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        old, reader = objects_of(broker), broker.archive.reader
+        assert reader is not None
+        held = reader._groups._worker = HeldSource(reader._groups._worker)
+        pulled = asyncio.create_task(pull(connection, 1, 30, "g", 5))
+        try:
+            await until(held.asked.is_set, "the pull asks for its row group")
+            await compact(broker)
+            if deleted:
+                await delete_old(broker, old)
+        finally:
+            held.go_on.set()
+        answer = await pulled
+        assert answer.code == 0, answer.remark
+        found = [(record.queue_offset, bytes(record.body)) for record in iter_records(answer.body)]
+        assert found == sent(1, 30, 35)
+        assert bool(held.failed) is deleted, "an old object is read for as long as it is there"
+        assert await read(connection, 1, 35) == sent(1, 35)
+
+    served(tmp_path, work, "coldCacheDiskBytes=0")
+
+
+def test_a_key_a_place_and_a_time_are_found_once(tmp_path: Path) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        async def asked() -> tuple[list[tuple[int, int]], list[int], list[str]]:
+            answer = await ask(
+                connection, Code.QUERY_MESSAGE, topic="T", key="key7", maxNum=64, beginTimestamp=0, endTimestamp=1 << 60
+            )
+            by_key = sorted((record.queue_id, record.queue_offset) for record in iter_records(answer.body))
+            one = await ask(
+                connection, Code.QUERY_MESSAGE, topic="T", key="U1-42", maxNum=64, beginTimestamp=0,
+                endTimestamp=1 << 60,
+            )  # fmt: skip
+            (record,) = iter_records(one.body)
+            at = await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=record.physical_offset)
+            by_time = await ask(
+                connection, Code.SEARCH_OFFSET_BY_TIMESTAMP, topic="T", queueId=1, timestamp=record.store_timestamp
+            )
+            found = [one.queue_offset for one in iter_records(at.body)]
+            return by_key, found, [by_time.ext["offset"]]
+
+        before, old = await asked(), objects_of(broker)
+        assert before[0] == [(queue, number) for queue in (0, 1) for number in range(7, COUNT, 10)]
+        assert before[1] == [42]
+        await compact(broker)
+        assert await asked() == before
+        await delete_old(broker, old)
+        assert await asked() == before
+
+    served(tmp_path, work)

@@ -1,0 +1,20 @@
+"""The Spark pipeline on a short run: it compares what its consumer has with pandas, so its exit code is the test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.servers
+
+
+def test_the_pipeline_gives_what_pandas_does_though_its_job_is_killed() -> None:
+    command = [sys.executable, "-m", "examples.pipeline", "--limit", "3000", "--stops", "1"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every figure is what pandas says" in done.stdout
+    assert "killed after" in done.stdout

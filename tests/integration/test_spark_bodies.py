@@ -1,0 +1,228 @@
+"""Bodies in Spark: as text, JSON of a schema, found schema or VARIANT; and where one goes that is none."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import pytest
+import zstandard
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+
+from infra.object_store.open import open_store
+from neve import spark as neve_spark
+from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZSTD
+from neve.spark import Bodies, decode_bodies, json_schema, split_bodies
+from tests.doubles.archive_on_paper import ArchiveOnPaper
+from tests.unit.cli.test_schema_files import ORDER, avro_body, descriptors, protobuf_body
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+BODIES = [
+    b'{"n": 0, "q": 2, "x": {"y": [1, 2]}}',
+    b'{"n": 1, "q": 2, "a b": true}',
+    b'{"n": "two", "q": 2}',
+    b'{"n": 3',
+    b"",
+    b"\xff\xfe",
+    b"[6]",
+    b"null",
+    b'{"n": 8.5, "q": 2}',
+    None,
+]
+PACKED = [
+    (zlib.compress(BODIES[0] or b""), COMPRESSED),
+    (lz4.frame.compress(BODIES[1] or b""), COMPRESSED | COMPRESSION_LZ4),
+    (zstandard.compress(BODIES[2] or b""), COMPRESSED | COMPRESSION_ZSTD),
+    (b"no zlib", COMPRESSED),
+    (zlib.compress(bytes(2000)), COMPRESSED),
+]
+SCHEMA = "n INT, q INT"
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    """Frames: `plain` has `BODIES` at the offsets 0…9, `packed` what is packed."""
+    root = tmp_path_factory.mktemp("archive")
+    url = f"dir:{root}"
+
+    def plain(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "body": BODIES[row["queue_offset"]], "body_codec": "none", "sys_flag": 0}
+
+    def packed(row: dict[str, Any]) -> dict[str, Any]:
+        body, flag = PACKED[row["queue_offset"]]
+        return {**row, "body": body, "body_codec": "packed", "sys_flag": flag}
+
+    store = open_store(url)
+    ArchiveOnPaper(store, "a", "plain").write(0, 0, 0, len(BODIES), hour=0, change=plain)
+    ArchiveOnPaper(store, "b", "packed").write(0, 0, 0, len(PACKED), hour=0, change=packed)
+    spark = neve_spark.session(url, master="local[1]", conf={"spark.ui.enabled": "false"})
+    frames = [neve_spark.read_topic(spark, topic, store=url) for topic in ("plain", "packed")]
+    yield frames[0], frames[1]
+    spark.stop()
+
+
+def told(frame: Any, column: str) -> dict[int, tuple[Any, str | None]]:
+    """offset -> value and error."""
+    rows = frame.select("queue_offset", column, "body_error").collect()
+    return {row.queue_offset: (row[column], row.body_error) for row in rows}
+
+
+def test_packed_bodies_are_inflated_and_say_why_when_they_are_not(topics: tuple[Any, Any]) -> None:
+    found = told(decode_bodies(topics[1], "bytes", max_body=1000), "body")
+    assert [found[at] for at in range(3)] == [(BODIES[at], None) for at in range(3)]
+    assert found[3][0] is None
+    assert str(found[3][1]).startswith("the body is not what its sysFlag says: Error -3")
+    assert found[4] == (None, "the body is longer than 1000 bytes when inflated")
+    text = told(decode_bodies(topics[1].where("queue_offset < 3"), "text"), "text")
+    assert text == {at: ((BODIES[at] or b"").decode(), None) for at in range(3)}
+
+
+def test_a_spark_without_arrow_functions_inflates_row_by_row(
+    topics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 4.0 is; values of Avro and Protobuf it has not."""
+    monkeypatch.delattr(f, "arrow_udf")
+    found = told(decode_bodies(topics[1], "bytes", max_body=1000), "body")
+    assert [value for value, _ in found.values()] == [*BODIES[:3], None, None]
+    with pytest.raises(NotImplementedError, match="avro bodies need Spark"):
+        decode_bodies(topics[0], "avro", schema_file=__file__)
+
+
+def test_avro_and_protobuf_are_values_by_their_schema_files(topics: tuple[Any, Any], tmp_path: Path) -> None:
+    (tmp_path / "order.avsc").write_text(json.dumps(ORDER))
+    (tmp_path / "order.desc").write_bytes(descriptors())
+    bodies = [avro_body(), protobuf_body(), b"\xff\xff"]
+    frame = (
+        topics[0]
+        .where("queue_offset < 3")
+        .withColumn("body", f.element_at(f.array(*map(f.lit, bodies)), f.col("queue_offset").cast("int") + 1))
+    )
+    typed = "id BIGINT, name STRING, prices ARRAY<DOUBLE>, at TIMESTAMP, paid DECIMAL(9, 2)"
+    found = told(decode_bodies(frame, "avro", schema_file=tmp_path / "order.avsc", schema=typed), "value")
+    assert found[0][1] is None
+    assert (found[0][0].id, found[0][0].name, found[0][0].prices, str(found[0][0].paid)) == (
+        1 << 40, "Zürich", [1.5, 2.0], "12.50"
+    )  # fmt: skip
+    assert found[2][0] is None
+    assert str(found[2][1]).startswith("the body is not avro of the schema")
+    variant = decode_bodies(frame, "protobuf", schema_file=tmp_path / "order.desc", message="shop.Order")
+    texts = told(variant.withColumn("json", f.to_json("value")), "json")
+    assert texts[1] == ('{"order_name":"Zürich","prices":[{"cents":"150"}]}', None)
+    assert str(texts[2][1]).startswith("the body is not protobuf of the schema")
+
+
+def test_text_that_is_none_is_null_with_its_error(topics: tuple[Any, Any]) -> None:
+    found = told(decode_bodies(topics[0], "text"), "text")
+    assert found[3] == ('{"n": 3', None)
+    assert found[4] == ("", None)
+    assert found[5] == (None, "the body is not UTF-8")
+    assert found[9] == (None, "there is no body")
+
+
+def test_json_of_a_schema_is_whole_or_null_and_names_the_fields_that_do_not_fit(topics: tuple[Any, Any]) -> None:
+    found = told(decode_bodies(topics[0], "json", schema=SCHEMA), "value")
+    assert [tuple(found[at][0]) for at in (0, 1)] == [(0, 2), (1, 2)]
+    assert [found[at][1] for at in (0, 1)] == [None, None]
+    assert all(found[at][0] is None for at in range(2, 10))
+    assert [found[at][1] for at in range(2, 10)] == [
+        "the JSON is not of the schema: n",
+        "the body is not JSON",
+        "the body is not JSON",
+        "the body is not UTF-8",
+        "the JSON is not of the schema",
+        "the JSON is not of the schema",
+        "the JSON is not of the schema: n",
+        "there is no body",
+    ]
+    lists = told(decode_bodies(topics[0], "json", schema="ARRAY<INT>"), "value")
+    assert lists[6] == ([6], None)
+    assert lists[3] == (None, "the body is not JSON")
+
+
+def test_json_without_a_schema_is_a_variant(topics: tuple[Any, Any]) -> None:
+    values = decode_bodies(topics[0], "json").withColumn("json", f.to_json("value"))
+    found = told(values, "json")
+    assert found[0] == ('{"n":0,"q":2,"x":{"y":[1,2]}}', None)
+    assert found[6] == ("[6]", None)
+    assert found[7] == ("null", None)
+    assert {at for at, (_, error) in found.items() if error == "the body is not JSON"} == {3, 4}
+
+
+def test_a_schema_is_found_in_a_sample_and_reads_what_it_was_found_in(topics: tuple[Any, Any]) -> None:
+    objects = topics[0].where("queue_offset IN (0, 1, 3, 5, 8)")
+    found = json_schema(objects)
+    assert found.simpleString() == "struct<a b:boolean,n:double,q:bigint,x:struct<y:array<bigint>>>"
+    values = told(decode_bodies(objects, "json", schema=found), "value")
+    assert {at for at, (value, _) in values.items() if value is not None} == {0, 1, 8}
+    assert json_schema(objects, rows=1).names in (["n", "q", "x"], ["a b", "n", "q"], ["n", "q"])
+    with pytest.raises(ValueError, match="not all of them objects"):
+        json_schema(topics[0])
+    with pytest.raises(ValueError, match="no body of the sample is JSON"):
+        json_schema(topics[0].where("queue_offset = 3"))
+
+
+def test_stop_ends_the_query_at_the_first_with_its_place(topics: tuple[Any, Any]) -> None:
+    for column, frame in (
+        ("value", decode_bodies(topics[0].where("queue_offset <= 2"), "json", schema=SCHEMA, on_error="stop")),
+        ("body", decode_bodies(topics[1].where("queue_offset = 3"), "bytes", on_error="stop")),
+    ):
+        assert "body_error" not in frame.columns
+        with pytest.raises(
+            PySparkException, match=r"topic (plain|packed), queue_id 0, queue_offset [23], the (JSON|body) is"
+        ):
+            frame.select(column).collect()
+    whole = decode_bodies(topics[0].where("queue_offset < 2"), "json", schema=SCHEMA, on_error="stop")
+    assert [row.value.n for row in whole.select("value").collect()] == [0, 1]
+
+
+def assert_split(good: Any, dead: Any) -> None:
+    assert sorted(row.n for row in good.select("value.n").collect()) == [0, 1]
+    rows = dead.select("broker", "topic", "queue_offset", "body_error", "body").collect()
+    assert sorted(row.queue_offset for row in rows) == list(range(2, 10))
+    assert {(row.broker, row.topic) for row in rows} == {("a", "plain")}
+    assert {row.queue_offset: row.body for row in rows} == dict(enumerate(BODIES[2:], 2)), "as they are stored"
+    assert all(row.body_error for row in rows)
+
+
+def test_what_does_not_parse_is_a_frame_of_its_own(topics: tuple[Any, Any]) -> None:
+    bodies = split_bodies(decode_bodies(topics[0], "json", schema=SCHEMA))
+    assert isinstance(bodies, Bodies)
+    assert_split(*bodies)
+    with pytest.raises(ValueError, match="body_error"):
+        split_bodies(topics[0])
+
+
+def test_a_stream_sets_its_dead_letters_apart_into_a_table(topics: tuple[Any, Any], tmp_path: Path) -> None:
+    spark = topics[0].sparkSession
+    topics[0].write.parquet(f"{tmp_path}/rows")
+    rows = spark.readStream.schema(topics[0].schema).parquet(f"{tmp_path}/rows")
+
+    def put(batch: Any, _: int) -> None:
+        good, dead = split_bodies(batch)
+        good.write.mode("append").parquet(f"{tmp_path}/good")
+        dead.write.mode("append").parquet(f"{tmp_path}/dead")
+
+    stream = decode_bodies(rows, "json", schema=SCHEMA).writeStream.foreachBatch(put)
+    stream.option("checkpointLocation", f"{tmp_path}/c").trigger(availableNow=True).start().awaitTermination()
+    assert_split(spark.read.parquet(f"{tmp_path}/good"), spark.read.parquet(f"{tmp_path}/dead"))
+
+
+def test_what_can_not_be_meant_is_refused(topics: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="bytes, text, json"):
+        decode_bodies(topics[0], "xml")
+    with pytest.raises(ValueError, match="'null' or 'stop'"):
+        decode_bodies(topics[0], "text", on_error="skip")
+    with pytest.raises(ValueError, match="schema_file"):
+        decode_bodies(topics[0], "avro")
+    with pytest.raises(ValueError, match="goes with json"):
+        decode_bodies(topics[0], "text", schema=SCHEMA)

@@ -1,0 +1,136 @@
+"""`format("neve")` and `read_topic` on a standalone cluster of two workers and a second S3 server, Versity's.
+
+The driver, the executors and the archive share no process and no disk but what is installed: checkpoints and tables lie
+in the bucket, too. The source's own tests run here again, under what they promise in `test_spark_source`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.object_store.open import open_store
+from infra.s3_server import S3Server, create_bucket
+from neve import spark as neve_spark
+from tests.doubles.archive_on_paper import ArchiveOnPaper
+from tests.integration.test_spark import TOPIC, fill
+from tests.integration.test_spark_source import (
+    IN_VIEW,
+    below,
+    run_to_end,
+    table,
+    test_a_batch_is_what_read_topic_has_in_all_columns,
+    test_a_query_without_filters_has_all_rows_after_one_with,
+    test_a_stream_has_each_row_once_over_restarts_compaction_expiry_and_new_topics,
+    test_a_stream_whose_rows_are_gone_says_which,
+    test_fewer_columns_a_key_and_offsets,
+    test_sql_sees_a_topic_as_a_view,
+)
+from tests.servers import versitygw
+from tests.servers.spark_cluster import SparkCluster
+
+__all__ = [
+    "test_a_batch_is_what_read_topic_has_in_all_columns",
+    "test_a_query_without_filters_has_all_rows_after_one_with",
+    "test_a_stream_has_each_row_once_over_restarts_compaction_expiry_and_new_topics",
+    "test_a_stream_whose_rows_are_gone_says_which",
+    "test_fewer_columns_a_key_and_offsets",
+    "test_sql_sees_a_topic_as_a_view",
+]
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+BUCKET = "archive"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with versitygw.running(tmp_path_factory.mktemp("versity")) as server, pytest.MonkeyPatch.context() as patch:
+        create_bucket(server, BUCKET)
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, server: S3Server) -> Iterator[SparkCluster]:
+    """Credentials are those of its machines: of the environment that workers and executors are started in."""
+    with SparkCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def url(server: S3Server) -> str:
+    url = server.url(BUCKET, "some%20prefix")
+    fill(open_store(url))
+    return url
+
+
+@pytest.fixture(scope="module")
+def spark(cluster: SparkCluster, url: str) -> Iterator[Any]:
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # no task begins before both are there
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+    }
+    with ExitStack() as stack:
+        session = neve_spark.session(url, master=cluster.master, conf=conf)
+        stack.callback(session.stop)
+        yield session
+
+
+@pytest.fixture
+def place(server: S3Server) -> str:
+    return server.url(BUCKET, uuid.uuid4().hex)
+
+
+def homes_of(frame: Any) -> set[str]:
+    """The workers' directories in which the Pythons ran that rows of a frame passed through."""
+
+    def here(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for batch in batches:
+            yield pyarrow.record_batch({"at": pyarrow.array([str(Path.cwd())] * batch.num_rows)})
+
+    found = {Path(row.at) for row in frame.mapInArrow(here, "at STRING").distinct().collect()}
+    return {next(part for part in path.parts if part.startswith("worker-")) for path in found}
+
+
+def test_tasks_run_on_both_workers_and_bodies_are_inflated_there(spark: Any, url: str) -> None:
+    frame = spark.read.format("neve").options(store=url, subscribe=TOPIC, minPartitions="4").load()
+    assert frame.rdd.getNumPartitions() >= 3
+    assert homes_of(frame) == {"worker-0", "worker-1"}
+    texts = neve_spark.read_topic(spark, TOPIC, store=url, decode="text").select("queue_id", "queue_offset", "text")
+    assert sorted(tuple(row) for row in texts.collect()) == sorted(
+        (queue, offset, f'{{"n": {offset}, "q": {queue}}}') for _, queue, offset in IN_VIEW
+    )
+
+
+def test_a_stream_goes_on_where_it_was_when_a_worker_dies(spark: Any, cluster: SparkCluster, place: str) -> None:
+    """The last one here: its executor dies with it, and nobody starts another."""
+    archive = ArchiveOnPaper(open_store(below(place, "archive")), "a", "orders")
+    for n in range(4):
+        archive.write(100 * n, 0, 10 * n, 10, hour=n)
+    run_to_end(spark, place, maxOffsetsPerTrigger="25", minPartitions="4")
+    archive.write(400, 0, 40, 10, hour=4)
+    cluster.kill_worker(0)
+    run_to_end(spark, place, minPartitions="4")
+    assert table(spark, place) == [("orders", "a", n) for n in range(50)]
+    frame = spark.read.format("neve").load(path=below(place, "archive"), topic="orders")
+    assert homes_of(frame) == {"worker-1"}

@@ -1,0 +1,180 @@
+"""Jobs on a real Spark: what is planted is found, what is broken off goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.object_store.open import open_store
+from neve import spark as neve_spark
+from neve.archive.journal import Commit, Gap, Intent, IntentName
+from neve.archive.keys import data_key
+from neve.spark.jobs.checked import OtherCheck
+from neve.spark.jobs.report import report
+from neve.spark.jobs.verify import VerifyJob, verify
+from tests.doubles.archive_on_paper import ArchiveOnPaper
+from tests.servers.neve import NEVE
+from tests.unit.archive.test_verify_rows import row, written
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    conf = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"}
+    session = neve_spark.session(master="local[2]", conf=conf)
+    yield session
+    session.stop()
+
+
+def commit(archive: ArchiveOnPaper, number: int, first: int, last: int) -> str:
+    """A sound object of queue 0, with all its hashes."""
+    import msgspec
+
+    topic, day, start = archive.topic, "2026-01-01", 100 * number
+    key = data_key("", topic, day, archive.broker, start=start, end=start + 100, epoch=1)
+    name, data = written([[row(0, offset) for offset in range(first, last + 1)]], topic)
+    archive.store.put(key, data, if_absent=True)
+    name = msgspec.structs.replace(name, key=key, start=start, end=start + 100)
+    archive.append(Intent(round=number, names=[IntentName(key, topic, day, start, start + 100, {0: (first, last)})]))
+    archive.append(Commit(round=number, names=[name]))
+    return key
+
+
+def faults(done: VerifyJob) -> list[tuple[str, str | int | None, int | None, int | None]]:
+    """(key or topic, queue, first, last), each once."""
+    return sorted({(one.key or one.topic, one.queue, one.first, one.last) for _, one in done.faults}, key=str)
+
+
+def test_verify_finds_all_that_is_planted_and_names_object_and_offsets(spark: Any, tmp_path: Path) -> None:
+    url = f"dir:{tmp_path}"
+    store = open_store(url)
+    sound = ArchiveOnPaper(store, "a", "sound")
+    for number in range(3):
+        commit(sound, number, 10 * number, 10 * number + 9)
+    sound.append(Gap(topic="sound", queue=0, first=30, last=34, reason="test"))
+    before = verify(spark, store=url)
+    assert (before.ok, before.objects, before.rows, before.gaps) == (True, 3, 30, 1)
+
+    flipped, missing, cut, one, other = (commit(sound, 3 + n, 35 + 10 * n, 44 + 10 * n) for n in range(5))
+    broken = ArchiveOnPaper(store, "b", "untiled")
+    commit(broken, 0, 0, 9)
+    commit(broken, 1, 15, 24)
+    commit(broken, 2, 20, 29)
+    data = bytearray((tmp_path / flipped).read_bytes())
+    data[100] ^= 16
+    (tmp_path / flipped).write_bytes(data)
+    (tmp_path / missing).unlink()
+    (tmp_path / cut).write_bytes((tmp_path / cut).read_bytes()[:-1])
+    swapped = (tmp_path / one).read_bytes(), (tmp_path / other).read_bytes()
+    (tmp_path / one).write_bytes(swapped[1])
+    (tmp_path / other).write_bytes(swapped[0])
+
+    told: list[Any] = []
+    done = verify(spark, store=url, progress=told.append)
+    named = {name for name, *_ in faults(done)}
+    assert named == {flipped, missing, cut, one, other, "untiled"}
+    assert (flipped, 0, 35, 44) in faults(done)
+    assert {("untiled", 0, 10, 14), ("untiled", 0, 20, 24)} <= set(faults(done))
+    assert not done.ok and not done.unread
+    assert told[-1].objects == told[-1].of_objects == 11
+    assert [one.topic for _, one in verify(spark, store=url, topics=["untiled"], deep=False).faults] == ["untiled"] * 2
+    quick = {name for name, *_ in faults(verify(spark, store=url, deep=False))}
+    assert quick >= {missing, cut, "untiled"} and flipped not in quick
+    assert json.loads(json.dumps(done.as_json()))["faults"]
+
+
+def test_verify_that_is_broken_off_goes_on_and_tells_what_it_found_before(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, note = f"dir:{tmp_path}/archive", tmp_path / "note"
+    archive = ArchiveOnPaper(open_store(url), "a", "orders")
+    keys = [commit(archive, number, 10 * number, 10 * number + 9) for number in range(4)]
+    (tmp_path / "archive" / keys[0]).unlink()
+    monkeypatch.setattr("neve.spark.jobs.verify.ROUND_OBJECTS", 2)
+
+    class Killed(Exception):
+        pass
+
+    def die(_: object) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        verify(spark, store=url, resume=note, progress=die)
+    with note.open("a") as file:
+        file.write('{"key": "cut sh')
+    with pytest.raises(OtherCheck):
+        verify(spark, store=f"dir:{tmp_path}/archive/", resume=note)
+    rounds: list[Any] = []
+    done = verify(spark, store=url, resume=note, progress=rounds.append)
+    assert (done.taken_over, len(rounds), [fault.key for _, fault in done.faults]) == (2, 1, [keys[0]])
+    assert not note.exists()
+
+
+def test_a_report_counts_each_message_once_by_topic_day_tag_producer_and_group(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journals are read once, not once for each topic."""
+    url = f"dir:{tmp_path}/archive"
+    store = open_store(url)
+
+    def again(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("neve.spark.reader.catalogs", again)
+    ArchiveOnPaper(store, "a", "orders").write(0, 0, 0, 90, hour=23)
+    ArchiveOnPaper(store, "b", "orders").write(0, 0, 0, 10, hour=1, change=lambda one: one | {"born_host": "[::1]:7"})
+    from_orders = {"properties": [("RETRY_TOPIC", "orders")], "reconsume_times": 3}
+    ArchiveOnPaper(store, "c", "%RETRY%bill").write(0, 0, 0, 4, hour=1, change=lambda one: one | from_orders)
+    ArchiveOnPaper(store, "d", "%DLQ%bill").write(0, 0, 0, 2, hour=1, change=lambda one: one | from_orders)
+    ArchiveOnPaper(store, "e", "tags").write(
+        0, 0, 0, 30, hour=1, change=lambda one: one | {"tags": f"t{min(one['queue_offset'], 24)}"}
+    )
+    tables = report(spark, store=url)
+    orders = [row for row in tables["traffic"] if row["topic"] == "orders"]
+    assert [(row["dt"], row["messages"], row["damaged"], row["first"]) for row in orders] == [
+        ("2026-01-01", 100, 0, "2026-01-01T01:00:00Z")
+    ]
+    sizes = [row for row in tables["sizes"] if row["topic"] == "orders"]
+    assert sum(row["messages"] for row in sizes) == 100
+    assert orders[0]["largest"] <= max(row["up_to"] for row in sizes) < 2 * orders[0]["largest"]
+    assert {row["tag"]: row["messages"] for row in tables["tags"] if row["topic"] == "orders"} == {
+        "even": 50,
+        "odd": 50,
+    }
+    producers = {row["producer"]: row["messages"] for row in tables["producers"] if row["topic"] == "orders"}
+    assert producers == {"127.0.0.1": 90, "[::1]": 10}
+    assert [row["messages"] for row in tables["hours"] if row["topic"] == "orders"] == [10, 60, 30]
+    bill = {"group": "bill", "dt": "2026-01-01", "origin": "orders"}
+    assert tables["retries"] == [bill | {"attempt": 3, "messages": 4}]
+    assert tables["dead_letters"] == [bill | {"messages": 2}]
+    many = [row for row in tables["tags"] if row["topic"] == "tags"]
+    assert (len(many), sum(row["messages"] for row in many)) == (21, 30)
+    assert {row["tag"]: row["messages"] for row in many}["(others)"] == 5
+    later = report(spark, store=url, topics=["orders"], start="2026-01-02T00:00:00")
+    assert [row["messages"] for row in later["traffic"]] == [30]
+    with pytest.raises(FileNotFoundError, match="topic nope"):
+        report(spark, store=url, topics=["nope"])
+
+
+def test_the_shell_has_topics_as_frames_and_tables(tmp_path: Path) -> None:
+    store = open_store(f"dir:{tmp_path}")
+    ArchiveOnPaper(store, "a", "orders").write(0, 0, 0, 7, hour=0)
+    ArchiveOnPaper(store, "b", "%RETRY%g").write(0, 0, 0, 3, hour=0)
+    typed = (
+        "print('found', orders.count(), topics['%RETRY%g'].count(), read_topic('orders', offsets=(5, None)).count(), "
+        "spark.sql('select count(*) from orders where text is not null').first()[0])\n"
+    )
+    command = [NEVE, "spark", "shell", "--store", f"dir:{tmp_path}", "--master", "local[1]"]
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, "found 7 3 2 7" in done.stdout) == (0, True), done.stdout + done.stderr[-2000:]
+    assert "topics: %RETRY%g, orders" in done.stderr

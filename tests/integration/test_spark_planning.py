@@ -1,0 +1,104 @@
+"""What Spark is told to read comes from the journal: nothing is listed, here and through Spark Connect."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.object_store.open import open_store
+from neve import spark as neve_spark
+from neve.archive.keys import state_key
+from neve.archive.state import BrokerState, encode_state
+from tests.doubles.archive_on_paper import ArchiveOnPaper
+from tests.integration.test_spark import TOPIC, fill
+
+pytestmark = [
+    pytest.mark.servers,
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    session = neve_spark.session(master="local[2]", conf={"spark.ui.enabled": "false"})
+    yield session
+    session.stop()
+
+
+def test_no_object_is_asked_for_before_rows_are(spark: Any, tmp_path: Path) -> None:
+    """Forty objects, more than Spark lists by itself, and none of them there: planning does not notice."""
+    store = open_store(f"dir:{tmp_path}")
+    archive = ArchiveOnPaper(store, "007", "orders")
+    keys = [archive.write(100 * n, 0, n, 1, hour=1) for n in range(40)]
+    for key in keys:
+        (tmp_path / key).rename(tmp_path / key.replace("/", "_"))
+    frame = neve_spark.read_topic(spark, "orders", store=f"dir:{tmp_path}")
+    assert len(frame.inputFiles()) == 40
+    for key in keys:
+        (tmp_path / key.replace("/", "_")).rename(tmp_path / key)
+    assert sorted((row.broker, row.queue_offset) for row in frame.collect()) == [("007", n) for n in range(40)]
+
+
+def test_a_topic_of_which_nothing_is_archived_yet_is_empty_and_has_its_columns(spark: Any, tmp_path: Path) -> None:
+    store = open_store(f"dir:{tmp_path}")
+    ArchiveOnPaper(store, "a", "orders").write(0, 0, 0, 3, hour=0)
+    state = BrokerState(broker="a", number=1, topics=[{"topicName": "new", "readQueueNums": 4}])
+    store.put(state_key("", "a", 0), encode_state(state))
+    frame = neve_spark.read_topic(spark, "new", store=f"dir:{tmp_path}", decode="text")
+    assert frame.columns == [*neve_spark.read_topic(spark, "orders", store=f"dir:{tmp_path}", decode="text").columns]
+    assert frame.count() == 0
+    with pytest.raises(FileNotFoundError, match="topic nope"):
+        neve_spark.read_topic(spark, "nope", store=f"dir:{tmp_path}")
+
+
+CONNECTED = """
+import json, sys
+from pyspark.sql import SparkSession
+from neve.spark import read_topic
+store, topic = sys.argv[1:]
+spark = SparkSession.builder.remote("local[2]").getOrCreate()
+assert type(spark).__module__.startswith("pyspark.sql.connect")
+frame = read_topic(spark, topic, store=store, decode="text")
+rows = frame.select("broker", "dt", "topic", "queue_id", "queue_offset", "text").collect()
+print("found", json.dumps(sorted(list(row) for row in rows)))
+spark.stop()
+"""
+
+
+def test_through_connect_a_topic_is_read_as_it_is_here(spark: Any, tmp_path: Path) -> None:
+    """A process of its own: the session here has a JVM of its own."""
+    store = open_store(f"dir:{tmp_path}/archive [1]")
+    fill(store)
+    ArchiveOnPaper(store, "00%7", TOPIC).write(0, 3, 0, 2, hour=1)
+    url = f"dir:{tmp_path}/archive [1]"
+    here = neve_spark.read_topic(spark, TOPIC, store=url, decode="text")
+    expected = sorted(
+        list(row) for row in here.select("broker", "dt", "topic", "queue_id", "queue_offset", "text").collect()
+    )
+    assert len(expected) == 27
+    assert through_connect(CONNECTED, tmp_path, url, TOPIC) == expected
+
+
+def through_connect(script: str, home: Path, *arguments: str) -> Any:
+    """What a program tells that talks to a Spark Connect server, which it starts."""
+    path = home / "connected.py"
+    path.write_text(script)
+    places = {"PYSPARK_PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **places},
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(done.stdout.rpartition("found ")[2])

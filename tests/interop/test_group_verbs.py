@@ -1,0 +1,31 @@
+"""`neve group` on a broker of Apache RocketMQ 5.3.3's, which tells of no archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.group_verbs import (
+    GROUP,
+    Neve,
+    a_deleted_group_is_gone,
+    fill,
+    is_told,
+    members_are_told,
+    reset_does_what_it_shows,
+)
+from tests.servers.apache import ApacheServer
+
+pytestmark = pytest.mark.servers
+
+
+def test_apaches_groups_are_told_as_neves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with ApacheServer(tmp_path, heap="512m", quick=True) as apache:
+        fill(apache.namesrv)
+        neve = Neve(apache.namesrv, capfd)
+        is_told(neve)
+        assert all(row["cold"] is None for row in neve.json("lag", GROUP))
+        reset_does_what_it_shows(neve, apache.namesrv)
+        members_are_told(neve, apache.namesrv)
+        a_deleted_group_is_gone(neve, apache.namesrv)

@@ -1,0 +1,56 @@
+"""Weeks of a broker whose topics come and go: nothing grows for ever.
+
+`make year` tells a year of many topics.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from neve.archive.follow import read_catalog
+from tests.simulation.process import BROKER
+from tests.simulation.year.figures import Figures, growing, memory_of
+from tests.simulation.year.world import SMALL, World
+
+#: Of a few kilobytes: each restore makes the offsets longer, by the digits of their margin.
+STATE_SLACK = 1_000
+
+
+def test_nothing_grows_for_ever_and_the_archive_is_whole() -> None:
+    world = World(SMALL)
+    try:
+        days = list(world.run())
+        assert world.verify().problems == []
+        assert world.verify().objects > SMALL.topics, "too little is left to have been verified"
+        assert world.orphans() == []
+        assert min(one.waiting for one in days[7:]) > 0, "nothing expires"
+        assert growing(days, {"log_bytes": SMALL.segment, "state_bytes": STATE_SLACK}) == []
+        assert world.lost() == []
+        some = next(read_catalog(world.bucket, BROKER).each_object()).key
+        del world.bucket.objects[some]
+        assert world.verify().problems == [f"{some}: the object is missing"]
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("name", ["live", "catalog_memory", "entries"])
+def test_what_grows_is_told(name: str) -> None:
+    steady = Figures(**dict.fromkeys(Figures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
+    assert growing([steady] * 8) == []
+    grown = msgspec.structs.replace(steady, **{name: 1100})
+    (found,) = growing([steady] * 6 + [grown] * 2)
+    assert found.startswith(f"{name}: 1,100")
+
+
+def test_requests_that_grow_with_traffic_are_no_growth() -> None:
+    steady = Figures(**dict.fromkeys(Figures.__struct_fields__, 1000) | {"requests": {"PUT": 1000}})  # type: ignore[arg-type]
+    more = msgspec.structs.replace(steady, requests={"PUT": 2000})
+    assert growing([steady] * 6 + [more] * 2) == [
+        "PUT requests a day: 2,000 in the last quarter, 1,000 in the one before"
+    ]
+    assert growing([steady] * 6 + [msgspec.structs.replace(more, messages=2000)] * 2) == []
+
+
+def test_memory_is_of_all_that_a_catalog_holds() -> None:
+    assert memory_of({"a": [b"x" * 10_000]}) > 10_000

@@ -1,0 +1,305 @@
+"""A broker and its bucket over months: what is left behind by each day, and whether it goes again.
+
+Real is what the storage simulation has real: the broker's start, store, tables and topic deletion, journal, catalog,
+checkpoints, state slots, rounds, TTL, eviction, compaction's planner and REPLACE, the sweep. Its disk is a directory in
+memory. Stood in for are the bucket (`bucket.py`), the worker (an object is a list of its records, not Parquet) and the
+clock. Jobs run at their turns of a day (`World._day`), far fewer than a broker's own: what they do then is more.
+
+Traffic is by Zipf's law over the topics that there are. Topics are deleted each day; half of them are made again under
+their name, at once or weeks later, the others make room for topics that never were. A restart follows each week, by
+turns a clean stop and a kill; at times the disk is lost, and the broker is restored from its bucket. After each, and at
+the end, no message is nowhere that is neither expired nor deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import tempfile
+from bisect import bisect
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
+from pathlib import Path
+
+from broker.config import BrokerConfig
+from broker.tables.topic_config_manager import TopicConfig
+from infra.clock import ManualClock
+from infra.disk import RealDisk
+from neve.archive.catalog import Location
+from neve.archive.follow import read_catalog
+from neve.archive.verify import VerifyReport, verify
+from tests.simulation.faulty_store import URL
+from tests.simulation.process import BROKER, Process, outside
+from tests.simulation.workers import QuickWorker
+from tests.simulation.year.bucket import CHECKPOINT, DATA, JOURNAL, STATE, Bucket
+from tests.simulation.year.figures import Figures, memory_of
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+QUEUES = 4
+#: Hours that a topic's messages are kept; by the topic's number.
+TTL_HOURS = (48, 72, 120, 168)
+_HOST = ("10.0.0.1", 1)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a life: how long, how many topics there are, what comes and goes."""
+
+    days: int
+    topics: int
+    messages: int  # a day
+    deletions: int  # of topics, a day
+    ttl_scale: int = 1  # of TTL_HOURS
+    restore_days: int = 45  # between two losses of the disk; as many in each quarter
+    measured_each: int = 7  # days: the catalog's memory and the data directory are walked through
+    rounds: int = 2  # a day
+    segment: int = 1 << 20
+    checkpoint_entries: int = 256
+
+
+SMALL = Size(
+    days=56,
+    topics=200,
+    messages=400,
+    deletions=4,
+    restore_days=14,
+    measured_each=1,
+    rounds=3,
+    segment=1 << 16,
+    checkpoint_entries=64,
+)
+YEAR = Size(days=364, topics=10_000, messages=5_000, deletions=40, ttl_scale=6, checkpoint_entries=1024)
+
+
+class _Disk(RealDisk):
+    """In memory; a process that is gone has no locks."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self) -> None:
+        self._locks: dict[Path, Callable[[], None]] = {}
+
+    def lock(self, path: Path) -> Callable[[], None]:
+        release = super().lock(path)
+        self._locks[path] = release
+
+        def unlock() -> None:
+            if self._locks.pop(path, None) is not None:
+                release()
+
+        return unlock
+
+    def kill(self) -> None:
+        while self._locks:
+            _, release = self._locks.popitem()
+            release()
+
+
+class World:
+    """One life; `run` yields the figures of each day."""
+
+    def __init__(self, size: Size, seed: int = 1) -> None:
+        self.size, self._random = size, random.Random(seed)
+        self.clock = ManualClock(1_767_225_600_000)
+        self.bucket = Bucket(self.clock, seed)
+        self._root = Path(tempfile.mkdtemp(prefix="neve-year-", dir="/dev/shm"))
+        self._disk = _Disk()
+        self._config = BrokerConfig(
+            broker_name=BROKER, broker_ip1="127.0.0.1", bind_address="127.0.0.1", admin_port=-1, store_url=URL,
+            store_path_root_dir=str(self._root / "0"), mapped_file_size_commit_log=size.segment,
+            archive_max_age=HOUR_MS, file_reserved_time=24, expire_grace=12 * HOUR_MS, archive_compaction_enable=True,
+            archive_compaction_bytes_per_second=0, journal_checkpoint_entries=size.checkpoint_entries,
+        )  # fmt: skip
+        self._machine = outside(self._make_worker, lambda: self.bucket, lambda: False)
+        self._numbers = 0
+        self.topics: list[str] = []  # by rank
+        self._gone: deque[str] = deque()  # names that come again
+        self._lives: Counter[str] = Counter()
+        self._ttl_ms: dict[str, int] = {}
+        # (when, topic, which life of it, queue, offset) of each message that may not have expired yet.
+        self._sent: deque[tuple[int, str, int, int, int]] = deque()
+        shares = list(accumulate(1 / (rank + 1) for rank in range(size.topics)))
+        self._shares = [share / shares[-1] for share in shares]
+        self.messages = 0
+        self._entries = 0  # at the end of the day before, those that are gone with them
+        self._memory, self._files = 0, (0, 0)  # of the catalog, and what `_local_files` says, as measured last
+        self._process: Process
+
+    def close(self) -> None:
+        self._disk.kill()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _make_worker(self) -> QuickWorker:
+        return QuickWorker(self._disk, self.bucket)  # type: ignore[arg-type]
+
+    # ---- days
+
+    def run(self) -> Iterator[Figures]:
+        logging.disable(logging.CRITICAL)
+        try:
+            self._start()
+            for _ in range(self.size.topics):
+                self._new_topic()
+            for day in range(1, self.size.days + 1):
+                before, self.messages = self.bucket.billed.copy(), 0
+                self._day(day)
+                yield self._figures(day, {kind: n - before[kind] for kind, n in self.bucket.billed.items()})
+            self._settle()
+        finally:
+            logging.disable(logging.NOTSET)
+
+    def _day(self, day: int) -> None:
+        lifecycle = self._process.lifecycle
+        for turn in range(self.size.rounds):
+            self._traffic(self.size.messages // self.size.rounds, DAY_MS // self.size.rounds)
+            if turn == day % self.size.rounds:
+                self._come_and_go()
+            self._process.flush()
+            self._process.broker.topics.file.save_now()
+            lifecycle.offload.run()
+            lifecycle.evict.run()
+            lifecycle.expire.run()
+            lifecycle.checkpoint.run()
+            self._process.write_state()
+        lifecycle.compact.run()
+        lifecycle.checkpoint.run()
+        lifecycle.shorten.run()
+        lifecycle.forget.run()
+        if day % 2 == 0:
+            lifecycle.sweep.run(repair=True)
+        if day % self.size.restore_days == 0:
+            self._restore()
+        elif day % 7 == 0:
+            self._restart(clean=day % 14 == 0)
+        else:
+            return
+        assert (lost := self.lost()) == [], f"day {day}: lost after a start: {lost[:10]}"
+
+    def _traffic(self, messages: int, milliseconds: int) -> None:
+        """In order of time, at even distances: the day of a message is sure then."""
+        put, step = self._process.store.put, max(1, messages // 50)
+        for number in range(messages):
+            if number % step == 0:
+                self.clock.advance(milliseconds * step // messages)
+            topic = self.topics[bisect(self._shares, self._random.random())]
+            queue = self._random.randrange(QUEUES)
+            stored = put(
+                topic, queue, b"%d" % number, b"", flag=0, sys_flag=0,
+                born_timestamp=self.clock.now_ms(), born_host=_HOST,
+            )  # fmt: skip
+            self._sent.append((stored.store_timestamp, topic, self._lives[topic], queue, stored.queue_offset))
+        self.messages += messages
+
+    def _come_and_go(self) -> None:
+        for _ in range(self.size.deletions):
+            rank = self._random.randrange(len(self.topics))
+            gone = self.topics[rank]
+            self._process.drop_topic(gone)
+            self._lives[gone] += 1
+            if self._random.random() < 0.5:
+                self._gone.append(gone)
+            if len(self._gone) > 8 * self.size.deletions or (self._gone and self._random.random() < 0.5):
+                self._make_topic(self._gone.popleft(), rank)
+            else:
+                self._new_topic(rank)
+
+    def _new_topic(self, rank: int | None = None) -> None:
+        self._numbers += 1
+        self._make_topic(f"topic-{self._numbers:06d}", rank)
+
+    def _make_topic(self, name: str, rank: int | None) -> None:
+        hours = TTL_HOURS[self._random.randrange(len(TTL_HOURS))] * self.size.ttl_scale
+        config = TopicConfig(
+            topic_name=name, read_queue_nums=QUEUES, write_queue_nums=QUEUES, attributes={"reserve.time": str(hours)}
+        )
+        self._process.broker.topics.update(config)
+        self._ttl_ms[name] = hours * HOUR_MS
+        if rank is None:
+            self.topics.append(name)
+        else:
+            self.topics[rank] = name
+
+    # ---- ends and starts
+
+    def _start(self, *, restore: bool = False) -> None:
+        self._process = Process(self._disk, self.clock, self._config, self._machine, restore=restore)  # type: ignore[arg-type]
+        self._process.start(lambda: None)
+
+    def _restart(self, *, clean: bool) -> None:
+        if clean:
+            self._process.stop()
+        self._disk.kill()
+        self._start()
+
+    def _restore(self) -> None:
+        """Another machine, with an empty disk."""
+        old = self._config.root
+        self._process.lifecycle.offload.run(roll=True)
+        self._process.stop()
+        self._disk.kill()
+        self._config.store_path_root_dir = str(self._root / str(int(old.name) + 1))
+        shutil.rmtree(old)
+        self._start(restore=True)
+
+    def _settle(self) -> None:
+        """All that waits is done, so that nothing is left to be found."""
+        lifecycle = self._process.lifecycle
+        lifecycle.offload.run(roll=True, evict=True)
+        lifecycle.expire.run()
+        self.clock.advance(13 * HOUR_MS)
+        lifecycle.expire.run()
+
+    def verify(self) -> VerifyReport:
+        """As a stranger sees the archive."""
+        return verify(read_catalog(self.bucket, BROKER), self.bucket)
+
+    def lost(self) -> list[str]:
+        """Messages that are neither expired nor deleted, and nowhere."""
+        catalog, store, now = self._process.journal.catalog, self._process.store, self.clock.now_ms()
+        while self._sent and self._sent[0][0] + max(TTL_HOURS) * self.size.ttl_scale * HOUR_MS <= now:
+            self._sent.popleft()
+        return [
+            f"{topic}, queue {queue}: {offset}"
+            for stored, topic, life, queue, offset in sorted(self._sent, key=itemgetter(1, 3, 4))  # a block at a time
+            if life == self._lives[topic]
+            and stored + self._ttl_ms[topic] > now
+            and not isinstance(catalog.find(topic, queue, offset), Location)
+            and not store.min_offset(topic, queue) <= offset < store.max_offset(topic, queue)
+        ]
+
+    def orphans(self) -> list[str]:
+        """Objects that nothing vouches for, whatever their age."""
+        catalog = read_catalog(self.bucket, BROKER)
+        return [key for key in self.bucket.objects if key.startswith("topic=") and not catalog.knows(key)]
+
+    # ---- figures
+
+    def _figures(self, day: int, requests: dict[str, int]) -> Figures:
+        catalog = self._process.journal.catalog
+        if day % self.size.measured_each == 0 or not self._memory:
+            self._memory, self._files = memory_of(catalog), self._local_files()
+        counts, sizes = self.bucket.objects.counts, self.bucket.objects.sizes
+        journal = counts[JOURNAL], sizes[JOURNAL]
+        found = Figures(
+            day=day, topics=len(self.topics), names=self._numbers, messages=self.messages,
+            journal_entries=journal[0], journal_bytes=journal[1],
+            entries=catalog.next_seq - self._entries,
+            checkpoint_bytes=sizes[CHECKPOINT],
+            state_bytes=sizes[STATE],
+            catalog_memory=self._memory, catalog_topics=len(catalog.named_topics()), live=catalog.object_count,
+            waiting=counts[DATA] - catalog.object_count, data_objects=counts[DATA], data_bytes=sizes[DATA],
+            local_bytes=self._files[0], log_bytes=self._files[1],
+            requests=requests,
+        )  # fmt: skip
+        self._entries = catalog.next_seq
+        return found
+
+    def _local_files(self) -> tuple[int, int]:
+        """Bytes of all but the log, and of the log."""
+        files = [path for path in self._config.root.rglob("*") if path.is_file()]
+        log = sum(path.stat().st_blocks * 512 for path in files if path.parent.name == "commitlog")
+        return sum(path.stat().st_size for path in files if path.parent.name != "commitlog"), log

@@ -1,0 +1,134 @@
+"""Memory that a worker fills and the broker reads: used again, and never while somebody still reads it."""
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from tiered.worker import frames
+from tiered.worker.client import DecodedGroup
+from tiered.worker.group_memory import GroupMemory, Piece
+
+MIB = 1 << 20
+
+
+def filled(memory: GroupMemory, letter: bytes, size: int = MIB) -> tuple[Piece, memoryview]:
+    piece = memory.take(size)
+    frames.fill(piece.descriptor, [memoryview(letter * size)])
+    return piece, memory.lend(piece)
+
+
+def test_a_piece_is_used_again_when_its_last_slice_has_gone() -> None:
+    memory = GroupMemory()
+    first, content = filled(memory, b"a")
+    part = content[10:20]
+    del content
+    other, _other = filled(memory, b"b")
+    assert other is not first, "a slice of it is still held"
+    assert bytes(part) == b"a" * 10
+    del part
+    again, content = filled(memory, b"c", MIB - 5)
+    assert again is first and memory.made == 2
+    assert bytes(content[: MIB - 5]) == b"c" * (MIB - 5)
+
+
+def test_a_row_group_keeps_its_memory_as_long_as_an_answer_holds_a_slice_of_it() -> None:
+    memory = GroupMemory()
+    rows, wire = 3, b"0123456789" * 30
+    numbers = np.concatenate([np.arange(rows + 1) * 100, np.arange(rows), np.arange(rows), np.arange(rows)])
+    piece = memory.take(frames.size_of_group(rows, len(wire)))
+    frames.fill(piece.descriptor, [numbers.astype(np.int64).data, memoryview(wire)])
+    group = DecodedGroup(memory.lend(piece), rows, len(wire))
+    answer, times, begins = group.wire[100:200], group.times, list(group.begins)
+    assert (begins, group.nbytes, group.is_mapped) == ([0, 100, 200, 300], piece.size, True)
+    del group
+    assert memory.take(piece.size) is not piece
+    assert (bytes(answer), times.tolist()) == (wire[100:200], [0, 1, 2])
+    del answer
+    assert memory.take(piece.size) is not piece
+    del times
+    assert memory.take(piece.size) is piece
+
+
+def test_what_is_free_is_bounded_and_much_larger_memory_is_not_taken_for_little() -> None:
+    memory = GroupMemory(kept=4 * MIB)
+    large, content = filled(memory, b"a", 2 * MIB)
+    del content
+    assert memory.take(MIB) is not large
+    lent = [filled(memory, b"b") for _ in range(8)]
+    pieces = [piece for piece, _ in lent]
+    while lent:
+        lent.pop(0)
+    taken = memory.take(MIB)
+    assert taken is pieces[-1], "the one that was used last"
+    free = [piece for piece in (large, *pieces) if piece is not taken and _is_open(piece)]
+    assert free == pieces[-4:-1]
+
+
+def test_a_closed_one_keeps_nothing_and_what_is_lent_stays_good() -> None:
+    memory = GroupMemory()
+    lent, content = filled(memory, b"a")
+    free, other = filled(memory, b"b")
+    del other
+    memory.close()
+    assert not _is_open(free) and _is_open(lent)
+    assert bytes(content[:3]) == b"aaa"
+
+
+def test_a_slice_may_go_in_a_collection_while_a_piece_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the collector does it: in the middle of whatever runs, whatever that has locked."""
+    memory = GroupMemory()
+    kept = [filled(memory, b"a")]
+    collect = memory._collect
+
+    def collected() -> None:
+        kept.clear()
+        gc.collect()
+        collect()
+
+    monkeypatch.setattr(memory, "_collect", collected)
+    taking = threading.Thread(target=memory.take, args=(MIB,), daemon=True)
+    taking.start()
+    taking.join(30)
+    assert not taking.is_alive()
+
+
+def test_a_piece_that_nobody_else_knows_comes_back_after_a_collection_too() -> None:
+    """As a row group in a cache: a slice of it is all that there is."""
+    memory = GroupMemory()
+    gc.collect()
+    piece, content = filled(memory, b"a")
+    descriptor = piece.descriptor
+    del piece
+    assert gc.collect() == 0, "nothing of it is in a circle"
+    del content
+    assert (memory.take(MIB).descriptor, memory.made) == (descriptor, 1)
+
+
+def test_nobody_cuts_the_memory_under_a_reader_or_fills_more_than_there_is() -> None:
+    memory = GroupMemory()
+    piece, content = filled(memory, b"a")
+    for size in (0, 2 * piece.size):
+        with pytest.raises(PermissionError):
+            os.ftruncate(piece.descriptor, size)
+    with pytest.raises(OSError, match=r"."):
+        frames.fill(piece.descriptor, [memoryview(b"b" * (piece.size + 1))])
+    assert len(content) == piece.size
+
+
+def test_parts_are_laid_one_after_another_however_much_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: written(fd, [parts[0][:7]], at))
+    piece = GroupMemory().take(100)
+    parts = [memoryview(b"x" * 7), memoryview(b""), np.arange(5, dtype=np.int64).data, memoryview(b"end")]
+    frames.fill(piece.descriptor, parts)
+    assert piece.content(50) == b"x" * 7 + np.arange(5, dtype=np.int64).tobytes() + b"end"
+
+
+def _is_open(piece: Piece) -> bool:
+    try:
+        return os.fstat(piece.descriptor).st_size == piece.size
+    except OSError:
+        return False

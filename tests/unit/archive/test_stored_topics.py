@@ -1,0 +1,204 @@
+"""A reader takes the topics that it is asked for, and knows of each what all entries say."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+
+from infra.object_store.protocol import StoreUnavailable
+from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import CheckpointHead, decode_checkpoint
+from neve.archive.follow import read_catalog
+from neve.archive.journal import (
+    AnyEntry,
+    Checkpoint,
+    Commit,
+    CommittedName,
+    Deleted,
+    Expire,
+    Gap,
+    Intent,
+    IntentName,
+    Replace,
+    Topic,
+    Unexpire,
+    encode_entry,
+)
+from neve.archive.keys import checkpoint_key, journal_key, pack_key
+from neve.archive.verify import verify
+from tests.doubles.checkpoints import put_checkpoint
+from tests.doubles.memory_store import MemoryStore
+from tests.unit.archive.test_catalog_model import QUEUES, name_of
+
+CUT = "%RETRY%" + "%" * 120  # whose name no key can say
+TOPICS = [*(f"topic-{number:02}" for number in range(30)), CUT]
+
+
+class Journal:
+    """Entries of one broker in a store, and their sum."""
+
+    def __init__(self) -> None:
+        self.store, self.catalog, self.newest = MemoryStore(), Catalog(), -1
+        self.following = dict.fromkeys(TOPICS, 0)
+
+    def append(self, *entries: AnyEntry) -> None:
+        for entry in entries:
+            stands = msgspec.structs.replace(entry, checkpoint=self.newest)
+            self.store.put(journal_key("", "b", self.catalog.next_seq), encode_entry(stands), if_absent=True)
+            self.catalog.apply(self.catalog.next_seq, stands)
+
+    def checkpoint(self) -> None:
+        seq = self.catalog.next_seq - 1
+        put_checkpoint(self.store, self.catalog, "b")
+        self.append(Checkpoint(key=checkpoint_key("", "b", seq), through_seq=seq))
+        self.newest = seq
+
+    def commit(self, topic: str, count: int) -> list[CommittedName]:
+        random, first = Random(f"{topic} {self.following[topic]}"), self.following[topic]
+        self.following[topic] += count
+        names = [name_of(random, topic, number) for number in range(first, first + count)]
+        self.append(Commit(round=1, names=names))
+        return names
+
+    def packs(self) -> list[str]:
+        """Of the newest checkpoint."""
+        head = decode_checkpoint(self.store.objects[checkpoint_key("", "b", self.newest)][0])
+        assert isinstance(head, CheckpointHead)
+        return [pack_key("", "b", *name) for name in head.sizes()]
+
+    def reads(self) -> list[str]:
+        found: list[str] = []
+        self.store.on_call = lambda verb, key: found.append(key) if verb in {"get", "get_range"} else None
+        return found
+
+
+def same(found: Catalog, expected: Catalog, topics: list[str]) -> None:
+    for topic in topics:
+        assert found.objects(topic) == expected.objects(topic)
+        assert found.is_told(topic) == (topic in expected.topics())
+        assert found.queues(topic) == expected.queues(topic)
+        assert (found.through(topic), found.topic_entry(topic)) == (
+            expected.through(topic),
+            expected.topic_entry(topic),
+        )
+        assert (found.gaps(topic), found.named_offsets(topic)) == (expected.gaps(topic), expected.named_offsets(topic))
+        for queue in range(QUEUES):
+            assert found.recorded_minimum(topic, queue) == expected.recorded_minimum(topic, queue)
+            assert (found.min_offset(topic, queue), found.max_offset(topic, queue)) == (
+                expected.min_offset(topic, queue),
+                expected.max_offset(topic, queue),
+            )
+            assert list(found.runs(topic, queue)) == list(expected.runs(topic, queue))
+            assert found.find(topic, queue, 35) == expected.find(topic, queue, 35)
+            assert found.by_time(topic, queue, 2000) == expected.by_time(topic, queue, 2000)
+
+
+def every_kind_of_entry(journal: Journal) -> None:
+    """After the checkpoint, of topics that it has and of one that it has not."""
+    old = journal.catalog.objects("topic-03")[:3]
+    gone = journal.catalog.objects(CUT)[:2]
+    made = name_of(Random(1), "topic-03", 0, rewrite=1, count=3)
+    journal.append(
+        Intent(round=9, names=[IntentName("k", "topic-01", "2026-01-01", 900, 1000, {7: (0, 9)})]),
+        Replace(old=[name.key for name in old], new=[made], delete_after_ms=5),
+        Expire(keys=[name.key for name in gone], delete_after_ms=7, minimums={"topic-04": {0: 4}}),
+        Unexpire(keys=[gone[1].key, "of another grammar"], minimums={CUT: {0: 1}}),
+        Gap(topic="topic-05", queue=0, first=1000, last=1009, reason="lost", more=[("topic-06", 1, 2000, 2001)]),
+        Topic(topic="topic-07", deleted=True, minimums={0: 5000}),
+        Deleted(keys=[gone[0].key]),
+    )
+    journal.commit("topic-08", 40)
+    journal.following["new"] = 0
+    journal.commit("new", 2)
+
+
+@pytest.fixture
+def journal() -> Journal:
+    """Parts of three checkpoints, and entries behind the last."""
+    made = Journal()
+    for topic in TOPICS:
+        made.commit(topic, 5)
+    made.checkpoint()
+    for topic in TOPICS[::3]:
+        made.commit(topic, 90)
+    made.checkpoint()
+    made.commit("topic-02", 3)
+    made.checkpoint()
+    every_kind_of_entry(made)
+    return made
+
+
+def test_each_topic_is_what_all_entries_say(journal: Journal) -> None:
+    topics = [*TOPICS, "new", "none"]
+    for order in (topics, topics[::-1], Random(1).sample(topics, len(topics)) * 2):
+        same(read_catalog(journal.store, "b"), journal.catalog, order)
+
+
+def test_all_of_it_is_what_all_entries_say(journal: Journal) -> None:
+    found, expected = read_catalog(journal.store, "b"), journal.catalog
+    assert (found.topics(), found.topics_with_objects()) == (expected.topics(), expected.topics_with_objects())
+    assert (found.object_count, found.gap_count) == (expected.object_count, expected.gap_count)
+    assert (found.totals(), found.named_topics()) == (expected.totals(), expected.named_topics())
+    assert (found.expiring(), found.gaps()) == (expected.expiring(), expected.gaps())
+    assert sorted(name.key for name in found.objects()) == sorted(name.key for name in expected.objects())
+    assert {name.key for name in found.objects_at(250)} == {name.key for name in expected.objects_at(250)}
+    live = expected.objects()
+    assert found.are_live(live) and all(found.knows(name.key) for name in live[::40])
+    assert not found.knows("of another grammar")
+    assert found.state("b") == expected.state("b")
+
+
+def test_a_topic_is_read_alone_once_and_at_once(journal: Journal) -> None:
+    found = read_catalog(journal.store, "b")
+    read = journal.reads()
+    same(found, journal.catalog, ["topic-10"])
+    assert len(read) == 1 and read[0] in journal.packs()
+    same(found, journal.catalog, ["topic-10", "none"])
+    assert len(read) == 1
+
+
+def test_who_goes_through_all_holds_little_and_asks_little(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neve.archive.stored_topics.TAKEN_OBJECTS", 100)
+    found = read_catalog(journal.store, "b")
+    read = journal.reads()
+    assert sorted(name.key for name in found.each_object()) == sorted(name.key for name in journal.catalog.objects())
+    assert found._stored is not None
+    assert sum(of.count for of in found._stored._taken.values()) <= 100
+    assert len(read) <= 3 * len(journal.packs()), "much at a time, though topics are taken one by one"
+    assert found._stored._ahead == {}, "nothing follows the last one"
+    same(found, journal.catalog, TOPICS)
+    for name in journal.catalog.objects():
+        journal.store.put(name.key, bytes(name.size))
+    checked = verify(found, journal.store)
+    assert (checked.objects, checked.gaps) == (journal.catalog.object_count, journal.catalog.gap_count)
+    assert checked.problems == verify(journal.catalog, journal.store).problems
+
+
+@pytest.mark.parametrize("harm", ["gone", "flipped", "cut"])
+@pytest.mark.parametrize("newest_alone", [True, False])
+def test_a_damaged_part_gives_way_to_the_checkpoint_before_and_then_to_the_entries(
+    journal: Journal, harm: str, newest_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neve.archive.stored_topics.TAKEN_OBJECTS", 1)
+    packs = journal.packs()
+    for key in packs[-1:] if newest_alone else packs:
+        data, when = journal.store.objects.pop(key)
+        if harm == "flipped":
+            journal.store.objects[key] = (bytes(byte ^ 1 for byte in data), when)
+        elif harm == "cut":
+            journal.store.objects[key] = (data[: len(data) // 2], when)
+    found = read_catalog(journal.store, "b")
+    read = journal.reads()
+    same(found, journal.catalog, [*TOPICS, "new", *TOPICS[::-1]])
+    assert (journal_key("", "b", 0) in read) == (not newest_alone), "only where no checkpoint has it"
+
+
+def test_a_store_that_does_not_answer_is_told_and_asked_again(journal: Journal) -> None:
+    found = read_catalog(journal.store, "b")
+    journal.store.fail("get_range", StoreUnavailable("down"), times=2)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            found.max_offset("topic-08", 0)
+    same(found, journal.catalog, ["topic-08"])

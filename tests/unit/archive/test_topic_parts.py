@@ -1,0 +1,258 @@
+"""Checkpoints of version 2: each says all, and costs what changed since the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+import msgspec
+import pytest
+
+from neve.archive import queue_runs, topic_catalog
+from neve.archive.catalog import Catalog
+from neve.archive.checkpoint import CheckpointHead, PackName, decode_checkpoint, encode_head
+from neve.archive.journal import AnyEntry, Checkpoint, Commit, CommittedName, Deleted, Expire, Gap, Topic
+from neve.archive.name_blocks import Block
+from neve.archive.queue_runs import Spans, spans_of
+from neve.archive.sealed import Damaged
+from neve.archive.topic_parts import PACK_BYTES, RUN_BLOCKS_MAX, SMALL_PACKS, topics_in
+from tests.unit.archive.test_catalog_model import QUEUES, name_of
+
+
+class Store:
+    """Packs and heads of one broker, of which the newest head alone is kept."""
+
+    def __init__(self) -> None:
+        self.packs: dict[PackName, bytes] = {}
+        self.head: CheckpointHead | None = None
+        self.written: list[int] = []  # bytes of packs, by checkpoint
+
+    def write(self, catalog: Catalog) -> CheckpointHead:
+        seq, before = catalog.next_seq - 1, len(self.packs)
+        mine: dict[PackName, bytes] = {}
+        written = catalog.packed("b", lambda number, data: mine.update({PackName(seq, number): data}))
+        assert not mine.keys() & self.packs.keys() and before == len(self.packs)
+        self.packs |= mine
+        catalog.stands(written)
+        catalog.apply(seq + 1, Checkpoint(key="k", through_seq=seq))
+        head = decode_checkpoint(written.content, "b", seq)
+        assert isinstance(head, CheckpointHead)
+        assert set(head.sizes()) <= self.packs.keys(), "what went is never named again"
+        self.packs = {name: self.packs[name] for name in head.sizes()}
+        self.head = head
+        self.written.append(sum(map(len, mine.values())))
+        return head
+
+    def restored(self) -> Catalog:
+        assert self.head is not None
+        catalog = Catalog()
+        catalog.restore(self.head, topics_in(self.head, self.packs.__getitem__))
+        catalog.apply(catalog.next_seq, Checkpoint(key="k", through_seq=self.head.through_seq))
+        return catalog
+
+    def named_bytes(self) -> dict[PackName, int]:
+        assert self.head is not None
+        found: dict[PackName, int] = dict.fromkeys(self.packs, 0)
+        for row in self.head.rows():
+            for place in row.places:
+                found[place.pack] += place.length
+        return found
+
+
+def apply(catalog: Catalog, *entries: AnyEntry) -> None:
+    for entry in entries:
+        catalog.apply(catalog.next_seq, entry)
+
+
+def names(topic: str, first: int, count: int) -> list[CommittedName]:
+    random = Random(f"{topic} {first}")
+    return [name_of(random, topic, number) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_of_checkpoints_and_starts_says_what_the_entries_say(seed: int) -> None:
+    random, store = Random(seed), Store()
+    catalog, whole = Catalog(), Catalog()
+    following = dict.fromkeys((f"topic-{number}" for number in range(8)), 0)
+    live: list[CommittedName] = []
+    expired: list[str] = []
+
+    def both(entry: AnyEntry) -> None:
+        apply(catalog, entry)
+        apply(whole, entry)
+
+    for step in range(250):
+        topic = random.choice(list(following)[: random.choice((1, 8))])
+        match random.choice(
+            ("commit", "commit", "commit", "expire", "delete", "gap", "tell", "write", "write", "start")
+        ):
+            case "commit":
+                more = names(topic, following[topic], random.choice((1, 1, 3, 40)))
+                following[topic] += len(more)
+                live += more
+                both(Commit(round=step, names=more))
+            case "expire" if live:
+                out = random.sample(live, min(len(live), random.choice((1, 5, 60))))
+                live = [name for name in live if name not in out]
+                expired += [name.key for name in out]
+                both(Expire(keys=[name.key for name in out], delete_after_ms=step))
+            case "delete":
+                both(Deleted(keys=expired))
+                expired = []
+            case "gap":
+                at = following[topic] * 30
+                both(Gap(topic=topic, queue=1, first=at, last=at + random.randrange(20), reason="lost"))
+                following[topic] += 1
+            case "tell":
+                both(Topic(topic=topic, deleted=True, minimums={0: random.randrange(50)}))
+            case "write":
+                whole.apply(whole.next_seq, Checkpoint(key="k", through_seq=whole.next_seq - 1))
+                head = store.write(catalog)
+                assert [row.objects for row in head.rows()] == [len(catalog.objects(row.topic)) for row in head.rows()]
+                assert store.restored().state("b") == catalog.state("b") == whole.state("b")
+            case "start" if store.head is not None and store.head.through_seq == catalog.next_seq - 2:
+                catalog = store.restored()
+            case _:
+                continue
+        for queue in range(QUEUES):
+            assert list(catalog.runs(topic, queue)) == list(whole.runs(topic, queue))
+            assert catalog.find(topic, queue, 40) == whole.find(topic, queue, 40)
+            assert catalog.max_offset(topic, queue) == whole.max_offset(topic, queue)
+    assert catalog.state("b") == whole.state("b")
+    assert len(store.written) > 20
+
+
+def test_a_checkpoint_costs_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, store = Catalog(), Store()
+    for number in range(100):
+        apply(catalog, Commit(round=number, names=names(f"topic-{number:03}", 0, 70)))
+    store.write(catalog)
+    unpacked: list[str] = []
+    unpack = Block._unpack
+
+    def counted(block: Block) -> tuple[CommittedName, ...]:
+        unpacked.append(block.topic)
+        return unpack(block)
+
+    monkeypatch.setattr(Block, "_unpack", counted)
+    for again in range(3):
+        if again == 2:
+            catalog = store.restored()
+        apply(catalog, Commit(round=200 + again, names=names("topic-050", 70 + again, 1)))
+        store.write(catalog)
+        assert store.written[-1] < store.written[0] / 100, "nothing of the 99 others, and of this one its end alone"
+    store.write(catalog)
+    assert store.written[-1] == 0, "nothing changed"
+    assert unpacked == [], "no name was unpacked for any of it"
+    assert store.restored().state("b") == catalog.state("b")
+
+
+def test_of_a_topic_of_many_objects_its_end_alone_is_written_and_its_parts_stay_few() -> None:
+    catalog, store = Catalog(), Store()
+    total = 0
+    for number in range(0, 12_000, 120):
+        apply(catalog, Commit(round=number, names=names("t", number, 120)))
+        store.write(catalog)
+        total += store.written[-1]
+    assert store.head is not None
+    (row,) = store.head.rows()
+    last_parts = sum(place.length for place in row.places)
+    assert len(row.places) <= 12_000 / 32 / RUN_BLOCKS_MAX + 20
+    assert total < 5 * last_parts, "each run is written a few times, not with each checkpoint"
+    assert store.restored().state("b") == catalog.state("b")
+
+
+def test_packs_that_hold_little_go_and_there_are_never_many() -> None:
+    catalog, store = Catalog(), Store()
+    for number in range(150):
+        apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 3)))
+        if number % 3 == 0:
+            apply(catalog, Commit(round=number, names=names("busy", number, 3)))
+        store.write(catalog)
+        named = store.named_bytes()
+        assert all(2 * size >= len(store.packs[name]) for name, size in named.items())
+        assert len([name for name in named if 2 * len(store.packs[name]) < PACK_BYTES]) <= SMALL_PACKS + 1
+    assert sum(store.written) < 30 * sum(store.named_bytes().values())
+    assert store.restored().state("b") == catalog.state("b")
+
+
+def test_neither_a_start_nor_an_entry_finds_what_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog, store = Catalog(), Store()
+    for number in range(20):
+        apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 40)))
+    store.write(catalog)
+    expected = catalog.max_offset("topic-3", 1), catalog.find("topic-3", 1, 100)
+    laid: list[int] = []
+
+    def counted(spans: Iterable[tuple[int, int, Block]]) -> Spans:
+        laid.append(1)
+        return spans_of(spans)
+
+    monkeypatch.setattr(queue_runs, "spans_of", counted)
+    monkeypatch.setattr(topic_catalog, "spans_of", counted)
+    again = store.restored()
+    assert laid == []
+    for _ in range(2):
+        assert (again.max_offset("topic-3", 1), again.find("topic-3", 1, 100)) == expected
+        assert laid == [1], "of the queue that was asked for, once"
+    for catalog_of_it in (again, catalog):
+        apply(catalog_of_it, Commit(round=99, names=names("topic-3", 40, 1)))
+        apply(catalog_of_it, Expire(keys=[names("topic-3", 0, 40)[0].key], delete_after_ms=5))
+    assert laid == [1]
+    assert again.find("topic-3", 1, 40 * 30) == catalog.find("topic-3", 1, 40 * 30)
+    assert list(again.runs("topic-3", 1)) == list(catalog.runs("topic-3", 1))
+    monkeypatch.setattr(topic_catalog, "LAID_WHEN_ASKED", 1)
+    laid.clear()
+    store.restored()
+    assert len(laid) == 20 * QUEUES, "of topics of many blocks at once"
+
+
+def test_a_checkpoint_that_does_not_follow_the_one_that_it_would_refer_to_is_whole() -> None:
+    catalog, store = Catalog(), Store()
+    apply(catalog, Commit(round=1, names=names("t", 0, 5)))
+    store.write(catalog)
+    apply(catalog, Checkpoint(key="another's", through_seq=catalog.next_seq - 1))
+    first = set(store.packs)
+    store.write(catalog)
+    assert not first & set(store.packs)
+    assert store.restored().state("b") == catalog.state("b")
+
+
+def test_packs_are_closed_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neve.archive.topic_parts.PACK_BYTES", 2000)
+    catalog, store = Catalog(), Store()
+    for number in range(30):
+        apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 3)))
+    store.write(catalog)
+    assert len(store.packs) > 3
+    assert store.restored().state("b") == catalog.state("b")
+
+
+@pytest.mark.parametrize("harm", ["flipped", "short", "empty", "of another", "a pack too few", "objects", "no part"])
+def test_what_is_not_what_was_written_is_told_and_nothing_is_taken_of_it(harm: str) -> None:
+    catalog, store = Catalog(), Store()
+    apply(catalog, Commit(round=1, names=names("t", 0, 100)), Commit(round=2, names=names("u", 0, 3)))
+    head = store.write(catalog)
+    (pack,) = store.packs
+    data, rows, sizes = store.packs[pack], list(head.rows()), head.sizes()
+    match harm:
+        case "flipped":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        case "short":
+            data = data[:-1]
+        case "empty":
+            data = b""
+        case "of another":
+            rows = [rows[0]._replace(places=rows[1].places), rows[1]]
+        case "objects":
+            rows = [rows[0]._replace(objects=99), rows[1]]
+        case "no part":
+            rows = [rows[0]._replace(places=()), rows[1]]
+    found = decode_checkpoint(encode_head(head, sizes.items(), rows))
+    assert isinstance(found, CheckpointHead)
+    if harm == "a pack too few":
+        found = msgspec.structs.replace(found, packs=[])
+    fresh = Catalog()
+    with pytest.raises(Damaged):
+        fresh.restore(found, topics_in(found, lambda name: data))
+    assert (fresh.next_seq, fresh.topics()) == (0, [])

@@ -1,0 +1,192 @@
+"""Requests side by side: what a worker's death, its silence and a stop do to each object."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from infra.object_store.protocol import StoreUnavailable
+from neve.archive.journal import CommittedName, IntentName
+from tiered.worker import frames
+from tiered.worker.patience import Patience
+from tiered.worker.pipeline import Pipeline
+from tiered.write.entry_run import PartOfRun
+from tiered.write.uploader import EncodeFailed, NamedEntries
+
+
+class Worker:
+    """Answers when it is told to go on; it dies of `poison`."""
+
+    def __init__(self, poison: str = "") -> None:
+        self.poison = poison
+        self.asked: list[str] = []
+        self.pending: list[tuple[frames.EncodeUpload, Future[Any]]] = []
+        self.hung = 0
+        self.told: list[frames.GiveUp] = []
+        self.patience = Patience(10.0, 2)
+        self.is_to_give_way = False
+        self.is_slow = True
+
+    def submit(self, request: frames.EncodeUpload, descriptor: int) -> Future[Any]:
+        total = sum(count for one in request.objects for _, _, count in one.runs)
+        assert os.fstat(descriptor).st_size == 12 * total
+        self.asked.append("".join(one.name.key for one in request.objects))
+        request.id = len(self.asked)
+        future: Future[Any] = Future()
+        self.pending.append((request, future))
+        if not self.is_slow:
+            self.go_on()
+        return future
+
+    def go_on(self) -> None:
+        """It answers, or dies, and is quick from here on."""
+        self.is_slow = False
+        if any(one.name.key == self.poison for request, _ in self.pending for one in request.objects):
+            self.die()
+        else:
+            self.answer()
+
+    def die(self) -> None:
+        dying, self.pending = self.pending, []
+        for _, future in dying:
+            future.set_exception(ConnectionError("the tier worker ended"))
+
+    def answer(self) -> None:
+        for request, future in self.pending:
+            outcomes: list[Any] = [frames.Committed(committed(one.name), 0, 0) for one in request.objects]
+            future.set_result(frames.Uploaded(request.id, outcomes, 0.0))
+        self.pending = []
+
+    def hangs(self) -> None:
+        self.hung += 1
+        self.die()
+
+    def pipeline(self) -> Pipeline:
+        return Pipeline(
+            "dir:/x", {}, "/tmp", submit=self.submit, patience=self.patience, hangs=self.hangs,
+            tell=self.told.append, gives_way=lambda: self.is_to_give_way,
+        )  # fmt: skip
+
+
+def entries(key: str) -> NamedEntries:
+    name = IntentName(key, key, "2026-01-02", 0, 100, {0: (0, 1)})
+    return NamedEntries(name, {0: PartOfRun(0, np.array([0, 50]), np.array([50, 50], np.int32))})
+
+
+def committed(name: IntentName) -> CommittedName:
+    return CommittedName(
+        key=name.key, topic=name.topic, day=name.day, start=0, end=100, size=1, footer=1, etag="", checksum=("", ""),
+        sha256="", rows=2, wire_bytes=100, min_time=0, max_time=0, queues={0: (0, 1, 0)}, row_groups=[],
+    )  # fmt: skip
+
+
+def begin(pipeline: Pipeline, *groups: str) -> None:
+    for group in groups:
+        pipeline.begin([entries(key) for key in group], [])
+
+
+def all_done(pipeline: Pipeline) -> dict[str, str]:
+    found: dict[str, str] = {}
+    while ended := pipeline.done():
+        found.update({name.key: type(outcome).__name__ for name, outcome in ended})
+    return found
+
+
+def test_a_group_is_one_request_and_several_are_under_way() -> None:
+    worker = Worker()
+    pipeline = worker.pipeline()
+    begin(pipeline, "abc", "d", "ef")
+    assert worker.asked == ["abc", "d", "ef"]
+    worker.go_on()
+    assert all_done(pipeline) == dict.fromkeys("abcdef", "CommittedName")
+
+
+def test_who_a_worker_dies_of_fails_alone() -> None:
+    worker = Worker(poison="e")
+    pipeline = worker.pipeline()
+    begin(pipeline, "abc", "def")
+    worker.go_on()
+    assert all_done(pipeline) == {**dict.fromkeys("abcdf", "CommittedName"), "e": EncodeFailed.__name__}
+    assert worker.asked == ["abc", "def", *"abcdeef"], "the second time first of all, of a new worker"
+
+
+def test_a_worker_that_dies_of_whatever_comes_second_fails_none() -> None:
+    class Forgetful(Worker):
+        """As one whose memory runs out."""
+
+        made = 0
+
+        @override
+        def go_on(self) -> None:
+            self.is_slow = False
+            self.made += sum(len(request.objects) for request, _ in self.pending)
+            if self.made > 1:
+                self.made = 0
+                self.die()
+            else:
+                self.answer()
+
+    worker = Forgetful()
+    pipeline = worker.pipeline()
+    begin(pipeline, "abc")
+    worker.go_on()
+    assert all_done(pipeline) == dict.fromkeys("abc", "CommittedName")
+    assert worker.asked == ["abc", *"abbcc"]
+
+
+def test_of_an_innocent_death_nothing_fails() -> None:
+    worker = Worker()
+    pipeline = worker.pipeline()
+    begin(pipeline, "ab", "c")
+    worker.die()
+    worker.is_slow = False
+    begin(pipeline, "d")
+    assert all_done(pipeline) == dict.fromkeys("abcd", "CommittedName")
+
+
+def test_of_a_worker_that_hangs_all_is_failed_and_it_is_ended_once() -> None:
+    worker = Worker()
+    pipeline = worker.pipeline()
+    begin(pipeline, "ab", "c")
+    worker.patience.seconds = 0.0
+    assert all_done(pipeline) == dict.fromkeys("abc", StoreUnavailable.__name__)
+    assert worker.hung == 1
+
+
+def test_a_worker_that_is_to_give_way_is_asked_for_nothing_until_it_owes_nothing() -> None:
+    worker = Worker()
+    pipeline = worker.pipeline()
+    begin(pipeline, "ab", "c")
+    worker.is_to_give_way = True
+    begin(pipeline, "d", "e")
+    assert worker.asked == ["ab", "c"]
+    worker.answer()
+    worker.is_slow = False
+    assert all_done(pipeline) == dict.fromkeys("abcde", "CommittedName")
+    assert worker.asked == ["ab", "c", "d", "e"]
+
+
+def test_what_is_given_up_before_it_was_asked_for_is_not_asked_for() -> None:
+    worker = Worker()
+    pipeline = worker.pipeline()
+    begin(pipeline, "ab", "c")
+    pipeline.give_up()
+    assert [one.through for one in worker.told] == [2]
+    worker.die()
+    assert all_done(pipeline) == dict.fromkeys("abc", EncodeFailed.__name__)
+    assert worker.asked == ["ab", "c"]
+
+
+def test_without_a_process_each_name_says_so() -> None:
+    def none_to_be_had(request: frames.EncodeUpload, descriptor: int) -> Future[Any]:
+        raise BlockingIOError("no more processes")
+
+    worker = Worker()
+    worker.submit = none_to_be_had  # type: ignore[method-assign]
+    pipeline = worker.pipeline()
+    begin(pipeline, "ab")
+    assert all_done(pipeline) == dict.fromkeys("ab", EncodeFailed.__name__)

@@ -1,0 +1,172 @@
+"""A deep check of one object: whatever is done to its bytes, or to what the journal says, is found."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.rebuild import rebuild
+from neve.archive.schema import SCHEMA, ObjectFacts, describe, file_metadata, parse_footer
+from neve.archive.source import Head
+from neve.archive.verify import Fault
+from neve.archive.verify_rows import whole_object_faults
+
+
+class OneObject:
+    """A store that has nothing else."""
+
+    def __init__(self, data: bytes, size: int | None = None) -> None:
+        self.data, self.size = data, len(data) if size is None else size
+
+    def head(self, key: str) -> Head:
+        return Head(self.size)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self.data[start : start + length]
+
+
+def row(queue: int, offset: int) -> dict[str, Any]:
+    body = f"body {offset} of queue {queue} ".encode() * 40
+    return {
+        "queue_id": queue, "queue_offset": offset, "store_timestamp": 1_700_000_000_000 + offset,
+        "born_timestamp": 1_700_000_000_000, "msg_id": f"{queue}-{offset}", "tags": "t", "keys": [],
+        "properties": [("TAGS", "t")], "properties_tail": True, "body": body, "body_codec": "none", "sys_flag": 0,
+        "flag": 0, "reconsume_times": 0, "body_crc": zlib.crc32(body) & 0x7FFFFFFF, "prepared_transaction_offset": 0,
+        "commit_log_offset": 1000 * queue + offset, "born_host": "127.0.0.1:1", "store_host": "127.0.0.1:2",
+        "wire": None, "damaged": False,
+    }  # fmt: skip
+
+
+def written(groups: Sequence[Sequence[dict[str, Any]]], topic: str = "t") -> tuple[CommittedName, bytes]:
+    """An object of these row groups, as it would be committed."""
+    sink, digest, told = pa.BufferOutputStream(), hashlib.sha256(), []
+    with pq.ParquetWriter(sink, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
+        for rows in groups:
+            table = pa.Table.from_pylist(list(rows), SCHEMA)
+            writer.write_table(table, row_group_size=len(rows))
+            wire = rebuild(table, topic).wire
+            digest.update(wire)
+            times = [one["store_timestamp"] for one in rows]
+            told.append(RowGroup(0, len(rows), 0, 0, max(times), min(times), len(wire), runs(rows)))
+        facts = ObjectFacts(cluster="c", broker="b", topic=topic, day="2026-01-01", round=0, start=0, end=1)
+        writer.add_key_value_metadata(file_metadata(facts, digest.hexdigest(), told))
+    data = sink.getvalue().to_pybytes()
+    footer = int.from_bytes(data[-8:-4], "little") + 8
+    checksum = ("SHA256", hashlib.sha256(data).hexdigest())
+    metadata = parse_footer(data[-footer:])
+    return describe(metadata, key=f"of {topic}", size=len(data), footer=footer, etag="", checksum=checksum), data
+
+
+def runs(rows: Sequence[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    found: list[tuple[int, int, int]] = []
+    for one in rows:
+        queue, offset = one["queue_id"], one["queue_offset"]
+        if found and found[-1][0] == queue:
+            found[-1] = (queue, found[-1][1], offset)
+        else:
+            found.append((queue, offset, offset))
+    return found
+
+
+ROWS = [[row(0, offset) for offset in range(20)], [row(1, offset) for offset in range(5, 25)]]
+NAME, DATA = written(ROWS)
+
+
+def faults(data: bytes, name: CommittedName = NAME) -> list[Fault]:
+    return list(whole_object_faults(name, OneObject(data)))
+
+
+def test_a_sound_object_has_no_fault() -> None:
+    assert faults(DATA) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flipped_bit_is_found_wherever_it_is(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(25):
+        at = chance.randrange(len(DATA))
+        damaged = bytearray(DATA)
+        damaged[at] ^= 1 << chance.randrange(8)
+        assert faults(bytes(damaged)), f"byte {at}"
+
+
+def test_a_flipped_bit_in_a_row_group_names_its_offsets_and_no_others() -> None:
+    metadata = parse_footer(DATA[-NAME.footer :])
+    chunk = metadata.row_group(1).column(metadata.schema.names.index("body"))
+    damaged = bytearray(DATA)
+    begin = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    damaged[begin + chunk.total_compressed_size - 20] ^= 4
+    found = faults(bytes(damaged))
+    assert {(one.queue, one.first, one.last) for one in found} == {(1, 5, 24), (None, None, None)}
+    assert all(one.key == NAME.key for one in found)
+
+
+def test_without_a_checksum_of_the_file_no_flipped_bit_that_changes_a_row_goes_unseen() -> None:
+    """Pages have checksums, and records are hashed; statistics alone have bits that no row comes from."""
+    name = msgspec.structs.replace(NAME, checksum=("", ""))
+    group = NAME.row_groups[0]
+    whole, seen = pq.read_table(pa.BufferReader(DATA)), 0
+    for at in range(group.offset, group.offset + group.length, 41):
+        damaged = bytearray(DATA)
+        damaged[at] ^= 1
+        if faults(bytes(damaged), name):
+            seen += 1
+        else:
+            assert pq.read_table(pa.BufferReader(bytes(damaged))).equals(whole), f"byte {at}"
+    assert seen > 20
+
+
+def test_another_object_in_its_place_is_found_though_it_is_sound_itself() -> None:
+    name, data = written([[row(0, offset) for offset in range(20)], [row(1, offset) for offset in range(6, 26)]])
+    padded = msgspec.structs.replace(NAME, size=len(data), footer=name.footer, checksum=("", ""))
+    padded = msgspec.structs.replace(
+        padded,
+        row_groups=[
+            msgspec.structs.replace(one, offset=other.offset, length=other.length, wire_bytes=other.wire_bytes)
+            for one, other in zip(NAME.row_groups, name.row_groups, strict=True)
+        ],
+    )
+    texts = [one.told() for one in faults(data, padded)]
+    assert any("in its place is queue 1 offset 6" in text for text in texts)
+    assert any("SHA-256 of its records" in text for text in texts)
+
+
+def test_missing_cut_short_and_shrinking_objects_are_found() -> None:
+    class Nothing(OneObject):
+        def head(self, key: str) -> Head:
+            raise FileNotFoundError(key)
+
+    assert [one.text for one in whole_object_faults(NAME, Nothing(b""))] == ["the object is missing"]
+    assert "the journal says" in faults(DATA[:-5])[0].text
+    shrinking = list(whole_object_faults(NAME, OneObject(DATA[:200], len(DATA))))
+    assert shrinking
+
+
+def test_what_was_archived_broken_is_told_row_by_row() -> None:
+    """Sound as a file, and with the journal's hashes: only the rows themselves can say it."""
+    bad = row(0, 3) | {"body_crc": 7}
+    marked = row(0, 4) | {"body_crc": 7, "damaged": True}
+    framed = row(0, 5) | {"wire": b"\0\0\0\x63 no record"}
+    name, data = written([[row(0, 2), bad, marked, framed]])
+    found = [(one.queue, one.first, one.last, one.text.partition(",")[0]) for one in faults(data, name)]
+    assert found == [
+        (0, 3, 3, "its body is not what its CRC says"),
+        (0, 5, 5, "its record is framed wrongly"),
+    ]
+
+
+def test_rows_outside_the_times_of_their_row_group_are_told() -> None:
+    """Such a group would expire, or be passed over, with a row that is younger."""
+    group = msgspec.structs.replace(NAME.row_groups[0], newest_ms=1_700_000_000_000 + 17)
+    name = msgspec.structs.replace(NAME, row_groups=[group, NAME.row_groups[1]])
+    found = faults(DATA, name)
+    assert [(one.queue, one.first) for one in found] == [(0, 18), (0, 19)]

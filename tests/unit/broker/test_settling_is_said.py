@@ -1,0 +1,153 @@
+"""What a new master says in its log of its archive: records that the log takes, and a warning where it does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast, get_args
+
+import pytest
+
+from broker.change_of_role import ChangeOfRole
+from broker.intake.message import NewMessage
+from broker.metadata.metadata_journal import MetadataJournal
+from broker.store.errors import StoreNotWritable
+from broker.store.message_store import PutResult
+from broker.tables.changes import (
+    ArchiveSettled,
+    Change,
+    QueuesRaised,
+    TopicGone,
+    decode_change,
+    encode_change,
+    queue_of,
+)
+from infra.clock import ManualClock
+from infra.disk import DiskFull
+from neve.errors import BrokerError
+
+EPOCH = 7
+EVERYTHING = get_args(Change)
+
+
+class Log:
+    """What a journal and a change of role need of it, and the queue state beside it."""
+
+    def __init__(self) -> None:
+        self.said: list[Change] = []
+        self.saved_behind: list[int] = []  # how many records
+        self.refused: tuple[type[Change], ...] = ()
+        self.is_full = False
+        self.journal = MetadataJournal(self.store(), cast(Any, self), ManualClock())
+
+    def store(self) -> Any:
+        def nothing(*_: object) -> None: ...
+
+        return SimpleNamespace(
+            confirmed_offset=0, max_physical_offset=0, lead=nothing, follow=nothing, save_queue_state=self.save,
+            is_following=False, config=SimpleNamespace(store_host=("127.0.0.1", 1)), remember_raised=nothing,
+        )  # fmt: skip
+
+    def put(self, message: NewMessage) -> Any:
+        change = decode_change(message.body)
+        if isinstance(change, self.refused):
+            raise StoreNotWritable("too few members are in sync")
+        of_queue = [one for one in self.said if queue_of(one) == message.queue_id]
+        self.said.append(change)
+        return PutResult(0, len(of_queue), 0, 0)
+
+    def save(self) -> None:
+        if self.is_full:
+            raise DiskFull(28, "no space left on device")
+        self.saved_behind.append(len(self.said))
+
+
+def leading(log: Log, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
+    def nothing(*_: object) -> None: ...
+
+    some: Any = SimpleNamespace(forget=nothing, load=nothing)
+    pops: Any = SimpleNamespace(lead=nothing)
+    metadata: Any = SimpleNamespace(lead=list)
+    topics: Any = SimpleNamespace(lead=nothing)
+    role = ChangeOfRole(
+        log.store(), some, journal=log.journal, metadata=metadata, synchronize=some, topics=topics, pops=pops,
+        timers=some, transactions=some, doomed=some, registration=some, files=(), go_on=lambda: raised,
+    )  # fmt: skip
+    role.lead(EPOCH)
+    return role
+
+
+def test_each_record_of_what_was_raised_is_small_and_together_they_say_all() -> None:
+    log = Log()
+    raised = {f"{number:03d}{'long' * 60}": dict.fromkeys(range(number % 5), 1 << 60) for number in range(2_000)}
+    raised["many"] = dict.fromkeys(range(5_000), 9)
+    assert leading(log, raised).say_settled()
+    *records, last = log.said
+    assert last == ArchiveSettled(epoch=EPOCH)
+    assert max(len(encode_change(change)) for change in records) < 17 << 10
+    assert min(len(encode_change(change)) for change in records[:-1]) > 3 << 10, "and there are few of them"
+    told: dict[str, dict[int, int]] = {}
+    for change in records:
+        assert isinstance(change, QueuesRaised)
+        for topic, queues in change.queues.items():
+            told.setdefault(topic, {}).update(queues)
+    assert told == {topic: queues for topic, queues in raised.items() if queues}
+
+
+def test_what_the_log_takes_not_for_seconds_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log()
+    role = leading(log, {"t": {0: 5}})
+    log.refused = EVERYTHING
+
+    def warned() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    for _ in range(4):
+        assert not role.say_settled()
+    assert warned() == [], "a second is nothing"
+    for _ in range(100):
+        assert not role.say_settled()
+    (warning,) = warned()
+    assert "too few members are in sync" in warning
+    log.refused = ()
+    assert role.say_settled()
+    assert log.said == [QueuesRaised(queues={"t": {0: 5}}), ArchiveSettled(epoch=EPOCH)]
+
+
+def test_where_queues_were_raised_is_saved_before_it_is_said_that_this_is_all() -> None:
+    """A cut above it would lower them, and who has it in his log goes by it."""
+    log = Log()
+    role = leading(log, {"t": {0: 5}})
+    log.is_full = True
+    for _ in range(3):
+        assert not role.say_settled()
+    assert log.said == [QueuesRaised(queues={"t": {0: 5}})], "once"
+    log.is_full, log.refused = False, (ArchiveSettled,)
+    for _ in range(3):
+        assert not role.say_settled()
+    log.refused = ()
+    assert role.say_settled()
+    assert (log.said[1:], log.saved_behind) == ([ArchiveSettled(epoch=EPOCH)], [1]), "and once"
+
+
+def test_a_topic_is_deleted_behind_what_raised_its_queues() -> None:
+    """Who follows has them end where their master does, and none of them again."""
+    log = Log()
+    leading(log, {"t": {0: 5}})
+    gone = TopicGone(topic="t", ends={0: 5}, begins_again=False, version={})
+    log.refused = EVERYTHING
+    with pytest.raises(BrokerError):
+        log.journal.record(gone)
+    log.refused = ()
+    log.journal.record(gone)
+    assert log.said == [QueuesRaised(queues={"t": {0: 5}}), gone]
+
+
+def test_who_leads_no_more_says_nothing_of_what_it_raised() -> None:
+    log = Log()
+    role = leading(log, {"t": {0: 5}})
+    role.follow()
+    assert role.say_settled()
+    log.journal.record(ArchiveSettled(epoch=EPOCH + 1))
+    assert log.said == [ArchiveSettled(epoch=EPOCH + 1)]

@@ -1,0 +1,23 @@
+"""What `neve broker config` shows of a broker's configuration."""
+
+from __future__ import annotations
+
+from neve.cli.broker import shown
+
+
+def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
+    told = {
+        "innerClientAuthenticationCredentials": '{"accessKey":"a","secretKey":"hush"}',
+        "initAuthenticationUser": '{"username":"a","password":"hush"}',
+        "brokerName": "broker-a",
+        "somePassword": "",
+        "authenticationEnabled": "true",
+    }
+    found = shown(told)
+    assert found.keys() == told.keys()
+    assert "hush" not in str(found)
+    assert {key: found[key] for key in ("brokerName", "somePassword", "authenticationEnabled")} == {
+        "brokerName": "broker-a",
+        "somePassword": "",
+        "authenticationEnabled": "true",
+    }

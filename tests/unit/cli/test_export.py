@@ -1,0 +1,89 @@
+"""Exports: where files go on after a kill, and where groups go on in queues with other offsets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neve.cli.export_files import Export, Last, Standing, cut_to_whole_lines, joined, lines_from, message_file
+from neve.cli.failures import Failure
+from neve.cli.importing import Progress, Run, together
+from neve.client import MessageQueue
+
+QUEUE = MessageQueue("%DLQ%a|b", "broker/a b", 3)
+
+
+def test_offsets_are_translated_by_where_messages_went() -> None:
+    progress = Progress(MessageQueue("t", "b", 0), 50)
+    assert progress.translated(7) == 50
+    # exported from 10 on; 13 is nowhere; in between somebody else sent to the target
+    for source, target in ((10, 50), (11, 51), (12, 52), (14, 60), (15, 61)):
+        progress.note(source, target, str(source))
+    assert progress.runs == [Run(10, 50, 3), Run(14, 60, 2)]
+    found = {offset: progress.translated(offset) for offset in (0, 10, 12, 13, 14, 15, 16, 99)}
+    assert found == {0: 50, 10: 50, 12: 52, 13: 60, 14: 60, 15: 61, 16: 62, 99: 62}
+    assert progress.unknown_from == 62
+    again = Progress.of(json.loads(json.dumps(progress.row())))
+    assert again.row() == progress.row()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 41, 60])
+def test_a_file_that_a_kill_cut_ends_with_its_last_whole_line(tmp_path: Path, cut: int) -> None:
+    file = tmp_path / "lines"
+    lines = [
+        json.dumps({"offset": number, "msg_id": f"id{number}", "body": "x" * number * 1000}).encode() + b"\n"
+        for number in range(100)
+    ]
+    whole = b"".join(lines)
+    file.write_bytes(whole + lines[-1][:cut] if cut < 41 else whole[: -len(lines[-1]) + cut])
+    expected = 99 if cut < 41 else 98
+    assert cut_to_whole_lines(file) == Last(expected, f"id{expected}")
+    assert file.read_bytes() == b"".join(lines[: expected + 1])
+    assert [line for _, line in lines_from(file, len(lines[0]))] == lines[1 : expected + 1]
+
+
+def test_a_file_without_a_whole_line_begins_anew(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    assert cut_to_whole_lines(file) is None
+    file.write_bytes(b'{"offset": 1')
+    assert cut_to_whole_lines(file) is None
+    assert file.read_bytes() == b""
+    file.write_bytes(b"no message\n")
+    with pytest.raises(Failure):
+        cut_to_whole_lines(file)
+
+
+def test_names_of_topics_and_brokers_make_no_other_directories(tmp_path: Path) -> None:
+    file = message_file(tmp_path, QUEUE)
+    assert file.parent.parent == tmp_path
+    assert file != message_file(tmp_path, QUEUE._replace(queue_id=4))
+
+
+def test_an_export_into_the_same_directory_keeps_the_topics_that_are_there() -> None:
+    one, two, gone = MessageQueue("one", "b", 0), MessageQueue("two", "b", 0), MessageQueue("two", "b", 1)
+    earlier = Export(
+        {"one": {"b": {"perm": 6}}, "two": {"b": {"perm": 6}}},
+        (one, two, gone),
+        {"g": {"v": 1}},
+        (Standing("g", one, 5), Standing("g", two, 6), Standing("g", gone, 7)),
+    )
+    now = Export({"two": {"b": {"perm": 4}}}, (two,), {"g": {"v": 2}}, (Standing("g", two, 9),))
+    assert joined(earlier, now) == Export(
+        {"one": {"b": {"perm": 6}}, "two": {"b": {"perm": 4}}},
+        (one, two, gone),
+        {"g": {"v": 2}},
+        (Standing("g", one, 5), Standing("g", gone, 7), Standing("g", two, 9)),
+    )
+
+
+def test_an_import_holds_few_long_lines_at_a_time_and_leaves_none_out() -> None:
+    long, short = [(at, bytes(1 << 20)) for at in range(5)], [(at, b"x") for at in range(5, 600)]
+    lines = iter([*long, *short])
+    batches = []
+    while batch := together(lines):
+        batches.append(batch)
+    assert [line for batch in batches for line in batch] == [*long, *short]
+    assert max(map(len, batches)) == 256
+    assert max(sum(len(line) for _, line in batch) for batch in batches) <= 3 << 20

@@ -1,0 +1,112 @@
+"""Reading a topic: a queue that gives nothing for a while is not at its end, and one that is added is read, too."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from neve.cli import reading, standstill
+from neve.cli.failures import Failure
+from neve.cli.importing import Progress, _Importing
+from neve.cli.message_formats import as_json
+from neve.cli.printed import Printed
+from neve.cli.reading import Reading
+from neve.cli.spans import Span, Wanted
+from neve.client import MessageQueue, Subscription
+from neve.client.group.pull import StoredPull
+from neve.client.model import PullStatus
+
+QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
+class Lacking:
+    """A queue up to 5 at a slave that has nothing above 2; the master has the rest, and is found after some pulls."""
+
+    def __init__(self, found_after: int) -> None:
+        self._left = found_after
+        self.asked: list[int] = []
+
+    async def pull_records(self, queue: MessageQueue, offset: int, max_count: int, **_: Any) -> StoredPull:
+        self.asked.append(offset)
+        if offset == 0:
+            return StoredPull(PullStatus.FOUND, b"", 2, 0, 5)
+        if self._left:
+            self._left -= 1
+            return StoredPull(PullStatus.NO_MATCHED_MESSAGE, b"", offset, 0, 2)
+        return StoredPull(PullStatus.FOUND, b"", 5, 0, 5)
+
+    async def pull(self, topic: str, queue: MessageQueue, offset: int, max_count: int) -> Any:
+        found = await self.pull_records(queue, offset, max_count)
+        return SimpleNamespace(messages=(), next_offset=found.next_offset)
+
+    async def max_offset(self, topic: str, queue: MessageQueue) -> int:
+        return 5
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standstill, "_PAUSE_S", 0.0)
+
+
+def read(client: Lacking) -> None:
+    printed = Printed(as_json("auto"), limit=None)
+    whole = Reading(cast("Any", client), "orders", Wanted(), Subscription(), printed)
+    asyncio.run(whole.read([Span(QUEUE, 0, 5, 0)]))
+
+
+def test_a_reader_is_sent_on_to_the_master_and_leaves_nothing_out() -> None:
+    client = Lacking(3)
+    read(client)
+    assert client.asked == [0, 2, 2, 2, 2]
+
+
+def test_a_queue_that_never_gives_the_rest_is_an_error() -> None:
+    with pytest.raises(Failure, match="gives nothing from 2 on, and ends at 5"):
+        read(Lacking(1000))
+
+
+def test_an_import_does_not_take_what_it_could_not_look_at_for_missing(tmp_path: Any) -> None:
+    importing = _Importing(cast("Any", Lacking(1000)), tmp_path, "c")
+    with pytest.raises(Failure, match="gives nothing from 2 on"):
+        asyncio.run(importing._ids_behind(Progress(QUEUE, 0)))
+
+
+class Growing:
+    """A topic that gets a second queue while it is followed."""
+
+    def __init__(self) -> None:
+        self.followed: asyncio.Queue[MessageQueue] = asyncio.Queue()
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        return [QUEUE, QUEUE._replace(queue_id=1), QUEUE._replace(queue_id=2)]
+
+    async def min_offset(self, topic: str, queue: MessageQueue) -> int:
+        return 0
+
+    async def pull_records(self, queue: MessageQueue, offset: int, max_count: int, **_: Any) -> StoredPull:
+        self.followed.put_nowait(queue)
+        await asyncio.Event().wait()
+        raise AssertionError("nothing comes")
+
+
+@pytest.mark.parametrize(("only", "numbers"), [(None, {0, 1, 2}), (2, {0, 2})])
+def test_queues_that_a_topic_gets_are_followed(
+    monkeypatch: pytest.MonkeyPatch, only: int | None, numbers: set[int]
+) -> None:
+    monkeypatch.setattr(reading, "_NEW_QUEUES_S", 0.0)
+
+    async def inside() -> set[int]:
+        client = Growing()
+        printed = Printed(as_json("auto"), limit=None)
+        followed = Reading(cast("Any", client), "orders", Wanted(), Subscription(), printed)
+        following = asyncio.create_task(followed.follow({QUEUE: 5}, None, only))
+        async with asyncio.timeout(30):
+            found = {(await client.followed.get()).queue_id for _ in numbers}
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        return found
+
+    assert asyncio.run(inside()) == numbers

@@ -1,0 +1,57 @@
+"""`neve replay` and `neve dlq`: what stands between their options and the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neve.cli import dlq, replay
+from neve.cli.failures import Failure
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from neve.replay.book import TaskBook
+from neve.replay.run import Asked
+from neve.replay.source import BrokerSource
+from neve.replay.task import DONE, Target, Task
+
+
+def test_a_mark_that_came_too_late_ends_no_later_replay_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = TaskBook(tmp_path)
+    task = Task(name="r", source="s", target=Target(topic="t"), namesrv="x", to_namesrv="x", state=DONE)
+    book.save(task)
+    with book.locked("r"):
+        book.cancel("r")
+    seen: list[bool] = []
+
+    async def carried_out(of: Task, book: TaskBook, *_: Any, **__: Any) -> None:
+        seen.append(book.is_to_cancel(of.name))
+
+    monkeypatch.setattr(replay, "_carry_out", carried_out)
+    replay.begin(task, Asked(), tasks=tmp_path, dry_run=False, output="json", before=[])
+    assert seen == [False]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(ResponseCode.TOPIC_NOT_EXIST, Failure), (ResponseCode.NO_PERMISSION, BrokerError)]
+)
+def test_dead_letters_that_may_not_be_read_are_not_told_to_be_none(
+    monkeypatch: pytest.MonkeyPatch, code: ResponseCode, kind: type[Exception]
+) -> None:
+    @asynccontextmanager
+    async def connected(_: str) -> AsyncIterator[None]:
+        yield None
+
+    async def bounds(_: BrokerSource) -> Any:
+        raise BrokerError(code, "as told")
+
+    monkeypatch.setattr(dlq, "connect", connected)
+    monkeypatch.setattr(BrokerSource, "bounds", bounds)
+    with pytest.raises(kind):
+        asyncio.run(dlq._letters("x", "g", 1))

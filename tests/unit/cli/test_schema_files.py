@@ -1,0 +1,158 @@
+"""Avro and Protobuf bodies as JSON by a schema file, as Spark's workers write it."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from pyspark import cloudpickle
+
+from neve.spark.schema_files import json_writer
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "name", "type": ["null", "string"]},
+        {"name": "prices", "type": {"type": "array", "items": "double"}},
+        {"name": "raw", "type": "bytes"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "paid", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+    ],
+}
+VALUE = {
+    "id": 1 << 40, "name": "Zürich", "prices": [1.5, 2.0], "raw": b"\x00\xff", "at": datetime(2026, 1, 2, tzinfo=UTC),
+    "paid": Decimal("12.50"),
+}  # fmt: skip
+AS_JSON = {**VALUE, "raw": "AP8=", "at": "2026-01-02T00:00:00+00:00", "paid": "12.50"}
+
+
+def avro_body(value: Any = None, schema: Any = None) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema or ORDER), value or VALUE)
+    return out.getvalue()
+
+
+def descriptors() -> bytes:
+    """Two files, one of which imports the other."""
+    kind = descriptor_pb2.FieldDescriptorProto
+    common = descriptor_pb2.FileDescriptorProto(name="common.proto", package="shop", syntax="proto3")
+    common.message_type.add(name="Price").field.add(name="cents", number=1, type=kind.TYPE_INT64, label=1)
+    order = descriptor_pb2.FileDescriptorProto(
+        name="order.proto", package="shop", syntax="proto3", dependency=["common.proto"]
+    )
+    message = order.message_type.add(name="Order")
+    message.field.add(name="order_name", number=1, type=kind.TYPE_STRING, label=1)
+    message.field.add(name="prices", number=2, type=kind.TYPE_MESSAGE, type_name=".shop.Price", label=3)
+    return bytes(descriptor_pb2.FileDescriptorSet(file=[common, order]).SerializeToString())
+
+
+def protobuf_body() -> bytes:
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors()).file:
+        pool.Add(file)
+    order = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+    return bytes(order(order_name="Zürich", prices=[{"cents": 150}]).SerializeToString())
+
+
+@pytest.fixture
+def avsc(tmp_path: Path) -> Path:
+    path = tmp_path / "order.avsc"
+    path.write_text(json.dumps(ORDER))
+    return path
+
+
+@pytest.fixture
+def desc(tmp_path: Path) -> Path:
+    path = tmp_path / "order.desc"
+    path.write_bytes(descriptors())
+    return path
+
+
+def test_avro_is_json_and_what_is_none_says_why(avsc: Path) -> None:
+    write = json_writer("avro", avsc, None)
+    whole = avro_body()
+    found = write(pa.array([whole, None, b"", whole[:-1], whole + b"x"])).to_pylist()
+    assert json.loads(found[0]["text"]) == AS_JSON
+    assert found[1] == {"text": None, "error": None}
+    assert [one["text"] for one in found[2:]] == [None] * 3
+    assert all(one["error"].startswith("the body is not avro of the schema: ") for one in found[2:])
+    assert found[4]["error"].endswith(f"it ends at byte {len(whole)} of {len(whole) + 1}")
+
+
+def test_an_avro_body_that_nests_too_deep_for_json_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "node.avsc"
+    file.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}', "utf-8")
+    write = json_writer("avro", file, None)
+    found = write(pa.array([b"\x02" * 3000 + b"\x00", b"\x00"])).to_pylist()
+    assert "RecursionError" in found[0]["error"] and found[0]["text"] is None
+    assert found[1] == {"text": '{"next": null}', "error": None}
+
+
+def test_protobuf_is_json_and_what_is_none_says_why(desc: Path) -> None:
+    write = json_writer("protobuf", desc, "shop.Order")
+    found = write(pa.array([protobuf_body(), b"", None, b"\xff\xff"])).to_pylist()
+    assert json.loads(found[0]["text"]) == {"order_name": "Zürich", "prices": [{"cents": "150"}]}
+    assert found[1] == {"text": "{}", "error": None}, "in Protobuf nothing is a message of defaults"
+    assert found[2] == {"text": None, "error": None}
+    assert found[3]["error"].startswith("the body is not protobuf of the schema: DecodeError")
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf"])
+def test_no_bytes_whatever_end_the_job(kind: str, avsc: Path, desc: Path) -> None:
+    write = json_writer(kind, avsc if kind == "avro" else desc, "shop.Order")
+    random, whole = Random(5), avro_body() if kind == "avro" else protobuf_body()
+    bodies = [random.randbytes(random.randrange(40)) for _ in range(2000)]
+    for _ in range(2000):
+        changed = bytearray(whole)
+        changed[random.randrange(len(changed))] = random.randrange(256)
+        bodies.append(bytes(changed))
+    found = write(pa.array(bodies)).to_pylist()
+    assert all((one["text"] is None) != (one["error"] is None) for one in found)
+
+
+def test_workers_write_without_neve(avsc: Path, desc: Path) -> None:
+    for kind, file, body in (("avro", avsc, avro_body()), ("protobuf", desc, protobuf_body())):
+        packed = cloudpickle.dumps((json_writer(kind, file, "shop.Order"), body))
+        code = (
+            "import sys; sys.modules['neve'] = None\n"
+            "import pickle, pyarrow as pa\n"
+            "run, body = pickle.loads(sys.stdin.buffer.read())\n"
+            "print(run(pa.array([body]))[0]['text'].is_valid)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, b"True\n"), done.stderr
+
+
+def test_a_file_that_is_no_schema_is_refused(avsc: Path, desc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, file, message, text in (
+        ("avro", desc, None, "no Avro schema"),
+        ("protobuf", avsc, "shop.Order", "no descriptor set"),
+        ("protobuf", desc, None, "full name of the message"),
+        ("protobuf", desc, "shop.Nope", "no message shop.Nope"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            json_writer(kind, file, message)
+    avsc.write_text('{"type": "recrod"}')
+    with pytest.raises(ValueError, match="no Avro schema"):
+        json_writer("avro", avsc, None)
+    desc.write_bytes(descriptor_pb2.FileDescriptorSet(
+        file=descriptor_pb2.FileDescriptorSet.FromString(descriptors()).file[1:]).SerializeToString())  # fmt: skip
+    with pytest.raises(ValueError, match="all that it imports"):
+        json_writer("protobuf", desc, "shop.Order")
+    monkeypatch.setitem(sys.modules, "fastavro", None)
+    with pytest.raises(ImportError, match="pip install fastavro"):
+        json_writer("avro", avsc, None)

@@ -1,0 +1,794 @@
+"""Erasure of a key over a store that fails at every call, and a process that ends at every step: the other messages are
+there once, byte for byte; those with the key go, and stay gone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from infra import failpoint
+from infra.failpoint import FailpointError
+from infra.object_store.protocol import NotFound, ObjectInfo, ObjectStoreError, PreconditionFailed, StoreUnavailable
+from lifecycle import erase as erase_module
+from lifecycle.erase import Wanted
+from lifecycle.retention import Policy
+from neve.archive.erasure import Verdict, erased_of
+from neve.archive.follow import read_catalog
+from neve.archive.journal import (
+    COMPACT,
+    ERASE,
+    ERASED,
+    Abort,
+    CommittedName,
+    Erase,
+    Expire,
+    Gap,
+    Intent,
+    IntentName,
+    MalformedEntry,
+    NewerFormat,
+    Replace,
+    decode_entry,
+)
+from neve.archive.keys import data_key
+from neve.archive.reader import Archive
+from neve.archive.verify import verify
+from neve.record.codec import MessageRecord
+from tests.doubles.checkpoints import restored
+from tests.unit.archive.test_compactor import DAY, Log, Sealed
+from tests.unit.archive.test_exactness import TOPIC, record
+from tests.unit.lifecycle.fakes import RECORD, SEGMENT
+from tests.unit.lifecycle.test_compact import (
+    FAULTS,
+    HOUR,
+    STEPS,
+    CompactRig,
+    QuickWorker,
+    Row,
+    quick,
+    quick_content,
+    quick_name,
+    stored,
+)
+from tiered.journal.errors import Fenced, WouldLoseRows
+from tiered.worker.client import DecodedGroup
+from tiered.worker.failed import WorkerFailed
+from tiered.worker.frames import MayHold
+from tiered.write.segment_writer import GROUP_SIZES
+
+KEY = "who-is-meant"
+# Of the first object one in the middle and its last, of the second neighbours over two queues, all of the fourth.
+MEANT = {(0, 3), (0, 8), (0, 12), (0, 13), (1, 0), *((3, at) for at in range(4))}
+
+
+class KeyedLog(Log):
+    """Some of its messages have the key, others speak of it."""
+
+    def record(self, queue: int, at: int) -> bytes:
+        offset = self.next.setdefault(queue, 0)
+        self.next[queue] += 1
+        keys = f"a {KEY} b" if (queue, offset) in MEANT else f"{KEY}-too other{offset % 3}"
+        properties = f"KEYS\x01{keys}\x02UNIQ_KEY\x01U{queue}-{offset}\x02TAGS\x01t\x02".encode()
+        body = KEY.encode() if offset % 2 else b"plain"
+        raw = record(offset, queue_id=queue, physical_offset=at, properties=properties, body=body)
+        self.sealed[queue, offset] = raw
+        return raw
+
+
+class _Rows:
+    """What a search asks of a decoded row group."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.wire = memoryview(b"".join(raw for _, _, raw in rows))
+        self.positions = np.cumsum([0, *(len(raw) for _, _, raw in rows)])
+
+
+class QuickEraser(QuickWorker):
+    """It reads, too; an object has no filters."""
+
+    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+        try:
+            self.store.head(name.key)
+        except ObjectStoreError as error:
+            raise WorkerFailed(type(error).__name__, str(error)) from error
+        return MayHold(0, groups, 0, 0)
+
+    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+        try:
+            data = self.store.get_range(name.key, 0, name.size)
+        except ObjectStoreError as error:
+            raise WorkerFailed(type(error).__name__, str(error)) from error
+        if len(data) != name.size:
+            raise WorkerFailed("DamagedObject", "cut short")
+        return _Rows(msgspec.msgpack.decode(data, type=list[Row]))  # type: ignore[return-value]
+
+
+class EraseRig(CompactRig):
+    def erase(self, **more: Any) -> dict[str, Any]:
+        return self.lifecycle.erase.now(Wanted(TOPIC, KEY), **more)
+
+    def restart(self) -> None:
+        if getattr(self, "is_quick", False):
+            self.worker = QuickEraser(self.store, self.hot)
+        super().restart()
+
+    def check_rows(self, sealed: Sealed) -> None:
+        """By who reads the bucket with nothing else: each record once, byte for byte."""
+        if self.is_quick:
+            super().check_rows(sealed)
+            return
+        reader = Archive(self.store).topic(TOPIC, "b")
+        read = [bytes(raw) for queue in reader.queues() for raw in reader.read_raw(queue)]
+        assert sorted(read) == sorted(sealed.values())
+
+    def check_others(self, sealed: Sealed) -> None:
+        """Whatever has become of the key's so far: each of the others is there once."""
+        catalog = read_catalog(self.store, "b")
+        found: Counter[tuple[int, int]] = Counter()
+        for queue in catalog.queues(TOPIC):
+            for run in catalog.runs(TOPIC, queue):
+                found.update((queue, at) for at in range(run.first, run.last + 1))
+        assert max(found.values()) == 1
+        assert {place for place in sealed if place not in MEANT} <= set(found) <= set(sealed)
+        gone = {(gap.queue, at) for gap in catalog.gaps(TOPIC) for at in range(gap.first, gap.last + 1)}
+        assert gone == set(sealed) - set(found)
+
+    def check_end(self, sealed: Sealed) -> None:
+        super().check_end(sealed)
+        word = KEY.encode()
+        told = [key for key, (data, *_) in self.store.objects.items() if key.startswith("_neve") and word in data]
+        assert told == [], "who is meant is in no entry"
+
+
+New = Callable[..., EraseRig]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    log = KeyedLog(tmp_path_factory.mktemp("log"))
+    for counts in ({0: 9}, {0: 6, 1: 5}, {1: 3, 2: 4}, {3: 4}):
+        log.object_of(counts, GROUP_SIZES)
+    return log
+
+
+@pytest.fixture
+def rest(log: Log) -> Sealed:
+    return {place: raw for place, raw in log.sealed.items() if place not in MEANT}
+
+
+@pytest.fixture
+def new(tmp_path: Path, log: Log) -> Iterator[New]:
+    made: list[EraseRig] = []
+
+    def make(policy: Policy | None = None, *, is_quick: bool = False, first: int = 4) -> EraseRig:
+        """`first`: so many of the objects."""
+        directory = tmp_path / str(len(made))
+        directory.mkdir()
+        objects = (quick(stored(log), log.sealed) if is_quick else stored(log))[:first]
+        rig = EraseRig(directory, objects, policy, is_quick=is_quick)
+        made.append(rig)
+        if is_quick:
+            rig.restart()
+        return rig
+
+    yield make
+    for rig in made:
+        rig.encoder.close()
+
+
+def test_messages_with_the_key_go_and_no_other(new: New, log: Log, rest: Sealed) -> None:
+    rig = new()
+    pinned = Archive(rig.store).topic(TOPIC, "b")
+    seen: list[dict[str, Any]] = []
+    told = rig.erase(progress=seen.append)
+    assert [item["event"] for item in seen] == ["begun", "erased", "erased", "erased", "certificate"]
+    assert seen[-1] == told and seen[0]["id"] == told["id"]
+    rig.check_rows(rest)
+    assert told["complete"] and told["not_erased"] == []
+    assert told["rows"] == len(MEANT)
+    assert told["erased"] == [
+        {"topic": TOPIC, "queue": 0, "offsets": [(3, 3), (8, 8), (12, 13)]},
+        {"topic": TOPIC, "queue": 1, "offsets": [(0, 0)]},
+        {"topic": TOPIC, "queue": 3, "offsets": [(0, 3)]},
+    ]
+    assert told["key_sha256"] == hashlib.sha256(f"{told['id']}:{KEY}".encode()).hexdigest()
+    held = {name.key for name in rig.names if name.key != rig.names[2].key}
+    until = rig.clock.now_ms() + 24 * HOUR
+    assert {one["key"]: one["until_ms"] for one in told["remains"]["objects"]} == dict.fromkeys(held, until)
+    assert sum(1 for queue in pinned.queues() for _ in pinned.read_raw(queue)) == len(log.sealed), "who pinned them"
+    again = rig.erase()
+    assert (again["complete"], again["rows"]) == (True, 0)
+    assert rig.erase(erase_id=told["id"])["erased"] == told["erased"]
+    rig.check_end(rest)
+    assert rig.erase(erase_id=told["id"])["remains"]["objects"] == []
+
+
+def test_offsets_stay_dense_and_each_gap_says_why(new: New, log: Log) -> None:
+    rig = new()
+    told = rig.erase()
+    for queue in range(4):
+        assert rig.check_tiles(TOPIC, queue) == log.next[queue]
+    gaps = read_catalog(rig.store, "b").gaps(TOPIC)
+    assert {(gap.queue, at) for gap in gaps for at in range(gap.first, gap.last + 1)} == MEANT
+    assert {gap.reason for gap in gaps} == {f"{ERASED}{told['id']}"}
+    assert verify(rig.journal.catalog, rig.store, deep=True).problems == []
+
+
+def test_each_reader_of_the_bucket_finds_the_others_once_at_every_step(new: New, log: Log) -> None:
+    rig = new()
+    with rig.store.looked_at(lambda: rig.check_others(log.sealed)) as looks:
+        rig.erase()
+    assert len(looks) >= 20
+
+
+def test_a_dry_run_writes_nothing(new: New) -> None:
+    rig = new()
+    before, seen = dict(rig.store.objects), list[dict[str, Any]]()
+    told = rig.erase(dry_run=True, progress=seen.append)
+    assert rig.store.objects == before
+    assert (told["rows"], told["objects"]) == (len(MEANT), 3)
+    assert [item["rows"] for item in seen[:-1]] == [2, 3, 4]
+    assert rig.lifecycle.erase.now(Wanted("another", KEY), dry_run=True)["rows"] == 0
+    assert rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"), dry_run=True)["rows"] == 0
+
+
+@pytest.mark.parametrize("key", ["U0-7", "U2-3"])
+def test_a_unique_key_is_one(new: New, log: Log, key: str) -> None:
+    rig = new()
+    assert rig.lifecycle.erase.now(Wanted(TOPIC, key))["rows"] == 1
+    place = tuple(map(int, key[1:].split("-")))
+    left = {at: raw for at, raw in log.sealed.items() if at != place}
+    rig.check_rows(left)
+    rig.check_end(left)
+
+
+# ---- faults
+
+
+def calls_of_one(new: New) -> Counter[str]:
+    rig, calls = new(is_quick=True), Counter[str]()
+    rig.store.on_call = lambda verb, key: calls.update([verb])
+    assert rig.erase()["complete"]
+    rig.store.on_call = None
+    assert calls["put"] == 7, "an INTENT, an object and an ERASE of two, an ERASE of the third"
+    return calls
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("kind", list(FAULTS))
+def test_each_fault_of_each_call(new: New, log: Log, rest: Sealed, kind: str, crash: bool) -> None:
+    error, after = FAULTS[kind]
+    calls = calls_of_one(new)
+    if error is None:
+        cases = [("body", nth) for nth in range(calls["get_range"] + 1)]
+    else:
+        verbs = ["put"] if isinstance(error, PreconditionFailed) else sorted(calls)
+        cases = [(verb, nth) for verb in verbs for nth in range(calls[verb])]
+    for verb, nth in cases:
+        rig = new(is_quick=True)
+        if error is None:
+            rig.cutting.cut = nth + 1
+        else:
+            rig.store.fail(verb, error, after=after, skip=nth)
+        with contextlib.suppress(ObjectStoreError, MalformedEntry, WorkerFailed):  # who asked is told
+            told = rig.erase()
+            assert told["complete"] is not bool(told["not_erased"])
+        rig.store.faults.clear()
+        rig.cutting.cut = 0
+        rig.check_others(log.sealed)
+        if crash:
+            rig.restart()
+        assert rig.erase()["complete"], f"{kind} of {verb} {nth}: who asks again gets the rest"
+        rig.check_rows(rest)
+        rig.check_end(rest)
+
+
+@pytest.mark.parametrize("kind", list(FAULTS))
+def test_each_fault_of_the_workers_own_calls(new: New, log: Log, rest: Sealed, kind: str) -> None:
+    error, after = FAULTS[kind]
+    for verb in ("get_range", "put"):
+        if verb == "get_range" and isinstance(error, PreconditionFailed):
+            continue
+        rig = new()
+        if error is None:
+            rig.cutting.cut, rig.cutting.within = 3, "topic="
+        else:
+            rig.store.fail(verb, error, after=after, match="topic=")
+        rig.erase()
+        rig.store.faults.clear()
+        rig.cutting.cut = 0
+        rig.check_others(log.sealed)
+        assert rig.erase()["complete"]
+        rig.check_rows(rest)
+        rig.check_end(rest)
+
+
+@pytest.mark.parametrize(("step", "nth"), STEPS)
+def test_a_crash_at_each_step(new: New, log: Log, rest: Sealed, step: str, nth: int) -> None:
+    rig = new()
+    with failpoint.armed(step, nth=nth), pytest.raises(FailpointError):
+        rig.erase()
+    rig.check_others(log.sealed)
+    rig.restart()
+    rig.check_others(log.sealed)
+    assert rig.erase()["complete"]
+    rig.check_rows(rest)
+    rig.check_end(rest)
+
+
+@pytest.mark.parametrize("step", ["compact.after_intent", "compact.after_upload"])
+def test_what_another_process_left_open_is_closed_by_itself(new: New, log: Log, step: str) -> None:
+    rig = new()
+    with failpoint.armed(step), pytest.raises(FailpointError):
+        rig.erase()
+    rig.restart()
+    rig.lifecycle.compact.now()
+    assert len(rig.entries(Abort)) == 0, "it is none of compaction's"
+    assert rig.lifecycle.erase.run() == 1
+    assert rig.lifecycle.erase.run() == 0
+    assert rig.journal.catalog.open_rewrites() == {}
+    assert [entry.kind for entry in rig.entries(Abort)] == [ERASE]
+    rig.check_end(log.sealed)
+
+
+# ---- what comes between
+
+
+def once_between(rig: EraseRig, work: Callable[[], object]) -> None:
+    """While the first object is made, behind its INTENT."""
+    rig.store.before_first("put", lambda _: work(), match="topic=")
+
+
+def test_a_zombie_is_fenced(new: New, log: Log, rest: Sealed) -> None:
+    rig = new(is_quick=True)
+    once_between(rig, lambda: rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid).attach(0))
+    with pytest.raises(Fenced):
+        rig.erase()
+    assert rig.entries(Erase) == []
+    rig.restart()
+    rig.check_rows(log.sealed)
+    rig.erase()
+    rig.check_end(rest)
+
+
+def test_what_compaction_made_meanwhile_is_looked_at(new: New, log: Log, rest: Sealed) -> None:
+    rig = new(is_quick=True)
+    once_between(rig, rig.compact)
+    told = rig.erase()
+    assert told["complete"] and told["rows"] == len(MEANT)
+    assert [entry.reason for entry in rig.entries(Abort)] == ["its inputs are in view no more"]
+    rig.check_rows(rest)
+    rig.check_end(rest)
+
+
+def test_what_is_compacted_afterwards_lacks_it_still(new: New, log: Log, rest: Sealed) -> None:
+    rig = new()
+    rig.erase()
+    assert rig.compact() >= 1
+    rig.check_rows(rest)
+    for queue in range(4):
+        assert rig.check_tiles(TOPIC, queue) == log.next[queue]
+    rig.check_end(rest)
+
+
+def test_what_expires_meanwhile_does_not_come_back_with_it(new: New, log: Log) -> None:
+    rig = new(is_quick=True)
+    gone = rig.names[0]
+    once_between(
+        rig, lambda: rig.journal.append(Expire(keys=[gone.key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
+    )
+    told = rig.erase()
+    assert told["complete"] and told["rows"] == len(MEANT)
+    assert rig.lifecycle.unexpire.run()["objects"] == 0, "an object that has the key"
+    left = {at: raw for at, raw in log.sealed.items() if at not in MEANT and (at[0] or at[1] >= 9)}
+    rig.check_rows(left)
+
+
+def test_of_what_had_expired_nothing_comes_back_and_its_neighbours_may(new: New, log: Log) -> None:
+    """A clock was wrong, and all had expired; then the key is erased, then it is taken back."""
+    rig = new()
+    minimums = {TOPIC: {0: 15, 1: 5}}
+    keys = [name.key for name in rig.names[:2]]
+    rig.journal.append(Expire(keys=keys, delete_after_ms=rig.clock.now_ms() + 24 * HOUR, minimums=minimums))
+    told = rig.erase()
+    assert told["complete"] and told["rows"] == len(MEANT)
+    rig.lifecycle.unexpire.run()
+    catalog = read_catalog(rig.store, "b")
+    assert not {name.key for name in catalog.objects()} & set(keys)
+    assert verify(catalog, rig.store).problems == []
+    left = {at: raw for at, raw in log.sealed.items() if at not in MEANT and at[0] != 0 and (at[0] != 1 or at[1] >= 5)}
+    rig.check_rows(left)
+
+
+def between_look_and_entry(rig: EraseRig, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Once, after an object's rows were looked at and before any turn is taken for it."""
+    inner = rig.lifecycle.erase._replacement.withdraw
+
+    def withdraw(*arguments: Any) -> Any:
+        monkeypatch.setattr(rig.lifecycle.erase._replacement, "withdraw", inner)
+        work()
+        return inner(*arguments)
+
+    monkeypatch.setattr(rig.lifecycle.erase._replacement, "withdraw", withdraw)
+
+
+def test_an_expiry_that_is_taken_back_meanwhile_loses_no_other_message(
+    new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new()
+    expire = Expire(keys=[rig.names[0].key], delete_after_ms=rig.clock.now_ms() + HOUR, minimums={TOPIC: {0: 9}})
+    rig.journal.append(expire)
+    between_look_and_entry(rig, monkeypatch, rig.lifecycle.unexpire.run)
+    told = rig.erase()
+    assert (told["complete"], told["rows"]) == (True, len(MEANT))
+    rig.check_others(log.sealed)
+    rig.check_rows(rest)
+    rig.check_end(rest)
+
+
+def test_what_expires_again_and_comes_back_is_looked_at_each_time(
+    new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new(is_quick=True)
+    keys = [rig.names[0].key]
+
+    def expire() -> None:
+        after = rig.clock.now_ms() + HOUR
+        rig.journal.append(Expire(keys=keys, delete_after_ms=after, minimums={TOPIC: {0: 9}}))
+
+    once_between(rig, expire)
+    between_look_and_entry(rig, monkeypatch, rig.lifecycle.unexpire.run)
+    told = rig.erase()
+    assert (told["complete"], told["rows"]) == (True, len(MEANT))
+    rig.check_rows(rest)
+    rig.check_end(rest)
+
+
+def test_an_object_alone_that_comes_back_into_view_is_looked_at_again(
+    new: New, log: Log, rest: Sealed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new(first=1)
+    of_it = {place: raw for place, raw in rest.items() if place in {(0, at) for at in range(9)}}
+    expire = Expire(keys=[rig.names[0].key], delete_after_ms=rig.clock.now_ms() + HOUR, minimums={TOPIC: {0: 9}})
+    rig.journal.append(expire)
+    between_look_and_entry(rig, monkeypatch, rig.lifecycle.unexpire.run)
+    told = rig.erase()
+    assert (told["complete"], told["rows"]) == (True, 2)
+    rig.check_rows(of_it)
+
+
+def test_no_entry_is_written_after_which_a_row_in_view_would_be_nowhere(new: New, log: Log) -> None:
+    rig = new()
+    of_it: dict[str, Any] = {"id": "e1.1", "old": [rig.names[0].key], "new": [], "delete_after_ms": 0}
+    for rows in ([], [(TOPIC, 0, 0, 7)], [(TOPIC, 0, 1, 8)], [("another", 0, 0, 8)]):
+        with pytest.raises(WouldLoseRows, match=rig.names[0].key):
+            rig.journal.append(Erase(rows=rows, **of_it))
+    assert rig.entries(Erase) == []
+    rig.check_rows(log.sealed)
+    rig.journal.append(Erase(rows=[(TOPIC, 0, 0, 5), (TOPIC, 0, 6, 8)], **of_it))
+    assert rig.check_tiles(TOPIC, 0) == log.next[0]
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_where_an_entry_would_lose_rows_nothing_of_it_is_written_and_that_is_said(
+    new: New, log: Log, monkeypatch: pytest.MonkeyPatch, expired: bool
+) -> None:
+    rig = new(first=2)
+    keys = [name.key for name in rig.names]
+    if expired:
+        rig.journal.append(Expire(keys=keys, delete_after_ms=1 << 60, minimums={TOPIC: {0: 15, 1: 5}}))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.journal.catalog, "lost_by", lambda entry: ["a key"])
+        told = rig.erase()
+    assert not told["complete"] and told["rows"] == 0
+    assert told["not_erased"] == [f"{key}: archive of b: rows of a key would be nowhere" for key in keys]
+    assert rig.entries(Erase, Gap) == []
+    assert rig.journal.catalog.open_rewrites() == {}
+    assert rig.data_keys() == set(keys)
+    assert len(rig.entries(Abort)) == (0 if expired else 2)
+
+
+def test_what_lacks_the_row_by_now_may_go_before_what_has_it_and_that_does_not_come_back(new: New, log: Log) -> None:
+    """It was below its queue's minimum when its object was compacted."""
+    rig = new(is_quick=True)
+    old = rig.names[0]
+    key = data_key("", TOPIC, DAY, "b", start=old.start, end=old.end, epoch=1, rewrite=7)
+    content = quick_content([(0, at, log.sealed[0, at]) for at in range(4, 9)])
+    made = msgspec.structs.replace(quick_name(key, old.start, old.end, content), etag=rig.store.put(key, content).etag)
+    rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={TOPIC: {0: 4}}))
+    rig.journal.append(Replace(old=[old.key], new=[made], delete_after_ms=rig.clock.now_ms() + 24 * HOUR))
+    told = rig.lifecycle.erase.now(Wanted(TOPIC, "U0-2"))
+    assert (told["complete"], [one["key"] for one in told["remains"]["objects"]]) == (True, [old.key])
+    rig.journal.append(Expire(keys=[key], delete_after_ms=rig.clock.now_ms(), minimums={TOPIC: {0: 9}}))
+    rig.lifecycle.expire.run()
+    assert key not in rig.store.objects and old.key in rig.store.objects
+    rig.lifecycle.unexpire.run()
+    assert old.key not in {name.key for name in rig.journal.catalog.objects()}
+
+
+def test_with_no_grace_the_last_copy_is_deleted_before_the_certificate(new: New, log: Log, rest: Sealed) -> None:
+    rig = new()
+    rig.lifecycle.compact.now()
+    told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
+    assert told["complete"] and told["remains"]["objects"] == []
+    left = rig.data_keys() - {name.key for name in rig.journal.catalog.objects()}
+    assert left == {rig.names[2].key}, "one that was compacted before, and does not have it"
+    rig.check_rows(rest)
+    rig.check_end(rest)
+
+
+def test_a_damaged_object_is_said_and_the_others_are_erased(new: New, log: Log) -> None:
+    rig = new()
+    key = rig.names[0].key
+    rig.store.put(key, b"x" * rig.names[0].size)
+    told = rig.erase()
+    assert not told["complete"]
+    assert [text.partition(": ")[0] for text in told["not_erased"]] == [key]
+    assert told["rows"] == len(MEANT) - 2
+
+
+def test_a_damaged_object_that_expires_meanwhile_is_said_once(new: New) -> None:
+    rig = new(is_quick=True)
+    damaged = rig.names[0].key
+    rig.store.put(damaged, b"x")
+    once_between(rig, lambda: rig.journal.append(Expire(keys=[damaged], delete_after_ms=1 << 60)))
+    told = rig.erase()
+    assert not told["complete"]
+    assert [text.partition(": ")[0] for text in told["not_erased"]] == [damaged]
+
+
+def test_a_damaged_object_that_is_deleted_before_the_certificate_is_none(new: New) -> None:
+    rig = new()
+    damaged = rig.names[0]
+    rig.store.put(damaged.key, b"x" * damaged.size)
+    rig.journal.append(Expire(keys=[damaged.key], delete_after_ms=rig.clock.now_ms(), minimums={TOPIC: {0: 9}}))
+    told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
+    assert damaged.key not in rig.store.objects
+    assert (told["complete"], told["not_erased"]) == (True, [])
+
+
+def test_rows_of_which_nobody_can_tell_are_said_of_the_object_that_has_them(
+    new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, inner = new(first=1), erase_module._judged
+
+    def judged(wanted: Wanted, topics: Collection[str], record: MessageRecord) -> Verdict:
+        verdict = inner(wanted, topics, record)
+        return Verdict.UNKNOWN if record.queue_offset == 8 else verdict
+
+    monkeypatch.setattr(erase_module, "_judged", judged)
+    told = rig.erase()
+    (left,) = rig.journal.catalog.objects()
+    assert told["not_erased"] == [f"{left.key}: nobody can tell of 1 rows"]
+    assert left.key != rig.names[0].key
+
+
+def test_an_object_that_is_deleted_while_it_is_searched_is_none(new: New, log: Log, rest: Sealed) -> None:
+    rig = new(is_quick=True)
+    rig.erase()
+
+    def delete(key: str) -> None:
+        rig.clock.advance(25 * HOUR)
+        rig.lifecycle.expire.run()
+
+    rig.store.before_first("head", delete, match=rig.names[0].key)
+    assert rig.erase()["complete"]
+    assert rig.store.on_call is None
+    with pytest.raises(NotFound):
+        rig.store.head(rig.names[0].key)
+    rig.check_end(rest)
+
+
+@pytest.mark.parametrize("is_sent_to", [False, True])
+def test_messages_that_no_round_could_take_are_said(
+    new: New, monkeypatch: pytest.MonkeyPatch, is_sent_to: bool
+) -> None:
+    rig = new()
+    rig.hot.tail = 1 << 20
+    rig.hot.put(TOPIC, 9, 3)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    if is_sent_to:  # the last in the segment is from since it began
+        monkeypatch.setattr(rig.hot, "confirmed_range", lambda: (0, rig.hot.tail - RECORD))
+    told = rig.erase()
+    assert not told["complete"] and told["rows"] == len(MEANT)
+    assert told["not_erased"] == [f"{TOPIC} is not archived whole"]
+
+
+def test_what_a_round_takes_behind_the_last_look_is_said(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = new(is_quick=True)
+    rig.hot.tail = 1 << 20
+    rig.hot.put(TOPIC, 9, 3)
+    offload, search = rig.lifecycle.offload.run, rig.lifecycle.erase._search
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])  # it failed
+
+    def searched(erasure: Any) -> Iterator[Any]:
+        before = erasure.objects
+        yield from search(erasure)
+        if erasure.objects == before:
+            assert [report.committed for report in offload(roll=True)] != [[]]
+
+    monkeypatch.setattr(rig.lifecycle.erase, "_search", searched)
+    told = rig.erase()
+    assert len(rig.journal.catalog.objects(TOPIC)) == 4, "one of the messages that nobody looked at"
+    assert told["not_erased"] == [f"{TOPIC} is not archived whole"]
+
+
+def test_copies_in_the_local_log_are_said_with_their_time(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig.hot.put(TOPIC, 0, 15)
+    rig.hot.first_segment, rig.hot.tail = 5_000, 5_000 + SEGMENT  # offsets 0 to 4 lay below
+    rig.hot.records = [(5_000 + 10 * at, *record[1:]) for at, record in enumerate(rig.hot.records) if record[3] >= 5]
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    told = rig.erase()
+    until = rig.clock.now_ms() + 7 * HOUR
+    copies = [{"topic": TOPIC, "queue": 0, "rows": 3, "until_ms": until}]
+    assert told["remains"]["local_log"] == [*copies, *of_no_queue(until)]
+    assert told["remains"]["other_members"] is False
+    assert told["broker"] == "b"
+    rig.hot.minimums[TOPIC, 0] = 15
+    assert rig.erase(erase_id=told["id"])["remains"]["local_log"] == [*copies, *of_no_queue(until)], "hidden by a TTL"
+    rig.clock.advance(25 * HOUR)
+    rig.lifecycle.expire.run()
+    again = rig.erase()
+    assert (again["rows"], again["remains"]["objects"]) == (0, [])
+    assert again["remains"]["local_log"] == [*copies, *of_no_queue(until)], "an erasure that is asked for again"
+
+
+def test_what_the_local_log_alone_has_of_what_expired_is_said(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    rig.journal.append(Expire(keys=[rig.names[0].key], delete_after_ms=rig.clock.now_ms(), minimums={TOPIC: {0: 9}}))
+    rig.lifecycle.expire.run()
+    assert rig.names[0].key not in rig.store.objects
+    (copies,) = (one for one in rig.erase()["remains"]["local_log"] if one["queue"] == 0)
+    assert copies["rows"] == 9 + 2, "all that nobody could look at, and what was erased"
+
+
+def of_no_queue(until: int) -> list[dict[str, Any]]:
+    """What was erased of queues that the log has not, or no more: that it has none of it, nobody can tell."""
+    return [
+        {"topic": TOPIC, "queue": 1, "rows": 1, "until_ms": until},
+        {"topic": TOPIC, "queue": 3, "rows": 4, "until_ms": until},
+    ]
+
+
+def test_copies_of_a_deleted_topic_in_the_local_log_are_said(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    rig.hot.next.clear()  # the segments have its messages still
+    told = rig.erase()
+    assert {one["queue"]: one["rows"] for one in told["remains"]["local_log"]} == {0: 4, 1: 1, 3: 4}
+
+
+def test_of_what_the_journal_has_forgotten_the_certificate_still_speaks(new: New) -> None:
+    rig = new()
+    rig.journal.append(Expire(keys=[rig.names[0].key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
+    told = rig.lifecycle.erase.now(Wanted(TOPIC, KEY, grace_ms=0))
+    assert (told["complete"], told["rows"]) == (True, len(MEANT))
+    assert told["erased"][0] == {"topic": TOPIC, "queue": 0, "offsets": [(3, 3), (8, 8), (12, 13)]}
+    assert erased_of(rig.journal.catalog.gaps(), told["id"])[0][2] == 12, "gaps below all that is there"
+
+
+def test_what_asks_again_without_an_id_is_told_of_all_that_remains(new: New) -> None:
+    rig = new()
+    first, again = rig.erase(), rig.erase()
+    assert (again["complete"], again["rows"]) == (True, 0)
+    assert again["id"] != first["id"]
+    assert again["remains"] == first["remains"]
+    assert len(again["remains"]["objects"]) == 3
+
+
+def test_an_expired_object_with_two_keys_remains_for_both(new: New) -> None:
+    rig = new()
+    key = rig.names[0].key
+    rig.journal.append(Expire(keys=[key], delete_after_ms=1 << 60, minimums={TOPIC: {0: 9}}))
+    for wanted in ("U0-7", KEY):
+        told = rig.lifecycle.erase.now(Wanted(TOPIC, wanted))
+        assert told["complete"]
+        assert key in {one["key"] for one in told["remains"]["objects"]}, wanted
+
+
+def test_objects_in_no_view_are_said(new: New) -> None:
+    rig = new()
+    of_it: dict[str, Any] = {"start": rig.names[0].start, "end": rig.names[1].end, "epoch": 1}
+    orphan = data_key("", TOPIC, DAY, "b", rewrite=7, **of_it)
+    for key in (orphan, data_key("", TOPIC, DAY, "another", **of_it), data_key("", "another", DAY, "b", **of_it)):
+        rig.store.put(key, b"what a compaction made, and could not delete")
+    names = [
+        IntentName(data_key("", TOPIC, DAY, "b", rewrite=8, **of_it), TOPIC, DAY, 0, rig.names[1].end, {0: (0, 14)})
+    ]
+    rig.journal.append(Intent.of_rewrite(COMPACT, 8, old=[name.key for name in rig.names[:2]], names=names))
+    told = rig.erase()
+    assert told["remains"]["in_no_view"] == [orphan, names[0].key]
+    rig.store.fail("list", StoreUnavailable("away"), match=TOPIC, times=99)
+    assert not rig.erase()["complete"]
+
+
+def test_an_object_that_is_deleted_between_the_listing_and_the_naming_is_in_no_view_and_not_said(new: New) -> None:
+    rig = new()
+    rig.erase()
+    inner = rig.store.list
+
+    def listed(prefix: str) -> Iterator[ObjectInfo]:
+        found = list(inner(prefix))
+        rig.clock.advance(25 * HOUR)
+        rig.lifecycle.expire.run()
+        return iter(found)
+
+    rig.store.list = listed  # type: ignore[method-assign]
+    told = rig.erase()
+    assert told["remains"]["in_no_view"] == told["remains"]["objects"] == []
+    assert rig.names[0].key not in rig.store.objects
+
+
+def test_who_was_fenced_meanwhile_certifies_nothing(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is nowhere: nothing is appended, by which it would be found out."""
+    rig = new(is_quick=True)
+    successor = rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid)
+
+    def look(verb: str, key: str) -> None:
+        if verb == "head":
+            rig.store.on_call = None
+            successor.attach(0)
+
+    rig.store.on_call = look
+    with pytest.raises(Fenced):
+        rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"))
+
+
+def test_a_long_search_is_told_of_now_and_then(new: New) -> None:
+    rig = new(is_quick=True)
+    rig.store.on_call = lambda verb, key: rig.clock.advance(3_000) if verb == "head" else None
+    for dry_run in (True, False):
+        seen: list[dict[str, Any]] = []
+        rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"), dry_run=dry_run, progress=seen.append)
+        assert [item["objects"] for item in seen if item["event"] == "searched"] == [3]
+
+
+def test_an_older_program_refuses_the_journal(new: New) -> None:
+    rig = new()
+    rig.erase()
+    (first, *_) = rig.entries(Erase)
+    assert first.version == 2
+    assert {entry.kind for entry in rig.entries(Intent) if entry.kind} == {ERASE}
+    with pytest.raises(NewerFormat, match="ERASE is of format 3"):
+        decode_entry(msgspec.msgpack.encode({**msgspec.to_builtins(first), "version": 3}))
+
+
+def test_a_checkpoint_says_the_same(new: New, log: Log) -> None:
+    rig = new()
+    told = rig.erase()
+    catalog = rig.journal.catalog
+    again = restored(catalog)
+    assert (again.objects(), again.gaps(), again.expiring()) == (catalog.objects(), catalog.gaps(), catalog.expiring())
+    for queue, end in log.next.items():
+        assert [again.find(TOPIC, queue, at) for at in range(end)] == [
+            catalog.find(TOPIC, queue, at) for at in range(end)
+        ]
+    assert erased_of(again.gaps(), told["id"]) == erased_of(catalog.gaps(), told["id"]) != []
+
+
+def test_caches_forget_what_was_erased_once_nobody_can_fetch_it(new: New, log: Log) -> None:
+    rig = new()
+    forgotten: list[str] = []
+
+    def forget(names: Sequence[CommittedName]) -> None:
+        assert not any(name.key in rig.store.objects for name in names)
+        forgotten.extend(name.key for name in names)
+
+    rig.lifecycle.expire._forget = forget
+    rig.erase()
+    assert forgotten == []
+    rig.clock.advance(25 * HOUR)
+    rig.lifecycle.expire.run()
+    assert forgotten == [name.key for name in rig.names if name.key != rig.names[2].key]

@@ -1,0 +1,140 @@
+"""Names of deleted topics are forgotten when nothing of them is left, and no earlier."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from infra.object_store.protocol import ObjectStoreError, StoreUnavailable, UnknownOutcome
+from lifecycle.retention import Policy
+from neve.archive.catalog import Catalog
+from neve.archive.follow import entries, read_catalog
+from neve.archive.journal import AnyEntry, Forget, Intent, IntentName, Topic, encode_entry
+from neve.archive.keys import journal_key
+from neve.archive.ttl import HOUR_MS as HOUR
+from tests.doubles.checkpoints import put_checkpoint
+from tests.doubles.memory_store import MemoryStore
+from tests.unit.lifecycle.fakes import Rig
+
+DAY = 24 * HOUR
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: None))
+
+
+def archived_and_deleted(rig: Rig) -> None:
+    """Of `a` there are objects and a tombstone; `b` goes on."""
+    rig.hot.put("a", count=15)
+    rig.hot.put("b", count=5)
+    rig.offload(evict=True)
+    rig.hot.delete_topic("a")
+    rig.hot.deleted["a"] = {0: 15}
+    rig.journal.append(Topic(topic="a", deleted=True, minimums={0: 15}))
+
+
+def passed(rig: Rig, days: int) -> None:
+    """Its objects expire and are deleted meanwhile."""
+    rig.lifecycle.expire.run()
+    rig.clock.advance(days * DAY)
+    rig.lifecycle.expire.run()
+
+
+def test_a_name_goes_when_its_objects_its_records_and_the_retention_have_gone(rig: Rig) -> None:
+    archived_and_deleted(rig)
+    assert rig.lifecycle.forget.run() == 0
+    passed(rig, 8)
+    assert rig.journal.has_named("a")
+    assert rig.lifecycle.forget.run() == 1
+    assert not rig.journal.has_named("a") and rig.hot.deleted == {}
+    assert rig.journal.catalog.named_topics() == ["b"]
+    assert rig.journal.begin_again("a"), "it begins at 0, should it come again"
+    rig.restart()
+    assert not rig.journal.has_named("a")
+    for whole in (True, False):
+        catalog = read_catalog(rig.store, "b", whole=whole)
+        assert catalog.named_topics() == ["b"] and catalog.recorded_minimum("a", 0) == 0
+    rig.hot.put("a", count=3)
+    rig.offload()
+    assert [(run.first, run.last) for run in read_catalog(rig.store, "b").runs("a", 0)] == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    "why", ["young", "not deleted", "expiring", "open", "in the log", "has queues", "made again", "of a set"]
+)
+def test_a_name_stays_while_something_of_it_may_be_there(rig: Rig, why: str) -> None:
+    archived_and_deleted(rig)
+    passed(rig, 6 if why == "young" else 8)
+    begin, end = rig.hot.confirmed_range()
+    if why == "not deleted":
+        rig.journal.append(Topic(topic="a", deleted=False))
+        rig.clock.advance(8 * DAY)
+    elif why == "expiring":
+        rig.hot.put("a", count=3)
+        rig.offload()
+        rig.hot.delete_topic("a")
+        rig.journal.append(Topic(topic="a", deleted=True, minimums={0: 18}))
+        rig.clock.advance(8 * DAY)
+        rig.lifecycle.expire.run()
+    elif why == "open":
+        name = IntentName(key="k", topic="a", day="2026-01-01", start=end, end=end + 100, queues={0: (15, 15)})
+        rig.journal.append(Intent(round=99, names=[name]))
+    elif why == "in the log":
+        rig.policy = Policy(ttl_hours=lambda topic: None, gone_below=lambda topic: begin + 1)
+    elif why == "has queues":
+        rig.hot.put("a")
+    elif why == "made again":
+        rig.policy = Policy(ttl_hours=lambda topic: None, exists=lambda topic: topic == "a")
+    elif why == "of a set":
+        rig.lifecycle.forget._is_alone = False
+    assert rig.lifecycle.forget.run() == 0
+    assert rig.journal.has_named("a") and rig.hot.deleted == {"a": {0: 15}}
+    assert not any(isinstance(entry, Forget) for _, entry in entries(rig.store, "b"))
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("error", [StoreUnavailable("503"), UnknownOutcome("timeout")])
+def test_where_it_is_not_known_whether_it_stands_the_next_run_does_it(
+    rig: Rig, error: Exception, after: bool, crash: bool
+) -> None:
+    archived_and_deleted(rig)
+    passed(rig, 8)
+    rig.store.fail("put", error, after=after)
+    with contextlib.suppress(ObjectStoreError):
+        rig.lifecycle.forget.run()
+    rig.store.faults.clear()
+    if crash:
+        rig.restart()
+    rig.lifecycle.forget.run()
+    assert not rig.journal.has_named("a") and rig.hot.deleted == {}
+    told = [entry for _, entry in entries(rig.store, "b") if isinstance(entry, Forget)]
+    assert [entry.topics for entry in told] == [["a"]]
+
+
+def test_a_name_that_is_forgotten_is_in_no_checkpoint(rig: Rig) -> None:
+    archived_and_deleted(rig)
+    passed(rig, 8)
+    rig.lifecycle.forget.run()
+    packs: list[bytes] = []
+    rig.journal.catalog.packed("b", lambda number, data: packs.append(data))
+    assert packs and not any(b"topic\xa1a" in data for data in packs)
+
+
+def test_what_is_taken_of_a_checkpoint_when_asked_forgets_it_too() -> None:
+    store, catalog = MemoryStore(), Catalog()
+    tombstones = [Topic(topic=topic, deleted=True, minimums={0: 7}) for topic in ("a", "b", "c")]
+    again = Topic(topic="b", deleted=True, minimums={1: 3})
+    told: list[AnyEntry] = [*tombstones, Forget(topics=["b"]), again]
+    for seq, entry in enumerate(told):
+        store.put(journal_key("", "x", seq), encode_entry(entry))
+        catalog.apply(seq, entry)
+        if seq == 2:
+            put_checkpoint(store, catalog, "x")
+    lazy = read_catalog(store, "x")
+    assert lazy.topics() == ["a", "b", "c"] == catalog.topics()
+    assert lazy.recorded_minimum("b", 0) == 0 and lazy.recorded_minimum("b", 1) == 3
+    assert lazy.state("x") == catalog.state("x")

@@ -1,0 +1,332 @@
+"""Names of a round side by side: bounded, in few requests, and whatever ends the round leaves no doubt of any."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.object_store.protocol import ObjectStoreError, PreconditionFailed, StoreUnavailable
+from infra.state_table import OutOfTurn
+from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.retention import Policy, worker_priority
+from lifecycle.safe_clock import SafeClock
+from neve.archive.journal import Commit, CommittedName, IntentName
+from tests.doubles.deferred_uploads import DeferredUploads, Files, in_order
+from tests.unit.lifecycle.fakes import RECORD, Rig
+from tests.unit.lifecycle.test_compact import FAULTS
+from tiered.journal.errors import Fenced
+from tiered.write.round_names import TRANSITIONS, Event, Limits, RoundNames, State
+from tiered.write.uploader import NamedEntries
+
+TOPICS = 9
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path / "state", Policy(archive_min_bytes=1))
+
+
+class Watched(DeferredUploads):
+    """Notes the requests, and what is under way at most."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(lambda one, files: self.make(one), self._chosen)
+        self.rig = rig
+        self.requests: list[int] = []
+        self.most = self.most_bytes = self.made = 0
+        self.given_up = 0
+        self.choose: Callable[[int], list[int]] = in_order
+
+    def _chosen(self, waiting: int) -> list[int]:
+        return self.choose(waiting)
+
+    def make(self, one: NamedEntries) -> Any:
+        self.made += 1
+        self.on_upload(self.made, one)
+        return self.rig.worker.encode_upload(one.name, one.entries)
+
+    def on_upload(self, number: int, one: NamedEntries) -> None:
+        """What happens while it is uploaded."""
+
+    def begin(self, objects: Sequence[NamedEntries], files: Files) -> None:
+        self.requests.append(len(objects))
+        super().begin(objects, files)
+        self.most = max(self.most, len(self._waiting))
+        self.most_bytes = max(self.most_bytes, sum(one.wire_bytes for one, _ in self._waiting))
+
+    def give_up(self) -> None:
+        self.given_up += 1
+        super().give_up()
+
+
+def watch(rig: Rig, limits: Limits | None = None) -> Watched:
+    """The rig's rounds from here on."""
+    watched = Watched(rig)
+    rig.worker.uploads = lambda store_url, metadata: watched  # type: ignore[method-assign]
+    if limits is not None:
+        policy = lambda: rig.policy  # noqa: E731
+        rig.lifecycle = ArchiveLifecycle(
+            rig.hot, rig.journal, rig.worker, policy, rig.clock, SafeClock(rig.clock), limits=limits
+        )
+    return watched
+
+
+def fill(rig: Rig, topics: int, count: int = 1) -> None:
+    for topic in range(topics):
+        rig.hot.put(f"t{topic}", count=count)
+
+
+def commits(rig: Rig) -> list[int]:
+    found: list[int] = []
+    append = rig.journal.append
+
+    def noting(entry: Any, **more: Any) -> int:
+        if isinstance(entry, Commit):
+            found.append(len(entry.names))
+        return append(entry, **more)
+
+    rig.journal.append = noting  # type: ignore[method-assign]
+    return found
+
+
+def test_a_hundred_small_names_are_two_requests_and_one_commit(rig: Rig) -> None:
+    fill(rig, 100)
+    watched, committed = watch(rig), commits(rig)
+    before = rig.store.requests.copy()
+    rig.offload()
+    assert sum(watched.requests) == 100
+    assert max(watched.requests) == 64
+    # Per round an INTENT and a COMMIT; a round takes what lies in one segment of each topic.
+    rounds = len(committed)
+    assert rig.store.requests["put"] - before["put"] == 100 + 2 * rounds
+    assert sum(committed) == 100
+
+
+def test_what_is_under_way_is_bounded_by_number_and_by_bytes(rig: Rig) -> None:
+    fill(rig, 30)
+    watched = watch(rig, Limits(group=4, names=6))
+    rig.offload()
+    assert watched.most == 6
+    assert max(watched.requests) == 4
+    fill(rig, 30, count=2)
+    watched = watch(rig, Limits(bytes=5 * RECORD))
+    rig.offload()
+    assert watched.most_bytes <= 5 * RECORD + 2 * RECORD, "one may go beyond"
+    assert [rig.check_tiles(f"t{topic}") for topic in range(30)] == [3] * 30
+
+
+def test_commits_gather_by_number(rig: Rig) -> None:
+    for topic in range(9):
+        rig.hot.put(f"t{topic}")
+    committed = commits(rig)
+    watch(rig, Limits(commit_names=4))
+    rig.lifecycle.offload.run()
+    assert committed == [4, 4, 1]
+
+
+def test_after_a_fence_nothing_is_committed_and_what_is_not_on_its_way_is_given_up(rig: Rig, tmp_path: Path) -> None:
+    fill(rig, 9)
+    watched, committed = watch(rig, Limits(commit_names=2)), commits(rig)
+
+    def overtaken(number: int, one: NamedEntries) -> None:
+        if number == 4:
+            rig.new_journal(tmp_path / "state").attach(rig.hot.tail)
+
+    watched.on_upload = overtaken  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        rig.lifecycle.offload.run()
+    assert (watched.made, watched.given_up) == (4, 1), "the COMMIT of the second two was refused"
+    assert committed == [2, 2]  # tried
+    rig.restart()
+    rig.offload()
+    assert len(rig.journal.catalog.objects()) == 9
+    assert [rig.check_tiles(f"t{topic}") for topic in range(9)] == [1] * 9
+    assert rig.journal.catalog.gaps() == []
+
+
+def test_a_stop_leaves_open_what_is_not_on_its_way_and_publishes_the_rest(rig: Rig) -> None:
+    fill(rig, 9)
+    watched = watch(rig)
+    watched.on_upload = lambda number, one: rig.lifecycle.stop() if number == 3 else None  # type: ignore[method-assign]
+    (report,) = rig.lifecycle.offload.run()
+    assert (len(report.committed), report.failed) == (3, {})
+    assert watched.given_up == 1
+    (open_names,) = rig.journal.catalog.open_intents().values()
+    assert len(open_names) == 6
+
+
+def test_a_store_that_goes_away_ends_the_round_and_gives_up_the_rest(rig: Rig) -> None:
+    fill(rig, 9)
+    watched = watch(rig)
+
+    def away(number: int, one: NamedEntries) -> None:
+        if number == 3:
+            rig.store.fail("*", StoreUnavailable("gone"), times=1000)
+
+    watched.on_upload = away  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        rig.lifecycle.offload.run()
+    assert (watched.made, watched.given_up) == (3, 1)
+
+
+def test_ttl_and_eviction_have_their_turn_while_uploads_are_waited_for(rig: Rig) -> None:
+    fill(rig, 3)
+    rig.hot.roll()
+    watched = watch(rig)
+    ran: list[str] = []
+
+    def jobs(number: int, one: NamedEntries) -> None:
+        rig.lifecycle.expire.run()  # would wait for ever for a turn that the round has
+        rig.lifecycle.evict.run()
+        ran.append(one.name.topic)
+
+    watched.on_upload = jobs  # type: ignore[method-assign]
+    rig.lifecycle.offload.run()
+    assert sorted(ran) == ["t0", "t1", "t2"]
+
+
+def small_round(root: Path) -> Rig:
+    """Of nine topics with two messages each, four under way at a time; who was begun last ends first."""
+    rig = Rig(root / "state", Policy(archive_min_bytes=1))
+    watched = watch(rig, Limits(group=2, names=4, commit_names=3))
+    watched.choose = lambda waiting: [waiting - 1] if waiting % 2 else [waiting - 1, 0]
+    fill(rig, TOPICS, count=2)
+    rig.hot.roll()
+    return rig
+
+
+def calls_of_one(root: Path) -> Counter[str]:
+    rig, calls = small_round(root), Counter[str]()
+    rig.store.on_call = lambda verb, key: calls.update([verb])
+    rig.lifecycle.offload.run()
+    rig.store.on_call = None
+    assert calls["put"] == TOPICS + 1 + 3, "objects, an INTENT and three COMMITs"
+    return calls
+
+
+def check_end(rig: Rig) -> None:
+    """Each message is in exactly one object, and no object stands there that nothing vouches for."""
+    catalog = rig.journal.catalog
+    assert [rig.check_tiles(f"t{topic}") for topic in range(TOPICS)] == [2] * TOPICS
+    assert catalog.gaps() == []
+    assert not catalog.open_intents()
+    assert {key for key in rig.store.objects if "topic=" in key} == {one.key for one in catalog.objects()}
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind, (error, _) in FAULTS.items() if error is not None])
+def test_each_fault_of_each_call_while_others_are_under_way(tmp_path: Path, kind: str, crash: bool) -> None:
+    error, after = FAULTS[kind]
+    assert error is not None
+    calls = calls_of_one(tmp_path / "whole")
+    verbs = ["put"] if isinstance(error, PreconditionFailed) else sorted(calls)
+    cases = [(verb, nth) for verb in verbs for nth in range(calls[verb])]
+    for verb, nth in cases:
+        rig = small_round(tmp_path / f"{verb}-{nth}")
+        rig.store.fail(verb, error, after=after, skip=nth)
+        with contextlib.suppress(ObjectStoreError):  # the job has failed, and comes again
+            rig.lifecycle.offload.run()
+        rig.store.faults.clear()
+        if crash:
+            rig.restart()
+        rig.lifecycle.offload.run(roll=True)
+        check_end(rig)
+
+
+def name(key: str) -> IntentName:
+    return IntentName(key, key, "2026-01-02", 0, 1, {0: (0, 0)})
+
+
+def test_each_state_of_a_name_has_a_row_and_what_ended_has_no_way_on() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert all(set(row) == set(Event) for row in TRANSITIONS.values())
+    for state in (State.COMMITTED, State.FAILED, State.CLOSED):
+        assert not any(TRANSITIONS[state].values())
+    committing = [state for state in State if TRANSITIONS[state][Event.COMMITTED] is not None]
+    assert committing == [State.UPLOADED], "nothing is published that is not in the store"
+
+
+def test_a_name_is_begun_once() -> None:
+    names = RoundNames([name("a")])
+    taken = names.next()
+    assert taken is not None
+    names.begun(taken, 1)
+    with pytest.raises(OutOfTurn):
+        names.begun(taken, 1)
+
+
+def of_one_topic(count: int) -> list[IntentName]:
+    return [IntentName(f"k{at}", "t", "2026-01-02", at, at + 1, {0: (at, at)}) for at in range(count)]
+
+
+def in_store(one: IntentName) -> CommittedName:
+    return CommittedName(
+        key=one.key, topic=one.topic, day=one.day, start=one.start, end=one.end, size=1, footer=1, etag="",
+        checksum=("", ""), sha256="", rows=1, wire_bytes=1, min_time=0, max_time=0, queues={}, row_groups=[],
+    )  # fmt: skip
+
+
+def published(names: RoundNames) -> list[str]:
+    ready = list(names.to_commit(0.0, at_end=True))
+    names.committed(ready)
+    return [one.key for one in ready]
+
+
+def test_names_of_a_topic_are_published_in_the_order_of_the_log() -> None:
+    intended = of_one_topic(5)
+    other = name("other")
+    names = RoundNames([*intended, other])
+    while (taken := names.next()) is not None:
+        names.begun(taken, 1)
+    for number in (3, 1, 4):
+        names.uploaded(in_store(intended[number]), 1.0)
+    names.uploaded(in_store(other), 2.0)
+    assert published(names) == ["other"], "another topic's waits for none of them"
+    names.uploaded(in_store(intended[0]), 3.0)
+    assert published(names) == ["k0", "k1"]
+    names.failed(intended[2])
+    assert published(names) == ["k3", "k4"], "it may be long until that one comes"
+
+
+def test_behind_a_name_that_was_given_up_none_is_published() -> None:
+    intended = of_one_topic(2)
+    names = RoundNames(intended)
+    for one in intended:
+        assert names.next() is one
+        names.begun(one, 1)
+    names.uploaded(in_store(intended[1]), 1.0)
+    names.given_up(intended[0])
+    assert published(names) == []
+
+
+HOURS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("oldest_ms", "disk", "priority"),
+    [
+        (-1, 0.1, "idle"),  # nothing waits
+        (8 * HOURS, 0.1, "idle"),
+        (8 * HOURS - 1, 0.1, "normal"),  # for more than two hours
+        (10 * HOURS, 0.75, "idle"),
+        (10 * HOURS, 0.76, "normal"),
+    ],
+)
+def test_encoding_gives_way_as_long_as_it_keeps_up(oldest_ms: int, disk: float, priority: str) -> None:
+    policy = Policy(archive_max_age_ms=HOURS, disk_mark=0.75, worker_priority="idle")
+    assert worker_priority(policy, oldest_ms, 10 * HOURS, disk) == priority
+
+
+def test_the_worker_is_told_what_to_ask_for_also_while_a_round_runs(rig: Rig) -> None:
+    rig.policy = Policy(archive_min_bytes=1, worker_priority="low")
+    fill(rig, 1)
+    rig.lifecycle.offload.run()
+    assert rig.worker.priority == "low"
+    rig.hot.disk = 0.9
+    rig.lifecycle.throttle.adjust()
+    assert rig.worker.priority == "normal"

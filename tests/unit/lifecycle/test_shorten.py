@@ -1,0 +1,411 @@
+"""The journal is shortened: nothing is lost, and no entry is written, or read, where one was deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra import failpoint
+from infra.failpoint import FailpointError
+from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from lifecycle.retention import Policy
+from neve.archive import journal
+from neve.archive.catalog import Catalog
+from neve.archive.follow import checkpoints, entries, first_standing, following, is_shortened, read_catalog
+from neve.archive.journal import Deleted, FellBehind, NewerFormat, decode_entry
+from neve.archive.keys import checkpoint_key, journal_key, pack_key, parse_journal_key, state_key
+from neve.archive.state import BrokerState, encode_state
+from neve.archive.ttl import HOUR_MS as HOUR
+from neve.archive.verify import tiling_faults
+from tests.doubles.checkpoints import old_checkpoint
+from tests.unit.lifecycle.fakes import Rig
+from tests.unit.lifecycle.test_checkpoints import rounds
+from tiered.journal.errors import ArchiveRefused, Fenced
+from tiered.journal.writer import JournalWriter
+
+DAY = 24 * HOUR
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(
+        JournalWriter, "__init__", functools.partialmethod(JournalWriter.__init__, checkpoint_entries=4)
+    )
+    return Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: None))
+
+
+def aged(rig: Rig, count: int = 12) -> None:
+    """Rounds that are older than the retention."""
+    rounds(rig, count)
+    rig.clock.advance(8 * DAY)
+
+
+def numbers(rig: Rig) -> list[int]:
+    """Of what stands."""
+    found = [parse_journal_key(key) for key in rig.store.objects if "/journal/" in key]
+    return sorted(number for number in found if number is not None)
+
+
+def oldest_kept(rig: Rig) -> int:
+    return checkpoints(rig.store, "b")[-1]
+
+
+def is_whole(rig: Rig, end: int) -> bool:
+    """For readers, for a start with its local copy, and for one without: each offset is there once."""
+    known = rig.journal.catalog.state("b")
+    for whole in (False, True):
+        catalog = read_catalog(rig.store, "b", whole=whole)
+        spans = [(run.first, run.last) for run in catalog.runs("t", 0)]
+        assert list(tiling_faults(spans, 0)) == []
+        assert catalog.state("b") == known
+    return rig.check_tiles("t") == end
+
+
+def other_broker(rig: Rig, tmp_path: Path, name: str = "other") -> JournalWriter:
+    """Takes the archive over, with the same log; it begins as a copy of the first one's directory."""
+    shutil.copytree(rig.directory, tmp_path / name)
+    journal = rig.new_journal(tmp_path / name)
+    journal.attach(rig.hot.tail)
+    return journal
+
+
+def append(journal: JournalWriter, count: int) -> None:
+    for _ in range(count):
+        journal.append(Deleted(keys=[]))
+        journal.checkpoint_if_due()
+
+
+def shorten(rig: Rig, journal: JournalWriter) -> list[int]:
+    due = journal.entries_to_delete(rig.clock.now_ms(), 7 * DAY)
+    journal.delete_entries(due)
+    return due
+
+
+def from_here(rig: Rig, tmp_path: Path) -> Callable[[], None]:
+    """Calling it begins again, by a start, from how all is now."""
+    stored, copy = dict(rig.store.objects), shutil.copytree(rig.directory, tmp_path / "copy")
+
+    def anew() -> None:
+        rig.store.objects.clear()
+        rig.store.objects.update(stored)
+        shutil.rmtree(rig.directory)
+        shutil.copytree(copy, rig.directory)
+        rig.restart()
+
+    return anew
+
+
+# ---- what goes
+
+
+def test_old_entries_that_checkpoints_have_go_and_all_that_follows_is_as_before(rig: Rig, tmp_path: Path) -> None:
+    aged(rig)
+    end = rig.journal.catalog.next_seq
+    assert rig.lifecycle.shorten.run() == oldest_kept(rig) - 1
+    assert numbers(rig) == [0, *range(oldest_kept(rig), end)]
+    assert is_shortened(rig.store, "b") and first_standing(rig.store, "b") == oldest_kept(rig)
+    assert [seq for seq, _ in entries(rig.store, "b")] == list(range(oldest_kept(rig), end))
+    assert is_whole(rig, 36)
+    rig.restart()
+    assert is_whole(rig, 36)
+    shutil.rmtree(tmp_path / "state")
+    rig.restart()
+    assert is_whole(rig, 36)
+    rounds(rig, 12)
+    assert is_whole(rig, 72)
+    old = rig.lifecycle.shorten.run()
+    assert old < 20 and rig.lifecycle.shorten.run() == 0, "the others are young"
+    rig.clock.advance(8 * DAY)
+    assert rig.lifecycle.shorten.run() > 10
+    assert is_whole(rig, 72)
+
+
+@pytest.mark.parametrize("why", ["young", "two checkpoints", "no pack", "cut", "old version", "a state slot", "few"])
+def test_nothing_goes_that_somebody_may_need(rig: Rig, why: str) -> None:
+    if why == "young":
+        rounds(rig, 12)
+        rig.clock.advance(7 * DAY - 1)
+    elif why == "few":
+        rounds(rig, 4)
+        rig.clock.advance(8 * DAY)
+        for seq in range(1, oldest_kept(rig) - 2):
+            del rig.store.objects[journal_key("", "b", seq)]
+    else:
+        aged(rig)
+    if why == "two checkpoints":
+        del rig.store.objects[checkpoint_key("", "b", oldest_kept(rig))]
+    elif why == "no pack":
+        seq = oldest_kept(rig)
+        del rig.store.objects[pack_key("", "b", seq, 0)]
+    elif why == "cut":
+        key = checkpoint_key("", "b", checkpoints(rig.store, "b")[1])
+        rig.store.put(key, rig.store.objects[key][0][:-3])
+    elif why == "old version":
+        seq, catalog = oldest_kept(rig), Catalog()
+        for number in range(seq + 1):
+            catalog.apply(number, decode_entry(rig.store.objects[journal_key("", "b", number)][0]))
+        rig.store.put(checkpoint_key("", "b", seq), old_checkpoint(catalog.state("b")))
+    elif why == "a state slot":
+        rig.store.put(state_key("", "b", 1), encode_state(BrokerState(broker="b", next_seq=3)))
+    before = numbers(rig)
+    assert rig.lifecycle.shorten.run() == 0
+    assert numbers(rig) == before
+    assert why == "few" or not is_shortened(rig.store, "b")
+
+
+def test_a_program_that_looks_for_the_end_from_entry_0_on_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    aged(rig)
+    rig.lifecycle.shorten.run()
+    monkeypatch.delitem(journal._NEWEST, "SHORTENED")
+    with pytest.raises(NewerFormat, match="the journal's SHORTENED is of format 2, this program knows up to 1"):
+        decode_entry(rig.store.objects[journal_key("", "b", 0)][0])
+
+
+# ---- who slept meanwhile
+
+
+def test_what_a_broker_puts_where_an_entry_was_deleted_is_read_by_nobody(rig: Rig, tmp_path: Path) -> None:
+    rounds(rig, 2)
+    position = rig.journal.catalog.next_seq
+    other = other_broker(rig, tmp_path)
+    append(other, 40)
+    rig.clock.advance(8 * DAY)
+    assert position in shorten(rig, other)
+    known = other.catalog.state("b")
+    with pytest.raises(Fenced):
+        rig.journal.append(Deleted(keys=["a"]))
+    assert position in numbers(rig), "its PUT had succeeded"
+    assert rig.journal.fenced
+    assert rig.journal.catalog.state("b") == known == read_catalog(rig.store, "b").state("b")
+    other.follow()
+    assert other.online and other.catalog.state("b") == known
+    assert next(seq for seq, _ in entries(rig.store, "b")) > position
+    append(other, 40)
+    rig.clock.advance(8 * DAY)
+    assert position in shorten(rig, other), "it is an old entry like any other"
+
+
+@pytest.mark.parametrize("outcome", ["lost", "lost and late"])
+def test_neither_is_what_was_put_there_with_an_unknown_outcome(rig: Rig, tmp_path: Path, outcome: str) -> None:
+    rounds(rig, 2)
+    position = rig.journal.catalog.next_seq
+    other = other_broker(rig, tmp_path)
+    append(other, 40)
+    rig.clock.advance(8 * DAY)
+    shorten(rig, other)
+    rig.store.fail("put", UnknownOutcome("timeout"), after=outcome == "lost")
+    with pytest.raises(Fenced):
+        rig.journal.append(Deleted(keys=["a"]))
+    assert position in numbers(rig)
+    assert read_catalog(rig.store, "b").state("b") == other.catalog.state("b")
+
+
+def test_a_broker_that_finds_what_another_put_there_does_not_take_it_for_the_journal(rig: Rig, tmp_path: Path) -> None:
+    rounds(rig, 2)
+    second = tmp_path / "second"
+    shutil.copytree(rig.directory, second)
+    sleeper = rig.new_journal(second)
+    sleeper.attach_following()
+    sleeper.follow()
+    other = other_broker(rig, tmp_path)
+    append(other, 40)
+    rig.clock.advance(8 * DAY)
+    shorten(rig, other)
+    with pytest.raises(Fenced):
+        rig.journal.append(Deleted(keys=["a"]))
+    sleeper.follow()
+    assert sleeper.catalog.state("b") == other.catalog.state("b")
+
+
+def test_a_broker_that_only_looks_learns_that_it_was_superseded(rig: Rig, tmp_path: Path) -> None:
+    rounds(rig, 2)
+    other = other_broker(rig, tmp_path)
+    append(other, 40)
+    rig.clock.advance(8 * DAY)
+    shorten(rig, other)
+    with pytest.raises(Fenced):
+        rig.lifecycle.expire.run()
+
+
+def test_a_start_with_a_copy_from_before_goes_on_at_a_checkpoint_and_another_store_is_refused(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rounds(rig, 2)
+    shutil.copytree(rig.directory, tmp_path / "copy")
+    aged(rig)
+    rig.lifecycle.shorten.run()
+    late = rig.new_journal(tmp_path / "copy")
+    late.attach(rig.hot.tail)
+    assert late.online and late.catalog.checkpoint >= oldest_kept(rig)
+    assert late.catalog.state("b") == read_catalog(rig.store, "b").state("b")
+    shutil.copytree(tmp_path / "copy", tmp_path / "again")
+    for key in [key for key in rig.store.objects if "/checkpoint/" in key]:
+        del rig.store.objects[key]
+    rig.store.objects.pop(journal_key("", "b", late.catalog.next_seq - 1))
+    with pytest.raises(ArchiveRefused, match="does not hold the journal"):
+        rig.new_journal(tmp_path / "again").attach(rig.hot.tail)
+
+
+def test_a_start_with_another_logs_store_leaves_the_own_copy_as_it_was(rig: Rig, tmp_path: Path) -> None:
+    """That one may be longer, and shortened: who corrects storeUrl goes on with his own archive."""
+    rounds(rig, 2)
+    own, known = rig.store, rig.journal.catalog.state("b")
+    other = Rig(tmp_path / "other", rig.policy, "log-2")
+    aged(other)
+    assert other.lifecycle.shorten.run() > rig.journal.catalog.next_seq
+    rig.store = other.store
+    with pytest.raises(ArchiveRefused, match="does not hold the journal"):
+        rig.new_journal().attach(rig.hot.tail)
+    rig.store = own
+    back = rig.new_journal()
+    back.attach(rig.hot.tail)
+    assert back.online and back.catalog.objects("t") == read_catalog(own, "b").objects("t")
+    assert back.catalog.log_uuid == known.log_uuid
+
+
+def test_who_reads_on_from_a_position_is_told_that_it_is_gone(rig: Rig) -> None:
+    rounds(rig, 2)
+    position, before = rig.journal.catalog.next_seq, rig.journal.catalog.anchor
+    aged(rig)
+    assert len(list(following(rig.store, "b", "", position, before))) > 10
+    rig.lifecycle.shorten.run()
+    with pytest.raises(FellBehind):
+        list(following(rig.store, "b", "", position, before))
+    catalog = rig.journal.catalog
+    assert list(following(rig.store, "b", "", catalog.next_seq, catalog.anchor)) == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_reader_whom_the_shortening_overtakes_at_any_call_reads_all(rig: Rig, tmp_path: Path, whole: bool) -> None:
+    aged(rig, 20)
+    rounds(rig, 1)
+    known = rig.journal.catalog.state("b")
+    anew = from_here(rig, tmp_path)
+    calls = Counter[str]()
+    rig.store.on_call = lambda verb, key: calls.update(["all"])
+    read_catalog(rig.store, "b", whole=whole).state("b")
+    for nth in range(calls["all"]):
+        anew()
+        left = [nth]
+
+        def shorten_then(verb: str, key: str, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                rig.store.on_call = None
+                append(rig.journal, 30)
+                rig.clock.advance(8 * DAY)
+                shorten(rig, rig.journal)
+
+        rig.store.on_call = shorten_then
+        catalog = read_catalog(rig.store, "b", whole=whole)
+        assert catalog.state("b").names == known.names, f"overtaken at call {nth}"
+
+
+# ---- faults
+
+FAULTS: dict[str, tuple[Exception, bool]] = {
+    "refused": (StoreUnavailable("connection refused"), False),
+    "5xx before": (StoreUnavailable("503"), False),
+    "5xx after the effect": (StoreUnavailable("500"), True),
+    "timeout before": (UnknownOutcome("timeout"), False),
+    "timeout after": (UnknownOutcome("timeout"), True),
+    "reset": (UnknownOutcome("connection reset"), True),
+    "403": (AccessDenied("403"), False),
+}
+
+
+def in_order(rig: Rig) -> bool:
+    """None went before the one below it."""
+    standing = numbers(rig)
+    return standing[0] == 0 and standing[1:] == list(range(standing[1], standing[-1] + 1))
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("kind", list(FAULTS))
+def test_each_fault_of_each_call(rig: Rig, tmp_path: Path, kind: str, crash: bool) -> None:
+    error, after = FAULTS[kind]
+    aged(rig)
+    anew = from_here(rig, tmp_path)
+    anew()
+    calls = Counter[str]()
+    rig.store.on_call = lambda verb, key: calls.update([verb])
+    rig.lifecycle.shorten.run()
+    rig.store.on_call = None
+    assert calls["delete"] > 10 and calls["put"] == 1
+    for verb, count in calls.items():
+        for nth in range(count) if verb != "delete" else (0, 1, count - 1):
+            anew()
+            rig.store.fail(verb, error, after=after, skip=nth)
+            with contextlib.suppress(ObjectStoreError):
+                rig.lifecycle.shorten.run()
+            rig.store.faults.clear()
+            assert in_order(rig), f"{kind} of {verb} {nth}"
+            assert is_whole(rig, 36)
+            if crash:
+                rig.restart()
+            rig.lifecycle.shorten.run()
+            assert in_order(rig) and 0 <= oldest_kept(rig) - numbers(rig)[1] < 4, f"{kind} of {verb} {nth}"
+            assert is_whole(rig, 36)
+
+
+@pytest.mark.parametrize("place", ["journal.before_shortening", "journal.after_entry_deleted"])
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_a_crash_on_the_way_leaves_what_the_next_start_goes_on_with(rig: Rig, place: str, nth: int) -> None:
+    aged(rig)
+    nth = 1 if place == "journal.before_shortening" else nth
+    with failpoint.armed(place, "error", nth), pytest.raises(FailpointError):
+        rig.lifecycle.shorten.run()
+    assert in_order(rig) and is_shortened(rig.store, "b")
+    assert is_whole(rig, 36)
+    rig.restart()
+    rig.lifecycle.shorten.run()
+    assert numbers(rig) == [0, *range(oldest_kept(rig), rig.journal.catalog.next_seq)]
+    assert is_whole(rig, 36)
+
+
+def test_two_brokers_that_delete_at_once_keep_to_the_order_at_every_step(rig: Rig, tmp_path: Path) -> None:
+    aged(rig)
+    late = rig.journal
+    due = late.entries_to_delete(rig.clock.now_ms(), 7 * DAY)
+    other = other_broker(rig, tmp_path)
+    append(other, 12)
+    rig.clock.advance(8 * DAY)
+    steps = [functools.partial(late.delete_entries, [number]) for number in due]
+    more = other.entries_to_delete(rig.clock.now_ms(), 7 * DAY)
+    assert more[: len(due)] == due and len(more) > len(due)
+
+    def between(verb: str, key: str) -> None:
+        if verb == "delete" and steps:
+            rig.store.on_call = None
+            steps.pop(0)()
+            assert in_order(rig)
+            rig.store.on_call = between
+
+    rig.store.on_call = between
+    other.delete_entries(more)
+    rig.store.on_call = None
+    assert in_order(rig)
+    assert read_catalog(rig.store, "b").state("b") == other.catalog.state("b")
+
+
+def test_a_put_comes_again_with_other_bytes(rig: Rig) -> None:
+    """What was deleted is never there again as it was: who knows its bytes would take the end to be behind it."""
+    put: list[bytes] = []
+    inner: Callable[..., object] = rig.store.put
+
+    def lost(key: str, data: bytes, **options: bool) -> object:
+        put.append(data)
+        if len(put) < 3:
+            raise UnknownOutcome("timeout")
+        return inner(key, data, **options)
+
+    rig.store.put = lost  # type: ignore[assignment,method-assign]
+    rig.journal.append(Deleted(keys=["a"]))
+    assert len(set(put)) == 3
+    assert len({decode_entry(data).attempt for data in put}) == 1

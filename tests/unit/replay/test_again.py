@@ -1,0 +1,71 @@
+"""Which messages a replay means, and what it sends for each."""
+
+from __future__ import annotations
+
+import pytest
+
+from neve.client.model import Message, MessageQueue
+from neve.replay.again import IDENTITY, NoOrigin, again, is_meant
+from neve.replay.task import ORIGIN, RETRY, Filters, Target
+
+DEAD = Message(
+    "orders",
+    b"body",
+    tags="A",
+    keys=("k", "l"),
+    properties={
+        "TAGS": "A",
+        "KEYS": "k l",
+        "UNIQ_KEY": "7F",
+        "WAIT": "true",
+        "RETRY_TOPIC": "orders",
+        "ORIGIN_MESSAGE_ID": "0A",
+        "RECONSUME_TIME": "16",
+        "DLQ_ORIGIN_TOPIC": "orders",
+        "colour": "red",
+    },
+    flag=3,
+    queue=MessageQueue("%DLQ%g", "broker-a", 0),
+    queue_offset=7,
+    store_timestamp=1000,
+    reconsume_times=16,
+)
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (Filters(), True),
+        (Filters(tags=("B", "A")), True),
+        (Filters(tags=("B",)), False),
+        (Filters(key="l"), True),
+        (Filters(key="k l"), False),
+        (Filters(since=1000, until=1001), True),
+        (Filters(since=1001), False),
+        (Filters(until=1000), False),
+        (Filters(origin="orders"), True),
+        (Filters(origin="other"), False),
+        (Filters(tags=("A",), key="none"), False),
+    ],
+)
+def test_filters_go_together(filters: Filters, expected: bool) -> None:
+    assert is_meant(DEAD, filters) is expected
+
+
+def test_what_clients_and_brokers_wrote_on_a_message_is_left_out_and_where_it_lies_is_told() -> None:
+    into = MessageQueue("other", "c", 0)
+    one = again(DEAD, "r1", Target(topic="other", keeps_queues=True), into)
+    sent = one.message
+    assert (sent.topic, sent.body, sent.tags, sent.keys, sent.flag) == ("other", b"body", "A", ("k", "l"), 3)
+    assert sent.properties == {"colour": "red", IDENTITY: "r1/broker-a/%DLQ%g/0/7"}
+    assert one.queue == into
+    assert again(DEAD, "r1", Target(topic="other")).queue is None
+
+
+def test_a_dead_letter_goes_where_it_comes_from_or_to_its_group() -> None:
+    to_origin, to_group = (again(DEAD, "r", Target(back=back, group="g")).message for back in (ORIGIN, RETRY))
+    assert (to_origin.topic, "RETRY_TOPIC" in to_origin.properties) == ("orders", False)
+    assert (to_group.topic, to_group.properties["RETRY_TOPIC"]) == ("%RETRY%g", "orders")
+    nowhere = Message("%DLQ%g", b"x", queue=DEAD.queue, queue_offset=9)
+    with pytest.raises(NoOrigin, match="offset 9 of %DLQ%g"):
+        again(nowhere, "r", Target(back=RETRY, group="g"))

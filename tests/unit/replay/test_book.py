@@ -1,0 +1,67 @@
+"""A replay's file: whole, on the disk, one process at a time; and its end when somebody asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neve.replay.book import BadName, Busy, TaskBook
+from neve.replay.task import Filters, Range, Target, Task
+
+
+def task(name: str = "r1") -> Task:
+    return Task(
+        name=name,
+        source="orders",
+        target=Target(topic="other"),
+        namesrv="a:1",
+        to_namesrv="b:1",
+        filters=Filters(tags=("A",), since=5),
+        rate=0.5,
+        ranges=[Range("broker-a", 0, 0, 10, 4)],
+    )
+
+
+def test_a_task_is_read_as_it_was_saved(tmp_path: Path) -> None:
+    book = TaskBook(tmp_path / "deep" / "er")
+    assert book.names() == []
+    book.save(task())
+    assert book.load("r1") == task()
+    assert book.names() == ["r1"]
+    assert (task().left, task().report()["left_offsets"]) == (6, 6)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 101])
+def test_a_name_that_is_no_files_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadName):
+        TaskBook(tmp_path).load(name)
+
+
+def test_what_is_no_task_is_told(tmp_path: Path) -> None:
+    (tmp_path / "r1.json").write_text('{"name": 1}')
+    with pytest.raises(ValueError, match=r"r1\.json is no task"):
+        TaskBook(tmp_path).load("r1")
+    with pytest.raises(FileNotFoundError, match="no replay r2"):
+        TaskBook(tmp_path).load("r2")
+
+
+def test_one_process_at_a_time_and_the_other_one_may_ask_for_its_end(tmp_path: Path) -> None:
+    book, other = TaskBook(tmp_path), TaskBook(tmp_path)
+    book.save(task())
+    with book.locked("r1"):
+        assert other.is_locked("r1")
+        with pytest.raises(Busy), other.locked("r1"):
+            raise AssertionError
+        with pytest.raises(Busy):
+            other.forget("r1")
+        assert not book.is_to_cancel("r1")
+        assert other.cancel("r1").state == "running"
+        assert book.is_to_cancel("r1")
+        book.settle_cancel("r1")
+        assert not book.is_to_cancel("r1")
+    assert not other.is_locked("r1")
+    assert other.cancel("r1").state == "cancelled"
+    assert book.load("r1").state == "cancelled"
+    other.forget("r1")
+    assert list(tmp_path.iterdir()) == []

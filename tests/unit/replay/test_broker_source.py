@@ -1,0 +1,50 @@
+"""What a replay reads of brokers: a queue that gives nothing for a while is not at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from neve.client.client import AsyncClient
+from neve.client.model import Message, MessageQueue, PullResult, PullStatus
+from neve.errors import ClientError
+from neve.replay import source
+from neve.replay.source import BrokerSource, Chunk
+
+QUEUE = MessageQueue("orders", "a", 0)
+
+
+class Behind:
+    """A slave that has offsets 0 … 4 of ten; its master is asked after so many pulls."""
+
+    def __init__(self, pulls: int) -> None:
+        self._left = pulls
+
+    async def pull(self, _topic: str, queue: MessageQueue, offset: int, count: int) -> PullResult:
+        has = 10
+        if self._left:
+            has, self._left = 5, self._left - 1
+        if offset >= has:
+            return PullResult(PullStatus.NO_NEW_MESSAGE, (), offset, 0, has)
+        following = min(offset + count, has)
+        found = tuple(Message("orders", b"x", queue=queue, queue_offset=n) for n in range(offset, following))
+        return PullResult(PullStatus.FOUND, found, following, 0, has)
+
+
+def read(pulls: int) -> Chunk:
+    client: Any = Behind(pulls)
+    return asyncio.run(BrokerSource(cast("AsyncClient", client), "orders").read(QUEUE, 0, 10, 100))
+
+
+def test_what_a_slave_lacks_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_PAUSE_S", 0.0)
+    chunk = read(3)
+    assert ([one.queue_offset for one in chunk.messages], chunk.next_offset) == (list(range(10)), 10)
+
+
+def test_what_nobody_gives_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_PATIENCE_S", 0.0)
+    with pytest.raises(ClientError, match="nothing at 5"):
+        read(100)

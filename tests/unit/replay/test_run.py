@@ -1,0 +1,196 @@
+"""A replay that is killed anywhere goes on where it was: nothing is left out, one chunk at most is sent twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neve.client.model import Message, MessageQueue
+from neve.client.net.route import TopicRoute
+from neve.client.send.batch_sender import ToSend
+from neve.errors import BrokerError, ClientError
+from neve.replay.book import TaskBook
+from neve.replay.run import CHUNK, Asked, Replay, count, going_on, ranges
+from neve.replay.source import Bounds, Chunk
+from neve.replay.task import Filters, Range, Target, Task
+
+QUEUES = [MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 3)]
+LENGTH = 2_500
+
+
+class Listed:
+    """Two queues of messages a millisecond apart; every tenth offset exists nowhere."""
+
+    async def bounds(self) -> dict[MessageQueue, Bounds]:
+        return dict.fromkeys(QUEUES, Bounds(5, LENGTH))
+
+    async def at_time(self, _queue: MessageQueue, _bounds: Bounds, time_ms: int) -> int:
+        return time_ms
+
+    async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
+        following = min(offset + count, end)
+        there = [n for n in range(offset, following) if n % 10]
+        return Chunk([message(queue, n) for n in there], following)
+
+
+def message(queue: MessageQueue, offset: int) -> Message:
+    return Message("orders", b"x", tags="AB"[offset % 2], queue=queue, queue_offset=offset, store_timestamp=offset)
+
+
+class Killed(BaseException):
+    """The end of a process, as far as it can be seen from inside."""
+
+
+class Cluster:
+    """A client that stores what is sent, and dies or fails when `left` messages have been."""
+
+    def __init__(self, left: int, end: type[BaseException] = Killed) -> None:
+        self.stored: list[Message] = []
+        self.into: dict[MessageQueue, set[Any]] = {}  # source -> what was asked for as its target
+        self.brokers = "c"
+        self._left, self._end = left, end
+
+    def batch_sender(self) -> Cluster:
+        return self
+
+    async def put(self, messages: Iterable[ToSend]) -> None:
+        for one in messages:
+            if not self._left:
+                raise self._end
+            self._left -= 1
+            self.stored.append(one.message)
+            _, source, _, queue, _ = one.message.properties["NEVE_REPLAY"].split("/")
+            self.into.setdefault(MessageQueue("orders", source, int(queue)), set()).add(one.queue)
+
+    async def flush(self) -> None:
+        await asyncio.sleep(0)
+
+    async def topic_route(self, topic: str) -> TopicRoute:
+        if topic != "other":
+            raise BrokerError(17, "No topic route info")
+        queues = [MessageQueue(topic, broker, n) for broker in self.brokers for n in range(1 if broker == "c" else 4)]
+        return TopicRoute(tuple(queues), (), {}, None)
+
+
+def task(**changes: Any) -> Task:
+    fields: dict[str, Any] = {"name": "r", "source": "orders", "target": Target(topic="other")}
+    return Task(**fields | {"namesrv": "x", "to_namesrv": "x"} | changes)
+
+
+async def carried_out(of: Task, cluster: Any, book: TaskBook) -> Task:
+    source = Listed()
+    if not of.ranges:
+        of.ranges = await ranges(source, Asked(), of.filters)
+    return await Replay(of, source, cluster, book, lambda: 0).run(lambda _: None)
+
+
+OFFSETS = [(queue.broker_name, n) for queue in QUEUES for n in range(5, LENGTH) if n % 10]
+
+
+@pytest.mark.parametrize("left", [0, 1, 899, 900, 901, 3000, 4000])
+def test_killed_anywhere_it_leaves_nothing_out_and_repeats_one_chunk(tmp_path: Path, left: int) -> None:
+    book = TaskBook(tmp_path)
+    first, second = Cluster(left), Cluster(1 << 30)
+    with pytest.raises(Killed):
+        asyncio.run(carried_out(task(), first, book))
+    done = asyncio.run(carried_out(book.load("r"), second, book))
+    assert (done.state, done.left, done.read, done.sent) == ("done", 0, len(OFFSETS), len(OFFSETS))
+    told = Counter(one.properties["NEVE_REPLAY"] for one in [*first.stored, *second.stored])
+    assert set(told) == {f"r/{broker}/orders/{3 * (broker == 'b')}/{n}" for broker, n in OFFSETS}
+    assert sum(times - 1 for times in told.values()) <= CHUNK
+    assert book.load("r") == done
+
+
+def test_a_failure_is_noted_and_it_can_be_begun_again(tmp_path: Path) -> None:
+    book = TaskBook(tmp_path)
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(carried_out(task(), Cluster(10, ConnectionResetError), book))
+    assert book.load("r").state == "failed"
+    assert asyncio.run(carried_out(book.load("r"), Cluster(1 << 30), book)).state == "done"
+
+
+def test_what_is_asked_for_is_sent_and_counted_alike(tmp_path: Path) -> None:
+    wanted = task(filters=Filters(tags=("B",), since=1_001, until=1_201))
+
+    async def both() -> tuple[Any, Cluster]:
+        source, cluster = Listed(), Cluster(1 << 30)
+        wanted.ranges = await ranges(source, Asked(first=1_100, last=1_149, broker="b"), wanted.filters)
+        counted = await count(source, wanted)
+        await carried_out(wanted, cluster, TaskBook(tmp_path))
+        return counted, cluster
+
+    counted, cluster = asyncio.run(both())
+    expected = [n for n in range(1_100, 1_150) if n % 2]
+    assert [int(one.properties["NEVE_REPLAY"].rpartition("/")[2]) for one in cluster.stored] == expected
+    assert counted == {("b", 3): (45, len(expected), len(expected))}
+
+
+def test_it_ends_when_somebody_asks_for_that_and_a_target_has_to_be_there(tmp_path: Path) -> None:
+    book, cluster = TaskBook(tmp_path), Cluster(1 << 30)
+    book.save(task())
+    with book.locked("r"):
+        book.cancel("r")
+        ended = asyncio.run(carried_out(task(), cluster, book))
+    assert (ended.state, len(cluster.stored)) == ("cancelled", 900)
+    assert not book.is_to_cancel("r")
+    for target, why in (
+        (Target(topic="another"), "there is no topic another"),
+        (Target(topic="other", keeps_queues=True), "has no queue 3"),
+    ):
+        with pytest.raises(ClientError, match=why):
+            asyncio.run(carried_out(task(target=target), Cluster(0), book))
+
+
+@pytest.mark.parametrize(
+    ("brokers", "expected"), [("ab", ["a", "b"]), ("de", ["d", "e"]), ("d", ["d", "d"]), ("bd", ["b", "b"])]
+)
+def test_a_queue_that_is_kept_goes_to_one_queue_alone_also_when_it_is_begun_again(
+    tmp_path: Path, brokers: str, expected: list[str]
+) -> None:
+    """Batches that took turns between brokers would lose its order."""
+    book, first, second = TaskBook(tmp_path), Cluster(2_300), Cluster(1 << 30)
+    first.brokers, second.brokers = brokers, brokers + "f"
+    with pytest.raises(Killed):
+        asyncio.run(carried_out(task(target=Target(topic="other", keeps_queues=True)), first, book))
+    asyncio.run(carried_out(book.load("r"), second, book))
+    into = {q: {MessageQueue("other", to, q.queue_id)} for q, to in zip(QUEUES, expected, strict=True)}
+    assert first.into == into
+    assert second.into == {QUEUES[1]: into[QUEUES[1]]}
+
+
+def found(*queues: tuple[str, int, int]) -> list[Range]:
+    return [Range(broker, 0, begin, end, begin) for broker, begin, end in queues]
+
+
+def told(several: list[Range]) -> dict[str, tuple[int, int]]:
+    return {one.broker: (one.position, one.end) for one in several}
+
+
+def test_how_far_a_queue_is_stays_known_whatever_part_a_later_one_is_asked_for() -> None:
+    every = Asked()
+    first = going_on(found(("a", 0, 100), ("b", 0, 50)), [], every, from_first=True)
+    assert told(first) == {"a": (0, 100), "b": (0, 50)}
+    # one queue alone, or a broker that is away: the other one's end is not forgotten
+    second = going_on(found(("b", 0, 60)), first, Asked(broker="b"), from_first=False)
+    assert told(second) == {"b": (50, 60), "a": (100, 100)}
+    # offsets that have been gone through
+    third = going_on(found(("a", 0, 11), ("b", 0, 11)), second, Asked(first=0, last=10), from_first=False)
+    assert told(third) == {"a": (11, 11), "b": (11, 11)}
+    again = going_on(found(("a", 0, 11), ("b", 0, 11)), third, Asked(first=0, last=10), from_first=True)
+    assert told(again) == {"a": (0, 11), "b": (0, 11)}
+    last = going_on(found(("a", 0, 105), ("b", 0, 60)), again, every, from_first=False)
+    assert told(last) == {"a": (100, 105), "b": (60, 60)}
+
+
+def test_a_queue_that_is_shorter_than_what_was_gone_through_is_told_and_no_letter_passed_over() -> None:
+    before = going_on(found(("a", 0, 100)), [], Asked(), from_first=True)
+    with pytest.raises(ClientError, match="it ends at 5, and the one before this went to 100"):
+        going_on(found(("a", 0, 5)), before, Asked(), from_first=False)
+    anew = going_on(found(("a", 0, 5)), before, Asked(), from_first=True)
+    assert told(anew) == {"a": (0, 5)}
+    assert told(going_on(found(("a", 0, 8)), anew, Asked(), from_first=False)) == {"a": (5, 8)}

@@ -1,0 +1,342 @@
+"""Whatever becomes of a stream's rows between two batches, each is in one batch, and a batch is the same again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neve.archive.journal import Commit, Shortened, encode_entry
+from neve.archive.keys import journal_key
+from neve.spark.planning import journals
+from neve.spark.planning.options import Options, options_of_stream
+from neve.spark.planning.planner import DataLoss, StreamPlanner
+from neve.spark.planning.positions import IDLE_ENTRIES, Position, decoded, encoded
+from tests.doubles.checkpoints import put_checkpoint
+from tests.doubles.memory_store import MemoryStore
+from tests.unit.spark.journal_on_paper import JournalOnPaper, Row
+
+
+def options(**told: str) -> Options:
+    return options_of_stream({"store": "dir:/x", "subscribePattern": "[st]", "startingOffsets": "earliest", **told})
+
+
+class Stream:
+    """One that may be ended and begun again at any time, by its checkpoint alone."""
+
+    def __init__(self, store: MemoryStore, asked: Options, journals: list[JournalOnPaper]) -> None:
+        self.store, self.asked, self.journals = store, asked, journals
+        self.planner = StreamPlanner(store, asked)
+        self.position = self.kept(self.planner.initial())
+        self.before: Position | None = None  # the checkpoint has no begin of the first batch
+        self.rows: list[list[tuple[str, Row]]] = []
+
+    def kept(self, position: Position) -> Position:
+        return decoded(json.loads(json.dumps(encoded(position))))
+
+    def restart(self) -> None:
+        self.planner = StreamPlanner(self.store, self.asked)
+
+    def batch(self, most: int | None = None) -> list[tuple[str, Row]]:
+        end = self.kept(self.planner.latest(self.position, most))
+        if end == self.position:
+            return []
+        self.before, self.position = None if self.position.is_initial else self.position, end
+        self.rows.append(self.replay())
+        assert most is None or len(self.rows[-1]) <= most
+        if self.before is not None:
+            self.planner.forget(self.before)
+        return self.rows[-1]
+
+    def replay(self) -> list[tuple[str, Row]]:
+        start = self.kept(self.planner.initial()) if self.before is None else self.before
+        tasks = self.planner.tasks(start, self.position)
+        return sorted((one.broker, row) for one in self.journals for row in one.rows(tasks))
+
+    def drain(self) -> None:
+        for _ in range(1000):
+            before = self.position
+            self.batch()
+            if self.position == before:
+                return
+        raise AssertionError("a stream of what is there has an end")
+
+    def all_rows(self) -> list[tuple[str, Row]]:
+        return [row for rows in self.rows for row in rows]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["commit", "twice", "replace", "erase", "expire", "other", "batch", "restart", "replay"]),
+        st.integers(0, 7),
+        st.integers(1, 9),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS, begin=st.integers(0, 10))
+def test_each_row_is_in_one_batch_and_a_batch_is_the_same_again(steps: list[tuple[str, int, int]], begin: int) -> None:
+    """Objects are replaced, rows erased, names expire within their grace, a second broker comes, the driver dies."""
+    store = MemoryStore()
+    journals = [JournalOnPaper(store, "a")]
+    stream: Stream | None = None
+    came: set[tuple[str, Row]] = set()
+    erased: set[tuple[str, Row]] = set()
+    since_last: set[tuple[str, Row]] = set()  # what was erased since the last batch is in no replay of it
+    ends: dict[tuple[str, str, int], int] = {}
+    for number, (kind, which, size) in enumerate(steps):
+        if number == begin or (number > begin and stream is None):
+            stream = Stream(store, options(), journals)
+        if which == 7 and len(journals) == 1:
+            journals.append(JournalOnPaper(store, "b"))
+        of = journals[which % len(journals)]
+        topic, queue = "st"[which % 2], which // 4
+        live = of.catalog.objects(topic)
+        if kind in {"commit", "twice"}:
+            first = ends.get((of.broker, topic, queue), 0)
+            ends[of.broker, topic, queue] = first + size
+            of.commit(topic, [(queue, first, first + size - 1)], twice=kind == "twice")
+            came |= {(of.broker, (topic, queue, offset)) for offset in range(first, first + size)}
+        elif kind == "replace" and len(live) > 1:
+            of.replace(live[-2:])
+        elif kind == "erase" and live:
+            name = live[which % len(live)]
+            one, first, last = name.row_groups[0].runs[0]
+            gone = (of.broker, (topic, one, first + size % (last - first + 1)))
+            of.erase(name, one, gone[1][2])
+            erased.add(gone)
+            since_last.add(gone)
+        elif kind == "expire" and live and stream is not None:
+            one, _, last = live[0].row_groups[0].runs[0]
+            of.expire(live[:1], {topic: {one: last + 1}})
+            if of.broker not in stream.position.brokers:  # it joins with what is in view then
+                runs = [run for group in live[0].row_groups for run in group.runs]
+                erased |= {(of.broker, (topic, run[0], n)) for run in runs for n in range(run[1], run[2] + 1)}
+        elif kind == "other":
+            of.commit("other", [(0, number * 10, number * 10 + 3)])
+        elif stream is not None and kind == "batch":
+            batches = len(stream.rows)
+            stream.batch(size)
+            since_last = set() if len(stream.rows) > batches else since_last
+        elif stream is not None and kind == "restart":
+            stream.restart()
+        elif stream is not None and kind == "replay" and stream.rows:
+            assert stream.replay() == [row for row in stream.rows[-1] if row not in since_last]
+    if stream is None:
+        stream = Stream(store, options(), journals)
+    stream.drain()
+    rows = stream.all_rows()
+    assert len(rows) == len(set(rows))
+    assert came - erased <= set(rows) <= came
+
+
+def one_topic(**told: str) -> tuple[MemoryStore, JournalOnPaper, Options]:
+    store = MemoryStore()
+    return store, JournalOnPaper(store), options(**told)
+
+
+@pytest.mark.parametrize("asked", ["earliest", "latest"])
+def test_the_first_batch_done_again_has_the_rows_that_it_had(asked: str) -> None:
+    """Spark asks again where a stream begins whose first batch was broken off, when more has come."""
+    store = MemoryStore()
+    journal = JournalOnPaper(store)
+    journal.commit("s", [(0, 0, 4)])
+    stream = Stream(store, options(startingOffsets=asked), [journal])
+    journal.commit("s", [(0, 5, 6)])
+    first = stream.batch()
+    assert [row[2] for _, row in first] == list(range(0 if asked == "earliest" else 5, 7))
+    journal.commit("s", [(0, 7, 9)])
+    stream.restart()
+    assert stream.replay() == first
+    assert [row[2] for _, row in stream.batch()] == [7, 8, 9]
+
+
+def test_a_stream_that_began_with_nothing_has_what_comes_once() -> None:
+    """Its first batch has no row, and ends where it began."""
+    store = MemoryStore()
+    journal = JournalOnPaper(store)
+    journal.tell("s")
+    stream = Stream(store, options(), [journal])
+    nothing = stream.position
+    journal.commit("s", [(0, 0, 4)])
+    stream.restart()
+    stream.before, stream.position = None, nothing
+    assert stream.replay() == []
+    assert [row[2] for _, row in stream.batch()] == [0, 1, 2, 3, 4]
+
+
+def test_rows_that_expired_and_were_deleted_unread_are_said_with_their_offsets() -> None:
+    store, journal, asked = one_topic()
+    names = [journal.commit("s", [(0, 10 * n, 10 * n + 9)]) for n in range(3)]
+    stream = Stream(store, asked, [journal])
+    journal.expire(names[:2], {"s": {0: 20}})
+    stream.position = stream.kept(stream.planner.latest(stream.position, 15))
+    journal.delete(names[:2])
+    with pytest.raises(DataLoss, match=r"broker a: topic s, queue 0, offsets 0 to 14 expired.*failOnDataLoss=false"):
+        stream.replay()
+    lenient = Stream(store, asked._replace(fails_on_data_loss=False), [journal])
+    lenient.before, lenient.position = stream.before, stream.position
+    assert lenient.replay() == []
+    assert [row[1][2] for row in lenient.batch()] == list(range(20, 30))
+
+
+def test_a_position_older_than_the_journal_is_said() -> None:
+    """Its first entries are gone; a stream that stood there does not know what they brought."""
+    store, journal, asked = one_topic()
+    stream = Stream(store, asked, [journal])
+    for n in range(5):
+        journal.commit("s", [(0, n, n)])
+    stream.restart()
+    stream.planner.newest()
+    stream.planner._refresh()
+    for seq in (1, 2, 3):
+        store.delete(journal_key("", "a", seq))
+    with pytest.raises(DataLoss, match=r"broker a no longer says what came after its entry 0.*failOnDataLoss=false"):
+        stream.batch()
+    stream.asked = asked._replace(fails_on_data_loss=False)
+    planner = StreamPlanner(store, stream.asked)
+    planner._journals = stream.planner._journals
+    stream.planner = planner
+    assert stream.batch() == []
+    journal.commit("s", [(0, 5, 7)])
+    assert [row[1][2] for row in stream.batch()] == [5, 6, 7]
+
+
+def test_who_looks_for_news_asks_for_what_follows_and_for_no_listing_of_the_journal() -> None:
+    store, journal, asked = one_topic()
+    journal.commit("s", [(0, 0, 4)])
+    stream = Stream(store, asked, [journal])
+    stream.drain()
+    listed: list[str] = []
+    store.on_call = lambda verb, key: listed.append(key) if verb == "list" else None
+    assert stream.batch() == []
+    journal.commit("s", [(0, 5, 6)])
+    assert [row[1][2] for row in stream.batch()] == [5, 6]
+    assert listed == []
+
+
+def test_what_a_late_broker_put_where_an_entry_was_deleted_is_not_taken_for_news() -> None:
+    store, journal, asked = one_topic()
+    stream = Stream(store, asked, [journal])
+    position = stream.planner._journals["a"].catalog.next_seq
+    names = [journal.commit("s", [(0, n, n)]) for n in range(3)]
+    for seq in range(position, journal.catalog.next_seq):
+        store.delete(journal_key("", "a", seq))
+    store.put(journal_key("", "a", 0), encode_entry(Shortened()))
+    store.put(journal_key("", "a", position), encode_entry(Commit(writer="late", round=9, names=names[2:])))
+    with pytest.raises(FileNotFoundError, match="its journal begins later"):
+        stream.planner.latest(stream.position, None)
+    assert stream.planner._journals["a"].catalog.next_seq == position
+
+
+def checkpointed(store: MemoryStore, journal: JournalOnPaper) -> None:
+    """A checkpoint is all that is kept: those before it have gone, and the entries below it."""
+    keys = [info.key for info in store.list("") if info.key != journal_key("", "a", 0)]
+    put_checkpoint(store, journal.catalog, "a")
+    newest = journal_key("", "a", journal.catalog.next_seq - 1)  # what follows is known by it
+    for key in set(keys) - {newest}:
+        store.delete(key)
+    store.put(journal_key("", "a", 0), encode_entry(Shortened()))
+
+
+def test_a_stream_outlives_the_checkpoint_that_it_was_begun_by() -> None:
+    """A topic is taken from it when it is asked for, and again after each entry that speaks of it."""
+    store, journal, asked = one_topic()
+    journal.commit("s", [(0, 0, 4)])
+    checkpointed(store, journal)
+    stream = Stream(store, asked, [journal])
+    assert [row[1][2] for row in stream.batch()] == [0, 1, 2, 3, 4]
+    journal.commit("s", [(0, 5, 6)])
+    assert [row[1][2] for row in stream.batch()] == [5, 6]
+    checkpointed(store, journal)
+    journal.commit("s", [(0, 7, 9)])
+    assert [row[1][2] for row in stream.batch()] == [7, 8, 9]
+    assert [row[1][2] for row in stream.replay()] == [7, 8, 9]
+
+
+def test_what_waits_beside_a_streams_checkpoint_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "_WAITING_MAX", 2_000)
+    store, journal, asked = one_topic()
+    journal.commit("s", [(0, 0, 0)])
+    checkpointed(store, journal)
+    stream = Stream(store, asked, [journal])
+    stream.drain()
+    begun = stream.planner._journals["a"].catalog
+    for n in range(1, 20):
+        journal.commit("s", [(0, n, n)])
+        put_checkpoint(store, journal.catalog, "a")
+        assert [row[1][2] for row in stream.batch()] == [n]
+    following = stream.planner._journals["a"]
+    assert following.catalog is not begun and following._waiting_bytes <= 2_000
+
+
+def test_what_other_topics_bring_makes_no_batch_and_is_not_left_behind_for_ever() -> None:
+    store, journal, asked = one_topic()
+    journal.commit("s", [(0, 0, 4)])
+    stream = Stream(store, asked, [journal])
+    assert len(stream.batch()) == 5
+    for n in range(IDLE_ENTRIES - 1):
+        journal.commit("other", [(0, n, n)])
+    assert stream.batch() == [] and len(stream.rows) == 1
+    journal.commit("other", [(0, 999, 999)])
+    assert stream.batch() == [] and len(stream.rows) == 2
+    assert stream.position.brokers["a"].through == journal.catalog.next_seq - 1
+
+
+def test_a_run_through_what_is_available_ends_though_more_comes() -> None:
+    store, journal, asked = one_topic()
+    journal.commit("s", [(0, 0, 9)])
+    stream = Stream(store, asked, [journal])
+    journal.commit("s", [(0, 10, 19)])
+    stream.planner.stop_at_now()
+    journal.commit("s", [(0, 20, 29)])
+    while stream.batch(7):
+        pass
+    assert [row[1][2] for row in stream.all_rows()] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({"startingOffsets": "latest"}, [10, 11]),
+        ({"startingOffsets": "earliest"}, list(range(12))),
+        ({"startingOffsets": '{"s": {"0": 7}}'}, list(range(7, 12))),
+        ({"startingOffsets": '{"s": {"a": {"0": -1}}}'}, [10, 11]),
+        ({"startingOffsets": '{"s": {"b": {"0": 7}}}'}, list(range(12))),
+        ({"startingTimestamp": "2000"}, [5, 6, 7, 8, 9, 10, 11]),
+    ],
+)
+def test_a_stream_begins_where_it_is_told(told: dict[str, str], found: list[int]) -> None:
+    store, journal, asked = one_topic(**told)
+    journal.commit("s", [(0, 0, 4)], at=1999)
+    journal.commit("s", [(0, 5, 9)], at=2000)
+    stream = Stream(store, asked, [journal])
+    journal.commit("s", [(0, 10, 11)], at=3000)
+    stream.drain()
+    assert [row[1][2] for row in stream.all_rows()] == found
+
+
+def test_queues_that_are_not_assigned_are_not_read() -> None:
+    store, journal, _ = one_topic()
+    journal.commit("s", [(0, 0, 1), (1, 0, 1)])
+    asked = options_of_stream({"store": "dir:/x", "assign": '{"s": [1]}', "startingOffsets": "earliest"})
+    stream = Stream(store, asked, [journal])
+    journal.commit("s", [(0, 2, 3), (1, 2, 3)])
+    stream.drain()
+    assert [row[1] for row in stream.all_rows()] == [("s", 1, offset) for offset in range(4)]
+
+
+def test_a_named_topic_that_nobody_knows_is_refused_and_a_pattern_waits() -> None:
+    store, journal, _ = one_topic()
+    named = options_of_stream({"store": "dir:/x", "subscribe": "s,nope"})
+    journal.tell("s")
+    with pytest.raises(FileNotFoundError, match="topic nope"):
+        StreamPlanner(store, named).initial()
+    stream = Stream(store, options(), [journal])
+    assert stream.batch() == []
+    journal.commit("t", [(0, 0, 1)])
+    assert len(stream.batch()) == 2

@@ -1,0 +1,100 @@
+"""What may wait takes its share of the interpreter, and no more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+
+from infra.clock import ManualClock, SystemClock
+from infra.locks import Event
+from infra.metrics import Histogram, Metrics, render
+from infra.pace import Pace
+from infra.threads import SystemThreads
+
+
+class Waits(SystemThreads):
+    """Notes for how long somebody would have waited."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def event(self) -> Event:
+        told = self.seconds
+
+        class Noted(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                assert timeout is not None
+                told.append(timeout)
+                return False
+
+        return Noted()
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.5, 0.01), (0.1, 0.09), (0.01, 0.99), (1.0, 0.0)])
+def test_what_a_piece_took_is_waited_for_in_proportion(share: float, seconds: float) -> None:
+    clock, waits = ManualClock(), Waits()
+    pace = Pace(clock, waits, share)
+    clock.worked_s += 0.01
+    pace.breathe()
+    pace.breathe()
+    assert waits.seconds == [pytest.approx(seconds)]
+
+
+def test_small_pieces_are_waited_for_together() -> None:
+    clock, waits = ManualClock(), Waits()
+    pace = Pace(clock, waits, 0.01)
+    for _ in range(100):
+        clock.worked_s += 0.0001
+        pace.breathe()
+    assert len(waits.seconds) <= 20
+    assert sum(waits.seconds) == pytest.approx(99 * 0.01, rel=0.1)
+
+
+def test_no_wait_holds_a_stop_up_for_long() -> None:
+    clock, waits = ManualClock(), Waits()
+    pace = Pace(clock, waits, 0.001)
+    clock.worked_s += 3600
+    pace.breathe()
+    assert waits.seconds == [2.0]
+
+
+def test_a_page_of_metrics_is_made_a_family_at_a_time_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics, breaths = Metrics(), list[int]()
+    for number in range(10):
+        metrics.gauge(f"gauge_{number}", 'of "many"', lambda: 1)
+        metrics.counter(f"counter_{number}_total", "of many", lambda: 2)
+    metrics.histogram("waits_seconds", "of many", Histogram((0.1, 1.0)))
+    told, asked = list(metrics.families()), list[str]()
+
+    def one_by_one() -> Iterator[Metric]:
+        for family in told:
+            assert len(breaths) == len(asked), "the one before has been written"
+            asked.append(family.name)
+            yield family
+
+    text = render(one_by_one(), lambda: breaths.append(1))
+    registry = CollectorRegistry()
+    monkeypatch.setattr(registry, "collect", lambda: told)
+    assert (text, len(breaths)) == (generate_latest(registry), len(told))
+
+
+def test_what_other_threads_do_counts_for_nothing() -> None:
+    """By the machine's own clock: a thread that waits for another has done nothing meanwhile."""
+    clock, found = SystemClock(), list[Any]()
+
+    def busy() -> None:
+        while clock.thread_seconds() < 0.05:
+            pass
+        found.append(clock.thread_seconds())
+
+    before = clock.thread_seconds()
+    thread = threading.Thread(target=busy)
+    thread.start()
+    thread.join()
+    assert found[0] >= 0.05
+    assert clock.thread_seconds() - before < 0.04

@@ -1,0 +1,119 @@
+"""Shortening: entries of the journal that nobody needs any more are deleted, lowest first, one after another.
+
+An entry may go when it is older than the retention, by the store's own time of it; when it is below the last entry of
+the oldest checkpoint that is kept, which is read back whole first; and when the state slots tell what followed it.
+
+Who goes on from a position looks whether the entry before it still stands (`tail`, `neve.archive.follow`). So the order
+is all that a deletion owes: no entry goes before the one below it is known to be gone. An object "the first entry that
+stands" would not do instead: a late PUT of a broker that was superseded could move it down again. Before the first
+deletion entry 0 gives way to a SHORTENED, once and for all, which a program that looks for the end from there refuses.
+Two brokers that delete at once, and one that goes on after a crash, delete what may go: each in this order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from infra import failpoint
+from infra.object_store.protocol import NotFound, UnknownOutcome
+from neve.archive import keys
+from neve.archive.checkpoint import CheckpointHead, PackName, decode_checkpoint
+from neve.archive.follow import checkpoints, is_shortened
+from neve.archive.journal import Shortened, encode_entry
+from neve.archive.sealed import Damaged
+from neve.archive.state import read_slots
+from neve.archive.topic_parts import topics_in
+from tiered.journal.checkpoints import CHECKPOINTS_KEPT
+from tiered.journal.tail import TRIES, JournalTail
+
+log = logging.getLogger(__name__)
+
+
+class Shortening:
+    """Of one journal; not for fewer than `least` entries."""
+
+    def __init__(self, tail: JournalTail, least: int) -> None:
+        self._tail, self._least = tail, least
+
+    def due(self, now_ms: int, retention_ms: int) -> list[int]:
+        """Numbers of what may be deleted, lowest first."""
+        tail = self._tail
+        aged: list[int] = []
+        listed = sorted(tail.store.list(keys.journals_prefix(tail.prefix, tail.broker)), key=lambda info: info.key)
+        for info in listed:
+            seq = keys.parse_journal_key(info.key)
+            if not seq:
+                continue
+            if info.modified_ms + retention_ms > now_ms:
+                break
+            aged.append(seq)
+        if len(aged) < self._least:
+            return []
+        limit = self._covered_below()
+        for state in read_slots(tail.store, tail.broker, tail.prefix).values():
+            limit = min(limit, state.next_seq)  # a restore asks which topics were deleted since
+        found = [seq for seq in aged if seq < limit]
+        return found if len(found) >= self._least else []
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Lowest first. Raises the store's error, or UnknownOutcome."""
+        if not numbers:
+            return
+        self._say_so()
+        failpoint.hit("journal.before_shortening")
+        for seq in numbers:
+            self._delete(seq)
+            failpoint.hit("journal.after_entry_deleted")
+
+    def _covered_below(self) -> int:
+        """The last entry of the oldest checkpoint that is kept; 0: they are too few, or it is not whole."""
+        tail = self._tail
+        kept = checkpoints(tail.store, tail.broker, tail.prefix)[:CHECKPOINTS_KEPT]
+        if len(kept) < CHECKPOINTS_KEPT:
+            return 0
+        return kept[-1] if all(self._is_whole(seq, with_packs=seq == kept[-1]) for seq in kept) else 0
+
+    def _is_whole(self, seq: int, *, with_packs: bool) -> bool:
+        """Of an older version it does not say which entry is its last: that may be gone, and be there again."""
+        tail = self._tail
+        try:
+            data = tail.store.get(keys.checkpoint_key(tail.prefix, tail.broker, seq))
+            found = decode_checkpoint(data, tail.broker, seq)
+            if not isinstance(found, CheckpointHead) or not found.entry:
+                return False
+            if with_packs:
+                deque(topics_in(found, self._read_pack), maxlen=0)
+        except (Damaged, NotFound) as error:
+            log.warning("the journal is not shortened for now: checkpoint %d is not whole: %s", seq, error)
+            return False
+        return True
+
+    def _read_pack(self, pack: PackName) -> bytes:
+        return self._tail.store.get(keys.pack_key(self._tail.prefix, self._tail.broker, *pack))
+
+    def _say_so(self) -> None:
+        """In the place of entry 0. Raises UnknownOutcome, or the store's error: then nothing is deleted."""
+        tail = self._tail
+        if is_shortened(tail.store, tail.broker, tail.prefix):
+            return
+        entry = Shortened(writer=tail.writer, epoch=tail.catalog.epoch, checkpoint=tail.catalog.checkpoint)
+        with contextlib.suppress(UnknownOutcome):
+            tail.store.put(tail.key_of(0), encode_entry(entry))
+        if not is_shortened(tail.store, tail.broker, tail.prefix):
+            raise UnknownOutcome(f"journal of {tail.broker}: whether it says that it is shortened is unknown")
+
+    def _delete(self, seq: int) -> None:
+        """It is gone when this returns."""
+        tail = self._tail
+        key = tail.key_of(seq)
+        for _ in range(TRIES):
+            try:
+                tail.store.delete(key)
+            except UnknownOutcome:
+                if tail.read_back(key) is not None:
+                    continue
+            return
+        raise UnknownOutcome(f"journal of {tail.broker}: entry {seq} is deleted or not, which is unknown")

@@ -1,0 +1,180 @@
+"""The broker's side of a round's uploads: requests that are under way at the same time, and what becomes of them.
+
+A worker that dies takes all that it was asked for with it, and one object may be what it dies of. So each of those is
+asked for again, alone, one after the other, before anything else is. One that a worker dies of then is the first thing
+that its successor is asked for: if that one dies, too, it has named the object, which fails. An upload may have reached
+the store before its worker died; the next one adopts what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from neve.archive.journal import IntentName
+from tiered.worker import frames
+from tiered.worker.failed import WorkerFailed, of_an_upload
+from tiered.worker.patience import Patience
+from tiered.write.uploader import EncodeFailed, NamedEntries, Outcome
+
+#: A first one with a group, a second with one of it alone: that may be by chance. The next one names it.
+_DEATHS = 2
+
+
+class Wanted(NamedTuple):
+    """Objects that one request asks for; `deaths`: how many workers have died while they had to make them."""
+
+    objects: Sequence[NamedEntries]
+    files: Sequence[tuple[str, int, int]]
+    deaths: int = 0
+
+
+class _UnderWay(NamedTuple):
+    wanted: Wanted
+    number: int
+
+
+class Pipeline:
+    """The `Uploads` of one round, for one thread."""
+
+    def __init__(
+        self,
+        store_url: str,
+        metadata: Mapping[str, str],
+        work_dir: str,
+        *,
+        submit: Callable[[frames.EncodeUpload, int], Future[Any]],
+        patience: Patience,
+        hangs: Callable[[], None],
+        tell: Callable[[frames.GiveUp], None],
+        gives_way: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`patience`: how long a worker may be silent; then it `hangs`.
+
+        `gives_way`: whether the worker should make room for a successor. It does when it owes nothing, so it is asked
+        for nothing until what is under way has ended.
+        """
+        self._store_url, self._metadata, self._work_dir = store_url, dict(metadata), work_dir
+        self._submit, self._patience, self._hangs, self._tell = submit, patience, hangs, tell
+        self._gives_way = gives_way
+        self._suspects: deque[Wanted] = deque()
+        self._wanted: deque[Wanted] = deque()
+        self._under_way: dict[Future[Any], _UnderWay] = {}
+        self._settled: list[tuple[IntentName, Outcome]] = []
+        self._given_up = False
+
+    def begin(self, objects: Sequence[NamedEntries], files: Sequence[tuple[str, int, int]]) -> None:
+        self._wanted.append(Wanted(objects, files))
+        self._ask_next()
+
+    def done(self) -> Sequence[tuple[IntentName, Outcome]]:
+        while not self._settled and self._under_way:
+            ended, waited = self._patience.first_of(self._under_way)
+            if not ended:
+                self._hung(waited)
+            for future in [future for future in self._under_way if future in ended]:
+                self._ended(future, self._under_way.pop(future).wanted)
+            self._ask_next()
+        settled, self._settled = self._settled, []
+        return settled
+
+    def give_up(self) -> None:
+        self._given_up = True
+        for wanted in (*self._suspects, *self._wanted):
+            self._fail(wanted, of_an_upload(WorkerFailed("GivenUp", "not begun")))
+        self._suspects.clear()
+        self._wanted.clear()
+        if self._under_way:
+            self._tell(frames.GiveUp(max(one.number for one in self._under_way.values())))
+
+    # ---- what is asked, and when
+
+    def _ask_next(self) -> None:
+        while self._suspects and not self._under_way:
+            self._ask(self._suspects.popleft())
+        while self._wanted and not self._suspects and not self._has_suspect():
+            if self._under_way and self._gives_way():
+                return
+            self._ask(self._wanted.popleft())
+
+    def _has_suspect(self) -> bool:
+        return any(one.wanted.deaths for one in self._under_way.values())
+
+    def _ask(self, wanted: Wanted) -> None:
+        request, arrays = described(wanted, self._store_url, self._metadata, self._work_dir)
+        try:
+            descriptor = frames.shared([array.data for array in arrays])
+            try:
+                future = self._submitted(request, descriptor)
+            finally:
+                os.close(descriptor)
+        except WorkerFailed as error:
+            self._fail(wanted, of_an_upload(error))
+        except OSError as error:  # no memory or descriptor to hand it over, or no process to hand it to
+            self._fail(wanted, EncodeFailed(f"no worker for {wanted.objects[0].name.key}: {error}"))
+        else:
+            self._under_way[future] = _UnderWay(wanted, request.id)
+            self._patience.uploads(int(arrays[1].sum(dtype=np.int64)), future)
+
+    def _submitted(self, request: frames.EncodeUpload, descriptor: int) -> Future[Any]:
+        try:
+            return self._submit(request, descriptor)
+        except ConnectionError:  # the one that was there has just ended
+            return self._submit(request, descriptor)
+
+    # ---- what became of it
+
+    def _ended(self, future: Future[Any], wanted: Wanted) -> None:
+        error = future.exception()
+        if error is None:
+            self._answered(wanted, future.result())
+        elif not isinstance(error, ConnectionError):
+            assert isinstance(error, WorkerFailed), error
+            self._fail(wanted, of_an_upload(error))
+        elif wanted.deaths == _DEATHS or self._given_up:
+            self._fail(wanted, of_an_upload(WorkerFailed("WorkerDied", str(error))))
+        elif wanted.deaths:
+            self._suspects.appendleft(wanted._replace(deaths=wanted.deaths + 1))
+        else:
+            self._suspects += [Wanted([one], wanted.files, deaths=1) for one in wanted.objects]
+
+    def _answered(self, wanted: Wanted, answer: frames.Uploaded) -> None:
+        for (name, _), outcome in zip(wanted.objects, answer.outcomes, strict=True):
+            if isinstance(outcome, frames.Committed):
+                self._settled.append((name, outcome.name))
+            else:
+                self._settled.append((name, of_an_upload(WorkerFailed(outcome.kind, outcome.message))))
+
+    def _hung(self, seconds: float) -> None:
+        """Nothing of all that is under way was answered in the time that all of it may take."""
+        silent, self._under_way = list(self._under_way.values()), {}
+        self._hangs()
+        for one in silent:
+            error = WorkerFailed("StoreUnavailable", f"the tier worker has not answered for {seconds:.0f} s")
+            self._fail(one.wanted, of_an_upload(error))
+
+    def _fail(self, wanted: Wanted, error: Exception) -> None:
+        self._settled += [(name, error) for name, _ in wanted.objects]
+
+
+def described(
+    wanted: Wanted, store_url: str, metadata: dict[str, str], work_dir: str
+) -> tuple[frames.EncodeUpload, tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
+    """The request, and the entries that go with it: where they are, and their sizes."""
+    objects: list[frames.ObjectToWrite] = []
+    physical: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+    sizes: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
+    for name, entries in wanted.objects:
+        filled = [(queue, run) for queue, run in sorted(entries.items()) if len(run.physical)]
+        runs = [(queue, int(run.first_offset), len(run.physical)) for queue, run in filled]
+        objects.append(frames.ObjectToWrite(name, runs))
+        physical += [run.physical for _, run in filled]
+        sizes += [run.sizes for _, run in filled]
+    arrays = np.concatenate(physical).astype(np.int64), np.concatenate(sizes).astype(np.int32)
+    return frames.EncodeUpload(0, store_url, objects, list(wanted.files), metadata, work_dir), arrays
