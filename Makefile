@@ -45,27 +45,24 @@ demo-ha: setup ## a broker set of three loses its master under load: the timelin
 servers: setup ## find or build the servers that tests start: S3, etcd
 	$(BIN)/python -m tests.servers.go_build
 
-# Brokers, workers and JVMs live by real time, in unit tests, too, and a machine may stall: a test that fails is run once more, four
-# in all, with what it failed of printed. What fails twice has failed; so has, at once, what is simulated.
-AGAIN := --reruns 1 --max-suite-reruns 4 --rerun-show-tracebacks --rerun-exclude-path tests/simulation
-
 # Those with Apache's servers wait for the most part, Spark's JVMs are busy by themselves: three side by side. Those on a cluster
 # need a JVM of their own: a context is a process's for good, and so is what its file systems know of an S3.
 SPARK_CLUSTER := tests/integration/test_spark_cluster.py
 SPARK_TESTS = $(filter-out $(SPARK_CLUSTER),$(wildcard tests/integration/test_spark*.py tests/crash/test_stream*.py tests/integration/test_pipeline*.py))
 
 test: ## every test, with the servers that they need
-	$(MAKE) --no-print-directory -k -j3 test-interop test-spark test-own
+	$(MAKE) --no-print-directory -k -j3 LATER=--later test-interop test-spark test-own
+	$(BIN)/python -m tests.suite --again interop spark spark-cluster own
 
 test-interop: servers ## of them, those with Apache's clients and servers
-	$(BIN)/pytest $(AGAIN) --durations=15 tests/interop
+	$(BIN)/python -m tests.suite $(LATER) interop --durations=15 tests/interop
 
 test-spark: servers ## of them, those of Spark
-	$(BIN)/pytest $(AGAIN) --durations=15 $(SPARK_TESTS)
-	$(BIN)/pytest $(AGAIN) --durations=15 $(SPARK_CLUSTER)
+	$(BIN)/python -m tests.suite $(LATER) spark --durations=15 $(SPARK_TESTS)
+	$(BIN)/python -m tests.suite $(LATER) spark-cluster --durations=15 $(SPARK_CLUSTER)
 
 test-own: servers ## of them, all others
-	$(BIN)/pytest $(AGAIN) --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
+	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
 
 identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold bytes and Spark's view are equal
 	$(BIN)/python -m tests.servers.go_build minio

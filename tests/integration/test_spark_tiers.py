@@ -149,6 +149,13 @@ class Traffic:
         self.problems: list[BaseException] = []
         self._is_over = threading.Event()
 
+    def is_archived(self) -> None:
+        """Waits until a round has taken something of each queue; a problem of the traffic ends the wait."""
+        wait_until(lambda: min(self.sent) > 0 or bool(self.problems), "messages in each queue")
+        later = self.rounds + 2  # the round that is under way may have begun before them
+        wait_until(lambda: self.rounds >= later or bool(self.problems), "a round of the archive")
+        assert not self.problems, self.problems
+
     def produce(self) -> None:
         with connect(self._neve.namesrv) as client:
             while not self._is_over.is_set():
@@ -202,7 +209,7 @@ def test_batch_reads_in_live_traffic_are_dense_from_the_first_to_the_newest_offs
     traffic = Traffic(neve, "live")
     mixed = 0
     with traffic.going_on():
-        wait_until(lambda: traffic.rounds > 0 and min(traffic.sent) > 0)
+        traffic.is_archived()
         for _ in range(READS):
             before, archived = list(traffic.sent), spark.read.format("neve").options(store=neve.store, topic="live")
             cold = archived.load().count()
@@ -237,7 +244,7 @@ def test_a_stream_in_live_traffic_has_each_row_once_and_its_group_shows_no_lag(
         client.create_topic("flow", QUEUES)
     traffic = Traffic(neve, "flow")
     with traffic.going_on():
-        wait_until(lambda: min(traffic.sent) > 0)
+        traffic.is_archived()
         for _ in range(max(2, READS // 5)):
             query = started(spark, neve, tmp_path, "flow", processingTime="0 seconds")
             try:
