@@ -1,14 +1,15 @@
 """What this data directory knows of its archive, whatever the store says: its owner, and how far it has named.
 
-Kept in `identity.msgpack` (`local_journal`), synced before what it tells of can stand in the store.
+Kept by `identity`, synced before what it tells of can stand in the store.
 """
 
 from __future__ import annotations
 
 from neve.archive.catalog import Catalog
-from neve.archive.journal import FORMAT_VERSION, Expire, Intent
+from neve.archive.journal import Expire, Intent
 from tiered.journal.errors import ArchiveRefused
-from tiered.journal.local_journal import Identity, LocalJournal, renamed
+from tiered.journal.identity import Identity, IdentityFile, Since
+from tiered.journal.local_journal import renamed
 from tiered.journal.named_topics import NamedTopics
 
 
@@ -18,8 +19,8 @@ class KnownArchive:
     A store that has not heard of the latter, or of the one before the former, is another store.
     """
 
-    def __init__(self, local: LocalJournal, catalog: Catalog, broker: str, log_uuid: str) -> None:
-        self._local, self._catalog, self.broker = local, catalog, broker
+    def __init__(self, file: IdentityFile, catalog: Catalog, broker: str, log_uuid: str) -> None:
+        self._file, self._catalog, self.broker = file, catalog, broker
         self.own_uuid = log_uuid  # of the log beside
         self.log_uuid = log_uuid  # by which the archive knows it: a broker set's is the first master's
         self.named = NamedTopics(catalog)
@@ -30,7 +31,7 @@ class KnownArchive:
 
     def load(self) -> Identity | None:
         """None: this directory never had an archive. Raises ArchiveRefused where it is another broker's."""
-        identity = self._local.read_identity()
+        identity = self._file.read()
         if identity is None:
             return None
         if identity.broker not in {"", self.broker}:
@@ -51,11 +52,15 @@ class KnownArchive:
         """What is appended from here on may collide with what an archive out of reach names: checked later."""
         self.offline_from = log_end if self.offline_from is None else min(log_end, self.offline_from)
 
-    def remember(self, entry: Intent | Expire, plan: int | None) -> None:
-        """What an entry is about to name. Raises StalePlan."""
-        self.named.remember(entry, plan)
+    def remember(self, entry: Intent | Expire, plan: int | None, epoch: int) -> None:
+        """What an entry is about to name; durable when this returns. Raises StalePlan."""
+        lasts = self.named.remember(entry, plan)
         if isinstance(entry, Intent):
             self.high = max(self.high, *(name.end for name in entry.names), 0)
+        if self._file.takes_more:
+            self._file.add(Since(self.high, self.heard, lasts))
+        else:
+            self.save(epoch)
 
     def may_have_given_again(self, log_end: int | None) -> bool:
         """Whether offsets that we gave without the store are among those that the archive names and we never knew.
@@ -76,10 +81,9 @@ class KnownArchive:
         self.named.count_what_stands()
 
     def save(self, epoch: int) -> None:
-        """Durable when this returns."""
+        """All that is known, and nothing that is not any more; durable when this returns."""
         self.high = max(self.high, self._catalog.intent_end)
         identity = Identity(
-            FORMAT_VERSION,
             self.own_uuid,
             epoch,
             self.high,
@@ -91,4 +95,4 @@ class KnownArchive:
         )
         assert identity.high >= self._catalog.intent_end, "what stands in the store is known here"
         assert identity.heard <= max(epoch, self._catalog.epoch), "no epoch is heard of that nobody took"
-        self._local.write_identity(identity)
+        self._file.write(identity)

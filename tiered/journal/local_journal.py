@@ -1,10 +1,9 @@
-"""What a broker keeps of its journal on its own disk: who it is, and all that it knows of the archive.
+"""What a broker keeps of its journal on its own disk: all that it knows of the archive; who it is, `identity` keeps.
 
-    <state>/identity.msgpack     {version, log_uuid, epoch, high, named, …}: synced before each INTENT is put
     <state>/journal.checkpoint   a checkpoint as it stands in the store; absent until the first one
     <state>/packs/<seq>-<n>.pack the packs that it names, and perhaps some that it does not
-    <state>/journal.mirror       [u32 length][u32 crc32 of seq and entry][u64 seq][entry] …, big endian:
-                                 the entries since that checkpoint; older ones may stand there and are passed over
+    <state>/journal.mirror       `numbered_frames`, by the entry's number: the entries since that checkpoint; older
+                                 ones may stand there and are passed over
 
 A damaged or torn file costs a longer start, never a wrong one: the store has the truth.
 """
@@ -12,43 +11,19 @@ A damaged or torn file costs a longer start, never a wrong one: the store has th
 from __future__ import annotations
 
 import logging
-import struct
-import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
-
-import msgspec
 
 from infra.disk import Disk
 from neve.archive.catalog import Catalog
 from neve.archive.checkpoint import PackName, decode_checkpoint
-from neve.archive.journal import FORMAT_VERSION, AnyEntry, Epoch, NewerFormat, decode_entry
+from neve.archive.journal import AnyEntry, Epoch, decode_entry
 from neve.archive.keys import pack_file
 from neve.archive.sealed import Damaged
 from neve.archive.topic_parts import topics_in
+from tiered.journal.numbered_frames import frame, frames
 
 log = logging.getLogger(__name__)
-_FRAME = struct.Struct(">IIQ")
-
-assert _FRAME.size == 16, "no padding: the mirror is read with the same layout"
-
-
-class Identity(msgspec.Struct):
-    """Who this data directory is for its archive, synced before each INTENT: epoch, `high` (journal seq), names given
-    out.
-
-    `log_uuid` ties it to the log beside it: another log under the same name may not write the archive.
-    """
-
-    version: int
-    log_uuid: str
-    epoch: int
-    high: int  # A: the highest CommitLog offset of any INTENT
-    named: dict[str, dict[int, int]]  # topic -> queue -> highest offset that any entry named
-    offline_from: int | None = None  # the log's end when a start first had to do without the store
-    broker: str = ""  # whose archive it is; empty: written before this was noted
-    heard: int = 0  # the highest epoch that is known to stand in the store
-    archive_uuid: str = ""  # of a broker set's log, where another member's directory gave it its name; empty: log_uuid
 
 
 class OtherBroker(ValueError):
@@ -56,7 +31,7 @@ class OtherBroker(ValueError):
 
 
 class LocalJournal:
-    """The identity and the mirror of the journal on the local disk.
+    """The mirror of the journal on the local disk.
 
     A mirror that is torn or damaged is cut where it stops being sound: the store has the rest.
     """
@@ -64,22 +39,9 @@ class LocalJournal:
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._disk = disk
         self._directory = directory
-        self._identity_path = directory / "identity.msgpack"
         self._checkpoint_path = directory / "journal.checkpoint"
         self._mirror_path = directory / "journal.mirror"
         self._packs = directory / "packs"
-
-    def read_identity(self) -> Identity | None:
-        self._disk.make_dirs(self._directory)
-        if not self._disk.exists(self._identity_path):
-            return None
-        identity = msgspec.msgpack.decode(self._disk.read(self._identity_path), type=Identity)
-        if identity.version > FORMAT_VERSION:
-            raise NewerFormat(f"{self._identity_path} is of format {identity.version}")
-        return identity
-
-    def write_identity(self, identity: Identity) -> None:
-        self._disk.write_atomic(self._identity_path, msgspec.msgpack.encode(identity))
 
     def replay(self, catalog: Catalog, broker: str, apply: Callable[[int, AnyEntry], None]) -> bytes | None:
         """Bring an empty catalog to where the mirror ends; returns the last entry's bytes, None without one.
@@ -91,7 +53,7 @@ class LocalJournal:
             return None
         data = self._disk.read(self._mirror_path)
         position, last = 0, None
-        for seq, entry, end in _frames(data):
+        for seq, entry, end in frames(data):
             if seq > catalog.next_seq:
                 break
             if seq == catalog.next_seq:
@@ -142,7 +104,7 @@ class LocalJournal:
     # ---- entries
 
     def append(self, seq: int, entry: bytes) -> None:
-        self._disk.append(self._mirror_path, _frame(seq, entry))
+        self._disk.append(self._mirror_path, frame(seq, entry))
         self._disk.fdatasync(self._mirror_path)
 
     def begin_at(self, checkpoint: bytes, through_seq: int, last: bytes, packs: Collection[PackName]) -> None:
@@ -153,10 +115,10 @@ class LocalJournal:
         """
         kept = [(through_seq, last)]
         if self._disk.exists(self._mirror_path):
-            frames = _frames(self._disk.read(self._mirror_path))
-            kept += [(seq, entry) for seq, entry, _ in frames if seq > through_seq]
+            mirrored = frames(self._disk.read(self._mirror_path))
+            kept += [(seq, entry) for seq, entry, _ in mirrored if seq > through_seq]
         self._disk.write_atomic(self._checkpoint_path, checkpoint)
-        self._disk.write_atomic(self._mirror_path, b"".join(_frame(seq, entry) for seq, entry in kept))
+        self._disk.write_atomic(self._mirror_path, b"".join(frame(seq, entry) for seq, entry in kept))
         self._drop_packs(packs)
 
 
@@ -172,19 +134,3 @@ def _of(broker: str, entry: AnyEntry) -> AnyEntry:
     if isinstance(entry, Epoch) and entry.broker not in {"", broker}:
         raise OtherBroker(entry.broker)
     return entry
-
-
-def _frame(seq: int, entry: bytes) -> bytes:
-    return _FRAME.pack(len(entry), zlib.crc32(seq.to_bytes(8, "big") + entry), seq) + entry
-
-
-def _frames(data: bytes) -> Iterator[tuple[int, bytes, int]]:
-    """(number, entry, end of the frame) up to the first that is torn."""
-    position = 0
-    while position + _FRAME.size <= len(data):
-        length, crc, seq = _FRAME.unpack_from(data, position)
-        entry = data[position + _FRAME.size : position + _FRAME.size + length]
-        if len(entry) < length or zlib.crc32(seq.to_bytes(8, "big") + entry) != crc:
-            return
-        position += _FRAME.size + length
-        yield seq, entry, position

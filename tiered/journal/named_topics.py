@@ -21,7 +21,10 @@ class StalePlan(Exception):
 
 
 class NamedTopics:
-    """Thread-safe. The lock is never held over a request: the broker's loop takes it."""
+    """Changed by one thread at a time, the journal's; what the broker's loop asks is safe from there.
+
+    The lock that the loop takes is held for as long as one entry needs, and over no request.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -52,14 +55,15 @@ class NamedTopics:
             self._begun_again[topic] = self._marks
             return True
 
-    def remember(self, entry: Intent | Expire, plan: int | None) -> None:
-        """An entry is about to be put. Raises StalePlan."""
+    def remember(self, entry: Intent | Expire, plan: int | None) -> Lasts:
+        """An entry is about to be put, which names these. Raises StalePlan."""
         lasts = _lasts_of(entry)
         with self._lock:
             if plan is not None and any(self._begun_again.get(topic, 0) > plan for topic in lasts):
                 raise StalePlan("a topic of the plan was deleted after it was made")
             for topic, queues in lasts.items():
-                _raise_lasts(self._named.setdefault(topic, {}), queues)
+                raise_lasts(self._named.setdefault(topic, {}), queues)
+        return lasts
 
     def count_what_stands(self) -> bool:
         """Nothing that was remembered can still come to stand: what the catalog has is all. False: it was before."""
@@ -69,11 +73,10 @@ class NamedTopics:
             return is_news
 
     def everything(self) -> Lasts:
-        """With what the catalog knows."""
-        with self._lock:
-            named = {topic: dict(queues) for topic, queues in self._named.items()}
+        """With what the catalog knows. On the journal's thread, without the lock: it is long."""
+        named = {topic: dict(queues) for topic, queues in self._named.items()}
         for topic in self._catalog.named_topics():
-            _raise_lasts(named.setdefault(topic, {}), self._catalog.named_offsets(topic))
+            raise_lasts(named.setdefault(topic, {}), self._catalog.named_offsets(topic))
         return named
 
     def _has(self, topic: str) -> bool:
@@ -87,10 +90,10 @@ def _lasts_of(entry: Intent | Expire) -> Lasts:
         return {topic: {queue: end - 1 for queue, end in ends.items()} for topic, ends in entry.minimums.items()}
     lasts: Lasts = {}
     for name in entry.names:
-        _raise_lasts(lasts.setdefault(name.topic, {}), {queue: last for queue, (_, last) in name.queues.items()})
+        raise_lasts(lasts.setdefault(name.topic, {}), {queue: last for queue, (_, last) in name.queues.items()})
     return lasts
 
 
-def _raise_lasts(known: dict[int, int], lasts: Mapping[int, int]) -> None:
+def raise_lasts(known: dict[int, int], lasts: Mapping[int, int]) -> None:
     for queue, last in lasts.items():
         known[queue] = max(known.get(queue, -1), last)

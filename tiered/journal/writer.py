@@ -28,8 +28,9 @@ from neve.archive.journal import AnyEntry, Epoch, Erase, Expire, FellBehind, For
 from neve.entropy import Entropy, system_entropy
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster, WouldLoseRows
+from tiered.journal.identity import Identity, IdentityFile
 from tiered.journal.known_archive import KnownArchive
-from tiered.journal.local_journal import Identity, LocalJournal
+from tiered.journal.local_journal import LocalJournal
 from tiered.journal.shortening import Shortening
 from tiered.journal.state import Event, JournalState, State
 from tiered.journal.store_format import check_format
@@ -91,7 +92,7 @@ class JournalWriter:
         self._cluster, self._entropy = cluster, entropy
         copy = LocalJournal(local, disk)
         self._tail = JournalTail(store, prefix, broker, copy, clock, entropy)
-        self._known = KnownArchive(copy, self._tail.catalog, broker, log_uuid)
+        self._known = KnownArchive(IdentityFile(local, disk), self._tail.catalog, broker, log_uuid)
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._shortening = Shortening(self._tail, checkpoint_entries)
         self._state = JournalState()
@@ -437,8 +438,7 @@ class JournalWriter:
                 raise NotAttached(f"archive of {self.broker}: begun under another master epoch, it begins again")
             if _names_offsets(entry) or (isinstance(entry, Expire) and plan is not None):
                 # What an entry names is durable here before the entry can stand: no start can miss it.
-                self._known.remember(entry, plan)
-                self._known.save(self.epoch)
+                self._known.remember(entry, plan, self.epoch)
                 failpoint.hit("journal.after_identity")
             self.check_rows(entry)
             try:

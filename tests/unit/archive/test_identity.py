@@ -1,0 +1,266 @@
+"""What a data directory knows of its archive: a power cut anywhere keeps all that was relied upon."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from infra.disk import RealDisk
+from infra.object_store.protocol import StoreUnavailable
+from neve.archive.journal import Expire, Intent, IntentName, NewerFormat
+from neve.archive.keys import data_key
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.lifecycle.fakes import Rig
+from tiered.journal.identity import Identity, IdentityFile, Since
+from tiered.journal.named_topics import Lasts, raise_lasts
+
+STATE = Path("/state")
+WHOLE, SINCE = STATE / "identity.msgpack", STATE / "identity.since"
+#: As the first version wrote it.
+FIRST = (
+    b"\x89\xa7version\x01\xa8log_uuid\xa1u\xa5epoch\x03\xa4high\x07\xa5named\x81\xa1t\x81\x00\x09\xacoffline_from\xc0"
+    b"\xa6broker\xa1b\xa5heard\x03\xacarchive_uuid\xa0"
+)
+
+
+class PowerCut(Exception):
+    """The process is gone."""
+
+
+class CutDisk(SimDisk):
+    """The power goes at one of its writes: before it, amid it, or right after it."""
+
+    def __init__(self, left: int, seed: int) -> None:
+        super().__init__(seed=seed)
+        self.left = left
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        self._step(lambda: super(CutDisk, self).write_atomic(path, data))
+
+    def append(self, path: Path, data: bytes) -> None:
+        self._step(lambda: super(CutDisk, self).append(path, data[: len(data) // 2]))
+        self._step(lambda: super(CutDisk, self).append(path, data[len(data) // 2 :]))
+
+    def sync_file(self, path: Path, file: Any) -> None:
+        self._step(lambda: super(CutDisk, self).sync_file(path, file))
+
+    def _step(self, write: Callable[[], None]) -> None:
+        self._count()
+        write()
+        self._count()
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise PowerCut
+
+    def next_life(self, dice: random.Random) -> CutDisk:
+        after = CutDisk(dice.randrange(20), 0)
+        survivors = self.power_cut(dice.randrange(1 << 30))
+        vars(after).update({name: value for name, value in vars(survivors).items() if name != "left"})
+        return after
+
+
+def opened(disk: SimDisk) -> tuple[IdentityFile, Identity | None]:
+    file = IdentityFile(STATE, disk)
+    return file, file.read()
+
+
+def at_random(dice: random.Random) -> Lasts:
+    return {f"t{dice.randrange(8)}": {dice.randrange(3): dice.randrange(1000)} for _ in range(dice.randrange(1, 4))}
+
+
+def includes(known: Lasts, named: Lasts) -> bool:
+    return all(known.get(topic, {}).get(queue, -1) >= last for topic, of in named.items() for queue, last in of.items())
+
+
+class History:
+    """Of one directory: what was relied upon, and what may be known at most."""
+
+    def __init__(self) -> None:
+        self.known = Identity("u", 1, 0, {})
+        self.tried: Lasts = {}
+        self.high = 0
+
+    def go_on(self, file: IdentityFile, dice: random.Random) -> None:
+        """As `KnownArchive` uses it, until the power goes."""
+        while True:
+            names, high = at_random(dice), self.known.high + dice.randrange(3)
+            self.high = high
+            for topic, lasts in names.items():
+                raise_lasts(self.tried.setdefault(topic, {}), lasts)
+            more = msgspec.msgpack.decode(msgspec.msgpack.encode(self.known), type=Identity)
+            for topic, lasts in names.items():
+                raise_lasts(more.named.setdefault(topic, {}), lasts)
+            more.high, more.heard = high, more.heard + dice.randrange(2)
+            if file.takes_more and dice.random() < 0.8:
+                file.add(Since(more.high, more.heard, names))
+            else:
+                file.write(more)
+            self.known = more
+
+    def check(self, found: Identity | None) -> Identity:
+        if found is None:
+            assert not self.known.named, "the first one never ended"
+            return self.known
+        assert includes(found.named, self.known.named)
+        assert includes(self.tried, found.named)
+        assert self.known.high <= found.high <= self.high
+        assert found.heard >= self.known.heard
+        return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_power_cut_at_any_write_keeps_all_that_an_entry_relied_upon(seed: int) -> None:
+    for left in range(40):
+        dice, history = random.Random(seed * 1000 + left), History()
+        cut = CutDisk(left, seed)
+        for _ in range(3):
+            file, found = opened(cut)
+            history.known = history.check(found)
+            with pytest.raises(PowerCut):
+                history.go_on(file, dice)
+            cut = cut.next_life(dice)
+        history.check(opened(cut)[1])
+
+
+def test_what_a_crash_between_the_two_files_leaves_is_passed_over() -> None:
+    disk = SimDisk()
+    file, _ = opened(disk)
+    file.write(Identity("u", 1, 0, {}))
+    file.add(Since(5, 1, {"t": {0: 9}}))
+    older = disk.read(SINCE)
+    file.write(Identity("u", 1, 0, {}))  # as of one that an ABORT closed
+    disk.write_atomic(SINCE, older)
+    found = opened(disk)[1]
+    assert found is not None
+    assert (found.named, found.high, found.serial) == ({}, 0, 2)
+
+
+def test_after_a_write_that_failed_and_at_a_start_the_whole_comes_first() -> None:
+    disk = SimDisk()
+    file, _ = opened(disk)
+    assert not file.takes_more
+    file.write(Identity("u", 1, 0, {}))
+    file.add(Since(5, 1, {"t": {0: 9}}))
+    disk.fail_sync = lambda path: path == SINCE
+    with pytest.raises(OSError, match="Input/output error"):
+        file.add(Since(6, 1, {"t": {0: 10}}))
+    assert not file.takes_more, "what is behind a torn frame is never read"
+    disk.fail_sync = lambda path: False
+    file.write(Identity("u", 1, 6, {"t": {0: 10}}))
+    assert file.takes_more
+    assert not opened(disk)[0].takes_more
+
+
+def test_what_is_written_in_all_is_in_proportion_to_what_came() -> None:
+    disk = SimDisk()
+    file, _ = opened(disk)
+    known = Identity("u", 1, 0, {f"topic-{number:05d}": {0: 1, 1: 2} for number in range(5_000)})
+    file.write(known)
+    size, came, wholes = disk.size(WHOLE), 0, 0
+    for number in range(20_000):
+        if file.takes_more:
+            before = disk.size(SINCE)
+            file.add(Since(number, 1, {"topic-00001": {0: number}}))
+            came += disk.size(SINCE) - before
+        else:
+            file.write(known)
+            wholes += 1
+    assert 1 <= wholes <= came / size
+
+
+def test_one_of_the_first_version_is_read_and_an_older_neve_refuses_what_it_becomes() -> None:
+    disk = SimDisk()
+    disk.make_dirs(STATE)
+    disk.write_atomic(WHOLE, FIRST)
+    file, found = opened(disk)
+    assert found is not None
+    assert (found.log_uuid, found.epoch, found.high, found.named) == ("u", 3, 7, {"t": {0: 9}})
+    assert (found.broker, found.heard, found.offline_from) == ("b", 3, None)
+    found.version = 2
+    file.write(found)
+    assert msgspec.msgpack.decode(disk.read(WHOLE))["version"] == 2, "above what a neve without frames takes"
+    again = opened(disk)[1]
+    assert again is not None
+    assert (again.named, again.serial) == ({"t": {0: 9}}, 1)
+
+
+def test_a_newer_one_is_refused_by_name() -> None:
+    disk = SimDisk()
+    disk.make_dirs(STATE)
+    disk.write_atomic(WHOLE, FIRST.replace(b"version\x01", b"version\x03"))
+    with pytest.raises(NewerFormat, match=r"identity\.msgpack is of format 3, this program knows up to 2"):
+        opened(disk)
+
+
+# ---- as the journal uses it
+
+
+class Written:
+    """Bytes that went into the two files."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        for verb in ("write_atomic", "append"):
+            patch.setattr(RealDisk, verb, self._noting(getattr(RealDisk, verb)))
+
+    def _noting(self, write: Callable[[RealDisk, Path, bytes], None]) -> Callable[[RealDisk, Path, bytes], None]:
+        def noted(disk: RealDisk, path: Path, data: bytes) -> None:
+            self.bytes += len(data) * path.name.startswith("identity.")
+            write(disk, path, data)
+
+        return noted
+
+    def take(self) -> int:
+        written, self.bytes = self.bytes, 0
+        return written
+
+
+def intent(number: int, topics: list[str]) -> Intent:
+    start, end = number * 64, number * 64 + 64
+    names = [
+        IntentName(
+            key=data_key("", topic, "2026-07-05", "b", start=start, end=end, epoch=1),
+            topic=topic, day="2026-07-05", start=start, end=end,
+            queues=dict.fromkeys(range(4), (number * 10, number * 10 + 9)),
+        )
+        for topic in topics
+    ]  # fmt: skip
+    return Intent(round=number, names=names)
+
+
+def test_an_intent_costs_what_it_names_not_what_ten_thousand_topics_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path / "state")
+    topics = [f"topic-{number:05d}" for number in range(10_000)]
+    rig.journal.append(intent(0, topics))
+    rig.restart()
+    written = Written(monkeypatch)
+    for number in range(1, 6):
+        rig.journal.append(intent(number, topics[:1]))
+        assert 0 < written.take() < 300
+    rig.journal.append(Expire(keys=[], minimums={topics[1]: {0: 7}}, delete_after_ms=0), plan=rig.journal.plan_mark())
+    assert 0 < written.take() < 300
+    rig.restart()
+    assert rig.journal.reaches == 6 * 64
+    following = rig.attachment.queue_next
+    assert (following[topics[0], 3], following[topics[1], 0], len(following)) == (60, 10, 40_000)
+
+
+def test_what_was_named_and_never_stood_is_known_at_a_start_without_the_store(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state")
+    rig.journal.append(intent(0, ["t"]))
+    rig.store.fail("*", StoreUnavailable("down"), times=1000)
+    with pytest.raises(StoreUnavailable):
+        rig.journal.append(intent(1, ["t", "u"]))
+    rig.restart()
+    assert not rig.attachment.online
+    assert rig.attachment.resume_at == 128
+    assert (rig.attachment.queue_next["t", 0], rig.attachment.queue_next["u", 3]) == (20, 20)
