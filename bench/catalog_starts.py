@@ -134,13 +134,14 @@ def plan(url: str, topic: str, *, whole: bool) -> dict[str, Any]:
 
 def start(url: str, topic: str, directory: Path) -> dict[str, Any]:
     """What a broker's start does for its catalog."""
+    from tiered.journal.identity import IdentityFile  # noqa: PLC0415
     from tiered.journal.local_journal import LocalJournal  # noqa: PLC0415
     from tiered.journal.tail import JournalTail  # noqa: PLC0415
 
     store = open_store(url)
     source = Counted(store)
+    IdentityFile(directory, RealDisk()).read()
     local = LocalJournal(directory, RealDisk())
-    local.read_identity()
     tail = JournalTail(source, "", BROKER, local, SystemClock(), system_entropy)
     tail.replay()
     tail.confirm_copy()

@@ -79,7 +79,8 @@ class HotStore(HotLog, Protocol):
     def forget_deleted(self, topics: Collection[str]) -> int:
         """Where the queues of these deleted topics ended is not kept any more: should they come again, they begin at 0.
 
-        Only of those that have no queue and no record here. Durable when this returns; returns how many.
+        Only of those that have no queue and no record here. Durable when this returns; returns how many. Where one of
+        them comes again meanwhile none is forgotten now.
         """
         ...
 

@@ -113,7 +113,12 @@ class LoopHotStore:
         return self._call(self._store.deleted_topics)
 
     def forget_deleted(self, topics: Collection[str]) -> int:
-        return self._call(lambda: self._store.forget_deleted(topics))
+        store = self._store
+        image = self._call(lambda: store.image_without(topics))
+        if image is None:
+            return 0
+        store.write_queue_state(image)
+        return self._call(lambda: store.forget_deleted(image))
 
     def min_offset(self, topic: str, queue: int) -> int:
         return self._call(lambda: self._store.min_offset(topic, queue))

@@ -477,14 +477,18 @@ class MessageStore:
         """Topics that were, and of which something is kept here: they may have come again."""
         return self._queues.deleted()
 
-    def forget_deleted(self, topics: Collection[str]) -> int:
-        """Deleted topics of which nothing is left, here or elsewhere: should they come again, they begin at 0.
+    def image_without(self, topics: Collection[str]) -> StateImage | None:
+        """The state without deleted topics of which nothing is left, here or elsewhere, for `write_queue_state`.
 
-        Returns how many are forgotten now, for good. The members of a set know each other's, so there none is.
+        None: there is none of them. The members of a set know each other's, so there none is.
         """
         if self._visibility.set_has is not None:
-            return 0
-        return self._queues.forget_deleted(topics, self._log.min_offset)
+            return None
+        return self._queues.image_without(topics, self._log.min_offset)
+
+    def forget_deleted(self, image: StateImage) -> int:
+        """Of an `image_without` that is written: how many are forgotten now, and begin at 0 if they come again."""
+        return self._queues.forget_deleted(image)
 
     def ended_at(self, topic: str, queue_id: int) -> int:
         """Where the queue ended when its topic was deleted last: below is an earlier life. 0: it was not."""

@@ -77,6 +77,10 @@ class QueueStateFile:
         state.version = 3 if any(places) else 2 if state.begins else 1
         return StateImage(self._images, msgspec.json.encode(state))
 
+    def is_newest(self, image: StateImage) -> bool:
+        """Whether none was taken since. On the thread that changes the state."""
+        return image.number == self._images
+
     def write(self, image: StateImage) -> None:
         """An older image never replaces a newer one."""
         assert 0 < image.number <= self._images

@@ -50,6 +50,8 @@ class QueueTable:
         self.rooms = self._maps.rooms
         self._file = QueueStateFile(config.root, disk, new_lock)
         self._state = QueueState()
+        self._forgetting: set[str] = set()  # the disk may know nothing of them any more
+        self._left_out: set[str] = set()  # of the last `image_without`
         self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: list[ConsumeQueue] = []
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
@@ -238,6 +240,9 @@ class QueueTable:
     def create(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Make the queue of a first message; above an earlier life of it. Raises as a put, or `NotThisTurn`."""
         self.rooms.take()
+        if topic in self._forgetting:  # it goes on above, so the disk has to know where
+            self.save()
+            self._forgetting = set()
         first = self._state.ended.get(topic, {}).get(str(queue_id), 0)
         queue = self.add(topic, queue_id)
         try:
@@ -406,8 +411,11 @@ class QueueTable:
         left = _said_in(of_kept, lambda at: at > below)
         return found | {topic: left} if left else found
 
-    def forget_deleted(self, topics: Iterable[str], log_begin: int) -> int:
-        """Of these, the names of those that have no queue, and no record from an earlier life in the log."""
+    def image_without(self, topics: Iterable[str], log_begin: int) -> StateImage | None:
+        """Of these, without the names of those that have no queue, and no record from an earlier life in the log.
+
+        They are forgotten when it is written and `forget_deleted` was told so. None: there are none.
+        """
         state = self._state
         gone = {
             topic
@@ -416,18 +424,21 @@ class QueueTable:
             if topic in state.ended or topic in state.deleted
         }
         if not gone:
+            return None
+        self._left_out = gone
+        self._forgetting |= gone
+        return self._file.image_of(_without_names(state, gone))
+
+    def forget_deleted(self, image: StateImage) -> int:
+        """Its image is on the disk: how many names are forgotten now, for good.
+
+        None, if there is a newer one, which has them: a topic may have come again.
+        """
+        if not self._file.is_newest(image):
             return 0
-        left = QueueState(
-            floors=_without_all(state.floors, gone),
-            begins=_without_all(state.begins, gone),
-            deleted=_without_all(state.deleted, gone),
-            ended=_without_all(state.ended, gone),
-            raised=_without_all(state.raised, gone),
-            tells_begins=True,
-        )
-        self._file.write(self._file.image_of(left))  # where it fails all of them stay
-        self._state = left
-        return len(gone)
+        self._state = _without_names(self._state, self._left_out)
+        self._forgetting = set()
+        return len(self._left_out)
 
     def _drop(self, queue: ConsumeQueue) -> None:
         del self.by_name[queue.topic, queue.queue_id]
@@ -546,6 +557,17 @@ def _without(table: Mapping[str, dict[str, int]], topic: str, kept: Set[str]) ->
     found = {name: queues for name, queues in table.items() if name != topic}
     left = {name: value for name, value in table.get(topic, {}).items() if name in kept}
     return found | {topic: left} if left else found
+
+
+def _without_names(state: QueueState, gone: Set[str]) -> QueueState:
+    return QueueState(
+        floors=_without_all(state.floors, gone),
+        begins=_without_all(state.begins, gone),
+        deleted=_without_all(state.deleted, gone),
+        ended=_without_all(state.ended, gone),
+        raised=_without_all(state.raised, gone),
+        tells_begins=True,
+    )
 
 
 def _without_all(table: Mapping[str, T], gone: Set[str]) -> dict[str, T]:

@@ -68,7 +68,11 @@ class StoreAdapter(OneByOne):
         return self.store.deleted_topics()
 
     def forget_deleted(self, topics: Collection[str]) -> int:
-        return self.store.forget_deleted(topics)
+        image = self.store.image_without(topics)
+        if image is None:
+            return 0
+        self.store.write_queue_state(image)
+        return self.store.forget_deleted(image)
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
         return self.store.deleted_below()

@@ -188,6 +188,29 @@ def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None
     assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
 
 
+def test_the_names_that_are_forgotten_are_written_beside_the_loop() -> None:
+    async def main() -> None:
+        disk = NotingDisk()
+        store = store_on(disk, ManualClock())
+        put(store, 0)
+        store.delete_topic("t")
+        store.roll()
+        store.put("other", 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+        store.after_flush(store.flush())
+        store.upkeep()
+        store.take_out(0)()
+        not_asked: Any = None
+        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
+        disk.written.clear()
+        assert await asyncio.to_thread(hot.forget_deleted, ["t", "none"]) == 1
+        (writer,) = [thread for name, thread in disk.written if name == "queue_state"]
+        assert writer != threading.get_ident()
+        assert await asyncio.to_thread(hot.forget_deleted, ["t", "none"]) == 0
+        assert len(disk.written) == 1, "nothing to write"
+
+    asyncio.run(main())
+
+
 def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> None:
     async def main() -> None:
         clock = ManualClock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -381,15 +382,20 @@ def test_a_deleted_topic_is_forgotten_when_the_log_has_no_record_of_it_and_stays
     put(store, "other")
     store.after_flush(store.flush())
     store.upkeep()
-    assert store.forget_deleted(["t", "u"]) == 0, "the log has records of them"
+    assert store.image_without(["t", "u"]) is None, "the log has records of them"
     store.take_out(0)()
     assert put(store, "u").queue_offset == 5
+    image = store.image_without(["t"])
+    assert image is not None
     room, disk.capacity = disk.capacity, 0
     with pytest.raises(DiskFull):
-        store.forget_deleted(["t"])
+        store.write_queue_state(image)
     disk.capacity = room
     assert store.deleted_topics() == ["t", "u"]
-    assert (store.forget_deleted(["t", "u", "other", "none"]), store.deleted_topics()) == (1, ["u"])
+    image = store.image_without(["t", "u", "other", "none"])
+    assert image is not None
+    store.write_queue_state(image)
+    assert (store.forget_deleted(image), store.deleted_topics()) == (1, ["u"])
     store.after_flush(store.flush())
     if kill:
         disk.kill()
@@ -401,6 +407,52 @@ def test_a_deleted_topic_is_forgotten_when_the_log_has_no_record_of_it_and_stays
     assert put(again, body=b"new").queue_offset == 0
     assert (bodies(again), again.query("t", "k", 10, 0, 1 << 60)) == ([b"new"], [])
     assert len(bodies(again, topic="u")) == 1
+
+
+def with_a_deleted_topic(store: MessageStore, put: Put) -> None:
+    """`t` had 5 messages; the log has none of them any more."""
+    for _ in range(5):
+        put(store, "t")
+    store.delete_topic("t")
+    store.roll()
+    put(store, "other")
+    store.after_flush(store.flush())
+    store.upkeep()
+    store.take_out(0)()
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_topic_that_comes_again_while_it_is_about_to_be_forgotten_goes_on_above_whatever_happens(
+    open_store: Open, put: Put, disk: SimDisk, is_written: bool
+) -> None:
+    store = open_store()
+    with_a_deleted_topic(store, put)
+    image = store.image_without(["t"])
+    assert image is not None
+    if is_written:
+        store.write_queue_state(image)
+    assert put(store, "t").queue_offset == 5
+    state = json.loads(disk.read(store.config.root / "queue_state"))
+    assert state["ended"] == {"t": {"0": 5}}, "before its first record can be in the log"
+    store.write_queue_state(image)
+    assert (store.forget_deleted(image), store.deleted_topics()) == (0, ["t"])
+    store.after_flush(store.flush())
+    again = open_store(disk.power_cut())
+    assert (again.deleted_topics(), again.next_offset("t", 0)) == (["t"], 6)
+
+
+def test_an_image_that_failed_takes_no_name_with_it_later(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    put(store, "u")
+    store.delete_topic("u")
+    with_a_deleted_topic(store, put)
+    assert store.image_without(["t"]) is not None  # and nobody writes it
+    image = store.image_without(["u"])
+    assert image is not None
+    store.write_queue_state(image)
+    assert (store.forget_deleted(image), store.deleted_topics()) == (1, ["t"])
+    store.shutdown()
+    assert open_store().deleted_topics() == ["t"]
 
 
 def test_prepared_files_are_used(open_store: Open, put: Put, disk: SimDisk) -> None:
