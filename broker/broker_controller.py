@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from access.guard import SignatureGuard
 from access.wiring import make_guard, make_server
+from broker import kept_config
 from broker.archiving.archive import AnyArchive, open_archive
 from broker.archiving.deletion import DoomedQueues, GroupDeletion, TopicDeletion
 from broker.archiving.local_side import LocalSide
@@ -40,6 +41,7 @@ from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
 from broker.intake.log_writer import LogWriter
 from broker.intake.replication import STANDS_ALONE, BrokerSet, GroupTransfer, Replication
+from broker.kept_config import KeptConfig
 from broker.life import BrokerLife
 from broker.loading import add_system_tables, check_directory, load_all, recover_log, refuse_members
 from broker.long_polling.message_arriving import MessageArriving
@@ -192,6 +194,7 @@ class BrokerController:
         """
         self.config, self.clock, self._disk, self._machine = config, machine.clock, machine.disk, machine
         self._threads, self._restore = machine.outside.threads, restore
+        self.kept = KeptConfig(config, machine.disk, config.root / "config" / kept_config.FILE_NAME, self._threads)
         # Records and ids carry the port: it has to be known before the log is opened.
         ha_port = config.ha_listen_port or (config.listen_port + 1 if config.listen_port else 0)
         config.listen_port = config.listen_port or free_port(config.bind_address)
@@ -795,7 +798,7 @@ class BrokerController:
                 GroupDeletion(journal=self.journal, groups=self.groups, offsets=self.offsets, pops=self.pops),
                 self.intake.settled,
             ),
-            config=AdminConfigProcessor(config, self.topics),
+            config=AdminConfigProcessor(config, self.kept, self.topics),
             stats=AdminStatsProcessor(
                 config.broker_name,
                 self.address,

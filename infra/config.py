@@ -164,14 +164,15 @@ def live_keys(config: object) -> list[str]:
 
 def to_properties(config: object) -> str:
     """The text of request 26: every key with its value in force."""
-    lines = []
-    for name, item in sorted(_fields(type(config)).items()):
-        if item.metadata.get("secret", False):
-            continue
-        value = getattr(config, item.name)
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        lines.append(f"{name}={text}".replace("\\", "\\\\"))
-    return "\n".join(lines) + "\n"
+    secret = {name for name, item in _fields(type(config)).items() if item.metadata.get("secret", False)}
+    texts = sorted((name, text) for name, text in value_texts(config).items() if name not in secret)
+    return "\n".join(f"{name}={text}".replace("\\", "\\\\") for name, text in texts) + "\n"
+
+
+def value_texts(config: object) -> dict[str, str]:
+    """Each key's value in force as its file would have it."""
+    values = ((name, getattr(config, item.name)) for name, item in _fields(type(config)).items())
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values}
 
 
 def wire_name(attribute: str) -> str:

@@ -1,28 +1,39 @@
 """Administration: the broker's configuration (25, 26), and what is asked for and happens by itself."""
 
+import logging
+
 from broker.config import BrokerConfig
+from broker.kept_config import KeptConfig
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.config import ConfigError, live_keys, parse_properties, to_properties, update_live
+from infra.config import ConfigError, live_keys, parse_properties, to_properties
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps_standard
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 
+log = logging.getLogger(__name__)
+
 
 class AdminConfigProcessor:
     """Tells and changes the configuration (a part of RocketMQ's AdminBrokerProcessor)."""
 
-    def __init__(self, config: BrokerConfig, topics: TopicConfigManager) -> None:
-        self._config, self._topics = config, topics
+    def __init__(self, config: BrokerConfig, kept: KeptConfig, topics: TopicConfigManager) -> None:
+        self._config, self._kept, self._topics = config, kept, topics
 
     def broker_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """26: what is in force; beside it, for who asks for it, what of it was set here and what it is instead of."""
         version = dumps_standard(self._topics.data_version.to_wire()).decode()
         body = to_properties(self._config).encode()
-        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"version": version}, body=body)
+        ext = {"version": version, "kept": dumps_standard(self._kept.instead_of()).decode()}
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=body)
 
-    def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """25: only keys that are meant for it; everything else would need a restart or open a hole."""
+    async def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """25: only keys that are meant for it; everything else would need a restart or open a hole.
+
+        They hold over a restart. `unset` names keys, with commas between them, that are again as they were given.
+        """
+        unset = [key for key in request.ext.get("unset", "").split(",") if key]
         try:
             text = bytes(request.body).decode()
             changes = {name: value for _, name, value in parse_properties(text, "request")}
@@ -32,9 +43,13 @@ class AdminConfigProcessor:
         if refused:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(refused)}")
         try:
-            update_live(self._config, changes)
+            await self._kept.change(changes, unset)
         except ConfigError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        except OSError as error:
+            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"not changed, for it can't be kept: {error}") from error
+        told = [*(f"{key}={value}" for key, value in changes.items()), *(f"{key} as it was given" for key in unset)]
+        log.info("changed by %s:%d: %s", *connection.remote, ", ".join(told))
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     @staticmethod

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from neve.cli import completed
 from neve.cli.cluster import cluster_options
-from neve.cli.failures import NOT_FOUND, Failure
+from neve.cli.failures import FAILED, NOT_FOUND, Failure
 from neve.cli.output import ask, emit, emit_one, output_option, say
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ async def _all(namesrv: str) -> list[dict[str, Any]]:
                         "address": address,
                         "version": told.get("brokerVersionDesc") if is_master else None,
                         "role": "master" if is_master else "slave",
-                        "put_tps": _first(told.get("putTps")) if is_master else None,
-                        "get_tps": _first(told.get("getTotalTps")) if is_master else None,
+                        "put_tps": first_rate(told.get("putTps")) if is_master else None,
+                        "get_tps": first_rate(told.get("getTotalTps")) if is_master else None,
                         "disk": told.get("commitLogDiskRatio") if is_master else None,
                     }
                 )
@@ -98,9 +98,10 @@ async def _one(namesrv: str, name: str) -> dict[str, Any]:
         }
 
 
-def _first(rates: str | None) -> float | None:
-    """Of the last ten seconds; a minute and ten are behind it."""
-    return None if not rates else round(float(rates.split()[0]), 1)
+def first_rate(rates: str | None) -> float | None:
+    """Of the last ten seconds; a minute and ten are behind it. A broker that has just begun has none yet."""
+    words = (rates or "").split()
+    return round(float(words[0]), 1) if words else None
 
 
 @broker.group()
@@ -114,14 +115,22 @@ def config() -> None:
 @cluster_options
 @output_option
 def get_config(name: str, keys: tuple[str, ...], namesrv: str, output: str) -> None:
-    """Show what is in force: all, or the keys that are named; a KEY may have * in it."""
-    found = shown(asyncio.run(_config(namesrv, name)))
+    """Show what is in force: all, or the keys that are named; a KEY may have * in it.
+
+    INSTEAD_OF is what a key would be, had it not been set on the running broker; Apache's brokers do not tell that.
+    """
+    found, kept = asyncio.run(_config(namesrv, name))
+    found = shown(found)
     if keys:
         unknown = [key for key in keys if not fnmatch.filter(found, key)]
         if unknown:
             raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
         found = {key: found[key] for key in found if any(fnmatch.fnmatchcase(key, wanted) for wanted in keys)}
-    emit([{"key": key, "value": value} for key, value in found.items()], ["key", "value"], output)
+    if kept is None:
+        emit([{"key": key, "value": value} for key, value in found.items()], ["key", "value"], output)
+        return
+    rows = [{"key": key, "value": value, "instead_of": kept.get(key)} for key, value in found.items()]
+    emit(rows, ["key", "value", *(["instead_of"] if kept.keys() & found.keys() else [])], output)
 
 
 #: Of Apache's brokers, which tell them to whoever may ask; neve's do not tell them.
@@ -133,12 +142,12 @@ def shown(settings: Mapping[str, str]) -> dict[str, str]:
     return {key: "(set, not shown)" if value and _SECRET.search(key) else value for key, value in settings.items()}
 
 
-async def _config(namesrv: str, name: str) -> dict[str, str]:
+async def _config(namesrv: str, name: str) -> tuple[dict[str, str], dict[str, str] | None]:
     from neve.cli.brokers import brokers
 
     async with brokers(namesrv) as asked:
         asked.named(name)
-        return await asked.config(name)
+        return await asked.config_and_kept(name)
 
 
 @config.command(name="set")
@@ -148,7 +157,8 @@ async def _config(namesrv: str, name: str) -> dict[str, str]:
 def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
     """Change keys while the broker runs: all of them or none.
 
-    Of neve's brokers the keys that docs/reference.md marks live, until the next start; Apache's write it to their file.
+    Of neve's brokers the keys that docs/reference.md marks live. A broker keeps what was set: Apache's in its file,
+    neve's beside its data, where it holds over the file and the command line until `config unset`.
     """
     changes = {}
     for text in settings:
@@ -156,8 +166,25 @@ def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
         if not equals or not key.strip():
             raise click.BadParameter(f"{text!r} is not KEY=VALUE")
         changes[key.strip()] = value.strip()
-    before, after = map(shown, asyncio.run(_set_config(namesrv, name, changes)))
-    for key in changes:
+    _tell_changes(name, changes, asyncio.run(_set_config(namesrv, name, changes)))
+
+
+@config.command(name="unset")
+@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@click.argument("keys", nargs=-1, metavar="[KEY...]")
+@click.option("--all", "everything", is_flag=True, help="All that was set while it ran.")
+@cluster_options
+def unset_config(name: str, keys: tuple[str, ...], everything: bool, namesrv: str) -> None:
+    """Take back what `config set` changed: the keys are again as the broker's file and command line have them."""
+    if bool(keys) is everything:
+        raise click.UsageError("which keys, or --all")
+    gone, told = asyncio.run(_unset_config(namesrv, name, keys))
+    _tell_changes(name, gone, told)
+
+
+def _tell_changes(name: str, keys: Iterable[str], told: tuple[dict[str, str], dict[str, str]]) -> None:
+    before, after = map(shown, told)
+    for key in keys:
         say(f"{name}: {key} {before.get(key, '')} → {after.get(key, '')}")
 
 
@@ -173,6 +200,26 @@ async def _set_config(
             raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
         await asked.set_config(name, changes)
         return before, await asked.config(name)
+
+
+async def _unset_config(
+    namesrv: str, name: str, keys: Sequence[str]
+) -> tuple[list[str], tuple[dict[str, str], dict[str, str]]]:
+    from neve.cli.brokers import brokers
+
+    async with brokers(namesrv) as asked:
+        asked.named(name)
+        before, kept = await asked.config_and_kept(name)
+        if kept is None:
+            raise Failure(
+                FAILED, f"{name} does not say what it had before: an Apache broker writes changes to its file"
+            )
+        if unknown := sorted({*keys} - kept.keys()):
+            raise Failure(NOT_FOUND, f"not set on the running broker: {', '.join(unknown)}")
+        gone = [*keys] or sorted(kept)
+        if gone:
+            await asked.set_config(name, {}, gone)
+        return gone, (before, await asked.config(name))
 
 
 @broker.command(name="wipe-write")

@@ -7,7 +7,8 @@ name server   205 nobody sends to a broker any more · 327 they may again
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -56,14 +57,21 @@ class Brokers:
 
     async def config(self, name: str) -> dict[str, str]:
         """Its master's configuration in force."""
-        text = require_success(await self._ask(name, RequestCode.GET_BROKER_CONFIG, {})).body.decode()
-        pairs = (line.partition("=") for line in text.splitlines() if line and line[0] not in "#!")
-        return dict(sorted((key.strip(), value.strip()) for key, _, value in pairs))
+        return (await self.config_and_kept(name))[0]
 
-    async def set_config(self, name: str, changes: Mapping[str, str]) -> None:
+    async def config_and_kept(self, name: str) -> tuple[dict[str, str], dict[str, str] | None]:
+        """And which keys were set while it ran, with what they would be otherwise; None: Apache's does not tell."""
+        answer = require_success(await self._ask(name, RequestCode.GET_BROKER_CONFIG, {}))
+        pairs = (line.partition("=") for line in answer.body.decode().splitlines() if line and line[0] not in "#!")
+        found = dict(sorted((key.strip(), value.strip()) for key, _, value in pairs))
+        told = (answer.ext or {}).get("kept")
+        return found, None if told is None else {str(key): str(value) for key, value in json.loads(told).items()}
+
+    async def set_config(self, name: str, changes: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Raises BrokerError with what the broker has against a value."""
         body = "".join(f"{key}={value}\n" for key, value in changes.items()).encode()
-        require_success(await self._ask(name, RequestCode.UPDATE_BROKER_CONFIG, {}, body))
+        ext = {"unset": ",".join(unset)} if unset else {}
+        require_success(await self._ask(name, RequestCode.UPDATE_BROKER_CONFIG, ext, body))
 
     # ---- who may send to it
 

@@ -135,7 +135,7 @@ def test_a_topic_is_altered_and_keeps_what_was_not_named(
     neve("topic", "alter", "no-such-topic", "--queues", "2", code=NOT_FOUND)
 
 
-def test_a_running_broker_tells_and_takes_its_configuration(neve: Run) -> None:
+def test_a_running_broker_tells_and_takes_its_configuration(server: Any, neve: Run) -> None:
     (row,) = json.loads(neve("broker", "describe", "-o", "json"))
     name = row["broker"]
     assert row["role"] == "master"
@@ -148,7 +148,14 @@ def test_a_running_broker_tells_and_takes_its_configuration(neve: Run) -> None:
     before = value()
     neve("broker", "config", "set", name, "transactionCheckMax=17")
     assert value() == "17"
-    neve("broker", "config", "set", name, f"transactionCheckMax={before}")
+    if server.kind == "neve":
+        (row,) = json.loads(neve("broker", "config", "get", name, "transactionCheckMax", "-o", "json"))
+        assert row["instead_of"] == before
+        neve("broker", "config", "unset", name, "hotBytes", code=NOT_FOUND)
+        neve("broker", "config", "unset", name, "--all")
+    else:
+        assert "writes changes to its file" in neve("broker", "config", "unset", name, "--all", code=1)
+        neve("broker", "config", "set", name, f"transactionCheckMax={before}")
     assert value() == before
     neve("broker", "config", "set", name, "noSuchKey=1", code=NOT_FOUND)
     neve("broker", "config", "get", "nobody", code=NOT_FOUND)

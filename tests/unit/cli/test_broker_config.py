@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neve.cli.broker import shown
+from neve.cli.broker import first_rate, shown
 
 
 def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
@@ -21,3 +21,8 @@ def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
         "somePassword": "",
         "authenticationEnabled": "true",
     }
+
+
+def test_a_broker_that_has_no_rates_yet_is_described() -> None:
+    # Apache's says a space in its first seconds
+    assert [first_rate(rates) for rates in (None, "", " ", "12.34 5.0 6.0")] == [None, None, None, 12.3]

@@ -1,0 +1,103 @@
+"""Live keys that were set on a running broker, kept over its restarts.
+
+What others manage, `broker.conf` and the command line, is only read; what was set while the broker ran stands in a file
+of its own in the data directory and holds over both, until it is unset. A restored broker and one with a new directory
+begin without it.
+
+File: {"neveFormat":1,"keys":{key:value}}     values as they were given, such as 64m
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from broker.config import BrokerConfig
+from infra.config import ConfigError, live_keys, update_live, value_texts
+from infra.disk import Disk
+from infra.startup import EXIT_CONFIG, StartupError
+from infra.threads import SYSTEM_THREADS, Threads
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "keptConfig.json"
+_FORMAT = 1
+
+
+class _File(msgspec.Struct, rename="camel"):
+    keys: dict[str, str]
+    neve_format: int = _FORMAT
+
+
+class KeptConfig:
+    """A change is in force once it is on the disk: all of it, or none."""
+
+    def __init__(self, config: BrokerConfig, disk: Disk, path: Path, threads: Threads = SYSTEM_THREADS) -> None:
+        """What is kept is put into `config`.
+
+        Raises:
+            StartupError: the file can't be read.
+        """
+        self._config, self._disk, self._path, self._threads = config, disk, path, threads
+        self._lock = asyncio.Lock()
+        # What file and command line say, which is in force again where a key is unset.
+        self._given = dataclasses.replace(config)
+        self._keys = self._read()
+        for key, value in self._keys.items():
+            try:
+                update_live(config, {key: value})
+            except ConfigError as error:
+                # of another version: kept for its return
+                log.warning("%s: has no effect here, and stays: %s", path, error)
+            else:
+                log.info("%s=%s, as it was set while the broker ran, instead of %s", key, value, self._text(key))
+
+    def instead_of(self) -> dict[str, str]:
+        """The keys that are kept and in force, with what they would be otherwise."""
+        live = {*live_keys(self._config)}
+        return {key: self._text(key) for key in sorted(self._keys) if key in live}
+
+    async def change(self, values: Mapping[str, str], unset: Iterable[str]) -> None:
+        """
+        Raises:
+            ConfigError: a value that is not allowed, a key that is not live or not kept; then nothing is changed.
+            OSError: it could not be kept; then nothing is changed before the next start.
+        """
+        async with self._lock:
+            gone = [*unset]
+            if unknown := sorted({*gone} - self._keys.keys()):
+                raise ConfigError(f"{', '.join(unknown)}: not set on the running broker")
+            if both := sorted({*gone} & values.keys()):
+                raise ConfigError(f"{', '.join(both)}: set and unset at once")
+            live = {*live_keys(self._config)}
+            in_force = {**{key: self._text(key) for key in gone if key in live}, **values}
+            update_live(dataclasses.replace(self._config), in_force)
+            keys = {key: value for key, value in {**self._keys, **values}.items() if key not in gone}
+            await self._threads.run(self._write, keys)
+            self._keys = keys
+            update_live(self._config, in_force)
+
+    def _text(self, key: str) -> str:
+        return value_texts(self._given)[key]
+
+    def _read(self) -> dict[str, str]:
+        if not self._disk.exists(self._path):
+            return {}
+        try:
+            found = msgspec.json.decode(self._disk.read(self._path), type=_File)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise StartupError(f"{self._path}: damaged: {error}; without it nothing is kept", EXIT_CONFIG) from error
+        if found.neve_format != _FORMAT:
+            raise StartupError(f"{self._path}: of a newer neve (this one reads format {_FORMAT})", EXIT_CONFIG)
+        return found.keys
+
+    def _write(self, keys: Mapping[str, str]) -> None:
+        self._disk.make_dirs(self._path.parent)
+        table = {"neveFormat": _FORMAT, "keys": dict(sorted(keys.items()))}
+        self._disk.write_atomic(self._path, json.dumps(table, indent=1, ensure_ascii=False).encode() + b"\n")
