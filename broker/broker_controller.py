@@ -101,6 +101,7 @@ from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.queue_stats import QueueStats
 from broker.stats.topic_metrics import TopicMetrics
+from broker.stats.topic_tiers import TopicTiers
 from broker.stats.totals import Totals
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
@@ -808,6 +809,7 @@ class BrokerController:
                 clients=self.clients,
                 stats=self.stats,
                 queue_stats=QueueStats(self.tiered, self.offsets),
+                tiers=TopicTiers(lambda: None if self.archive.journal is None else self.archive.journal.catalog),
             ),
             connections=AdminConnectionsProcessor(self.clients, self.offsets, self.address),
             runtime=RuntimeInfoProcessor(
@@ -817,6 +819,7 @@ class BrokerController:
                 self.totals,
                 used_ratio=self._used_ratio,
                 conditions=lambda: self.conditions.now(),  # noqa: PLW0108 - made by the start
+                waiting=lambda: {"timersWaiting": len(self.timers), "transactionsWaiting": len(self.transactions)},
             ),
             offsets=offsets,
             reset=ResetOffsetProcessor(

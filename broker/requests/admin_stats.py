@@ -6,6 +6,7 @@ from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager
 from broker.requests.wide_answer import Turns, WideMap, in_slices
 from broker.stats.queue_stats import QueueStats
+from broker.stats.topic_tiers import TopicTiers
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
@@ -31,20 +32,32 @@ class AdminStatsProcessor:
         clients: ClientManager,
         stats: BrokerStats,
         queue_stats: QueueStats,
+        tiers: TopicTiers,
     ) -> None:
         self._broker_name, self._address = broker_name, address
         self._topics, self._groups, self._offsets, self._clients = topics, groups, offsets, clients
-        self._stats, self._queue_stats = stats, queue_stats
+        self._stats, self._queue_stats, self._tiers = stats, queue_stats, tiers
 
     async def topic_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """202; to who says `tiers`, also what of it is where."""
         topic = require_str(request.ext, "topic")
         config = self._topics.select(topic)
         if config is None:
             raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        about: dict[str, object] = {"topicPutTps": self._stats.put_rate(topic)}
+        with_tiers = optional_bool(request.ext, "tiers")
+        if with_tiers and (archived := await self._tiers.archived(topic)) is not None:
+            about["archived"] = archived._asdict()
         table = WideMap()
         async for queue in in_slices(range(config.queue_nums)):
-            table.add(MessageQueue(topic, self._broker_name, queue), self._queue_stats.of_topic(topic, queue))
-        return table.answer(request, {"topicPutTps": self._stats.put_rate(topic)}, "offsetTable")
+            described = self._queue_stats.of_topic(topic, queue)
+            if with_tiers and (offset := self._tiers.archived_offset(topic, queue)) is not None:
+                described["archivedOffset"] = max(min(offset, described["maxOffset"]), described["minOffset"])
+                oldest = self._queue_stats.stored_ms(topic, queue, described["archivedOffset"])
+                if oldest > 0:
+                    described["notArchivedSince"] = oldest
+            table.add(MessageQueue(topic, self._broker_name, queue), described)
+        return table.answer(request, about, "offsetTable")
 
     async def consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         ext = request.ext

@@ -1,7 +1,7 @@
 """How the broker is doing (28)."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from broker.stats.conditions import Condition
 from broker.stats.totals import Totals
@@ -35,10 +35,11 @@ class RuntimeInfoProcessor:
         *,
         used_ratio: Callable[[], float],
         conditions: Callable[[], Iterable[Condition]],
+        waiting: Callable[[], Mapping[str, int]],
     ) -> None:
-        """`conditions`: what the broker can't do now."""
+        """`conditions`: what the broker can't do now. `waiting`: how many messages wait, by what for."""
         self._clock, self._store, self._schedule = clock, store, schedule
-        self._totals, self._used_ratio, self._conditions = totals, used_ratio, conditions
+        self._totals, self._used_ratio, self._conditions, self._waiting = totals, used_ratio, conditions, waiting
         self._boot_ms = clock.now_ms()
 
     def runtime_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -73,6 +74,7 @@ class RuntimeInfoProcessor:
             "remainHowManyDataToFlush": f"{store.max_physical_offset - store.flushed_offset} B",
             "startAcceptSendRequestTimeStamp": str(self._boot_ms),
             "conditions": " | ".join(f"{one.name}: {one}" for one in self._conditions()) or "none",
+            **{name: str(count) for name, count in self._waiting().items()},
             "runtime": f"[ {(now - self._boot_ms) // 1000} seconds ]",
         }
         for level in range(1, self._schedule.max_level + 1):

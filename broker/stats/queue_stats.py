@@ -27,6 +27,10 @@ class QueueStats:
             described["localMinOffset"] = local  # what is below it, the archive alone has
         return described
 
+    def stored_ms(self, topic: str, queue: int, offset: int) -> int:
+        """When the message there was stored; -1: there is none, or its time is not at hand."""
+        return self._tiered.store_time_at_hand(topic, queue, offset)
+
     def of_group(self, group: str, topic: str, queue: int) -> dict[str, int]:
         """As RocketMQ's OffsetWrapper has it, and how many messages are left where that is not its lag."""
         tiered = self._tiered

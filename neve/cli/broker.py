@@ -17,6 +17,9 @@ from neve.cli.output import ask, emit, emit_one, output_option, say
 
 if TYPE_CHECKING:
     from typing_extensions import override
+
+    from neve.cli.brokers import Brokers
+    from neve.cli.drain import Left
 else:
 
     def override(method: Any) -> Any:
@@ -61,26 +64,31 @@ async def _all(namesrv: str) -> list[dict[str, Any]]:
     from neve.cli.brokers import brokers
 
     async with brokers(namesrv) as asked:
-        rows = []
-        for name in asked.named(None):
-            info = asked.known[name]
-            told = await asked.runtime(name) if info.master is not None else {}
-            for number, address in sorted(info.addresses.items()):
-                is_master = address == info.master
-                rows.append(
-                    {
-                        "broker": name,
-                        "cluster": info.cluster,
-                        "id": number,
-                        "address": address,
-                        "version": told.get("brokerVersionDesc") if is_master else None,
-                        "role": "master" if is_master else "slave",
-                        "put_tps": first_rate(told.get("putTps")) if is_master else None,
-                        "get_tps": first_rate(told.get("getTotalTps")) if is_master else None,
-                        "disk": told.get("commitLogDiskRatio") if is_master else None,
-                    }
-                )
-        return rows
+        return [row for name in asked.named(None) for row in await member_rows(asked, name)]
+
+
+async def member_rows(asked: Brokers, name: str) -> list[dict[str, Any]]:
+    """A row for each member of a broker; of slaves only that they are there."""
+    info = asked.known[name]
+    told = await asked.runtime(name) if info.master is not None else {}
+    rows = []
+    for number, address in sorted(info.addresses.items()):
+        is_master = address == info.master
+        rows.append(
+            {
+                "broker": name,
+                "cluster": info.cluster,
+                "id": number,
+                "address": address,
+                "version": told.get("brokerVersionDesc") if is_master else None,
+                "role": "master" if is_master else "slave",
+                "put_tps": first_rate(told.get("putTps")) if is_master else None,
+                "get_tps": first_rate(told.get("getTotalTps")) if is_master else None,
+                "disk": told.get("commitLogDiskRatio") if is_master else None,
+                "conditions": told.get("conditions") if is_master else None,
+            }
+        )
+    return rows
 
 
 async def _one(namesrv: str, name: str) -> dict[str, Any]:
@@ -252,3 +260,40 @@ async def _write(namesrv: str, name: str, *, wiped: bool) -> dict[str, int]:
     async with brokers(namesrv) as asked:
         asked.named(name)
         return await (asked.wipe_write_permission(name) if wiped else asked.add_write_permission(name))
+
+
+@broker.command()
+@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@click.option(
+    "--within", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="SECONDS", help="Wait so long."
+)
+@click.option(
+    "--ignore", "ignored", multiple=True, metavar="GROUP", help="Do not wait for this group; may be repeated."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@cluster_options
+def drain(name: str, within: float, ignored: tuple[str, ...], yes: bool, namesrv: str) -> None:
+    """Take a broker out of producers' routes, and wait until nothing that is on it is waited for.
+
+    That is what consumer groups have still to read there, delayed messages, timers and transactions that wait (the
+    last two an Apache broker does not tell). Exit code 1 when something is left; the broker stays out of the routes
+    until `add-write`. Another broker has to have the topics. Clients ask for routes every 30 s, and send until then.
+    """
+    if not yes:
+        ask(f"Shall producers send nothing more to {name}?")
+    left = asyncio.run(_drain(namesrv, name, within, frozenset(ignored)))
+    if left.timers is None:
+        say(f"{name} does not tell what timers and transactions it has")
+    say(f"nothing is left at {name}: it may be stopped")
+
+
+async def _drain(namesrv: str, name: str, within: float, ignored: frozenset[str]) -> Left:
+    from neve.cli.brokers import brokers
+    from neve.cli.consumer_groups import consumer_groups
+    from neve.cli.drain import until_nothing_is_left
+
+    async with brokers(namesrv) as asked, consumer_groups(namesrv, name) as groups:
+        asked.named(name)
+        for address, topics in (await asked.wipe_write_permission(name)).items():
+            say(f"{address}: {topics} topics of {name} are written no more")
+        return await until_nothing_is_left(asked, groups, name, ignored, within, lambda left: say(f"left: {left}"))

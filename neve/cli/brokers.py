@@ -15,13 +15,17 @@ from typing import Any, NamedTuple
 from neve.cli.broker_sets import new_pool
 from neve.cli.cluster import connect, security_of_the_command
 from neve.cli.failures import NOT_FOUND, UNREACHABLE, Failure
+from neve.cli.topic_names import of_users
 from neve.client.model import BrokerInfo
 from neve.client.net.connection import ConnectionPool
+from neve.client.net.route import parse_brokers
 from neve.client.net.session import parse_body, require_success
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
 _ASK_S = 10.0
+_NOTHING_SAMPLED = "java.util.NoSuchElementException"
+_TRIES, _TRY_AGAIN_S = 10, 0.5
 
 
 class TopicAt(NamedTuple):
@@ -48,11 +52,37 @@ class Brokers:
             raise Failure(NOT_FOUND, f"the name server knows no broker {name}, only {', '.join(sorted(self.known))}")
         return [name]
 
+    @property
+    def name_servers(self) -> list[str]:
+        return list(self._namesrvs)
+
+    async def known_to(self, address: str) -> dict[str, BrokerInfo]:
+        """What one name server says itself."""
+        answer = await self._pool.invoke(address, RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout=_ASK_S)
+        return parse_brokers((parse_body(require_success(answer)).get("brokerAddrTable") or {}).values())
+
+    async def topics_of_cluster(self, cluster: str) -> list[str]:
+        """But the servers' own and those of groups."""
+        ext, address = {"cluster": cluster}, self._namesrvs[0]
+        answer = await self._pool.invoke(address, RequestCode.GET_TOPICS_BY_CLUSTER, ext, timeout=_ASK_S)
+        names = map(str, parse_body(require_success(answer)).get("topicList") or ())
+        return of_users(sorted(names), self.known.values())
+
     # ---- a broker
 
+    async def groups(self, name: str) -> list[str]:
+        """All that its master has."""
+        answer = require_success(await self._ask(name, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}))
+        return sorted(map(str, parse_body(answer).get("subscriptionGroupTable") or {}))
+
     async def runtime(self, name: str) -> dict[str, str]:
-        """What its master says of itself."""
-        answer = require_success(await self._ask(name, RequestCode.GET_BROKER_RUNTIME_INFO, {}))
+        """What its master says of itself. Apache's fails to in its first second, when it has sampled nothing yet."""
+        for again in reversed(range(_TRIES)):
+            answer = await self._ask(name, RequestCode.GET_BROKER_RUNTIME_INFO, {})
+            if not again or _NOTHING_SAMPLED not in (answer.remark or ""):
+                break
+            await asyncio.sleep(_TRY_AGAIN_S)
+        require_success(answer)
         return {str(key): str(value) for key, value in (parse_body(answer).get("table") or {}).items()}
 
     async def config(self, name: str) -> dict[str, str]:
@@ -105,6 +135,17 @@ class Brokers:
         if not found:
             raise Failure(NOT_FOUND, f"there is no topic {topic}" + ("" if broker is None else f" at {broker}"))
         return found
+
+    async def topic_stats(self, topic: str) -> dict[str, dict[str, Any]]:
+        """Each broker's answer about the topic's queues, those of neve with what is where."""
+        names = self.named(None)
+        ext = {"topic": topic, "tiers": "true"}
+        answers = await asyncio.gather(*(self._ask(name, RequestCode.GET_TOPIC_STATS_INFO, ext) for name in names))
+        return {
+            name: parse_body(require_success(answer))
+            for name, answer in zip(names, answers, strict=True)
+            if answer.code != ResponseCode.TOPIC_NOT_EXIST
+        }
 
     async def set_topic(self, topic: str, at: TopicAt, changes: Mapping[str, str]) -> None:
         """What is not among the changes stays as it is."""

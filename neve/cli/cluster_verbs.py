@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from neve.cli import cluster_overview
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, Failure
 from neve.cli.output import ask, emit, output_option, say
@@ -47,7 +48,11 @@ def controller_option(command: Command) -> Command:
 
 @click.group()
 def cluster() -> None:
-    """Broker sets: who is master and who is in sync, hand-over, members that come and go."""
+    """A cluster: its name servers and brokers; and broker sets: who leads, who is in sync, members that come and go."""
+
+
+cluster.add_command(cluster_overview.list_clusters)
+cluster.add_command(cluster_overview.describe)
 
 
 # ---- looking

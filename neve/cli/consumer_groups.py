@@ -203,10 +203,11 @@ class ConsumerGroups:
 
 
 @asynccontextmanager
-async def consumer_groups(namesrv: str) -> AsyncGenerator[ConsumerGroups]:
-    """Of the name server's brokers. Raises Failure where it knows none."""
+async def consumer_groups(namesrv: str, broker: str | None = None) -> AsyncGenerator[ConsumerGroups]:
+    """Of the name server's brokers, or of one alone. Raises Failure where it knows none."""
     async with connect(namesrv) as client:
-        brokers = {name: one for name, one in (await client.cluster_info()).items() if one.addresses}
+        known = await client.cluster_info()
+        brokers = {name: one for name, one in known.items() if one.addresses and broker in (None, name)}
         if not brokers:
             raise Failure(UNREACHABLE, "the name server knows no broker: none is up, or none was told its address")
         pool = new_pool(*security_of_the_command())

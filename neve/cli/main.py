@@ -35,9 +35,10 @@ class Verb(NamedTuple):
 
 
 VERBS: Mapping[str, Verb] = {
+    "acl": Verb("neve.cli.acl:acl", "What users may do: policies at all servers together."),
     "archive": Verb("neve.cli.archive:archive", "Look into the archive, check it, offload into it."),
     "broker": Verb("neve.cli.broker:broker", "Run a broker; describe and change a running one."),
-    "cluster": Verb("neve.cli.cluster_verbs:cluster", "Broker sets: who is in sync, hand-over, members."),
+    "cluster": Verb("neve.cli.cluster_verbs:cluster", "Clusters, and broker sets: who is in sync, hand-over, members."),
     "completion": Verb("neve.cli.completion:completion", "Print what completes commands in bash, zsh or fish."),
     "consume": Verb("neve.cli.consume:consume", "Print the messages of a topic."),
     "context": Verb("neve.cli.context:context", "Clusters by name: add, use, list, forget."),
@@ -53,6 +54,7 @@ VERBS: Mapping[str, Verb] = {
     "dlq": Verb("neve.cli.dlq:dlq", "Dead letters of consumer groups: list them, send them back."),
     "replay": Verb("neve.cli.replay:replay", "Send a topic's messages again, into a topic here or elsewhere."),
     "topic": Verb("neve.cli.topic:topic", "Create, list, describe and delete topics; set their TTL."),
+    "user": Verb("neve.cli.user:user", "Users at all servers together: add, alter, list, remove."),
     "up": Verb("", "Run a name server and a broker for development."),
 }
 

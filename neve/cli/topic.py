@@ -72,13 +72,22 @@ async def _list(namesrv: str, everything: bool) -> list[str]:
 
 @topic.command()
 @click.argument("name", shell_complete=completed.topics)
+@click.option("--tiers", is_flag=True, help="Show which part of it is where: broker, archive, or both.")
 @cluster_options
 @output_option
-def describe(name: str, namesrv: str, output: str) -> None:
+def describe(name: str, tiers: bool, namesrv: str, output: str) -> None:
     """Show a topic's settings and the offsets of its queues.
 
     COLD of the messages the archive alone has; from HOT_OFFSET on the broker has them on its disk, too.
+
+    With --tiers a SUMMARY; of each queue the OFFSETs between which the archive alone, both, or the broker alone has
+    messages; of each broker what the topic's objects hold (SIZE), and how far archiving is behind (SYNC).
     """
+    if tiers:
+        from neve.cli.topic_tiers import described, emit_tiers
+
+        emit_tiers(asyncio.run(described(namesrv, name)), output)
+        return
     config, queues = asyncio.run(_describe(namesrv, name))
     if output == "json":
         emit_one({**config, "queues": queues}, output)

@@ -8,7 +8,10 @@ from neve.cli.failures import UNREACHABLE, Failure
 from neve.remoting.names import is_system_topic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from neve.client import AsyncClient
+    from neve.client.model import BrokerInfo
 
 
 async def topic_names(client: AsyncClient, everything: bool) -> list[str]:
@@ -23,8 +26,12 @@ async def topic_names(client: AsyncClient, everything: bool) -> list[str]:
     brokers = (await client.cluster_info()).values()
     if not brokers:
         raise Failure(UNREACHABLE, "the name server knows no broker: none is up, or none was told its address")
-    if everything:
-        return names
+    return names if everything else of_users(names, brokers)
+
+
+def of_users(names: Iterable[str], brokers: Iterable[BrokerInfo]) -> list[str]:
+    """Without the servers' own, and those of groups."""
+    brokers = list(brokers)
     # each broker and cluster has topics of its own name
     own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
     own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}

@@ -41,6 +41,7 @@ class Server:
     kind: str
     namesrv: str
     broker: str
+    admin: str = ""
 
 
 @pytest.fixture(scope="package", params=["neve", pytest.param("apache", marks=pytest.mark.servers)])
@@ -48,8 +49,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind: str = request.param
     directory = tmp_path_factory.mktemp(kind)
     if kind == "neve":
-        with NeveServer(directory, settings=SETTINGS) as neve:
-            yield Server(kind, neve.namesrv, neve.broker)
+        with NeveServer(directory, settings={**SETTINGS, "archiveWorkerPriority": "normal"}) as neve:
+            yield Server(kind, neve.namesrv, neve.broker, neve.admin)
         return
     with ApacheServer(directory, heap="512m", settings=APACHE, quick=True) as apache:
         yield Server(kind, apache.namesrv, apache.broker)

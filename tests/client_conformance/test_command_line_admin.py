@@ -172,6 +172,41 @@ def test_a_broker_is_written_no_more_until_it_may_again(neve: Run, topic: str) -
     neve("produce", topic, "x")
 
 
+def test_a_cluster_is_listed_and_described_and_a_dead_name_server_is_told(server: Any, neve: Run, topic: str) -> None:
+    (row,) = json.loads(neve("cluster", "list", "-o", "json"))
+    assert (row["cluster"], row["brokers"], row["members"], row["without_master"]) == ("DefaultCluster", 1, 1, None)
+    assert row["topics"] >= 1
+    told = json.loads(neve("cluster", "describe", "-o", "json"))
+    assert [one["address"] for one in told["members"]] == [server.broker]
+    assert told["name_servers"] == [{"name_server": server.namesrv, "members": 1, "trouble": None}]
+    said = neve("cluster", "describe", "-n", f"{server.namesrv};127.0.0.1:1", code=1)
+    assert "127.0.0.1:1: " in said
+    neve("cluster", "describe", "NoSuchCluster", code=NOT_FOUND)
+
+
+def test_it_is_told_which_part_of_a_topic_is_where(server: Any, neve: Run, topic: str) -> None:
+    for queue in ("0", "1"):
+        neve("produce", topic, "hot", "--queue", queue)
+    if server.kind == "neve":
+        neve("archive", "offload", "--roll", "--admin", server.admin)
+    neve("produce", topic, "new", "--queue", "1")
+    told = json.loads(neve("topic", "describe", topic, "--tiers", "-o", "json"))
+    assert told["summary"]["messages"] == 3
+    places = {row["queue"]: (row["min"], row["archived"], row["max"]) for row in told["offsets"]}
+    if server.kind == "neve":
+        assert (places[0], places[1], places[2]) == ((0, 1, 1), (0, 1, 2), (0, 0, 0))
+        assert [(row["objects"], row["rows"]) for row in told["sizes"]] == [(1, 2)]
+        (sync,) = told["syncs"]
+        assert sync["not_archived"] == 1
+        assert sync["behind_ms"] is not None
+        text = neve("topic", "describe", topic, "--tiers")
+        assert [text.count(word + "\n") for word in ("SUMMARY", "OFFSET", "SIZE", "SYNC")] == [1, 1, 1, 1]
+    else:
+        assert (places[1], told["sizes"], told["syncs"]) == ((0, None, 2), [], [])
+        assert "has an archive" in neve("topic", "describe", topic, "--tiers")
+    neve("topic", "describe", "no-such-topic", "--tiers", code=NOT_FOUND)
+
+
 def test_a_shell_completes_the_clusters_names(server: Any, neve: Run, topic: str, unique: str) -> None:
     neve("produce", topic, "x")
     neve("consume", topic, "--group", unique, "--count", "1")
