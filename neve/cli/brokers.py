@@ -77,11 +77,12 @@ class Brokers:
 
     async def runtime(self, name: str) -> dict[str, str]:
         """What its master says of itself. Apache's fails to in its first second, when it has sampled nothing yet."""
-        for again in reversed(range(_TRIES)):
-            answer = await self._ask(name, RequestCode.GET_BROKER_RUNTIME_INFO, {})
-            if not again or _NOTHING_SAMPLED not in (answer.remark or ""):
-                break
+        tries = 1
+        answer = await self._ask(name, RequestCode.GET_BROKER_RUNTIME_INFO, {})
+        while tries < _TRIES and _NOTHING_SAMPLED in (answer.remark or ""):
             await asyncio.sleep(_TRY_AGAIN_S)
+            tries += 1
+            answer = await self._ask(name, RequestCode.GET_BROKER_RUNTIME_INFO, {})
         require_success(answer)
         return {str(key): str(value) for key, value in (parse_body(answer).get("table") or {}).items()}
 
