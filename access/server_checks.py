@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from access.config import SecurityConfig
 from access.guard import inner_credentials, read_credentials
 from infra.clock import Clock
+from infra.config import IS_ABSENT, IS_FAULT, IS_IGNORED, ConfigError, verdicts
 from infra.startup import StartupError, check_port
 from infra.tls import client_context, server_tls
 from neve.cli.checks import FAIL, OK, WARN, Check
 
 _CERTIFICATE_DAYS = 14
+
+
+_STATES = {IS_FAULT: FAIL, IS_IGNORED: WARN, IS_ABSENT: WARN}
+
+
+def check_keys(kind: type[Any], path: Path, settings: Sequence[str]) -> Iterator[Check]:
+    """What becomes of each key of a file: honoured, without effect, refused; values are not shown."""
+    try:
+        found = verdicts(kind, path, settings)
+    except ConfigError as error:
+        yield Check("configuration", FAIL, str(error))
+        return
+    for one in found:
+        where = f"{one.where}: " if one.where else ""
+        yield Check(one.name or "?", _STATES.get(one.state, OK), f"{where}{one.text}")
 
 
 def check_users(config: SecurityConfig, path: Path, usual: Path) -> Iterator[Check]:

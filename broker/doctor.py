@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from access.server_checks import check_free_port, check_tls, check_users
+from access.server_checks import check_free_port, check_keys, check_tls, check_users
 from broker import doctor_of_set, rocketmqs_store
 from broker.archiving.overtaken import OvertakenFile
 from broker.config import BrokerConfig
@@ -26,6 +26,11 @@ from neve.remoting.address import parse_address
 _NAME_SERVER_S = 3.0
 _VIP_OFFSET = 2
 _LOG_FILES = 2  # the one that is written and the next: what a start needs room for
+
+
+def keys(path: Path, settings: Sequence[str]) -> Iterator[Check]:
+    """What becomes of each key of the file."""
+    return check_keys(BrokerConfig, path, settings)
 
 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from access.server_checks import check_free_port, check_tls, check_users
+from access.server_checks import check_free_port, check_keys, check_tls, check_users
 from controller.controller_config import ControllerConfig
 from controller.register import RegisterUnavailable
 from controller.registers import register_of
@@ -15,6 +15,11 @@ from infra.config import ConfigError, read
 from infra.disk import RealDisk
 from infra.startup import StartupError
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
+
+
+def keys(path: Path, settings: Sequence[str]) -> Iterator[Check]:
+    """What becomes of each key of the file."""
+    return check_keys(ControllerConfig, path, settings)
 
 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:

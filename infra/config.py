@@ -81,6 +81,54 @@ def read(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> Load
     return Loaded(cls(**values), warnings)
 
 
+class Verdict(NamedTuple):
+    """What becomes of a line, or of a key that no line has (`where` is empty); no value is in it that is a secret."""
+
+    where: str
+    name: str
+    state: str
+    text: str
+
+
+#: The states of a verdict.
+IS_HONOURED, IS_IGNORED, IS_FAULT, IS_ABSENT = "honoured", "ignored", "fault", "absent"
+
+
+def verdicts(cls: type[Any], path: Path | None, overrides: Iterable[str] = ()) -> list[Verdict]:
+    """Of each line, in their order; then of keys that are not given and whose default here is not RocketMQ's.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
+    lines, known = _lines(path, overrides), _fields(cls)
+    given = {_own_name(known, line.name): line.raw for line in lines}
+    found = [_verdict(cls, line, given) for line in lines]
+    for name, other in rocketmq_keys.OTHER_DEFAULTS.get(cls.__name__, {}).items():
+        if name not in given:
+            own = known[name].default
+            here = str(own).lower() if isinstance(own, bool) else own
+            text = f"not given: {here} here, {other.theirs or 'nothing'} at RocketMQ's: {other.why}"
+            found.append(Verdict("", name, IS_ABSENT, text))
+    return found
+
+
+def _verdict(cls: type[Any], line: "_Line", given: Mapping[str, str]) -> Verdict:
+    vain: list[str] = []
+    try:
+        values = _checked(cls, line, given, vain)
+    except ConfigError as error:
+        return Verdict(line.where, line.name, IS_FAULT, str(error).removeprefix(f"{line.where}: "))
+    if not values:
+        text = vain[0].removeprefix(f"{line.where}: {line.name} ") if vain else "RocketMQ's default: nothing changes"
+        return Verdict(line.where, line.name, IS_IGNORED if vain else IS_HONOURED, text)
+    known = _fields(cls)
+    name = _own_name(known, line.name)
+    text = "honoured" if name == line.name else f"honoured as {name}"
+    if name not in rocketmq_keys.keys(getattr(cls, "rocketmq_classes", ())):
+        text = "a key of neve's own"
+    return Verdict(line.where, line.name, IS_HONOURED, text)
+
+
 class _Line(NamedTuple):
     """Of a file or the command line; without a name it is no key and value, and `raw` the whole of it."""
 
@@ -102,7 +150,7 @@ def _lines(path: Path | None, overrides: Iterable[str]) -> list[_Line]:
     for item in overrides:
         name, separator, raw = item.partition("=")
         is_pair = bool(separator and name.strip())
-        lines.append(_Line(f"--set {item}", name.strip(), raw.strip()) if is_pair else _Line("--set", "", item))
+        lines.append(_Line(f"--set {name.strip()}", name.strip(), raw.strip()) if is_pair else _Line("--set", "", item))
     return lines
 
 
@@ -217,7 +265,8 @@ def _checked(cls: type[Any], line: _Line, given: Mapping[str, str], warnings: li
     try:
         value = _parse(kind, raw, item.metadata)
     except ValueError as error:
-        raise ConfigError(f"{where}: {name}={raw}: {error}") from error
+        shown = "…" if item.metadata.get("secret", False) else raw
+        raise ConfigError(f"{where}: {name}={shown}: {error}") from error
     return {item.name: value}
 
 

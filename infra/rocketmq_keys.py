@@ -57,6 +57,80 @@ REASONS = {
     "no-setter": "RocketMQ has no setter for it, and does not read it either",
 }
 
+#: What to write for a key that is ignored or refused, where something here does what it was for.
+INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(("metricsExporterType", "metricsPromExporterPort", "metricsPromExporterHost"),
+                    "adminPort; Prometheus reads /metrics there"),
+    **dict.fromkeys(("tieredBackendServiceProvider", "tieredStoreFilePath", "objectStoreEndpoint", "objectStoreBucket"),
+                    "storeUrl=dir:DIRECTORY or s3://BUCKET/PREFIX?endpoint=…&region=…"),
+    **dict.fromkeys(("objectStoreAccessKey", "objectStoreSecretKey"), "AWS_ACCESS_KEY_ID … in the environment"),
+    "tieredStoreFileReservedTime": "defaultTtlHours, or a topic's reserve.time",
+    "tieredStoreDeleteFileEnable": "defaultTtlHours=-1 keeps for ever",
+    "commitLogRollingInterval": "archiveMaxAge",
+    "commitLogRollingMinimumSize": "archiveMinBytes",
+    **dict.fromkeys(("readAheadCacheEnable", "readAheadCacheSizeThresholdRate", "readAheadMessageSizeThreshold"),
+                    "coldCacheBytes, coldCacheDiskBytes"),
+    "tieredStoreMaxPendingLimit": "archiveUploads, archiveUploadBytes",
+    **dict.fromkeys(("storePathConsumeQueue", "storePathIndex", "storeCheckpoint", "abortFile", "storePathDelayOffset",
+                     "storePathEpochFile", "storePathBrokerIdentity"), "storePathRootDir, which has it all"),
+    **dict.fromkeys(("configStorePath", "brokerConfigPath"), "-c FILE"),
+    **dict.fromkeys(("flushCommitLogTimed", "flushCommitLogThoroughInterval", "commitIntervalCommitLog",
+                     "commitCommitLogThoroughInterval"), "flushIntervalCommitLog"),
+    "flushCommitLogSync": "flushDiskType=SYNC_FLUSH",
+    "putMessageTimeout": "syncFlushTimeout",
+    "logicalDiskSpaceCleanForciblyThreshold": "diskSpaceCleanForciblyRatio",
+    "checkTransactionMessageEnable": "transactionCheckMax, transactionCheckInterval",
+    **dict.fromkeys(("timerMetricSmallThreshold", "timerCongestNumEachSlot"), "timerMaxPending"),
+    "haMaxGapNotInSync": "haMaxTimeSlaveNotCatchup",
+    "brokerNotActiveTimeoutMillis": "controllerHeartBeatTimeoutMills",
+    **dict.fromkeys(("dLegerGroup", "dLegerPeers", "dLegerSelfId", "preferredLeaderId", "enableDLegerCommitLog"),
+                    "replication=sync and controllerAddr; brokerElectionPriority prefers one"),
+    "fetchControllerAddrByDnsLookup": "controllerAddr",
+    "migrateAuthFromV1Enabled": "initAuthenticationUser, then `mqadmin createUser` and `createAcl`",
+    **dict.fromkeys(("clientRequestThreadPoolQueueCapacity", "sendThreadPoolQueueCapacity",
+                     "serverSocketRcvBufSize", "serverSocketSndBufSize"), "maxUnfinishedBytes bounds what waits"),
+    "pullThreadPoolQueueCapacity": "maxHeldPulls",
+    **dict.fromkeys(("coldDataFlowControlEnable", "cgColdReadThreshold", "globalColdReadThreshold",
+                     "coldCtrStrategyEnable", "disableConsumeIfConsumerReadSlowly"),
+                    "coldReadPriority, coldFetchBytes, coldReadTimeout"),
+    "msgTraceTopicName": "traceTopicEnable, and the clients' own trace topic",
+    "storePathCommitLog": "storePathRootDir on that disk; for an import a link named commitlog",
+    "readOnlyCommitLogStorePaths": "storeUrl: what is old goes there",
+    "brokerRole": "ASYNC_MASTER; with replication=sync a broker set has several copies",
+    "haMasterAddress": "namesrvAddr: a slave asks the name servers where its master is",
+    "supportActingMaster": "slaveReadEnable, or a broker set with replication",
+    "messageStorePlugIn": "storeUrl",
+}  # fmt: skip
+
+
+class OtherDefault(NamedTuple):
+    """RocketMQ's default of a key that is honoured, where neve's is another; `why` it is."""
+
+    theirs: str
+    why: str
+
+
+#: By the server's configuration class here. Where a file says nothing of these, the two go other ways.
+OTHER_DEFAULTS: Mapping[str, Mapping[str, OtherDefault]] = {
+    "BrokerConfig": {
+        "brokerName": OtherDefault("the machine's name", "a name is in every message id and route: write it down"),
+        "enablePropertyFilter": OtherDefault("false", "SQL filters work without a key"),
+        "recallMessageEnable": OtherDefault("false", "timed messages can be recalled without a key"),
+        "haListenPort": OtherDefault("10912", "0 is listenPort + 1, and listened on in a broker set alone"),
+        "haMaxTimeSlaveNotCatchup": OtherDefault("15000", "a frozen slave keeps sends waiting for so long"),
+        "controllerHeartBeatTimeoutMills": OtherDefault("10000", "a frozen master is replaced sooner"),
+    },
+    "NamesrvConfig": {
+        "scanNotActiveBrokerInterval": OtherDefault("5000", "a broker that is gone has closed its connection"),
+    },
+    "ControllerConfig": {
+        "scanNotActiveBrokerInterval": OtherDefault("5000", "a frozen master is replaced sooner"),
+        "controllerDLegerGroup": OtherDefault("", "there is no Raft group, but requests name one"),
+        "controllerDLegerSelfId": OtherDefault("", "there is no Raft group, but requests name one"),
+        "controllerStorePath": OtherDefault("", "a controller keeps its sets somewhere"),
+    },
+}
+
 _TABLE = """
 BrokerConfig:
 honoured maxPopPollingSize brokerPermission defaultTopicQueueNums autoCreateTopicEnable brokerIP1
@@ -411,7 +485,7 @@ def refusal(name: str, value: str, given: Mapping[str, str]) -> str | None:
     if any(_is_same(value, harmless.format(root=root)) for harmless in rule.harmless):
         return None
     is_kept = bool(rule.unless) and given.get(rule.unless, "").lower() not in ("", "false", "none")
-    return None if is_kept else rule.why
+    return None if is_kept else rule.why + instead(name)
 
 
 def _is_same(value: str, harmless: str) -> bool:
@@ -425,4 +499,9 @@ def warning(key: Key, value: str) -> str | None:
     why = REASONS.get(key.reason)
     if why is None or value == key.default:
         return None
-    return why.replace("`", "")
+    return why.replace("`", "") + instead(key.name)
+
+
+def instead(name: str) -> str:
+    """What to write, as the end of a sentence; empty where nothing is to be written."""
+    return f"; instead: {INSTEAD[name].replace('`', '')}" if name in INSTEAD else ""

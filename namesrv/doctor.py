@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from access.server_checks import check_free_port, check_tls, check_users
+from access.server_checks import check_free_port, check_keys, check_tls, check_users
 from infra.clock import Clock, SystemClock
 from infra.config import ConfigError, read
 from namesrv.namesrv_config import NamesrvConfig
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
+
+
+def keys(path: Path, settings: Sequence[str]) -> Iterator[Check]:
+    """What becomes of each key of the file."""
+    return check_keys(NamesrvConfig, path, settings)
 
 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:

@@ -27,17 +27,29 @@ LOW_DISK = 0.15
 @click.command()
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="Check what this configuration file names.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="With -c, as `neve broker` takes it.")
+@click.option("--keys", is_flag=True, help="With -c only this: what becomes of each of its keys.")
 @click.option("--data", type=click.Path(path_type=Path), help="Data directory of the broker.  [default: this one]")
 @store_option()
 @output_option
-def doctor(config: Path | None, settings: tuple[str, ...], data: Path | None, store: str | None, output: str) -> None:
+def doctor(  # noqa: PLR0917 - the command line's own
+    config: Path | None, settings: tuple[str, ...], keys: bool, data: Path | None, store: str | None, output: str
+) -> None:
     """Check Java, disk, kernel limits, and with --store the rights in it and its clock. Exit code 1 on a fault.
 
     With -c FILE (broker.conf): its keys, the data directory and its disk, ports, TLS files, name servers and the store;
     or a namesrv.conf or controller.conf: its keys, directory, port and TLS files. Which one it is, its name or else its
     keys say.
     Run it as the user and with the environment that the broker will have.
+
+    With --keys a file that was written for Apache RocketMQ is told key by key: honoured, without effect and why,
+    refused, what to write instead. Values are not shown.
     """
+    if keys:
+        if config is None:
+            raise click.UsageError("--keys goes with -c")
+        _refuse_beside_config()
+        _tell(list(_part(_doctor_of(config), "-c").keys(config, settings)), output)
+        return
     checks = [check_java(), check_map_count(), check_files(), check_local_clock()]
     if config is not None:
         _refuse_beside_config()
@@ -47,6 +59,10 @@ def doctor(config: Path | None, settings: tuple[str, ...], data: Path | None, st
     else:
         checks.append(check_disk(data or Path()))
         checks += _check_store(store) if store is not None else ()
+    _tell(checks, output)
+
+
+def _tell(checks: Sequence[Check], output: str) -> None:
     emit([check._asdict() for check in checks], Check._fields, output)
     failed = [check.check for check in checks if check.state == FAIL]
     if failed:

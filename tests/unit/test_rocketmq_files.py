@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -260,6 +262,45 @@ def test_a_name_servers_file_is_looked_at_as_one(tmp_path: Path, capsys: pytest.
     assert "unknown key x" in said
 
 
+def test_doctor_tells_of_each_key_of_an_apache_file_and_shows_no_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (
+        "brokerRole=SYNC_MASTER\nmapedFileSizeCommitLog=1m\nflushCommitLogLeastPages=4\ntransientStorePoolEnable=true\n"
+        'objectStoreSecretKey=geheim\nmetricsExporterType=PROM\nadminPort=0\nx=1\ninitAuthenticationUser={"password":"geheim"}\n'
+    )
+    path = written(tmp_path, lines)
+    command = ["doctor", "-c", str(path), "--keys", "-o", "json", "--set", "objectStoreAccessKey=geheim"]
+    assert main.run(command) == 1
+    said = capsys.readouterr()
+    assert "geheim" not in said.out + said.err
+    rows = {row["check"]: row for row in json.loads(said.out)}
+    states = {name: row["state"] for name, row in rows.items()}
+    given = ["brokerRole", "mapedFileSizeCommitLog", "flushCommitLogLeastPages", "transientStorePoolEnable",
+             "objectStoreSecretKey", "metricsExporterType", "adminPort", "x", "initAuthenticationUser",
+             "objectStoreAccessKey"]  # fmt: skip
+    assert list(rows)[: len(given)] == given
+    assert [name for name in given if states[name] == "fail"] == ["brokerRole", "x"]
+    assert [name for name in given if states[name] == "warn"] == [
+        "transientStorePoolEnable", "objectStoreSecretKey", "metricsExporterType", "objectStoreAccessKey"
+    ]  # fmt: skip
+    assert "instead: ASYNC_MASTER" in rows["brokerRole"]["found"]
+    assert rows["mapedFileSizeCommitLog"]["found"].endswith(":2: honoured as mappedFileSizeCommitLog")
+    assert "instead: adminPort" in rows["metricsExporterType"]["found"]
+    assert "not given: broker-a here, the machine's name at RocketMQ's" in rows["brokerName"]["found"]
+    assert main.run(["doctor", "--keys"]) == 2
+
+
+def test_what_to_write_instead_is_said_of_keys_that_are_not_honoured_and_names_keys_that_are() -> None:
+    every = rocketmq_keys.keys((*rocketmq_keys.BROKER, *rocketmq_keys.NAMESRV, *rocketmq_keys.CONTROLLER))
+    own = {name for kind, _, _ in SERVERS for _, name, _ in parse_properties(to_properties(kind()), "")}
+    own |= {"initAuthenticationUser"}
+    for name, text in rocketmq_keys.INSTEAD.items():
+        assert every[name].reason != rocketmq_keys.HONOURED, name
+        named = set(re.findall(r"\b[a-z]+[A-Z]\w+", text)) - {"createUser", "createAcl"}
+        assert named <= own, name
+
+
 def code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names, key=str.lower))
 
@@ -285,6 +326,19 @@ def rendered() -> str:
         harmless = ", ".join(f"`{text.replace('{root}', 'storePathRootDir')}`" if text else "empty"
                              for text in rule.harmless)  # fmt: skip
         lines.append(f"| `{name}` | {harmless} | {f'`{rule.unless}`' if rule.unless else ''} | {rule.why} |")
+    lines += ["", "What to write instead, where something here does what the key was for:", ""]
+    lines += ["| instead of | |", "|---|---|"]
+    by_text: dict[str, list[str]] = {}
+    for name, text in rocketmq_keys.INSTEAD.items():
+        by_text.setdefault(text, []).append(name)
+    lines += [f"| {code(names)} | {text} |" for text, names in by_text.items()]
+    lines += ["", "Where a file says nothing of these, neve goes another way than RocketMQ:", ""]
+    lines += ["| file | key | neve | RocketMQ | why |", "|---|---|---|---|---|"]
+    for kind, _, _ in SERVERS:
+        own = {name: value for _, name, value in parse_properties(to_properties(kind()), "")}
+        file = {"BrokerConfig": "broker", "NamesrvConfig": "namesrv", "ControllerConfig": "controller"}[kind.__name__]
+        for name, other in rocketmq_keys.OTHER_DEFAULTS[kind.__name__].items():
+            lines.append(f"| {file}.conf | `{name}` | {own[name]} | {other.theirs or 'empty'} | {other.why} |")
     return "\n".join(lines) + "\n"
 
 
