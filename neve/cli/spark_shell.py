@@ -88,7 +88,7 @@ def _prompt(names: dict[str, Any], frames: Mapping[str, object]) -> None:
     )
     if sys.stdin.isatty():
         try:
-            from IPython import start_ipython  # type: ignore[import-not-found]
+            from IPython import start_ipython
         except ModuleNotFoundError:
             pass
         else:

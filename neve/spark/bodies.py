@@ -15,7 +15,7 @@ from neve.record.layout import COMPRESSED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 KINDS = ("bytes", "text", "json", "avro", "protobuf")
 _BY_FILE = ("avro", "protobuf")
@@ -156,13 +156,14 @@ def _given(frame: DataFrame, decoded: _Decoded, on_error: str) -> DataFrame:
 def _as_json(body: Column, kind: str, schema_file: str | Path, message: str | None) -> Column:
     """A struct of `text` and `error`."""
     from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType
 
     from neve.spark.schema_files import json_writer
 
     arrow_udf = getattr(f, "arrow_udf", None)
     if arrow_udf is None:
         raise NotImplementedError(f"{kind} bodies need Spark 4.1 or newer")
-    written: Column = arrow_udf(json_writer(kind, schema_file, message), "struct<text: string, error: string>")(body)
+    written: Column = arrow_udf(json_writer(kind, schema_file, message), _told_with("text", StringType()))(body)
     return written
 
 
@@ -201,14 +202,22 @@ def _unfit(value: Column, text: Column, kind: StructType) -> Column:
 def _inflated(limit: int) -> Column:
     """A struct of `body` and `error`; only packed bodies travel to Python."""
     from pyspark.sql import functions as f
+    from pyspark.sql.types import BinaryType
 
-    kind = "struct<body: binary, error: string>"
+    kind = _told_with("body", BinaryType())
     arrow_udf = getattr(f, "arrow_udf", None)  # from Spark 4.1 on
     run = arrow_udf(batch_inflater(limit), kind) if arrow_udf else f.udf(inflater(limit), kind, useArrow=False)
     packed = f.col("sys_flag").bitwiseAND(COMPRESSED) != 0
     told = run(f.when(packed, f.col("body")), f.when(packed, f.col("sys_flag")))
     as_it_is = f.struct(f.col("body").alias("body"), f.lit(None).cast("string").alias("error"))
     return f.when(packed, told).otherwise(as_it_is)
+
+
+def _told_with(name: str, kind: DataType) -> StructType:
+    """Not as DDL, which Spark Connect's server would be asked to parse: no flow of a pipeline may ask it anything."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    return StructType([StructField(name, kind), StructField("error", StringType())])
 
 
 def batch_inflater(limit: int = INFLATED_LENGTH_MAX, most: int = ARRAY_BYTES) -> Callable[[Any, Any], Any]:
