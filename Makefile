@@ -132,6 +132,7 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.catalog
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.isolation
+	$(BIN)/python -m bench.spark
 
 clean: ## remove what the commands made
 	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb .mypy_cache .ruff_cache .pytest_cache .hypothesis
