@@ -89,9 +89,12 @@ def verify(
 @click.option("--schema-file", type=click.Path(exists=True, dir_okay=False), help="Of avro its .avsc, of protobuf a "
               "descriptor set.")  # fmt: skip
 @click.option("--message", help="Of protobuf the full name of a body's message.")
+@click.option("--registry", help="Instead of a file: http(s)://HOST:PORT of the schema registry whose numbers bodies "
+              "begin with. NEVE_REGISTRY_AUTH says user:password.")  # fmt: skip
 @click.option("--flat", is_flag=True, help="The fields of the values are columns of the table.")
 @click.option("--on-error", type=click.Choice(["null", "stop"]), default="null", show_default=True,
               help="Of a body that is none: no value, and why in body_error; or stop.")  # fmt: skip
+@click.option("--dead-letters", metavar="TABLE", help="A table of their own for rows whose bodies are none.")
 @click.option(
     "--expired",
     type=click.Choice(["keep", "drop"]),
@@ -106,8 +109,8 @@ def verify(
 @job_options
 def materialize(
     *, topic: str, table: str, decode: str, schema: str | None, schema_file: str | None, message: str | None,
-    flat: bool, on_error: str, expired: str, lossy: bool, broker: str | None, rows_per_commit: int, store: str,
-    master: str | None, as_json: bool,
+    registry: str | None, flat: bool, on_error: str, dead_letters: str | None, expired: str, lossy: bool,
+    broker: str | None, rows_per_commit: int, store: str, master: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Take TABLE, a directory of Parquet by day, up to the end of the archived TOPIC: what is new, each row once.
 
@@ -126,12 +129,15 @@ def materialize(
     if decode == "json" and schema is None and flat:
         raise click.UsageError("--flat needs a --schema")
     try:
-        open_table(table)  # a wrong URL is told before a JVM starts
-        with _spark(store, master, "neve spark materialize", table) as spark:
+        tables = [table] if dead_letters is None else [table, dead_letters]
+        for one in tables:
+            open_table(one)  # a wrong URL is told before a JVM starts
+        with _spark(store, master, "neve spark materialize", *tables) as spark:
             done = job(
                 spark, topic, store=store, table=table, kind=decode, schema=schema, schema_file=schema_file,
-                message=message, on_error=on_error, flat=flat, expired=expired, broker=broker,
-                fails_on_data_loss=not lossy, rows_per_commit=rows_per_commit, progress=progress,
+                message=message, registry=registry, on_error=on_error, dead_letters=dead_letters, flat=flat,
+                expired=expired, broker=broker, fails_on_data_loss=not lossy, rows_per_commit=rows_per_commit,
+                progress=progress,
             )  # fmt: skip
     except (NoTable, Overtaken) as error:
         raise Failure(CONFLICT, str(error)) from error
@@ -141,7 +147,8 @@ def materialize(
         click.echo(json.dumps(done.as_json(), ensure_ascii=False))
         return
     dropped = f", {done.dropped_rows} dropped" if done.dropped_rows else ""
-    say(f"{done.rows} rows added{dropped}; {done.table_rows} rows in {done.table_files} files of {table}")
+    dead = "" if dead_letters is None else f"; {done.dead_rows} dead letters in {dead_letters}"
+    say(f"{done.rows} rows added{dropped}; {done.table_rows} rows in {done.table_files} files of {table}{dead}")
 
 
 @click.command()

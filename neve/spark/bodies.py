@@ -5,6 +5,7 @@ Everything here takes any DataFrame, of a batch or a stream, that has neve's col
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from neve.record import bodies as record_bodies
 from neve.record.bodies import INFLATED_LENGTH_MAX
 from neve.record.layout import COMPRESSED
+from neve.spark.registry import Registry, registry_at
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,6 +25,8 @@ SAMPLE_BYTES = 4 << 20
 ARRAY_BYTES = (1 << 31) - 1  # an Arrow array of bytes holds no more
 
 _UNFIT = "the JSON is not of the schema"
+_NUMBER_END = 5  # of the number of a registry's schema, and the 0 before it
+_NO_NUMBER = "the body does not begin with 0 and four bytes, so it names no schema of a registry"
 _CORRUPT = "__neve_corrupt"  # where from_json puts the text of what is not of its schema
 _PLACE = ("broker", "topic", "queue_id", "queue_offset")
 _DEAD = (*_PLACE, "store_timestamp", "msg_id", "body_error", "body", "body_codec")
@@ -44,6 +48,8 @@ def decode_bodies(
     schema: StructType | str | None = None,
     schema_file: str | Path | None = None,
     message: str | None = None,
+    registry: str | None = None,
+    registry_credentials: str | None = None,
     on_error: str = "null",
     max_body: int = INFLATED_LENGTH_MAX,
 ) -> DataFrame:
@@ -54,19 +60,18 @@ def decode_bodies(
         kind: `bytes` puts them into `body`; `text` adds `text`; `json`, `avro` and `protobuf` add `value`.
         schema_file: of `avro` its schema (.avsc), of `protobuf` a descriptor set (`protoc --include_imports -o FILE`).
         message: of `protobuf` the full name of a body's message.
+        registry: instead of a schema_file, http(s)://HOST:PORT of the schema registry whose number stands at the begin
+            of each body. Bodies of `json` are freed of it; the registry is not asked for those.
+        registry_credentials: user:password; without it what the driver's NEVE_REGISTRY_AUTH says.
         schema: the type of `value` (StructType or DDL); without it `value` is a VARIANT.
         on_error: of a body that is not of this kind, `null` makes null and says why in the column `body_error`; `stop`
             ends the query that meets one, and names its place.
         max_body: how many bytes a body may be when inflated.
     """
-    if kind not in KINDS:
-        raise ValueError(f"bodies are decoded as one of {', '.join(KINDS)}, not {kind!r}")
-    if on_error not in ("null", "stop"):
-        raise ValueError(f"on_error is 'null' or 'stop', not {on_error!r}")
-    if schema is not None and kind in ("bytes", "text"):
-        raise ValueError("a schema goes with json, avro and protobuf")
-    if (schema_file is not None) != (kind in _BY_FILE):
-        raise ValueError("a schema_file goes with avro and protobuf, and they with one")
+    _check(kind, schema, schema_file, registry, on_error)
+    if registry is None and registry_credentials is not None:
+        raise ValueError("registry_credentials go with a registry")
+    asked = None if registry is None else registry_at(registry, registry_credentials, os.environ)
     from pyspark.sql import functions as f
 
     told = frame.withColumn(_INFLATED, _inflated(max_body))
@@ -75,9 +80,14 @@ def decode_bodies(
         decoded = _Decoded("body", body, error)
     else:
         no_body = f.when(body.isNull(), "there is no body")
-        if schema_file is not None:
-            told = told.withColumn(_TEXT, _as_json(body, kind, schema_file, message))
+        if kind in _BY_FILE:
+            told = told.withColumn(_TEXT, _as_json(body, kind, schema_file, message, asked))
             text, wrong = f.col(f"{_TEXT}.text"), f.col(f"{_TEXT}.error")
+        elif asked is not None:
+            numbered = (f.length(body) >= _NUMBER_END) & (f.substring(body, 1, 1) == f.lit(b"\x00"))
+            told = told.withColumn(_TEXT, f.try_validate_utf8(_behind_number(body).cast("string")))
+            text = f.when(numbered, f.col(_TEXT))
+            wrong = f.when(~numbered, _NO_NUMBER).when(f.col(_TEXT).isNull(), "the body is not UTF-8")
         else:
             told = told.withColumn(_TEXT, f.try_validate_utf8(body.cast("string")))
             text, wrong = f.col(_TEXT), f.when(f.col(_TEXT).isNull(), "the body is not UTF-8")
@@ -86,6 +96,24 @@ def decode_bodies(
         if decoded.of is not None:
             told = told.withColumn(_VALUE, decoded.of)
     return _given(told, decoded, on_error).drop(_INFLATED, _TEXT, _VALUE)
+
+
+def _check(
+    kind: str, schema: StructType | str | None, schema_file: str | Path | None, registry: str | None, on_error: str
+) -> None:
+    """Raises ValueError for what does not go together."""
+    if kind not in KINDS:
+        raise ValueError(f"bodies are decoded as one of {', '.join(KINDS)}, not {kind!r}")
+    if on_error not in ("null", "stop"):
+        raise ValueError(f"on_error is 'null' or 'stop', not {on_error!r}")
+    if schema is not None and kind in ("bytes", "text"):
+        raise ValueError("a schema goes with json, avro and protobuf")
+    if (schema_file is not None) + (registry is not None) != 1 and kind in _BY_FILE:
+        raise ValueError(f"{kind} goes with a schema_file or a registry")
+    if schema_file is not None and kind not in _BY_FILE:
+        raise ValueError("a schema_file goes with avro and protobuf")
+    if registry is not None and kind not in (*_BY_FILE, "json"):
+        raise ValueError("a registry goes with avro, protobuf and json")
 
 
 def split_bodies(decoded: DataFrame) -> Bodies:
@@ -153,17 +181,32 @@ def _given(frame: DataFrame, decoded: _Decoded, on_error: str) -> DataFrame:
     return frame.withColumn(name, f.when(error.isNotNull(), stop).otherwise(value))
 
 
-def _as_json(body: Column, kind: str, schema_file: str | Path, message: str | None) -> Column:
+def _behind_number(body: Column) -> Column:
+    """What follows the number of its schema; an empty body stays one."""
+    from pyspark.sql import functions as f
+
+    return f.substring(body, f.lit(_NUMBER_END + 1), f.length(body))
+
+
+def _as_json(
+    body: Column, kind: str, schema_file: str | Path | None, message: str | None, registry: Registry | None
+) -> Column:
     """A struct of `text` and `error`."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType
 
-    from neve.spark.schema_files import json_writer
+    from neve.spark import registry as by_registry
+    from neve.spark import schema_files as by_file
 
     arrow_udf = getattr(f, "arrow_udf", None)
     if arrow_udf is None:
         raise NotImplementedError(f"{kind} bodies need Spark 4.1 or newer")
-    written: Column = arrow_udf(json_writer(kind, schema_file, message), _told_with("text", StringType()))(body)
+    if registry is not None:
+        writer = by_registry.json_writer(kind, registry)
+    else:
+        assert schema_file is not None, "one of the two says what bodies are"
+        writer = by_file.json_writer(kind, schema_file, message)
+    written: Column = arrow_udf(writer, _told_with("text", StringType()))(body)
     return written
 
 

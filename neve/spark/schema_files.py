@@ -2,7 +2,7 @@
 
 What comes out is JSON, so that a schema, a VARIANT and errors are one thing for all kinds of bodies. Bytes are base64,
 times ISO 8601, decimals text; Protobuf's JSON is as its own library writes it, with the names of the fields. The
-functions travel by value: workers need `fastavro` or `protobuf`, and no neve.
+functions travel by value: workers need `fastavro` or `protobuf`, and no neve. So each stands whole within another.
 """
 
 from __future__ import annotations
@@ -54,39 +54,92 @@ def json_writer(kind: str, schema_file: str | Path, message: str | None) -> Call
     return write_all
 
 
+#: What a body that is none may raise.
+AVRO_ERRORS = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, RecursionError)
+
+
 def _avro(data: bytes) -> tuple[OneBody, tuple[type[Exception], ...]]:
     import json
 
     import fastavro
 
+    reader = avro_reader()
     try:
         schema = json.loads(data)
-        fastavro.parse_schema(schema)
+        reader(schema, [])
     except (ValueError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise ValueError(f"the file is no Avro schema: {error}") from error
-    parsed: list[Any] = []  # once in each worker
-
-    def plain(value: Any) -> str:
-        import base64
-
-        if isinstance(value, bytes):
-            return base64.b64encode(value).decode()
-        return str(value.isoformat() if hasattr(value, "isoformat") else value)
+    made: list[OneBody] = []  # once in each worker
 
     def one(body: bytes) -> str:
+        if not made:
+            made.append(reader(schema, []))
+        return made[0](body)
+
+    return one, AVRO_ERRORS
+
+
+def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
+    """What makes of a schema, and of those that it refers to by name, a reader of bodies. It travels by value."""
+
+    def reader_of(schema: Any, referred: list[Any]) -> OneBody:
+        import base64
         import io
+        import json
 
         import fastavro
+        import fastavro._read_py
 
-        if not parsed:
-            parsed.append(fastavro.parse_schema(schema))
-        stream = io.BytesIO(body)
-        value = fastavro.schemaless_reader(stream, parsed[0], None)
-        if stream.tell() != len(body):
-            raise ValueError(f"it ends at byte {stream.tell()} of {len(body)}")
-        return json.dumps(value, default=plain, ensure_ascii=False, allow_nan=False)
+        #: fastavro's compiled reader calls itself for each level, and the stack of a process that nests deeper than
+        #: some ten thousand ends it. A level takes a byte at least, but for records that hold themselves directly.
+        harmless = 2000
+        named: dict[str, Any] = {}
+        for other in referred:
+            fastavro.parse_schema(other, named_schemas=named)
+        parsed: Any = fastavro.parse_schema(schema, named_schemas=named)
 
-    return one, (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, RecursionError)
+        def nests(kind: Any, within: tuple[str, ...]) -> bool:
+            """Whether a value may hold another of its own type."""
+            if isinstance(kind, str):
+                return kind in within or (kind in named and nests(named[kind], within))
+            if isinstance(kind, list):
+                return any(nests(one, within) for one in kind)
+            if kind["type"] in ("record", "error"):
+                inner = (*within, kind["name"])
+                return any(nests(field["type"], inner) for field in kind["fields"])
+            inside = kind.get("items", kind.get("values"))
+            return nests(kind["type"] if inside is None else inside, within)
+
+        def holds_itself(kind: Any, within: tuple[str, ...]) -> bool:
+            """The same where nothing of the body stands between the two."""
+            if isinstance(kind, str):
+                return kind in within or (kind in named and holds_itself(named[kind], within))
+            if isinstance(kind, list) or kind["type"] not in ("record", "error"):
+                return False
+            return any(holds_itself(field["type"], (*within, kind["name"])) for field in kind["fields"])
+
+        def plain(value: Any) -> str:
+            if isinstance(value, bytes):
+                return base64.b64encode(value).decode()
+            return str(value.isoformat() if hasattr(value, "isoformat") else value)
+
+        compiled, careful = fastavro.schemaless_reader, fastavro._read_py.schemaless_reader
+        whole = {name: kind for name, kind in named.items() if kind["type"] in ("record", "error")}
+        if any(holds_itself(kind, ()) for kind in whole.values()):
+            raise ValueError(f"a record holds itself, so no body ever ends: {', '.join(whole)}")
+        is_deep = nests(parsed, ())
+
+        def one(body: bytes) -> str:
+            stream = io.BytesIO(body)
+            read = careful if is_deep and len(body) > harmless else compiled
+            value = read(stream, parsed, None)
+            if stream.tell() != len(body):
+                raise ValueError(f"it ends at byte {stream.tell()} of {len(body)}")
+            return json.dumps(value, default=plain, ensure_ascii=False, allow_nan=False)
+
+        return one
+
+    return reader_of
 
 
 def _protobuf(data: bytes, message: str | None) -> tuple[OneBody, tuple[type[Exception], ...]]:

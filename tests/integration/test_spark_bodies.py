@@ -19,7 +19,8 @@ from neve import spark as neve_spark
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZSTD
 from neve.spark import Bodies, decode_bodies, json_schema, split_bodies
 from tests.doubles.archive_on_paper import ArchiveOnPaper
-from tests.unit.cli.test_schema_files import ORDER, avro_body, descriptors, protobuf_body
+from tests.servers.schema_registry import SchemaRegistry
+from tests.unit.cli.test_schema_files import ORDER, VALUE, avro_body, descriptors, protobuf_body
 
 pytestmark = [
     pytest.mark.servers,
@@ -119,6 +120,57 @@ def test_avro_and_protobuf_are_values_by_their_schema_files(topics: tuple[Any, A
     texts = told(variant.withColumn("json", f.to_json("value")), "json")
     assert texts[1] == ('{"order_name":"Zürich","prices":[{"cents":"150"}]}', None)
     assert str(texts[2][1]).startswith("the body is not protobuf of the schema")
+
+
+def test_bodies_are_values_by_the_registry_that_their_numbers_are_of(topics: tuple[Any, Any], tmp_path: Path) -> None:
+    """Two versions of a schema in one topic; in a batch, and in a stream that sets apart what is none."""
+    newer = {**ORDER, "fields": [*ORDER["fields"], {"name": "more", "type": ["null", "int"], "default": None}]}
+    with SchemaRegistry() as registry:
+        registry.put(7, json.dumps(ORDER), "orders-value")
+        registry.put(8, json.dumps(newer), "orders-value", 2)
+        bodies = [
+            b"\0\0\0\0\7" + avro_body(),
+            b"\0\0\0\0\x08" + avro_body({**VALUE, "more": 5}, newer),
+            b"\0\0\0\0\x09x",
+        ]
+        frame = (
+            topics[0]
+            .where("queue_offset < 3")
+            .withColumn("body", f.element_at(f.array(*map(f.lit, bodies)), f.col("queue_offset").cast("int") + 1))
+        )
+        typed = "id BIGINT, name STRING, more INT"
+        found = told(decode_bodies(frame, "avro", registry=registry.url, schema=typed), "value")
+        assert [(found[at][0].id, found[at][0].name, found[at][0].more) for at in (0, 1)] == [
+            (1 << 40, "Zürich", None), (1 << 40, "Zürich", 5)
+        ]  # fmt: skip
+        assert found[2] == (None, "the registry has no schema 9")
+
+        frame.write.parquet(f"{tmp_path}/rows")
+        rows = topics[0].sparkSession.readStream.schema(frame.schema).parquet(f"{tmp_path}/rows")
+        halves = split_bodies(decode_bodies(rows, "avro", registry=registry.url, schema=typed))
+        for name, half in halves._asdict().items():
+            query = half.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/{name}.checkpoint")
+            query.trigger(availableNow=True).start(f"{tmp_path}/{name}").awaitTermination()
+    read = topics[0].sparkSession.read
+    assert sorted(row.queue_offset for row in read.parquet(f"{tmp_path}/good").collect()) == [0, 1]
+    (dead,) = read.parquet(f"{tmp_path}/dead").collect()
+    assert (dead.queue_offset, dead.body_error, dead.body) == (2, "the registry has no schema 9", bodies[2])
+
+
+def test_json_of_a_registry_is_freed_of_its_number(topics: tuple[Any, Any]) -> None:
+    bodies = [b'\0\0\0\0\7{"n": 1, "q": 2}', b'{"n": 1}', b"\0\0\0\0\7", b"\0\0\0\0\7\xff"]
+    frame = (
+        topics[0]
+        .where("queue_offset < 4")
+        .withColumn("body", f.element_at(f.array(*map(f.lit, bodies)), f.col("queue_offset").cast("int") + 1))
+    )
+    found = told(decode_bodies(frame, "json", registry="http://127.0.0.1:9", schema=SCHEMA), "value")
+    assert (tuple(found[0][0]), found[0][1]) == ((1, 2), None)
+    assert [found[at][1] for at in (1, 2, 3)] == [
+        "the body does not begin with 0 and four bytes, so it names no schema of a registry",
+        "the body is not JSON",
+        "the body is not UTF-8",
+    ]
 
 
 def test_text_that_is_none_is_null_with_its_error(topics: tuple[Any, Any]) -> None:
@@ -222,7 +274,11 @@ def test_what_can_not_be_meant_is_refused(topics: tuple[Any, Any]) -> None:
         decode_bodies(topics[0], "xml")
     with pytest.raises(ValueError, match="'null' or 'stop'"):
         decode_bodies(topics[0], "text", on_error="skip")
-    with pytest.raises(ValueError, match="schema_file"):
+    with pytest.raises(ValueError, match="schema_file or a registry"):
         decode_bodies(topics[0], "avro")
+    with pytest.raises(ValueError, match="schema_file or a registry"):
+        decode_bodies(topics[0], "avro", schema_file=__file__, registry="http://h")
+    with pytest.raises(ValueError, match="a registry goes with"):
+        decode_bodies(topics[0], "text", registry="http://h")
     with pytest.raises(ValueError, match="goes with json"):
         decode_bodies(topics[0], "text", schema=SCHEMA)

@@ -94,6 +94,56 @@ def test_a_run_that_dies_leaves_what_was_there_and_the_next_has_all(spark: Any, 
     assert found(spark, table) == list(range(20))
 
 
+def bad(row: dict[str, Any]) -> dict[str, Any]:
+    """Each fourth body is none: half of them do not inflate."""
+    offset = row["queue_offset"]
+    return (
+        {**row, "body": b"no zlib" if offset % 8 == 3 else b"{", "sys_flag": int(offset % 8 == 3)}
+        if offset % 4 == 3
+        else row
+    )
+
+
+def test_dead_letters_have_a_table_of_their_own_and_each_row_is_in_one_of_the_two(spark: Any, tmp_path: Path) -> None:
+    url, table, dead = f"dir:{tmp_path}/archive", tmp_path / "table", tmp_path / "dead"
+    archive = ArchiveOnPaper(open_store(url), "a", "orders")
+    archive.write(0, 0, 0, 10, hour=0, change=bad)
+    options: dict[str, Any] = {**JSON, "dead_letters": f"dir:{dead}"}
+    done = materialize(spark, "orders", store=url, table=f"dir:{table}", **options)
+    assert (done.rows, done.table_rows, done.dead_rows) == (8, 8, 2)
+    archive.write(100, 0, 10, 10, hour=0, change=bad)
+    with pytest.raises(Killed):  # between the two
+        materialize(spark, "orders", store=url, table=f"dir:{table}", table_store=Mortal(table, 1), **options)
+    letters = [3, 7, 11, 15, 19]
+    assert found(spark, table) == [n for n in range(10) if n not in letters]
+    done = materialize(spark, "orders", store=url, table=f"dir:{table}", **options)
+    assert (done.rows, done.table_rows, done.dead_rows) == (10 - 3, 15, 5)
+    assert found(spark, table) == [n for n in range(20) if n not in letters]
+    assert "body_error" not in spark.read.parquet(str(table)).columns
+    rows = {row.queue_offset: row for row in spark.read.parquet(str(dead)).collect()}
+    assert sorted(rows) == letters
+    assert (bytes(rows[3].body), bytes(rows[7].body)) == (b"no zlib", b"{"), "as they are stored"
+    assert rows[3].body_error.startswith("the body is not what its sysFlag says")
+    assert (rows[7].body_error, rows[7].broker, rows[7].body_codec) == ("the body is not JSON", "a", "zlib")
+
+    archive.append(Expire(keys=[], delete_after_ms=T0, minimums={"orders": {0: 12}}))
+    done = materialize(spark, "orders", store=url, table=f"dir:{table}", expired="drop", **options)
+    assert (done.dropped_rows, done.table_rows, done.dead_rows) == (9, 6, 2)
+    assert found(spark, table) == [12, 13, 14, 16, 17, 18]
+    with pytest.raises(NoTable, match="begun with on_error 'dead letters'"):
+        materialize(spark, "orders", store=url, table=f"dir:{table}", **JSON)
+    with pytest.raises(ValueError, match="another table"):
+        materialize(spark, "orders", store=url, table=f"dir:{table}", **JSON, dead_letters=f"dir:{table}")
+
+
+def test_a_topic_without_dead_letters_has_an_empty_table_of_them(spark: Any, tmp_path: Path) -> None:
+    url, table, dead = f"dir:{tmp_path}/archive", tmp_path / "table", tmp_path / "dead"
+    ArchiveOnPaper(open_store(url), "a", "orders").write(0, 0, 0, 10, hour=0)
+    done = materialize(spark, "orders", store=url, table=f"dir:{table}", dead_letters=f"dir:{dead}", **JSON)
+    assert (done.table_rows, done.dead_rows) == (10, 0)
+    assert spark.read.schema("queue_offset BIGINT, body_error STRING").parquet(str(dead)).count() == 0
+
+
 DIES = """
 import os, signal, sys
 from neve import spark as neve_spark

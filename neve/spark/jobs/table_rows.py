@@ -25,6 +25,13 @@ class Written(NamedTuple):
     spans: tuple[Span, ...]
 
 
+class Output(NamedTuple):
+    """What came of rows: files, and of how many rows. A table of a half of them has the fewer."""
+
+    files: list[Written]
+    seen: int
+
+
 def went(rows: Mapping[str, Rows], known: Mapping[str, Catalog], topic: str, *, expired: bool) -> dict[str, Rows]:
     """Those of a table's rows, by broker, that were erased, or have expired. A broker that is not known loses none."""
     gone: dict[str, Rows] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from neve.archive.follow import catalogs
 from neve.spark.jobs.table_log import Commit, TableFile, TableLog
-from neve.spark.jobs.table_rows import Written, hit, rows_in, went
+from neve.spark.jobs.table_rows import Output, Written, hit, rows_in, went
 from neve.spark.planning.options import Options
 from neve.spark.planning.planner import StreamPlanner
 from neve.spark.planning.positions import decoded, encoded
@@ -28,15 +28,24 @@ class ObjectGone(RuntimeError):
 
 
 class Writer(Protocol):
-    """What a run asks of Spark. `staged`: where in the staging, below which a file's day is a folder."""
+    """What a run asks of Spark. `staged`: where in the staging, below which a file's day is a folder.
 
-    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> list[Written]: ...
+    `is_half`: of the rows that it is given, some belong into another table.
+    """
+
+    @property
+    def is_half(self) -> bool: ...
+
+    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> Output: ...
 
     def rewrite(self, files: Sequence[TableFile], without: Mapping[str, Rows], staged: str) -> list[Written]: ...
 
 
 class MaterializeJob(NamedTuple):
-    """What a run did, and what the table holds after it; `commits` is the number of its newest."""
+    """What a run did, and what the table holds after it; `commits` is the number of its newest.
+
+    `dead_rows`: those that the table of dead letters holds, where there is one.
+    """
 
     topic: str
     table: str
@@ -46,6 +55,7 @@ class MaterializeJob(NamedTuple):
     table_rows: int
     table_files: int
     table_bytes: int
+    dead_rows: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The report that a program reads."""
@@ -94,8 +104,9 @@ class Run:
             return self._log.commit(state._replace(position=position))
         names = self._names(slices)
         planned = rows_in(slices, names, self._topic)
-        written = self._writer.write(slices, names, self._log.staging(state, "new"))
-        self._check(written, sum(map(count, planned.values())))
+        written, seen = self._writer.write(slices, names, self._log.staging(state, "new"))
+        _check(seen, sum(map(count, planned.values())))
+        assert self._writer.is_half or seen == sum(one.rows for one in written)
         brokers = sorted({*state.rows, *planned})
         rows = {broker: union(state.rows.get(broker, {}), planned.get(broker, {})) for broker in brokers}
         files = (*state.files, *self._files(state, written))
@@ -115,20 +126,19 @@ class Run:
         written: list[Written] = []
         if cut:
             written = self._writer.rewrite(cut, gone, self._log.staging(state, "cut"))
+        had, has = sum(file.rows for file in (*whole, *cut)), sum(one.rows for one in written)
         rows_gone = sum(map(count, gone.values()))
-        self._check(written, sum(file.rows for file in (*whole, *cut)) - rows_gone)
+        if not self._writer.is_half:
+            _check(has, had - rows_gone)
+        elif not had - rows_gone <= has <= had:  # which of those that went it had is not known
+            _check(has, max(had - rows_gone, 0))
         paths = {file.path for file in (*whole, *cut)}
         files = (*(file for file in state.files if file.path not in paths), *self._files(state, written))
         rows = {broker: minus(rows, gone.get(broker, {})) for broker, rows in state.rows.items()}
         state = self._log.commit(state._replace(rows=rows, files=files, dropped=tuple(sorted(paths))))
-        self._dropped += rows_gone
+        self._dropped += had - has
         self._log.clear()
         return state
-
-    def _check(self, written: Sequence[Written], planned: int) -> None:
-        found = sum(one.rows for one in written)
-        if found != planned:
-            raise RowsDiffer(f"{found} rows were written of {planned} that were planned: nothing of them is committed")
 
     def _files(self, state: Commit, written: Iterable[Written]) -> list[TableFile]:
         made = f"{state.number + 1:08d}-{self._log.attempt[:8]}"
@@ -158,3 +168,9 @@ class Run:
             len(state.files),
             size,
         )
+
+
+def _check(found: int, planned: int) -> None:
+    """Raises RowsDiffer."""
+    if found != planned:
+        raise RowsDiffer(f"{found} rows were written of {planned} that were planned: nothing of them is committed")

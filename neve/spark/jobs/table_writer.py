@@ -1,6 +1,7 @@
 """The rows of a table's run by Spark: read, decoded, written aside by day, and counted again from what was written.
 
 Objects of which all rows are wanted go through the JVM's reader; of the others a task in Python takes the rows.
+Where dead letters have a table of their own, each of the two writers leaves out what is the other's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from neve.spark.bodies import decode_bodies
 from neve.spark.builder import parse_store
 from neve.spark.jobs.spread import slots, spread
 from neve.spark.jobs.table_log import Span, TableFile, TableLog
-from neve.spark.jobs.table_rows import Written, positions_of, sorted_out
+from neve.spark.jobs.table_rows import Output, Written, positions_of, sorted_out
 from neve.spark.manifest import manifest_of
 from neve.spark.planning.planner import Wanted
 from neve.spark.planning.rows import Rows
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 COLUMNS = ("broker", "queue_id", "queue_offset", "store_timestamp", "born_timestamp", "msg_id", "tags", "keys",
            "properties", "reconsume_times")  # fmt: skip
 _BODY = {"bytes": ("body",), "text": ("text",)}
+ALL, GOOD, DEAD = "all", "good", "dead"  # by whether their bodies could be decoded
+_STORED = "__neve_stored"
 _PLACES = "broker STRING, queue_id INT, queue_offset BIGINT, dt STRING"
 _PART_BYTES = 16 << 20
 
@@ -50,22 +53,33 @@ class SparkWriter:
         schema: StructType | str | None,
         schema_file: str | None,
         message: str | None,
+        registry: str | None,
         on_error: str,
         flat: bool,
+        half: str = ALL,
     ) -> None:
         self._spark, self._topic, self._store, self._log, self._full_path = spark, topic, store, log, full_path
         self._decode = partial(
-            decode_bodies, kind=kind, schema=schema, schema_file=schema_file, message=message, on_error=on_error
-        )
-        self._kind, self._flat = kind, flat
-        self._schema = self._typed(scan(spark, parse_store(store), topic, [])).schema
+            decode_bodies, kind=kind, schema=schema, schema_file=schema_file, message=message, registry=registry,
+            on_error=on_error,
+        )  # fmt: skip
+        self._kind, self._flat, self._half = kind, flat, half
+        self._schema = self._of_half(self._typed(scan(spark, parse_store(store), topic, []))).schema
+
+    @property
+    def is_half(self) -> bool:
+        """Whether another table has the other rows."""
+        return self._half != ALL
 
     def columns(self) -> str:
         """The table's, as Spark tells a schema."""
         return str(self._schema.json())
 
-    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> list[Written]:
+    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> Output:
         """New rows."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
         whole, parts = sorted_out(slices, names)
         frame = None
         if whole:
@@ -74,7 +88,13 @@ class SparkWriter:
             some = self._rows_of(parts)
             frame = some if frame is None else frame.unionByName(some)
         assert frame is not None, "there are slices"
-        return self._written(self._typed(frame), staged)
+        typed = self._typed(frame)
+        if not self.is_half:
+            written = self._written(typed, staged)
+            return Output(written, sum(one.rows for one in written))
+        seen = Observation()
+        written = self._written(self._of_half(typed.observe(seen, f.count(f.lit(1)).alias("rows"))), staged)
+        return Output(written, int(seen.get["rows"]))
 
     def rewrite(self, files: Sequence[TableFile], without: Mapping[str, Rows], staged: str) -> list[Written]:
         """What else is in these files."""
@@ -102,6 +122,9 @@ class SparkWriter:
         return spread(self._spark, tasks, partial(_rows_of_task, self._store, target), schema)
 
     def _typed(self, frame: DataFrame) -> DataFrame:
+        if self._half == DEAD:
+            decoded = self._decode(frame.withColumn(_STORED, frame["body"]))
+            return decoded.select(*COLUMNS, decoded[_STORED].alias("body"), "body_codec", "body_error", "dt")
         decoded = self._decode(frame)
         body = [name for name in (*_BODY.get(self._kind, ("value",)), "body_error") if name in decoded.columns]
         chosen = decoded.select(*COLUMNS, *body, "dt")
@@ -114,6 +137,12 @@ class SparkWriter:
             raise ValueError(f"flat: the table has columns {', '.join(clash)} already")
         rest = [name for name in chosen.columns if name not in ("value", "dt")]
         return chosen.select(*rest, *(chosen["value"].getField(name).alias(name) for name in fields), "dt")
+
+    def _of_half(self, typed: DataFrame) -> DataFrame:
+        if self._half == ALL:
+            return typed
+        is_dead = typed["body_error"].isNotNull()
+        return typed.where(is_dead) if self._half == DEAD else typed.where(~is_dead).drop("body_error")
 
     def _written(self, frame: DataFrame, staged: str) -> list[Written]:
         frame.write.partitionBy("dt").mode("error").parquet(self._full_path(staged))

@@ -102,6 +102,41 @@ def test_an_avro_body_that_nests_too_deep_for_json_says_so(tmp_path: Path) -> No
     assert found[1] == {"text": '{"next": null}', "error": None}
 
 
+def test_an_avro_body_of_a_hundred_thousand_levels_ends_no_worker(tmp_path: Path) -> None:
+    """In a process of its own: what it had ended was the process."""
+    file = tmp_path / "node.avsc"
+    file.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}', "utf-8")
+    code = (
+        "import sys, pyarrow as pa\n"
+        "from neve.spark.schema_files import json_writer\n"
+        "found = json_writer('avro', sys.argv[1], None)(pa.array([b'\\2' * 100_000 + b'\\0', b'\\2\\2\\0']))\n"
+        "print(found.to_pylist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert b"RecursionError" in done.stdout
+    assert b'{"next": {"next": {"next": null}}}' in done.stdout
+
+
+def test_avro_types_that_nest_in_each_other_are_read_whatever_their_length(tmp_path: Path) -> None:
+    """A tree of lists and maps, longer than what the compiled reader is trusted with."""
+    tree = {
+        "type": "record", "name": "Tree", "namespace": "t", "fields": [
+            {"name": "kids", "type": {"type": "array", "items": "Tree"}},
+            {"name": "named", "type": {"type": "map", "values": ["null", "t.Tree"]}},
+            {"name": "text", "type": "string"},
+        ],
+    }  # fmt: skip
+    file = tmp_path / "tree.avsc"
+    file.write_text(json.dumps(tree), "utf-8")
+    leaf = {"kids": [], "named": {}, "text": "x" * 500}
+    value = {"kids": [leaf] * 4, "named": {"a": leaf, "b": None}, "text": ""}
+    body = avro_body(value, tree)
+    assert len(body) > 2000
+    found = json_writer("avro", file, None)(pa.array([body, avro_body(leaf, tree)])).to_pylist()
+    assert [json.loads(one["text"]) for one in found] == [value, leaf]
+
+
 def test_protobuf_is_json_and_what_is_none_says_why(desc: Path) -> None:
     write = json_writer("protobuf", desc, "shop.Order")
     found = write(pa.array([protobuf_body(), b"", None, b"\xff\xff"])).to_pylist()
@@ -146,6 +181,9 @@ def test_a_file_that_is_no_schema_is_refused(avsc: Path, desc: Path, monkeypatch
     ):
         with pytest.raises(ValueError, match=text):
             json_writer(kind, file, message)
+    avsc.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": "N"}]}')
+    with pytest.raises(ValueError, match="no Avro schema: a record holds itself"):
+        json_writer("avro", avsc, None)
     avsc.write_text('{"type": "recrod"}')
     with pytest.raises(ValueError, match="no Avro schema"):
         json_writer("avro", avsc, None)

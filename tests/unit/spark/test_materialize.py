@@ -19,7 +19,7 @@ from infra.object_store.open import open_store
 from neve.archive.journal import CommittedName, Deleted, Erase, Expire
 from neve.archive.source import open_source
 from neve.spark.jobs.table_log import Commit, NoTable, Overtaken, Span, TableFile, TableLog, decode, encode
-from neve.spark.jobs.table_rows import Written, rows_in
+from neve.spark.jobs.table_rows import Output, Written, rows_in
 from neve.spark.jobs.table_run import MaterializeJob, RowsDiffer, Run
 from neve.spark.jobs.table_store import DirectoryTable
 from neve.spark.planning.options import Options, Subscription
@@ -81,11 +81,14 @@ class Scribe:
     def __init__(self, root: Path, log: TableLog, lose: int = 0) -> None:
         self._root, self._log, self._lose = root, log, lose
 
-    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> list[Written]:
+    is_half = False
+
+    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> Output:
         planned = rows_in(slices, names, "orders")
         rows = [(broker, queue, at) for broker, queue, first, last in flat(planned) for at in range(first, last + 1)]
         half = len(rows) // 2
-        return self._put(staged, [rows[: half + 1 - self._lose], rows[half + 1 :]])
+        written = self._put(staged, [rows[: half + 1 - self._lose], rows[half + 1 :]])
+        return Output(written, sum(one.rows for one in written))
 
     def rewrite(self, files: Sequence[TableFile], without: Mapping[str, Rows], staged: str) -> list[Written]:
         gone = {(broker, queue, at) for broker, queue, first, last in flat(without) for at in range(first, last + 1)}
