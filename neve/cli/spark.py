@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import click
 
@@ -54,7 +57,7 @@ def sql(
     """Run QUERY; each topic is a table of its name, bodies are in the column `text` (or `value` with --decode json)."""
     if schema is not None and decode != "json":
         raise click.UsageError("--schema goes with --decode json")
-    from neve.spark import session
+    from neve.spark import progress, session
 
     known = known_topics(store)
     engine = session(store, master=master, app_name="neve spark sql", conf={"spark.log.level": "ERROR"})
@@ -66,11 +69,14 @@ def sql(
     try:
         offered(engine, topics or known, store, start=begin, end=stop, decode=decode, schema=schema)
         answer = engine.sql(query)
+        told: Any = answer.toJSON() if output == "json" else answer
+        with progress(engine, "query") if sys.stderr.isatty() else nullcontext():
+            found = told.collect()
         if output == "json":
-            for line in answer.toJSON().collect():
+            for line in found:
                 click.echo(json.dumps(json.loads(line), ensure_ascii=False))
             return
-        rows = [row.asDict(recursive=True) for row in answer.collect()]
+        rows = [row.asDict(recursive=True) for row in found]
         emit(rows, answer.columns, output)
         say(f"{len(rows)} rows")
     except PySparkException as error:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from neve.spark.jars import SparkSetupError
     from neve.spark.reader import archive_files, read_topic
     from neve.spark.repeats import without_repeats
+    from neve.spark.tasks_done import progress
 
 __all__ = [
     "Bodies",
@@ -21,6 +22,7 @@ __all__ = [
     "archive_files",
     "decode_bodies",
     "json_schema",
+    "progress",
     "read_topic",
     "session",
     "split_bodies",
@@ -33,6 +35,7 @@ _HOMES = {
     "archive_files": "neve.spark.reader",
     "decode_bodies": "neve.spark.bodies",
     "json_schema": "neve.spark.bodies",
+    "progress": "neve.spark.tasks_done",
     "read_topic": "neve.spark.reader",
     "session": "neve.spark.builder",
     "split_bodies": "neve.spark.bodies",

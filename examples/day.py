@@ -1,0 +1,58 @@
+"""A day of flights from New York, and its weather, sent to a running neve and archived: what the notebooks look at.
+
+neve up --data /tmp/neve --store dir:/tmp/neve-archive &
+python -m examples.day [--namesrv 127.0.0.1:9876] [--admin HOST:PORT] [--date 2013-01-01]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+
+from examples.flights import FLIGHTS, WEATHER, chunks, flight_messages, load, neve, weather_messages
+from neve.client import Message, connect
+
+QUEUES = {FLIGHTS: 4, WEATHER: 1}
+BATCH = 100
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--namesrv", default="127.0.0.1:9876")
+    parser.add_argument("--admin", help="admin port of the broker")
+    parser.add_argument("--date", default="2013-01-01")
+    options = parser.parse_args()
+    flights, weather = day(options.date)
+    if flights.empty:
+        raise SystemExit(f"no flight on {options.date}: the data are of 2013")
+    for topic, queues in QUEUES.items():
+        neve("topic", "create", topic, "--queues", str(queues), "--namesrv", options.namesrv)
+    sent = {FLIGHTS: flight_messages(flights), WEATHER: weather_messages(weather)}
+    asyncio.run(send(options.namesrv, sent))
+    admin = ("--admin", options.admin) if options.admin else ()
+    neve("archive", "offload", "--roll", *admin)
+    print(f"{len(flights)} flights and {len(weather)} hours of weather of {options.date} are archived")
+    return 0
+
+
+def day(date: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Flights and weather, by the hour for which a flight was planned."""
+    flights, weather = (frame[frame.time_hour.str.startswith(date)] for frame in load(None))
+    return flights, weather
+
+
+async def send(namesrv: str, messages: Mapping[str, Iterable[Message]]) -> None:
+    """Batches in turn to each queue."""
+    async with connect(namesrv, timeout=120.0, attempt_timeout=60.0) as client:
+        for topic, coming in messages.items():
+            for number, batch in enumerate(chunks(iter(coming), BATCH)):
+                result = await client.send_batch(topic, batch, queue=number % QUEUES[topic])
+                assert result.status == "SEND_OK", result.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
