@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from access import server_metrics
 from access.guard import SignatureGuard
 from access.wiring import make_guard, make_server
 from broker import kept_config
@@ -100,6 +101,7 @@ from broker.stats.admin_pages import AdminPages, register_pages
 from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.queue_stats import QueueStats
+from broker.stats.rocketmq_metrics import RocketmqMetrics, Transactions, Waiting
 from broker.stats.topic_metrics import TopicMetrics
 from broker.stats.topic_tiers import TopicTiers
 from broker.stats.totals import Totals
@@ -118,6 +120,7 @@ from broker.waiting.timer_message import CODED_TOPICS, TimerMessages, code_of_en
 from infra.admin_http import AdminHttp
 from infra.descriptors import budget, mappings_limit
 from infra.metrics import LATENCIES, Histogram, Metrics
+from infra.metrics_page import MetricsPage
 from infra.pace import SCRAPE_SHARE, Pace
 from infra.request_router import RequestRouter
 from infra.startup import (
@@ -335,7 +338,7 @@ class BrokerController:
         members_changed = ConsumerIdsChangeListener(self.groups).changed
         self.clients = ClientManager(clock, members_changed, lambda: config.max_client_bytes)
         self.locks = RebalanceLock(clock, lambda: config.max_queue_locks)
-        self.stats = BrokerStats(clock)
+        self.stats = BrokerStats(clock, sized=self._exports)
 
     async def _sync_positions(self) -> None:
         """Positions that are saved claim what the log holds: on the disk, and in a set with all that are in sync.
@@ -649,7 +652,11 @@ class BrokerController:
         )
         self.health = Health(self.clock, self._supervisor, self.flusher)
         self.router = RequestRouter()
-        self._make_processors().register_on(self.router)
+        processors = self._make_processors()
+        processors.register_on(self.router)
+        self._ended = Transactions(
+            processors.transactions.committed, processors.transactions.rolled_back, lambda: len(self.transactions)
+        )
         self.server = make_server(
             config,
             self.router,
@@ -663,6 +670,11 @@ class BrokerController:
         RoleGate(self.role, self.router, self.arriving)
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
         self.admin_address: tuple[str, int] | None = None
+        #: With `metricsExporterType=PROM`: where RocketMQ's metrics are.
+        self.metrics_address: tuple[str, int] | None = None
+        self._exporter = AdminHttp(
+            config.metrics_prom_exporter_host or self.address[0], config.metrics_prom_exporter_port, is_public=True
+        )
 
     def _log_end(self) -> int:
         return self.store.max_physical_offset
@@ -916,6 +928,14 @@ class BrokerController:
     async def _check_ports(self) -> None:
         self._machine.check_port(self.config.bind_address, self.config.listen_port, "port")
         self._machine.check_port("127.0.0.1", max(self.config.admin_port, 0), "adminPort")
+        if self._exports:
+            self.config.metrics_labels  # noqa: B018 - what is wrong with them is said now
+            host = self.config.metrics_prom_exporter_host or self.address[0]
+            self._machine.check_port(host, self.config.metrics_prom_exporter_port, "metricsPromExporterPort")
+
+    @property
+    def _exports(self) -> bool:
+        return self.config.metrics_exporter_type == "PROM"
 
     async def _check_directory(self) -> None:
         if self._restore is not None:
@@ -1017,6 +1037,13 @@ class BrokerController:
                 self._register_pages()
                 self.admin_address = await self._admin.start()
                 self.config.admin_port = self.admin_address[1]  # who asks for the configuration finds the port by it
+            if self._exports:
+                self._register_export()
+                self.metrics_address = await self._exporter.start()
+            elif self.config.metrics_exporter_type != "DISABLE":
+                log.warning(
+                    "metricsExporterType=%s: nothing is pushed here, PROM is", self.config.metrics_exporter_type
+                )
         except BaseException as error:
             await self._close_ports()
             if isinstance(error, OSError):
@@ -1026,7 +1053,11 @@ class BrokerController:
     async def _close_ports(self) -> None:
         """Of a start that goes no further."""
         await self.server.shutdown()
+        await self._close_pages()
+
+    async def _close_pages(self) -> None:
         await self._admin.shutdown()
+        await self._exporter.shutdown()
 
     async def _hand_over(self) -> None:
         """Who takes over has all of it then, and nobody waits for a time-out."""
@@ -1049,6 +1080,34 @@ class BrokerController:
         except OSError as error:
             log.warning("VIP port %d: %s", port, error.strerror or error)
 
+    def _register_export(self) -> None:
+        exported = RocketmqMetrics(
+            self.config,
+            self.clock,
+            stats=self.stats,
+            store=self.store,
+            tiered=self.tiered,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            clients=self.clients,
+            pops=self.pops,
+            retry_names=self.retry_names,
+            topic_metrics=self.topic_metrics,
+            sends=self.intake.latency,
+            pulls=self.pull_latency,
+            transactions=self._ended,
+            waiting=Waiting(
+                timers=lambda: len(self.timers),
+                pulls=lambda: self.backlog_turns.waiting,
+                revived=lambda: self.revive.revived,
+            ),
+            used_bytes=lambda: self._disk.room(self.config.root).used,
+        )
+        page = MetricsPage(exported.take, functools.partial(Pace, self.clock, self._threads, SCRAPE_SHARE))
+        self._exporter.on_shutdown(page.close)
+        self._exporter.route("GET", "/metrics", page.show, at_once=2)
+
     def _register_pages(self) -> None:
         metrics, archive = self.metrics, self.archive
         pages = AdminPages(
@@ -1065,10 +1124,10 @@ class BrokerController:
         register_pages(self._admin, pages)
         broker_metrics.register_traffic(metrics, self.totals, self.intake, self.stats)
         broker_metrics.register_latencies(metrics, self.intake.latency, self.pull_latency)
-        broker_metrics.register_guard(metrics, self.guard)
+        server_metrics.register_guard(metrics, self.guard)
         broker_metrics.register_conditions(metrics, self.conditions)
         broker_metrics.register_pops(metrics, self.revive)
-        broker_metrics.register_server(metrics, self.server)
+        server_metrics.register_server(metrics, self.server)
         broker_metrics.register_clients(
             metrics, self.clients, self.locks, self.hold, self.backlog_turns, self.name_servers
         )
@@ -1156,7 +1215,7 @@ class BrokerController:
             StopStep("connections", self.server.shutdown),
             StopStep("tasks", self._supervisor.stop),
             StopStep("last state", self.archive.write_last_state, synced | alone),
-            StopStep("pages", self._admin.shutdown),
+            StopStep("pages", self._close_pages),
             StopStep("reads", self._close_reads),
             StopStep("flusher", lambda: run(self.flusher.close), alone),
             StopStep("store", lambda: run(self._close_store), alone),

@@ -1,12 +1,14 @@
 """Counts of messages in and out by topic and group, over the last minute, hour and day (request 315)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import filterfalse, islice
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from infra.clock import Clock
+from infra.metrics import Histogram
 
 # Traffic is counted by periods of 10 s. A window is so many of its own steps, each so many periods: the last of them
 # is under way, so that a minute tells of 50 to 60 seconds, as RocketMQ's StatsItem does.
@@ -100,6 +102,25 @@ class Traffic:
         }
 
 
+#: Upper bounds of the sizes that RocketMQ's histogram has.
+SIZES = (1024.0, 4096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
+
+
+class SizedTraffic(Traffic):
+    """The same, and how large what came together was in the mean: by upper bound, as RocketMQ tells it."""
+
+    __slots__ = ("sizes",)
+
+    def __init__(self, time: _Time) -> None:
+        super().__init__(time)
+        self.sizes = Histogram(SIZES)
+
+    @override
+    def add(self, count: int, size: int, calls: int = 1) -> None:
+        super().add(count, size, calls)
+        self.sizes.observe(size / count, count)
+
+
 class TopicTraffic(msgspec.Struct, frozen=True, gc=False):
     """Of one topic; each begins again at 0 after a day of silence."""
 
@@ -113,10 +134,14 @@ class TopicTraffic(msgspec.Struct, frozen=True, gc=False):
 class BrokerStats:
     """Items come with their first message and go after a day without one."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, sized: bool = False) -> None:
+        """`sized`: the sizes of what comes into a topic are counted, too."""
         self._clock = clock
         self._time = _Time(clock.monotonic())
+        self._of_topic: Callable[[_Time], Traffic] = SizedTraffic if sized else Traffic
         self._topics: dict[str, Traffic] = {}
+        # Of what came into a topic: what is no plain message, by topic and kind.
+        self._kinds: dict[tuple[str, str], Traffic] = {}
         # Messages out of a topic, to whichever group: a sum over groups would fall when one of them is forgotten.
         self._readings: dict[str, Traffic] = {}
         self._groups: dict[tuple[str, str], Traffic] = {}
@@ -135,8 +160,12 @@ class BrokerStats:
         """Where the messages into a topic are counted."""
         traffic = self._topics.get(topic)
         if traffic is None:
-            traffic = self._topics[topic] = self._new()
+            traffic = self._topics[topic] = self._of_topic(self._time)
         return traffic
+
+    def of_a_kind(self, topic: str, kind: str, size: int) -> None:
+        """A message that was counted is no plain one: it waits first, or has waited."""
+        self._of(self._kinds, topic, kind).add(1, size)
 
     def put_all(self, count: int, size: int) -> None:
         """Messages into the broker, each a call of its own."""
@@ -166,6 +195,25 @@ class BrokerStats:
         sent, read = self._topics.get(topic, self._nothing), self._readings.get(topic, self._nothing)
         return TopicTraffic(topic, sent.count, sent.size, read.count, read.size)
 
+    def readings(self) -> list[tuple[str, str]]:
+        """Topics and groups that read from them within a day."""
+        return list(self._groups)
+
+    def of_reading(self, topic: str, group: str) -> tuple[int, int]:
+        """Messages and bytes that the group has read of the topic."""
+        read = self._groups.get((topic, group), self._nothing)
+        return read.count, read.size
+
+    def of_kind(self, topic: str, kind: str) -> tuple[int, int]:
+        """Messages and bytes into a topic that are of a kind; they are counted with all others, too."""
+        found = self._kinds.get((topic, kind), self._nothing)
+        return found.count, found.size
+
+    def sizes_of(self, topic: str) -> Histogram | None:
+        """None: nothing came, or sizes are not counted."""
+        traffic = self._topics.get(topic)
+        return traffic.sizes if isinstance(traffic, SizedTraffic) else None
+
     def took(self, queue_id: int, topic: str, group: str, ms: int) -> None:
         """How long the reading for one pull took."""
         queues = self._latencies.get((topic, group))
@@ -189,7 +237,13 @@ class BrokerStats:
         """Goes round for ever over everything that is counted, a step for each item."""
         while True:
             yield
-            tables: tuple[dict[Any, Traffic], ...] = (self._topics, self._readings, self._groups, self._backs)
+            tables: tuple[dict[Any, Traffic], ...] = (
+                self._topics,
+                self._kinds,
+                self._readings,
+                self._groups,
+                self._backs,
+            )
             for table in tables:
                 yield from self._forget_idle_of(table)
             for pair in list(self._latencies):

@@ -193,6 +193,8 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
             ready["namesrv"] = f"127.0.0.1:{name_server.port}"
         if controller.admin_address is not None:
             ready["admin"] = "{}:{}".format(*controller.admin_address)
+        if controller.metrics_address is not None:
+            ready["metrics"] = "{}:{}".format(*controller.metrics_address)
         if restore is not None:
             ready["restored"] = restore.report
         announce(ready)

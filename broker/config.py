@@ -12,6 +12,24 @@ from access.config import SecurityConfig
 from infra import rocketmq_keys
 from infra.config import DAY, GIB, HOUR, KIB, MIB, MINUTE, SECOND, ConfigError, key, load, time_ms
 
+# Of RocketMQ's metrics.
+_OWN_LABELS = frozenset(
+    (
+        *(
+            "cluster",
+            "node_type",
+            "node_id",
+            "topic",
+            "consumer_group",
+            "message_type",
+            "is_system",
+            "is_retry",
+            "language",
+        ),
+        *("version", "consume_mode", "processor", "protocol_type", "storage_type", "storage_medium", "request_code"),
+        *("response_code", "is_long_polling", "result", "le"),
+    )
+)
 GRACE_MAX_MS = 365 * DAY  # that an expired object is kept
 
 
@@ -120,6 +138,10 @@ class BrokerConfig(SecurityConfig):
 
     admin_port: int = key(10913, low=-1, high=65535)
     metrics_max_series: int = key(1_000, low=0, high=100_000, live=True)
+    metrics_exporter_type: str = key("DISABLE", choices=("DISABLE", "OTLP_GRPC", "PROM", "LOG"))
+    metrics_prom_exporter_host: str = key("")
+    metrics_prom_exporter_port: int = key(5557, low=0, high=65535)
+    metrics_label: str = key("")
     log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     @property
@@ -159,6 +181,19 @@ class BrokerConfig(SecurityConfig):
         for said in found:
             if "*" in said[:-1]:
                 raise ConfigError(f"archiveDeltaTopics: {said!r} is no TOPIC or BEGINNING*")
+        return found
+
+    @property
+    def metrics_labels(self) -> dict[str, str]:
+        """Labels of RocketMQ's metrics out of `metricsLabel`: `name:value,name:value`. Raises ConfigError."""
+        found = {}
+        for part in filter(None, (part.strip() for part in self.metrics_label.split(","))):
+            name, _, value = (word.strip() for word in part.partition(":"))
+            if not re.fullmatch(r"[a-zA-Z_]\w*", name, re.ASCII) or not value or ":" in value:
+                raise ConfigError(f"metricsLabel: {part!r} is no NAME:VALUE")
+            if name in _OWN_LABELS:
+                raise ConfigError(f"metricsLabel: {name} is a label of the metrics themselves")
+            found[name] = value
         return found
 
     @property

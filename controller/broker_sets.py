@@ -72,6 +72,8 @@ class BrokerSets:
         """
         self._register, self._others, self._liveness, self._calls = register, others, liveness, calls
         self._rules, self._notifies, self._spawn = rules, notifies, spawn
+        #: Changes that were written here, and of those the ones that made another master.
+        self.changes = self.elections = 0
         self._living: dict[str, frozenset[int]] = {}  # of which the others were told last
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
@@ -204,6 +206,8 @@ class BrokerSets:
         if now is None:
             return
         _say(stored, now)
+        self.changes += 1
+        self.elections += now.master is not None and (stored is None or now.master_epoch != stored.master_epoch)
         for gone in set(stored.ids if stored is not None else ()) - set(now.ids):
             self._liveness.forget(now.name, gone)
         if now.master is not None:

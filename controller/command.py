@@ -25,6 +25,7 @@ def controller(path: Path | None, settings: tuple[str, ...]) -> None:
     def start() -> Awaitable[int]:
         loaded = read(ControllerConfig, path, settings)
         check_port(loaded.config.bind_address, loaded.config.port)
+        check_port("127.0.0.1", max(loaded.config.admin_port, 0), "adminPort")
         return _run(loaded)
 
     run_and_exit(start)
@@ -50,7 +51,8 @@ async def _run(loaded: Loaded[ControllerConfig]) -> int:
     stopped = asyncio.Event()
     catch_signals(stopped.set)
     await server.start()
-    announce({"controller": f"{config.bind_address}:{server.port}"})
+    admin = {} if server.admin_address is None else {"admin": "{}:{}".format(*server.admin_address)}
+    announce({"controller": f"{config.bind_address}:{server.port}", **admin})
     await stopped.wait()
     await server.shutdown()
     return 0

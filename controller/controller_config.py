@@ -46,6 +46,7 @@ class ControllerConfig(SecurityConfig):
     max_members: int = key(16, low=1, high=1000, live=True)
     max_connections: int = key(10_000, low=1, high=1_000_000)
     max_unfinished_bytes: int = key(64 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
+    admin_port: int = key(-1, low=-1, high=65535)
     log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
 from controller.broker_sets import BrokerSets
 from controller.calls import BrokerCalls
@@ -68,6 +69,20 @@ class ControllerManager:
         guard = make_guard(config, config.auth_path, disk, cluster=config.cluster_name)
         descriptors = budget(open_files_limit(), 0)  # it maps nothing
         self._server = make_server(config, router, guard, descriptors, port=config.port, closed=self._closed)
+        self._pages = ServerPages(
+            clock, self._supervisor, port=config.admin_port, server=self._server, guard=guard, troubles=self.troubles
+        )
+        gauge, counter, sets = self._pages.metrics.gauge, self._pages.metrics.counter, self.sets
+        text = "broker sets that this controller hears of"
+        gauge("controller_sets", text, lambda: len(self._liveness.names()))
+        text = "members of broker sets that live, as far as this controller hears"
+        gauge("controller_members", text, lambda: sum(map(len, map(self._liveness.living, self._liveness.names()))))
+        counter("controller_elections_total", "masters that this controller has made", lambda: sets.elections)
+        counter("controller_changes_total", "changes of the register that it wrote", lambda: sets.changes)
+        counter("controller_members_lost_total", "members that fell silent or hung up", lambda: self._lost)
+        self._lost = 0
+        #: Where its pages are.
+        self.admin_address: tuple[str, int] | None = None
 
     @property
     def codes(self) -> frozenset[int]:
@@ -93,6 +108,7 @@ class ControllerManager:
         await self._register.open()
         self._hears_since_ms = self._looked_ms = self._liveness.now_ms()
         await self._server.start()
+        self.admin_address = await self._pages.start()
         if self._others.renew_s:
             self._supervisor.every("lease", self._others.renew_s, self._others.renew, first_s=0)
             self._supervisor.every("tell", self._others.renew_s, self.sets.tell_others, first_s=0)
@@ -105,6 +121,7 @@ class ControllerManager:
         """Answer what is under way and stop."""
         self._watches = False  # that it hangs up on a master itself makes nobody dead
         await self._server.shutdown()
+        await self._pages.shutdown()
         await self._supervisor.stop()
         await self._others.close()
         await self._register.close()
@@ -117,6 +134,7 @@ class ControllerManager:
         silent = self._liveness.silent()
         for name, broker_id, connection in silent:
             log.warning("broker %d of %r is silent", broker_id, name)
+            self._lost += 1
             if isinstance(connection, Connection):
                 connection.abort()
             self._liveness.closed(connection)
@@ -139,6 +157,7 @@ class ControllerManager:
             return
         for name in self._liveness.closed(connection):
             log.info("a broker of %r hung up: %s:%d", name, *connection.remote)
+            self._lost += 1
             self._supervisor.spawn("elect", partial(self.sets.lost, name))
 
     def _rules(self) -> Rules:

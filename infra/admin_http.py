@@ -2,7 +2,8 @@
 
 It is for tools on this machine, not for web pages, which a browser here lets ask as well: a request that comes from a
 page (Origin, Sec-Fetch-Site), or by a name that is not this machine's (Host: a page's own domain may point here), is
-refused. What changes something or costs much is POST, and so many at a time run, no more.
+refused. What changes something or costs much is POST, and so many at a time run, no more. A port with metrics alone may
+be public (`is_public`).
 """
 
 import asyncio
@@ -63,9 +64,19 @@ class _Route:
 class AdminHttp:
     """The port and its routes: handlers run on the loop, what they raise becomes a status and a line of text."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, expected: tuple[type[Exception], ...] = ()) -> None:
-        """`expected` are failures that whoever asks can act on: told to them (503), with no traceback in the log."""
-        self._host, self._port, self._expected = host, port, expected
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        expected: tuple[type[Exception], ...] = (),
+        *,
+        is_public: bool = False,
+    ) -> None:
+        """`expected` are failures that whoever asks can act on: told to them (503), with no traceback in the log.
+
+        `is_public`: other machines may ask, by any name. It must have pages alone that everybody may read.
+        """
+        self._host, self._port, self._expected, self._is_public = host, port, expected, is_public
         self._routes: dict[tuple[str, str], _Route] = {}
         self._connections = 0
         self._closers: list[Callable[[], None]] = []
@@ -108,7 +119,7 @@ class AdminHttp:
             writer.close()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        foreign, route = from_elsewhere(request), self._find(request)
+        foreign, route = None if self._is_public else from_elsewhere(request), self._find(request)
         if foreign is not None:
             await self._write(writer, Response(403, f"{foreign}\n".encode()))
         elif route is None:

@@ -17,8 +17,9 @@ from prometheus_client.core import (
 
 Number = int | float
 
-#: Upper bounds (s) of how long a request takes: from what a turn of the loop does to what its client gives up.
-LATENCIES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+#: Upper bounds (s) of how long a request takes: from what a turn of the loop does to what its client gives up. Those of
+#: RocketMQ's metrics are among them.
+LATENCIES = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0)
 
 
 # Under the names that every Prometheus knows: process_cpu_seconds_total, process_resident_memory_bytes, …

@@ -29,9 +29,11 @@ def namesrv(path: Path | None, beside: Path | None, settings: tuple[str, ...]) -
     def start() -> Awaitable[int]:
         loaded = read(NamesrvConfig, path, settings)
         check_port(loaded.config.bind_address, loaded.config.listen_port)
+        check_port("127.0.0.1", max(loaded.config.admin_port, 0), "adminPort")
         controller = None if beside is None else read(ControllerConfig, beside)
         if controller is not None:
             check_port(controller.config.bind_address, controller.config.port)
+            check_port("127.0.0.1", max(controller.config.admin_port, 0), "the controller's adminPort")
         return _run(loaded, controller)
 
     run_and_exit(start)
@@ -59,8 +61,12 @@ async def _run(loaded: Loaded[NamesrvConfig], beside: Loaded[ControllerConfig] |
             await controller.start()
             stack.push_async_callback(controller.shutdown)
             addresses["controller"] = f"{beside.config.bind_address}:{controller.port}"
+            if controller.admin_address is not None:
+                addresses["controllerAdmin"] = "{}:{}".format(*controller.admin_address)
         await server.start()
         stack.push_async_callback(server.shutdown)
+        if server.admin_address is not None:
+            addresses["admin"] = "{}:{}".format(*server.admin_address)
         announce({"namesrv": f"{config.bind_address}:{server.port}", **addresses})
         await stopped.wait()
     return 0

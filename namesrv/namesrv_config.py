@@ -31,6 +31,7 @@ class NamesrvConfig(SecurityConfig):
     max_topic_routes: int = key(1_000_000, low=1, high=100_000_000, live=True)
     max_connections: int = key(10_000, low=1, high=1_000_000)
     max_unfinished_bytes: int = key(256 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
+    admin_port: int = key(-1, low=-1, high=65535)
     log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
 
     @property

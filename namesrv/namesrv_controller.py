@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
 from infra.clock import Clock
 from infra.descriptors import budget
@@ -38,6 +39,19 @@ class NamesrvController:
         guard = make_guard(config, auth, disk, cluster=config.cluster_name)
         descriptors = budget(open_files_limit(), 0)  # it maps nothing
         self._server = make_server(config, router, guard, descriptors, port=config.listen_port, closed=self._closed)
+        self._pages = ServerPages(
+            clock, self._supervisor, port=config.admin_port, server=self._server, guard=guard, troubles=self.troubles
+        )
+        gauge, routes = self._pages.metrics.gauge, self.routes
+        gauge("namesrv_brokers", "brokers' addresses that are registered", lambda: routes.counts.brokers)
+        gauge("namesrv_topics", "topics that some broker has", lambda: routes.counts.topics)
+        gauge("namesrv_routes", "topics on a broker, of all brokers together", lambda: routes.counts.routes)
+        self._pages.metrics.counter(
+            "namesrv_brokers_lost_total", "brokers that fell silent or hung up", lambda: self._lost
+        )
+        self._lost = 0
+        #: Where its pages are.
+        self.admin_address: tuple[str, int] | None = None
 
     @property
     def codes(self) -> frozenset[int]:
@@ -57,6 +71,7 @@ class NamesrvController:
         """Read the settings, listen, begin to scan."""
         self.kv.load()
         await self._server.start()
+        self.admin_address = await self._pages.start()
         period = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period, self.scan, first_s=min(FIRST_SCAN_S, period))
         self._supervisor.every("print-kv", PRINT_KV_S, self.kv.print_all, first_s=FIRST_PRINT_S)
@@ -65,15 +80,18 @@ class NamesrvController:
     async def shutdown(self) -> None:
         """Answer what is under way and stop."""
         await self._server.shutdown()
+        await self._pages.shutdown()
         await self._supervisor.stop()
 
     def scan(self) -> None:
         """Take out brokers that fell silent, and hang up on them."""
         for identity, connection in self.routes.expire():
             log.warning("broker %r at %r is silent and taken out", identity.name, identity.address)
+            self._lost += 1
             if isinstance(connection, Connection):
                 connection.close()
 
     def _closed(self, connection: Connection) -> None:
         for identity in self.routes.connection_closed(connection):
             log.warning("broker %r at %r hung up and is taken out", identity.name, identity.address)
+            self._lost += 1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from infra.clock import Clock
 from namesrv.registration import Registration
@@ -71,6 +71,14 @@ class RegisterResult:
     master_addr: str | None = None
 
 
+class RouteCounts(NamedTuple):
+    """Brokers' addresses, topics, and topics on a broker."""
+
+    brokers: int
+    topics: int
+    routes: int
+
+
 class RouteInfoManager:
     """All of the name server's tables; single-threaded."""
 
@@ -83,6 +91,11 @@ class RouteInfoManager:
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], _Live] = {}
         self._filters: dict[str, list[str]] = {}
+
+    @property
+    def counts(self) -> RouteCounts:
+        """How much there is."""
+        return RouteCounts(len(self._live), len(self._topics), self._routes)
 
     # ---- brokers come and go
 

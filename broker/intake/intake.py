@@ -58,11 +58,17 @@ class TopicNotSaved(Exception):
     """Nothing is stored yet: a restart would not know the topic, so the send waits for the table first."""
 
 
+#: The kind of what was counted as a half message before.
+COMMITTED = "committed"
+
+
 class WaitingRoom(Protocol):
     """Where messages wait that are not for their topic yet."""
 
     # The properties by which a message asks for it.
     asked_by: frozenset[str]
+    # What RocketMQ calls such a message.
+    kind: str
 
     def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, int | None] | None:
         """Store it to wait here: the place, and when it is due if its sender is told. None: it doesn't ask for it."""
@@ -280,6 +286,10 @@ class Intake:
         """
         return self._put(message, properties, self._waiting_rooms)
 
+    def commit(self, message: NewMessage, properties: Mapping[str, str]) -> Stored:
+        """The same, of what came as a half message."""
+        return self._put(message, properties, self._waiting_rooms, COMMITTED)
+
     def put_now(self, message: NewMessage, properties: Mapping[str, str]) -> Stored:
         """Append to its queue, whatever delay it names. Raises BrokerError; then nothing was stored."""
         return self._put(message, properties, ())
@@ -305,7 +315,9 @@ class Intake:
             for message, (physical_offset, size, queue_offset) in zip(messages, places, strict=True)
         ]
 
-    def _put(self, message: NewMessage, properties: Mapping[str, str], waiting_rooms: Sequence[WaitingRoom]) -> Stored:
+    def _put(
+        self, message: NewMessage, properties: Mapping[str, str], waiting_rooms: Sequence[WaitingRoom], kind: str = ""
+    ) -> Stored:
         message.tags_code = cached_tags_code(properties.get(PROPERTY_TAGS))
         message.keys = found_by(properties)
         taken: tuple[PutResult, int | None] | None = None
@@ -318,6 +330,8 @@ class Intake:
         except REFUSALS as error:
             raise refusal(error) from error
         self._count(message.topic, result.size)
+        if kind := kind or (room.kind if taken is not None else ""):
+            self._stats.of_a_kind(message.topic, kind, result.size)
         return Stored(
             f"{self._host}{result.physical_offset:016X}",
             message.queue_id,

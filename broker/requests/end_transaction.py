@@ -1,5 +1,7 @@
 """END_TRANSACTION (37): a half message becomes an ordinary one, or never does. RESUME_CHECK_HALF_MESSAGE (323)."""
 
+from collections import Counter
+
 from access.guard import Guard
 from broker.intake.intake import REFUSALS, Intake, refusal
 from broker.intake.message import NewMessage
@@ -39,6 +41,8 @@ class EndTransactionProcessor:
         self._intake, self._half_messages, self._clock = intake, half_messages, clock
         self._store, self._tiered = store, tiered
         self._topics, self._guard = topics, guard
+        #: Transactions that ended, by topic.
+        self.committed, self.rolled_back = Counter[str](), Counter[str]()
 
     async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """Everything up to the answer happens in one turn of the loop; the answer waits for the disk if sends do."""
@@ -67,6 +71,7 @@ class EndTransactionProcessor:
                 transactions.ended(half, COMMIT)
             else:
                 transactions.roll_back(half)
+                self.rolled_back[record.properties.get("REAL_TOPIC", "")] += 1
         except REFUSALS as error:
             raise refusal(error) from error
 
@@ -137,7 +142,8 @@ class EndTransactionProcessor:
             prepared_transaction_offset=record.physical_offset,
             beside=mark,
         )
-        self._intake.put(message, properties)
+        self._intake.commit(message, properties)
+        self.committed[topic] += 1
 
 
 def _physical_offset(msg_id: str) -> int:

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from broker.stats.conditions import Condition
 from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import Clock
+from infra.conditions import Condition
 from infra.remoting_server import Connection
 from neve.remoting.body import dumps
 from neve.remoting.codes import VERSION, ResponseCode

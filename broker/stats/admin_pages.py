@@ -7,7 +7,6 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,10 +16,11 @@ from broker.archiving.archive import AnyArchive
 from broker.config import GRACE_MAX_MS, BrokerConfig
 from broker.ha.replicas_manager import HandOverNotDecided, HandOverRefused, ReplicasManager
 from broker.life import BrokerLife
-from broker.stats.conditions import Condition, Conditions
+from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.topic_metrics import Figures, Largest, TopicMetrics, archive_ages, families
 from infra.admin_http import AdminHttp, Request, Response, json_response
+from infra.conditions import Condition
 from infra.config import time_ms
 from infra.loop_pause import LoopPause
 from infra.metrics import Metrics, of_process, render
@@ -143,7 +143,7 @@ class AdminPages:
         self, word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()
     ) -> Response:
         lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles)]
-        lines += [f"{one.name}{_since(one.since_ms)}: {one}" for one in conditions]
+        lines += [one.line for one in conditions]
         lines += [f"job {name}: {failing.error}" for name, failing in sorted(self._archive.jobs.failing().items())]
         return Response(status, "".join(f"{line}\n" for line in lines).encode())
 
@@ -345,7 +345,3 @@ def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.route("POST", "/jobs/", pages.run_job)
     http.route("GET", "/set", pages.broker_set)
     http.route("POST", "/set/hand-over", pages.hand_over, at_once=1)
-
-
-def _since(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime(" since %Y-%m-%d %H:%M:%S UTC") if time_ms else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from access.guard import SignatureGuard, Unguarded
 from broker.archiving.archive import AnyArchive
 from broker.broker_stats import BrokerStats
 from broker.clients.broker_outer_api import BrokerOuterApi
@@ -27,7 +26,6 @@ from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.metrics import Histogram, Metrics
-from infra.remoting_server import RemotingServer
 from infra.supervisor import Faults
 
 _ROLES = {Role.FENCED: 0, Role.SLAVE: 1, Role.SLAVE_IN_SYNC: 2, Role.MASTER: 3}
@@ -48,12 +46,6 @@ def register_latencies(metrics: Metrics, sends: Histogram, pulls: Histogram) -> 
     metrics.histogram("pull_seconds", "from when a pull's reading begins to its answer, of those with messages", pulls)
 
 
-def register_guard(metrics: Metrics, guard: SignatureGuard | Unguarded) -> None:
-    """Who may not."""
-    text = "requests that nobody signed rightly, or whose user has no right to them"
-    metrics.counter("requests_refused_total", text, lambda: guard.refused)
-
-
 def register_conditions(metrics: Metrics, conditions: Conditions) -> None:
     """The state that all pages tell."""
     text = "1 while the broker can't do what it is for: /readyz says since when, why, and what it means"
@@ -65,16 +57,6 @@ def register_pops(metrics: Metrics, revive: PopRevive) -> None:
     counter, gauge = metrics.counter, metrics.gauge
     counter("pop_revives_total", "popped messages that came back", lambda: revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait to be read", lambda: revive.waiting)
-
-
-def register_server(metrics: Metrics, server: RemotingServer) -> None:
-    """Connections, and what they hold."""
-    counter, gauge, admission = metrics.counter, metrics.gauge, server.admission
-    gauge("unfinished_bytes", "held by unfinished frames of all connections", lambda: server.unfinished.bytes)
-    gauge("in_work_bytes", "bodies of requests in work, of all connections", lambda: server.in_work.bytes)
-    gauge("connections", "connections of clients", lambda: len(server.connections))
-    gauge("connections_max", "connections that there may be: maxConnections and the open files", lambda: admission.most)
-    counter("connections_refused_total", "connections closed because there were too many", lambda: admission.refused)
 
 
 def register_clients(  # noqa: PLR0917 - each in its place

@@ -7,11 +7,7 @@ which `neve broker describe` and `mqadmin brokerStatus` print), and the log, onc
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Mapping
-from typing import NamedTuple
-
-from typing_extensions import override
 
 from broker.archiving.archive import AnyArchive
 from broker.clients.broker_outer_api import BrokerOuterApi
@@ -19,6 +15,7 @@ from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import ReplicasManager
 from broker.life import BrokerLife
 from infra.clock import Clock
+from infra.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
 from infra.object_store.protocol import ObjectStoreError
 from infra.tls import Certificate
 
@@ -29,35 +26,12 @@ _HANGING_S = 120.0
 _SHORT_JOBS = ("state", "checkpoint", "ttl")
 # Those that come again soon: what they heard last is how it is. A sweep's last word may be hours old.
 _FREQUENT_JOBS = (*_SHORT_JOBS, "offload", "retention")
-_DAY_S = 86_400
-_WARNED_S = 14 * _DAY_S
-_CERTIFICATE_S = 60.0  # how often it is looked at: a handshake with itself
 
 _DISK, _NAMES, _STORE = "disk full", "name servers unreachable", "archive unreachable"
 _FENCED, _OVERTAKEN, _CLOCK = "archive fenced", "archive overtaken", "clock not trusted"
 _MASTER, _SET = "master not followed", "broker set"
-_EXPIRED, _EXPIRES = "certificate expired", "certificate ends soon"
 #: All there are; those of a broker set are one here.
-NAMES = (_DISK, _NAMES, _STORE, _FENCED, _OVERTAKEN, _CLOCK, _MASTER, _SET, _EXPIRED, _EXPIRES)
-
-
-class Condition(NamedTuple):
-    """One thing that the broker can't do now: since when (ms), why, what it means for its users, what comes then."""
-
-    name: str
-    since_ms: int
-    why: str
-    means: str
-    then: str
-
-    @property
-    def kind(self) -> str:
-        """One of `NAMES`."""
-        return _SET if self.name.startswith(_SET) else self.name
-
-    @override
-    def __str__(self) -> str:
-        return f"{self.why}; {self.means}; {self.then}"
+NAMES = (_DISK, _NAMES, _STORE, _FENCED, _OVERTAKEN, _CLOCK, _MASTER, _SET, EXPIRED, EXPIRES)
 
 
 class Conditions:
@@ -76,37 +50,21 @@ class Conditions:
     ) -> None:
         """`certificate`: by which clients know this broker."""
         self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
-        self._name_servers, self._plain_slave, self._certificate = name_servers, plain_slave, certificate
+        self._name_servers, self._plain_slave = name_servers, plain_slave
         self._boot_ms = clock.now_ms()
-        # By name, since when (ms): of those that the last look found.
-        self._seen: dict[str, int] = {}
-        self._ends: tuple[float, str | None] = (float("inf"), None)  # of the certificate, s; what is wrong with it
-        self._certificate_at, self._certificate_was = (
-            float("-inf"),
-            None if certificate is None else certificate.context,
-        )
+        self._told, self._ends = ToldConditions(clock, log), CertificateConditions(clock, certificate)
 
     def look(self) -> None:
         """Each second: the log says what begins and what ends."""
-        found, now_ms = {one.name: one for one in self.now()}, self._clock.now_ms()
-        for name, one in found.items():
-            if name not in self._seen:
-                log.warning("%s: %s", name, one)
-        for name, since_ms in self._seen.items():
-            if name not in found:
-                log.warning("%s: no more, after %d s", name, max(now_ms - since_ms, 0) // 1000)
-        self._seen = {name: one.since_ms for name, one in found.items()}
+        self._told.look(self._found())
 
     def now(self) -> list[Condition]:
         """None: all is well."""
-        now_ms = self._clock.now_ms()
-        return [
-            one if one.since_ms else one._replace(since_ms=self._seen.get(one.name, now_ms)) for one in self._found()
-        ]
+        return self._told.dated(self._found())
 
     def metric(self) -> Mapping[str, int]:
         """1 for each that is so, by name."""
-        there = {one.kind for one in self.now()}
+        there = {_kind(one) for one in self.now()}
         return {name: int(name in there) for name in NAMES}
 
     def _found(self) -> list[Condition]:
@@ -122,7 +80,7 @@ class Conditions:
             means = f"what expires is {state.behind_ms // 1000} s late"
             then = "nothing is expired early meanwhile; `neve archive confirm-clock` ends it"
             found.append(Condition(_CLOCK, state.since_ms, state.why, means, then))
-        return [*found, *self._of_certificate()]
+        return [*found, *self._ends.now()]
 
     def _of_name_servers(self) -> list[Condition]:
         away = self._name_servers.unanswered
@@ -163,28 +121,6 @@ class Conditions:
             return [Condition(_STORE, *away, means, then)]
         return []
 
-    def _of_certificate(self) -> list[Condition]:
-        certificate, now = self._certificate, self._clock.monotonic()
-        if certificate is None:
-            return []
-        context = certificate.context  # another one where the files have changed
-        if now - self._certificate_at >= _CERTIFICATE_S or context is not self._certificate_was:
-            self._certificate_at, self._certificate_was = now, context
-            try:
-                self._ends = certificate.ends_s(), None
-            except (ssl.SSLError, OSError) as error:
-                self._ends = 0.0, str(error)
-        ends_s, fault = self._ends
-        left_s = ends_s - self._clock.now_ms() / 1000
-        if left_s > _WARNED_S:
-            return []
-        means = "clients that check it can't connect any more; who is connected goes on"
-        then = "a new pair of files is taken at the next connection, without a restart"
-        if left_s <= 0:
-            return [Condition(_EXPIRED, int(ends_s * 1000), fault or "its time is over", means, then)]
-        text = f"in {left_s / _DAY_S:.1f} days"
-        return [Condition(_EXPIRES, 0, text, f"then {means}", then)]
-
     def store_away(self) -> tuple[int, str] | None:
         """Since when the archive's store has not answered, by the jobs that ask it all the time; what they heard."""
         archive = self._archive
@@ -207,3 +143,8 @@ class Conditions:
 
     def _ago(self, seconds: float) -> int:
         return self._clock.now_ms() - int(seconds * 1000)
+
+
+def _kind(condition: Condition) -> str:
+    """One of `NAMES`."""
+    return _SET if condition.name.startswith(_SET) else condition.name

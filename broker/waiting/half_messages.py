@@ -75,6 +75,7 @@ class HalfMessages:
     """
 
     asked_by = frozenset((PROPERTY_TRANSACTION_PREPARED,))
+    kind = "transaction"
 
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
         self._store, self._writer, self._clock = store, writer, clock

@@ -63,6 +63,7 @@ class ScheduleMessage:
     """
 
     asked_by = frozenset((PROPERTY_DELAY,))
+    kind = "delay"
 
     def __init__(  # noqa: PLR0917
         self,

@@ -83,6 +83,7 @@ class TimerMessages:
     """
 
     asked_by = frozenset(TIMER_PROPERTIES)
+    kind = "delay"
 
     def __init__(  # noqa: PLR0917
         self,

@@ -26,6 +26,7 @@ from neve.client.net.session import parse_body, require_success
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
+from neve.remoting.releases import release_of
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
@@ -36,8 +37,6 @@ _AT_ONCE = 16
 #: A time after everything that is stored.
 _NOT_YET_MS = 1 << 53
 _MODES = {"CONSUME_PASSIVELY": "push", "CONSUME_ACTIVELY": "pull", "CONSUME_POP": "pop"}
-#: From here on a version's number goes up by two for each release, without an exception: 4.9.4.
-_VERSIONS_FROM, _VERSION_4_0_0 = 401, 213
 
 
 class Member(NamedTuple):
@@ -219,8 +218,7 @@ async def consumer_groups(namesrv: str, broker: str | None = None) -> AsyncGener
 
 def _version(told: Mapping[str, Any]) -> str:
     number = int(told.get("version") or 0)
-    if number < _VERSIONS_FROM:
+    found = release_of(number)
+    if found is None:
         return str(number)
-    releases = (number - _VERSION_4_0_0 + 1) // 2
-    major, minor, patch = 4 + releases // 100, releases // 10 % 10, releases % 10
-    return f"{major}.{minor}.{patch}" + ("-SNAPSHOT" if (number - _VERSION_4_0_0) % 2 else "")
+    return f"{found.major}.{found.minor}.{found.patch}" + ("-SNAPSHOT" if found.is_snapshot else "")

@@ -18,6 +18,7 @@ from neve import BrokerError, connect
 from neve.client import AsyncClient
 from tests.servers.apache import ApacheServer
 from tests.servers.neve import NeveServer
+from tests.servers.processes import free_ports
 from tests.waiting import until
 
 DEADLINE_S = 60
@@ -28,6 +29,8 @@ SETTINGS = {
     "transactionTimeOut": "2000",
     "recallMessageEnable": "true",
     "enablePropertyFilter": "true",
+    "metricsExporterType": "PROM",
+    "metricsPromExporterHost": "127.0.0.1",
 }
 #: Apache's broker books the end of a transaction in batches, by default every 3 s. Within the time-out above it would
 #: ask about what has been ended, and take a second answer for a second message.
@@ -41,6 +44,7 @@ class Server:
     kind: str
     namesrv: str
     broker: str
+    metrics: str  # RocketMQ's: host:port
     admin: str = ""
 
 
@@ -49,11 +53,14 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     kind: str = request.param
     directory = tmp_path_factory.mktemp(kind)
     if kind == "neve":
-        with NeveServer(directory, settings={**SETTINGS, "archiveWorkerPriority": "normal"}) as neve:
-            yield Server(kind, neve.namesrv, neve.broker, neve.admin)
+        settings = {**SETTINGS, "archiveWorkerPriority": "normal", "metricsPromExporterPort": 0}
+        with NeveServer(directory, settings=settings) as neve:
+            yield Server(kind, neve.namesrv, neve.broker, neve.ready["metrics"], neve.admin)
         return
-    with ApacheServer(directory, heap="512m", settings=APACHE, quick=True) as apache:
-        yield Server(kind, apache.namesrv, apache.broker)
+    (port,) = free_ports(1)
+    apaches = {**APACHE, "metricsPromExporterPort": str(port)}
+    with ApacheServer(directory, heap="512m", settings=apaches, quick=True) as apache:
+        yield Server(kind, apache.namesrv, apache.broker, f"127.0.0.1:{port}")
         apache.kill()  # nothing of it is read again, and its own way down takes seconds
 
 

@@ -317,7 +317,7 @@ def listed(every: Mapping[str, rocketmq_keys.Key]) -> list[str]:
 
 def rendered() -> str:
     """The section of the page, from the tables."""
-    every = {**rocketmq_keys.keys(rocketmq_keys.BROKER), **rocketmq_keys.keys(rocketmq_keys.NAMESRV)}
+    every = {**rocketmq_keys.keys(rocketmq_keys.NAMESRV), **rocketmq_keys.keys(rocketmq_keys.BROKER)}
     lines = listed(every)
     of_a_controller = rocketmq_keys.keys(rocketmq_keys.CONTROLLER[:1])
     lines += ["", "In a controller.conf these read so:", "", *listed(of_a_controller)]

@@ -15,15 +15,20 @@ import pytest
 from access.config import SecurityConfig
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
+from controller.command import made
 from controller.controller_config import ControllerConfig
+from infra.clock import SystemClock
 from infra.config import ConfigError, load, wire_name
+from infra.disk import RealDisk
 from namesrv.namesrv_config import NamesrvConfig
-from tests.broker_in_process import running
+from namesrv.namesrv_controller import NamesrvController
+from tests.broker_in_process import running, send
 
 T = TypeVar("T")
 DOCS = Path(__file__).parents[3] / "docs"
 KEY_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) \| (live)? \| (.+) \|$", re.MULTILINE)
 METRIC_ROW = re.compile(r"^\| `((?:neve|process)_\w+)` \| (\w+) \| (.+) \|$", re.MULTILINE)
+ROCKETMQ_ROW = re.compile(r"^\| `(rocketmq_\w+)` \| (\w+) \| (.*?) ?\| (.+) \|$", re.MULTILINE)
 ALARMS = DOCS.parent / "conf" / "prometheus-rules.yml"
 SECTIONS: list[tuple[str, type[Any]]] = [
     ("Broker", BrokerConfig),
@@ -108,8 +113,12 @@ def with_archive(root: Path, look: Callable[[BrokerController], Awaitable[T]]) -
 
 async def scraped(broker: BrokerController) -> str:
     assert broker.admin_address is not None
-    host, port = broker.admin_address
-    with await asyncio.to_thread(urllib.request.urlopen, f"http://{host}:{port}/metrics", timeout=20) as answer:
+    return await at(broker.admin_address)
+
+
+async def at(address: tuple[str, int]) -> str:
+    url = "http://{}:{}/metrics".format(*address)
+    with await asyncio.to_thread(urllib.request.urlopen, url, timeout=20) as answer:
         return str(answer.read(), "utf-8")
 
 
@@ -122,6 +131,56 @@ def test_each_metric_is_on_the_page_in_its_own_words(tmp_path: Path) -> None:
     }
     mentioned = set(re.findall(r"\bneve_[a-z_]+\b", page("operators.md")))
     assert mentioned <= set(helps)
+
+
+def told(text: str) -> dict[str, list[str]]:
+    """By name: type and help."""
+    types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    return {name: [types[name], text] for name, text in re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE)}
+
+
+def test_each_metric_of_rocketmqs_is_on_the_page_with_its_labels(tmp_path: Path) -> None:
+    async def main() -> str:
+        settings = ("metricsExporterType=PROM", "metricsPromExporterHost=127.0.0.1", "metricsPromExporterPort=0")
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            await send(connection, "orders")
+            broker.stats.got("orders", "g", 1, 10)
+            broker.stats.put("%DLQ%g", 10)
+            broker.offsets.commit("g", "orders", 0, 0)
+            assert broker.metrics_address is not None
+            return await at(broker.metrics_address)
+
+    text, rows = asyncio.run(main()), ROCKETMQ_ROW.findall(section("RocketMQ's metrics"))
+    assert {name: [kind, about] for name, kind, _, about in rows} == told(text)
+    always = {"cluster", "node_type", "node_id", "le"}
+    seen = {
+        re.sub("_(bucket|count|sum)$", "", name): sorted(set(re.findall(r"(\w+)=", labels)) - always)
+        for name, labels in re.findall(r"^(\w+){(.+)} ", text, re.MULTILINE)
+    }
+    assert len(seen) > 20
+    assert {name: sorted(filter(None, labels.split(", "))) for name, _, labels, _ in rows if name in seen} == seen
+
+
+def test_each_metric_of_name_servers_and_controllers_is_on_the_page(tmp_path: Path) -> None:
+    async def main() -> dict[str, list[str]]:
+        names = NamesrvConfig(
+            listen_port=0, bind_address="127.0.0.1", kv_config_path=f"{tmp_path}/kv.json", admin_port=0
+        )
+        sets = ControllerConfig(
+            listen_port=0, bind_address="127.0.0.1", controller_store_path=f"{tmp_path}/sets", admin_port=0
+        )
+        found: dict[str, list[str]] = {}
+        for server in (NamesrvController(names, SystemClock(), RealDisk()), made(sets)):
+            await server.start()
+            try:
+                assert server.admin_address is not None
+                found |= told(await at(server.admin_address))
+            finally:
+                await server.shutdown()
+        return found
+
+    rows = METRIC_ROW.findall(section("Metrics of name servers and controllers"))
+    assert {name: about for name, *about in rows} == asyncio.run(main())
 
 
 def test_what_grows_for_ever_is_a_counter_and_nothing_else_is(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""The admin port of a name server and of a controller: metrics and health, on loopback. A broker has more pages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client.core import Metric
+
+from access.guard import SignatureGuard, Unguarded
+from access.server_metrics import register_guard, register_server
+from infra.admin_http import AdminHttp, Request, Response
+from infra.clock import Clock
+from infra.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
+from infra.metrics import Metrics, of_process
+from infra.metrics_page import MetricsPage
+from infra.pace import SCRAPE_SHARE, Pace
+from infra.remoting_server import RemotingServer
+from infra.supervisor import Supervisor, Trouble
+from infra.threads import SYSTEM_THREADS
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+
+
+class ServerPages:
+    """Made with the server, started after it. Port −1: none, and the log alone says what is wrong."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        supervisor: Supervisor,
+        *,
+        port: int,
+        server: RemotingServer,
+        guard: SignatureGuard | Unguarded,
+        troubles: Callable[[], Sequence[Trouble]],
+    ) -> None:
+        """`troubles`: of its own tasks, and of what it can't do without."""
+        self._supervisor, self._port, self._troubles = supervisor, port, troubles
+        self._server, self._clock = server, clock
+        self._told = ToldConditions(clock, log)
+        self._certificate = CertificateConditions(clock, None)
+        #: Whoever owns the pages adds what is its own.
+        self.metrics = Metrics()
+        register_server(self.metrics, server)
+        register_guard(self.metrics, guard)
+        text = "tasks that fail again and again, hang or have ended"
+        self.metrics.gauge("tasks_in_trouble", text, lambda: len(troubles()))
+        text = "failed runs of the server's own tasks"
+        self.metrics.counter("task_failures_total", text, supervisor.failures.total)
+        text = "1 while the server can't do what it is for: /readyz says since when, why, and what it means"
+        self.metrics.labelled("condition", text, "condition", self._conditions_by_name)
+        self._http = AdminHttp(port=max(port, 0))
+        page = MetricsPage(self._families, lambda: Pace(clock, SYSTEM_THREADS, SCRAPE_SHARE))
+        self._http.on_shutdown(page.close)
+        self._http.route("GET", "/metrics", page.show, at_once=2)
+        self._http.route("GET", "/livez", self._live)
+        self._http.route("GET", "/readyz", self._ready)
+
+    async def start(self) -> tuple[str, int] | None:
+        """Where it listens. OSError."""
+        self._certificate = CertificateConditions(self._clock, self._server.certificate)
+        self._supervisor.every("conditions", _LOOK_S, lambda: self._told.look(self._certificate.now()))
+        return await self._http.start() if self._port >= 0 else None
+
+    async def shutdown(self) -> None:
+        await self._http.shutdown()
+
+    async def _families(self) -> Iterable[Metric]:
+        return [*self.metrics.families(), *of_process()]
+
+    def _conditions(self) -> list[Condition]:
+        return self._told.dated(self._certificate.now())
+
+    def _conditions_by_name(self) -> dict[str, int]:
+        there = {one.name for one in self._conditions()}
+        return {name: int(name in there) for name in (EXPIRED, EXPIRES)}
+
+    async def _live(self, request: Request) -> Response:
+        """503: only a new process helps."""
+        troubles = self._troubles()
+        dead = any(one.kind != "failing" for one in troubles)
+        return _page("not live" if dead else "live", 503 if dead else 200, troubles)
+
+    async def _ready(self, request: Request) -> Response:
+        """503 where a task fails again and again."""
+        troubles = self._troubles()
+        return _page("not ready" if troubles else "ready", 503 if troubles else 200, troubles, self._conditions())
+
+
+def _page(word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()) -> Response:
+    lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles), *(one.line for one in conditions)]
+    return Response(status, "".join(f"{line}\n" for line in lines).encode())

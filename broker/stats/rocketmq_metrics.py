@@ -1,0 +1,423 @@
+"""RocketMQ's own metrics, by its names, labels and units, for boards and alarms that were made for its brokers.
+
+    metricsExporterType=PROM    http://metricsPromExporterHost:metricsPromExporterPort/metrics, where RocketMQ has them
+
+A figure that neve has under another name is told again here; nothing is counted for it on the way of a message but the
+sizes of bodies, and that only where the port is open. What RocketMQ measures of parts that are not here (thread pools,
+the timer wheel, RocksDB) is not told, or as the nought that it is: docs/reference.md has both lists.
+
+Of topics, of pairs of group and topic and of groups at most `metricsMaxSeries` are told, as on our own page. Ages are
+looked up for the pairs with the longest lag alone: each may be a read of the disk.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from broker.broker_stats import BrokerStats
+from broker.clients.client_manager import ClientChannel, ClientManager
+from broker.config import BrokerConfig
+from broker.intake.intake import COMMITTED
+from broker.pop.pop_book import PopBook
+from broker.reading.tiered_store import TieredStore
+from broker.stats.topic_metrics import Lag, Largest, TopicMetrics
+from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from broker.tables.retry_names import RetryNames
+from broker.tables.subscription_group_manager import SubscriptionGroupManager
+from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
+from infra.metrics import Histogram
+from neve.record.codec import decode_record
+from neve.remoting import names
+from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
+from neve.remoting.releases import release_of
+
+# Names, groups or queues looked at before other requests get their turn.
+_SLICE = 50
+_TIMED = 100
+_PROTOCOL = {"protocol_type": "remoting"}
+_LOCAL_DISK = {"storage_type": "local", "storage_medium": "disk"}
+# Of a request: the code of nearly all, by which all of its kind are told.
+_SEND, _PULL = "send_message_v2", "pull_message"
+#: Upper bounds (s) of RocketMQ's histogram of requests; ours has them, and others between.
+RPC_BOUNDS = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0)
+_PROCESSORS = (
+    *("send", "async_put", "pull", "ack", "query_message", "client_manager", "heartbeat", "lite_pull", "transaction"),
+    *("consumer_manager", "admin", "reply"),
+)
+_MODES = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push", "CONSUME_POP": "pop"}
+_KINDS = ("transaction", "delay")
+
+
+class Sample(NamedTuple):
+    """One series: what tells it from the others of its name, and what it is at."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+class Family(NamedTuple):
+    """All series of a name."""
+
+    name: str
+    text: str
+    samples: list[Sample]
+
+    def metric(self, common: Mapping[str, str]) -> Metric:
+        """A name that ends with `_total` is a counter's. For a thread."""
+        labels = [*common, *(self.samples[0].labels if self.samples else ())]
+        made = (CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily)(
+            self.name, self.text, labels=labels
+        )
+        for sample in self.samples:
+            made.add_metric([*common.values(), *sample.labels.values()], sample.value)
+        return made
+
+
+class Distribution(NamedTuple):
+    """All histograms of a name."""
+
+    name: str
+    text: str
+    samples: list[tuple[Mapping[str, str], list[tuple[str, float]], float]]
+
+    def metric(self, common: Mapping[str, str]) -> Metric:
+        labels = [*common, *(self.samples[0][0] if self.samples else ())]
+        made = HistogramMetricFamily(self.name, self.text, labels=labels)
+        for values, buckets, total in self.samples:
+            made.add_metric([*common.values(), *values.values()], buckets=buckets, sum_value=total)
+        return made
+
+
+class Transactions(NamedTuple):
+    """How those that ended did, by topic, and how many are open."""
+
+    committed: Counter[str]
+    rolled_back: Counter[str]
+    open: Callable[[], int]
+
+
+class Waiting(NamedTuple):
+    """Whom the broker makes wait, in numbers."""
+
+    timers: Callable[[], int]
+    pulls: Callable[[], int]
+    revived: Callable[[], int]
+
+
+class RocketmqMetrics:
+    """Taken on the loop, in slices; what comes of it is rendered in a thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        stats: BrokerStats,
+        store: MessageStore,
+        tiered: TieredStore,
+        topics: TopicConfigManager,
+        groups: SubscriptionGroupManager,
+        offsets: ConsumerOffsetManager,
+        clients: ClientManager,
+        pops: PopBook,
+        retry_names: RetryNames,
+        topic_metrics: TopicMetrics,
+        sends: Histogram,
+        pulls: Histogram,
+        transactions: Transactions,
+        waiting: Waiting,
+        used_bytes: Callable[[], int],
+    ) -> None:
+        self._config, self._clock, self._stats, self._store, self._tiered = config, clock, stats, store, tiered
+        self._topics, self._groups, self._offsets, self._clients = topics, groups, offsets, clients
+        self._pops, self._retry_names, self._topic_metrics = pops, retry_names, topic_metrics
+        self._sends, self._pulls = sends, pulls
+        self._transactions, self._waiting, self._used_bytes = transactions, waiting, used_bytes
+        self._common = {
+            **config.metrics_labels,
+            "cluster": config.broker_cluster_name,
+            "node_type": "broker",
+            "node_id": config.broker_name,
+        }
+
+    async def take(self) -> Iterator[Metric]:
+        """As it is now; each is made when it is asked for, in a thread."""
+        limit = self._config.metrics_max_series
+        families = itertools.chain(
+            await self._traffic_in(limit),
+            await self._traffic_out(limit),
+            await self._lags(limit),
+            await self._connections(limit),
+            self._of_transactions(limit),
+            self._of_broker(),
+            self._of_store(),
+            [self._requests()],
+        )
+        return (family.metric(self._common) for family in list(families))
+
+    async def _traffic_in(self, limit: int) -> list[Family | Distribution]:
+        told, dead = Largest[str](limit), Largest[tuple[str, int]](limit)
+        for number, topic in enumerate(self._stats.topics(), 1):
+            count = self._stats.of(topic).messages_in
+            if topic.startswith(DLQ_PREFIX):
+                dead.add(count, (topic, count))
+            elif count and not topic.startswith(RETRY_PREFIX):
+                told.add(count, topic)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        messages, throughput = list[Sample](), list[Sample]()
+        sizes = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
+        for topic in told.rows():
+            labels = {"topic": topic, "is_system": _said(names.is_system_topic(topic))}
+            for kind, (count, size) in self._kinds(topic).items():
+                if count:
+                    messages.append(Sample({**labels, "message_type": kind}, count))
+                    throughput.append(Sample({**labels, "message_type": kind}, size))
+            if (sized := self._stats.sizes_of(topic)) is not None:
+                sizes.append(({**labels, "message_type": self._plain(topic)}, sized.buckets(), sized.sum))
+        lost = [
+            Sample({"consumer_group": name.removeprefix(DLQ_PREFIX), "topic": name, "is_system": "false"}, number)
+            for name, number in dead.rows()
+        ]
+        return [
+            Family("rocketmq_messages_in_total", "messages stored, by topic and kind", messages),
+            Family("rocketmq_throughput_in_total", "bytes of messages stored, by topic and kind", throughput),
+            Distribution("rocketmq_message_size", "bytes of a stored message, by topic", sizes),
+            Family("rocketmq_send_to_dlq_messages_total", "messages that a group gave up", lost),
+        ]
+
+    def _plain(self, topic: str) -> str:
+        """What plain messages of a topic are called: what it is declared for."""
+        config = self._topics.select(topic)
+        declared = "" if config is None else config.attributes.get("message.type", "").lower()
+        return "fifo" if declared == "fifo" else "normal"
+
+    def _kinds(self, topic: str) -> dict[str, tuple[int, int]]:
+        """Messages and bytes that came into a topic, by kind; a commit brings none that had not come."""
+        row = self._stats.of(topic)
+        found = {kind: self._stats.of_kind(topic, kind) for kind in (*_KINDS, COMMITTED)}
+        count = row.messages_in - sum(each for each, _ in found.values())
+        size = row.bytes_in - sum(each for _, each in found.values())
+        del found[COMMITTED]
+        return {**found, self._plain(topic): (max(count, 0), max(size, 0))}
+
+    async def _traffic_out(self, limit: int) -> list[Family]:
+        told = Largest[tuple[str, str]](limit)
+        for number, (topic, group) in enumerate(self._stats.readings(), 1):
+            if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+                told.add(self._stats.of_reading(topic, group)[0], (topic, group))
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        messages, throughput = list[Sample](), list[Sample]()
+        for topic, group in told.rows():
+            count, size = self._stats.of_reading(topic, group)
+            labels = {"topic": topic, "consumer_group": group, "is_system": _is_system(topic, group)}
+            messages.append(Sample(labels, count))
+            throughput.append(Sample(labels, size))
+        return [
+            Family("rocketmq_messages_out_total", "messages read, by topic and group", messages),
+            Family("rocketmq_throughput_out_total", "bytes of messages read, by topic and group", throughput),
+        ]
+
+    async def _lags(self, limit: int) -> list[Family]:
+        rows = (await self._topic_metrics.consumer_lags(limit)).rows()
+        told: tuple[list[Sample], ...] = ([], [], [], [], [])
+        looked_at = 0
+        for number, lag in enumerate(rows):
+            config = self._topics.select(lag.topic)
+            queues = 0 if config is None else config.read_queue_nums
+            looked_at += queues + 1
+            if looked_at >= _SLICE:
+                looked_at = 0
+                await asyncio.sleep(0)
+            labels = self._of_pair(lag)
+            for samples, value in zip(told, self._standing(lag, queues, timed=number < _TIMED), strict=True):
+                if value is not None:
+                    samples.append(Sample(labels, value))
+        return [
+            Family(name, text, samples)
+            for (name, text), samples in zip(
+                (
+                    ("rocketmq_consumer_lag_messages", "messages that a group has not acknowledged"),
+                    ("rocketmq_consumer_inflight_messages", "messages that a group has, and has not acknowledged"),
+                    ("rocketmq_consumer_ready_messages", "messages that a group has not fetched"),
+                    (
+                        "rocketmq_consumer_lag_latency_milliseconds",
+                        "age of the oldest message that a group has not acknowledged",
+                    ),
+                    (
+                        "rocketmq_consumer_queueing_latency_milliseconds",
+                        "age of the oldest message that a group has not fetched",
+                    ),
+                ),
+                told,
+                strict=True,
+            )
+        ]
+
+    def _of_pair(self, lag: Lag) -> dict[str, str]:
+        """Retries of what was popped are told with the topic that it was popped from."""
+        is_retry, topic = lag.topic.startswith(RETRY_PREFIX), lag.topic
+        if is_retry:
+            owned = [owner.topic for owner in self._retry_names.owners(topic) if owner.group == lag.group]
+            topic = next((owner for owner in owned if owner is not None), topic)
+        system = _is_system(topic, lag.group)
+        return {"consumer_group": lag.group, "topic": topic, "is_retry": _said(is_retry), "is_system": system}
+
+    def _standing(self, lag: Lag, queues: int, *, timed: bool) -> tuple[float | None, ...]:
+        """Left, in hand, to fetch; how old the oldest of the first and of the last are (ms), None: not looked up."""
+        group, topic, tiered = lag.group, lag.topic, self._tiered
+        in_hand = to_fetch = 0
+        unacknowledged, unfetched = list[int](), list[int]()
+        for queue in range(queues):
+            end = tiered.max_offset(topic, queue)
+            at = max(self._offsets.query(group, topic, queue), 0)
+            popped = self._pops.find(group, topic, queue)
+            if popped is not None:
+                fetched = max(popped.next_offset, at)
+                in_hand += len(popped.flights)
+            else:
+                fetched = min(max(self._offsets.query_pull(group, topic, queue), at), end)
+                in_hand += tiered.count_messages(topic, queue, at, fetched) if at < fetched else 0
+            to_fetch += tiered.count_messages(topic, queue, fetched, end) if fetched < end else 0
+            if timed:
+                unacknowledged += self._time_at(topic, queue, at, end)
+                unfetched += self._time_at(topic, queue, fetched, end)
+        now_ms = self._clock.now_ms()
+        ages = [max(now_ms - min(times), 0) if times else 0 for times in (unacknowledged, unfetched)]
+        return (lag.messages, in_hand, to_fetch, *(ages if timed else (None, None)))
+
+    def _time_at(self, topic: str, queue: int, offset: int, end: int) -> list[int]:
+        """When the message there was stored; of one that the archive alone has: when the oldest that is here was."""
+        if offset >= end:
+            return []
+        time = self._tiered.store_time_at_hand(topic, queue, max(offset, self._tiered.local_min_offset(topic, queue)))
+        return [time] if time > 0 else []
+
+    async def _connections(self, limit: int) -> list[Family]:
+        producers: Counter[tuple[tuple[str, str], ...]] = Counter()
+        consumers: Counter[tuple[tuple[str, str], ...]] = Counter()
+        for number, channels in enumerate(list(self._clients.producers.values()), 1):
+            for channel in list(channels.values()):
+                producers[*_of_client(channel)] += 1
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        for number, group in enumerate(list(self._clients.consumers.values()), 1):
+            mode = _MODES.get(group.consume_type, group.consume_type.lower())
+            is_system = _said(names.is_system_group(group.name))
+            of_group = (("consumer_group", group.name), ("consume_mode", mode), ("is_system", is_system))
+            for channel in list(group.channels.values()):
+                consumers[*of_group, *_of_client(channel)] += 1
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        return [
+            Family("rocketmq_producer_connections", "connections of producers", _most(producers, limit)),
+            Family("rocketmq_consumer_connections", "connections of consumers, by group", _most(consumers, limit)),
+        ]
+
+    def _of_transactions(self, limit: int) -> list[Family]:
+        ended = self._transactions
+        return [
+            Family(
+                "rocketmq_commit_messages_total", "transactions committed, by topic", _by_topic(ended.committed, limit)
+            ),
+            Family(
+                "rocketmq_rollback_messages_total",
+                "transactions rolled back, by topic",
+                _by_topic(ended.rolled_back, limit),
+            ),
+            Family("rocketmq_half_messages", "transactions that are open", [Sample({}, ended.open())]),
+        ]
+
+    def _of_broker(self) -> list[Family]:
+        """Nothing waits for a thread here: of requests those alone wait that read backlogs."""
+        waiting = {**dict.fromkeys(_PROCESSORS, 0), "pull": self._waiting.pulls()}
+        return [
+            Family(
+                "rocketmq_processor_watermark",
+                "requests that wait to be worked on",
+                [Sample({"processor": name}, number) for name, number in waiting.items()],
+            ),
+            Family("rocketmq_broker_permission", "brokerPermission", [Sample({}, self._config.broker_permission)]),
+            Family("rocketmq_topic_number", "topics", [Sample({}, len(self._topics.topics))]),
+            Family("rocketmq_consumer_group_number", "consumer groups", [Sample({}, len(self._groups.groups))]),
+            Family(
+                "rocketmq_pop_revive_retry_messages_total",
+                "popped messages that came back",
+                [Sample({}, self._waiting.revived())],
+            ),
+        ]
+
+    def _of_store(self) -> list[Family]:
+        store = self._store
+        raw = store.record_at(store.min_physical_offset)
+        first = decode_record(raw) if raw is not None else None
+        kept_ms = 0 if first is None else max(self._clock.now_ms() - first.store_timestamp, 0)
+        return [
+            Family(name, text, [Sample(_LOCAL_DISK, number)])
+            for name, text, number in (
+                ("rocketmq_storage_size_bytes", "used bytes of the data disk", self._used_bytes()),
+                (
+                    "rocketmq_storage_flush_behind_bytes",
+                    "appended, not yet flushed",
+                    store.max_physical_offset - store.flushed_offset,
+                ),
+                ("rocketmq_storage_dispatch_behind_bytes", "appended, not yet in its queue", 0),
+                (
+                    "rocketmq_storage_message_reserve_time_milliseconds",
+                    "age of the oldest message on the local disk",
+                    kept_ms,
+                ),
+                ("rocketmq_timing_messages", "timer messages that wait", self._waiting.timers()),
+            )
+        ]
+
+    def _requests(self) -> Distribution:
+        text = "from when a send is read to its answer, and from when a pull's reading begins to its answer"
+        samples = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
+        for code, histogram in ((_SEND, self._sends), (_PULL, self._pulls)):
+            labels = {
+                **_PROTOCOL,
+                "request_code": code,
+                "response_code": "success",
+                "is_long_polling": "false",
+                "result": "success",
+            }
+            samples.append((labels, in_milliseconds(histogram), histogram.sum * 1000))
+        return Distribution("rocketmq_rpc_latency_milliseconds", text, samples)
+
+
+def in_milliseconds(histogram: Histogram) -> list[tuple[str, float]]:
+    """By RocketMQ's bounds."""
+    counted = dict(zip((*histogram.bounds, None), itertools.accumulate(histogram.counts), strict=True))
+    return [*((str(bound * 1000), float(counted[bound])) for bound in RPC_BOUNDS), ("+Inf", float(counted[None]))]
+
+
+def _of_client(channel: ClientChannel) -> tuple[tuple[str, str], ...]:
+    release = release_of(channel.version)
+    version = str(channel.version)
+    if release is not None:
+        version = f"v{release.major}_{release.minor}_{release.patch}" + ("_snapshot" if release.is_snapshot else "")
+    return (("language", channel.language.lower()), ("version", version), *_PROTOCOL.items())
+
+
+def _most(counted: Counter[tuple[tuple[str, str], ...]], limit: int) -> list[Sample]:
+    return [Sample(dict(labels), number) for labels, number in counted.most_common(limit)]
+
+
+def _by_topic(counted: Counter[str], limit: int) -> list[Sample]:
+    return [Sample({"topic": topic}, number) for topic, number in counted.most_common(limit)]
+
+
+def _is_system(topic: str, group: str) -> str:
+    return _said(names.is_system_topic(topic) or names.is_system_group(group))
+
+
+def _said(is_so: bool) -> str:
+    return "true" if is_so else "false"
