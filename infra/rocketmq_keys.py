@@ -61,6 +61,7 @@ REASONS = {
 INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("metricsExporterType", "metricsPromExporterPort", "metricsPromExporterHost"),
                     "adminPort; Prometheus reads /metrics there"),
+    "metricsGrpcExporterTarget": "metricsExporterType=PROM; Prometheus, or a collector, reads them there",
     **dict.fromkeys(("tieredBackendServiceProvider", "tieredStoreFilePath", "objectStoreEndpoint", "objectStoreBucket"),
                     "storeUrl=dir:DIRECTORY or s3://BUCKET/PREFIX?endpoint=…&region=…"),
     **dict.fromkeys(("objectStoreAccessKey", "objectStoreSecretKey"), "AWS_ACCESS_KEY_ID … in the environment"),

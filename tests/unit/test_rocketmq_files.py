@@ -267,7 +267,7 @@ def test_doctor_tells_of_each_key_of_an_apache_file_and_shows_no_secret(
 ) -> None:
     lines = (
         "brokerRole=SYNC_MASTER\nmapedFileSizeCommitLog=1m\nflushCommitLogLeastPages=4\ntransientStorePoolEnable=true\n"
-        'objectStoreSecretKey=geheim\nmetricsInDelta=true\nadminPort=0\nx=1\ninitAuthenticationUser={"password":"geheim"}\n'
+        'objectStoreSecretKey=geheim\nmetricsGrpcExporterTarget=http://otel:4317\nadminPort=0\nx=1\ninitAuthenticationUser={"password":"geheim"}\n'
     )
     path = written(tmp_path, lines)
     command = ["doctor", "-c", str(path), "--keys", "-o", "json", "--set", "objectStoreAccessKey=geheim"]
@@ -277,16 +277,16 @@ def test_doctor_tells_of_each_key_of_an_apache_file_and_shows_no_secret(
     rows = {row["check"]: row for row in json.loads(said.out)}
     states = {name: row["state"] for name, row in rows.items()}
     given = ["brokerRole", "mapedFileSizeCommitLog", "flushCommitLogLeastPages", "transientStorePoolEnable",
-             "objectStoreSecretKey", "metricsInDelta", "adminPort", "x", "initAuthenticationUser",
+             "objectStoreSecretKey", "metricsGrpcExporterTarget", "adminPort", "x", "initAuthenticationUser",
              "objectStoreAccessKey"]  # fmt: skip
     assert list(rows)[: len(given)] == given
     assert [name for name in given if states[name] == "fail"] == ["brokerRole", "x"]
     assert [name for name in given if states[name] == "warn"] == [
-        "transientStorePoolEnable", "objectStoreSecretKey", "metricsInDelta", "objectStoreAccessKey"
+        "transientStorePoolEnable", "objectStoreSecretKey", "metricsGrpcExporterTarget", "objectStoreAccessKey"
     ]  # fmt: skip
     assert "instead: ASYNC_MASTER" in rows["brokerRole"]["found"]
     assert rows["mapedFileSizeCommitLog"]["found"].endswith(":2: honoured as mappedFileSizeCommitLog")
-    assert "instead: adminPort" in rows["metricsInDelta"]["found"]
+    assert "instead: metricsExporterType=PROM" in rows["metricsGrpcExporterTarget"]["found"]
     assert "not given: broker-a here, the machine's name at RocketMQ's" in rows["brokerName"]["found"]
     assert main.run(["doctor", "--keys"]) == 2
 
