@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +12,9 @@ from neve.extras import install_command
 
 _MISSING = frozenset({"404", "NoSuchKey"})
 _BEYOND = "InvalidRange"
+_NO_RIGHTS = frozenset(
+    {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"}
+)
 
 
 class BadSource(ValueError):
@@ -89,7 +92,10 @@ class DirectorySource:
 
 
 class S3Source:
-    """An archive in a bucket, read only, through boto3. Raises FileNotFoundError for a key without an object."""
+    """An archive in a bucket, read only, through boto3.
+
+    Raises FileNotFoundError for a key without an object, and PermissionError where the credentials do not do.
+    """
 
     def __init__(self, bucket: str, prefix: str, endpoint: str | None, region: str | None) -> None:
         try:
@@ -131,16 +137,23 @@ class S3Source:
             raise _translated(error, key) from error
 
     def list_prefixes(self, prefix: str) -> list[str]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.bucket, Prefix=self.name(prefix), Delimiter="/"
-        )
-        found = [str(one["Prefix"]) for page in pages for one in page.get("CommonPrefixes", ())]
+        found = (str(one["Prefix"]) for page in self._pages(prefix, "/") for one in page.get("CommonPrefixes", ()))
         return [one.removeprefix(self._prefix) for one in found]
 
     def list(self, prefix: str) -> Iterable[Listed]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.name(prefix))
-        found = (str(one["Key"]) for page in pages for one in page.get("Contents", ()))
+        found = (str(one["Key"]) for page in self._pages(prefix) for one in page.get("Contents", ()))
         return [Listed(one.removeprefix(self._prefix)) for one in found]
+
+    def _pages(self, prefix: str, delimiter: str = "") -> Iterator[Any]:
+        from botocore.exceptions import ClientError
+
+        within = {"Delimiter": delimiter} if delimiter else {}
+        try:
+            yield from self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self.bucket, Prefix=self.name(prefix), **within
+            )
+        except ClientError as error:
+            raise _translated(error, f"a listing of {prefix}") from error
 
     def _read(self, **request: str) -> bytes:
         from botocore.exceptions import ClientError
@@ -151,7 +164,11 @@ class S3Source:
             raise _translated(error, request["Key"]) from error
 
 
-def _translated(error: Any, key: str) -> Exception:
-    """A missing object as FileNotFoundError; anything else as it came."""
-    missing = error.response.get("Error", {}).get("Code") in _MISSING
-    return FileNotFoundError(f"{key} is not in the store") if missing else error
+def _translated(error: Any, what: str) -> Exception:
+    """As what Python calls it; anything else as it came."""
+    code = error.response.get("Error", {}).get("Code")
+    if code in _MISSING:
+        return FileNotFoundError(f"{what} is not in the store")
+    if code in _NO_RIGHTS:
+        return PermissionError(f"no rights: {what}: {error}")
+    return error  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ from typing import Any
 
 from neve.archive.source import Listed
 from neve.spark.builder import HadoopStore
+from neve.spark.jars import SparkSetupError
 
 
 class HadoopSource:
@@ -16,10 +17,23 @@ class HadoopSource:
         self._store = store
         self._jvm = spark.sparkContext._jvm
         self._conf = spark.sparkContext._jsc.hadoopConfiguration()
-        self._fs = self._path(store.root).getFileSystem(self._conf)
+        self._fs = self._file_system(store)
+
+    def _file_system(self, store: HadoopStore) -> Any:
+        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+        try:
+            return self._path(store.root).getFileSystem(self._conf)
+        except Py4JJavaError as error:
+            if "ClassNotFoundException" not in str(error.java_exception):
+                raise _translated(error, store.root) from error
+            raise SparkSetupError(
+                f"this Spark has no jars for {store.root}: call neve.spark.session(STORE) before, which brings them, "
+                "or give its cluster hadoop-aws of the Hadoop that it runs with"
+            ) from error
 
     def get(self, key: str) -> bytes:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+        from py4j.protocol import Py4JJavaError
 
         path = self._path(self._store.path(key))
         try:
@@ -88,5 +102,5 @@ def _translated(error: Any, key: str) -> OSError:
     if kind == "FileNotFoundException":
         return FileNotFoundError(text)
     if kind in {"AccessDeniedException", "AWSBadRequestException", "NoAuthWithAWSException", "AccessControlException"}:
-        return PermissionError(text)
+        return PermissionError(f"no rights: {text}")
     return ConnectionError(text)
