@@ -99,7 +99,7 @@ def verify(
     taken_over = check.take_over(names)
     for some in _rounds([one for one in names if one[1].key not in check.found]):
         check.run(some)
-        progress(check.progress(names))
+        progress(check.progress)
     faults = [*_queue_faults(known, topics), *_still_there(check.faults(names), source, broker)]
     done = VerifyJob(
         store=store,
@@ -135,11 +135,14 @@ class _Check:
         self._spark, self._store, self._checked, self._deep = spark, store, checked, deep
         self.found: dict[str, list[Fault]] = {}  # by key
         self._unread: dict[str, str] = {}
+        self.progress = Progress(0, 0, 0, 0, 0)
 
     def take_over(self, names: Sequence[tuple[str, CommittedName]]) -> int:
+        self.progress = Progress(0, len(names), 0, sum(name.size for _, name in names), 0)
         for _, name in names:
             if (faults := self._checked.faults_of(name)) is not None:
                 self.found[name.key] = faults
+                self._behind(name, len(faults))
         return len(self.found)
 
     def run(self, some: Sequence[tuple[str, CommittedName]]) -> None:
@@ -156,12 +159,13 @@ class _Check:
         self._checked.add(done)
         self.found |= {name.key: faults for name, faults in done}
         self._unread |= {some[at][1].key: reason for at, reason in unread.items()}
+        for at, (_, name) in enumerate(some):
+            self._behind(name, len(found[at]))
 
-    def progress(self, names: Sequence[tuple[str, CommittedName]]) -> Progress:
-        behind = [name for _, name in names if name.key in self.found or name.key in self._unread]
-        faults = sum(map(len, self.found.values()))
-        size = sum(name.size for name in behind)
-        return Progress(len(behind), len(names), size, sum(name.size for _, name in names), faults)
+    def _behind(self, name: CommittedName, faults: int) -> None:
+        """Counted as they are checked: an archive may have a million objects, and a round has 256."""
+        objects, of_objects, size, of_bytes, before = self.progress
+        self.progress = Progress(objects + 1, of_objects, size + name.size, of_bytes, before + faults)
 
     def faults(self, names: Sequence[tuple[str, CommittedName]]) -> list[tuple[str, CommittedName, Fault]]:
         return [(broker, name, fault) for broker, name in names for fault in self.found.get(name.key, ())]

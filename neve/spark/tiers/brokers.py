@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -157,8 +157,7 @@ class Brokers:
         known = self._asked("the list of brokers", client.cluster_info())
         bounds: dict[Queue, Bounds] = {}
         unreadable: dict[tuple[str, str], str] = {}
-        for topic in sorted(topics):
-            found = self._asked(f"topic {topic}", _bounds(client, topic))
+        for found in self._client.call(_of_all(client, sorted(topics), self._told)):
             bounds |= found[0]
             unreadable |= found[1]
         masterless = frozenset(name for name, broker in known.items() if broker.master is None)
@@ -169,7 +168,8 @@ class Brokers:
         several = sorted(queues)
         if not several:
             return {}
-        return self._asked(f"{several[0].told()}", _bounds_of(self._client.client, several))
+        gate = asyncio.Semaphore(ASKED_AT_ONCE)
+        return self._asked(f"{several[0].told()}", _bounds_of(self._client.client, several, gate))
 
     def report(self, offsets: Mapping[Queue, int]) -> bool:
         """The group's position; False: not all of it, for a reason that may pass. A stream does not end by that."""
@@ -193,7 +193,10 @@ class Brokers:
         try:
             return self._client.call(work)
         except NeveError as error:
-            raise told(f"{what} (namesrv {self._cluster.namesrv})", error) from error
+            raise self._told(what, error) from error
+
+    def _told(self, what: str, error: NeveError) -> BrokerAway | BrokerRefused:
+        return told(f"{what} (namesrv {self._cluster.namesrv})", error)
 
 
 def told(what: str, error: NeveError) -> BrokerAway | BrokerRefused:
@@ -205,10 +208,36 @@ def told(what: str, error: NeveError) -> BrokerAway | BrokerRefused:
     return BrokerAway(f"{what}: can't be asked, so what it has is not known: {error}")
 
 
-async def _bounds(client: AsyncClient, topic: str) -> tuple[dict[Queue, Bounds], dict[tuple[str, str], str]]:
+#: Of a topic: the bounds of its queues, and why it may not be read at a broker.
+_OfTopic = tuple[dict[Queue, Bounds], dict[tuple[str, str], str]]
+
+
+async def _of_all(
+    client: AsyncClient, topics: Sequence[str], failed: Callable[[str, NeveError], Exception]
+) -> list[_OfTopic]:
+    """Of many topics side by side: a stream by a pattern asks at each of its triggers."""
+    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def ask(topic: str) -> _OfTopic:
+        try:
+            return await _bounds(client, topic, gate)
+        except NeveError as error:
+            raise failed(f"topic {topic}", error) from error
+
+    answers = await asyncio.gather(*map(ask, topics), return_exceptions=True)
+    found: list[_OfTopic] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        found.append(answer)
+    return found
+
+
+async def _bounds(client: AsyncClient, topic: str, gate: asyncio.Semaphore) -> _OfTopic:
     """Of each of its queues; of a topic that no broker has, of none."""
     try:
-        route = await client.topic_route(topic)
+        async with gate:
+            route = await client.topic_route(topic)
     except BrokerError as error:
         if error.code != ResponseCode.TOPIC_NOT_EXIST:
             raise
@@ -218,12 +247,10 @@ async def _bounds(client: AsyncClient, topic: str) -> tuple[dict[Queue, Bounds],
         (broker, topic): "its permissions do not let it be read" for broker in route.brokers if broker not in readable
     }
     every = {Queue(one.broker_name, topic, one.queue_id) for one in (*route.read_queues, *route.write_queues)}
-    return await _bounds_of(client, every), unreadable
+    return await _bounds_of(client, every, gate), unreadable
 
 
-async def _bounds_of(client: AsyncClient, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-    gate = asyncio.Semaphore(ASKED_AT_ONCE)
-
+async def _bounds_of(client: AsyncClient, queues: Iterable[Queue], gate: asyncio.Semaphore) -> dict[Queue, Bounds]:
     async def ask(queue: Queue) -> tuple[Queue, Bounds]:
         at = message_queue(queue)
         async with gate:

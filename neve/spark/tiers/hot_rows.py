@@ -2,6 +2,9 @@
 
 A broker has a row whether it is still in its log or in the archive by now. What it does not give is looked for in the
 archive once more, where what has expired meanwhile is kept for a while; a row that is in neither is lost, but for gaps.
+
+An answer has records one after another, told apart by their heads. Where a head does not hold, it and the record before
+it are asked for again, each alone: its queue then says where it begins and ends, as it does when it is archived.
 """
 
 from __future__ import annotations
@@ -43,10 +46,6 @@ _PULL_ROWS, _PULL_BYTES = 1024, 4 << 20
 _HELD_S = 1.0  # so long a broker holds a pull of what it does not show yet
 _PAUSE_S = 0.2
 _DAY_MS = 86_400_000
-
-
-class BadRecord(RuntimeError):
-    """What a broker gave is not what was asked for: a record in its log is damaged, or it is no broker."""
 
 
 def rows_of_hot_task(
@@ -93,26 +92,33 @@ def _pulled(
     """The next pull is on its way while the rows of this one are made."""
     client = loop.client
     place = _Place(one.queue)
-    coming: Future[_Pulled] | None = loop.submit(_pull(client, cluster, one, one.first))
+    alone = 0  # so many records are asked for one by one
+    coming: Future[_Pulled] | None = loop.submit(_pull(client, cluster, one, one.first, _PULL_ROWS))
     while coming is not None:
         got = coming.result()
-        coming = loop.submit(_pull(client, cluster, one, got.end)) if got.end <= one.last else None
-        entries, records = _framed(one.queue, got)
+        framed = _alone(one.queue, got) if alone else _framed(one.queue, got)
+        alone = max(alone - 1, 0)
+        if framed.end < got.end:
+            log.warning("%s: the record from offset %d on can't be told by its head", one.queue.told(), framed.end)
+            framed, alone = framed.without_last(), 2
+        count = 1 if alone else _PULL_ROWS
+        coming = loop.submit(_pull(client, cluster, one, framed.end, count)) if framed.end <= one.last else None
+        entries, records = framed.entries, framed.records
         inside = entries.queue_offset <= one.last
         if not inside.all():
             count = int(np.count_nonzero(inside))
             entries = entries.at(slice(0, count))
             records = Records(records.wire[: records.positions[count]], records.positions[: count + 1])
-        _note_missing(missing, entries.queue_offset.tolist(), got.first, min(got.end - 1, one.last))
+        _note_missing(missing, entries.queue_offset.tolist(), got.first, min(framed.end - 1, one.last))
         if len(entries.size):
             yield from _rows(entries, records, place, shape)
 
 
-async def _pull(client: AsyncClient, cluster: Cluster, one: HotSlice, offset: int) -> _Pulled:
+async def _pull(client: AsyncClient, cluster: Cluster, one: HotSlice, offset: int, most: int) -> _Pulled:
     """Asks until the broker has an answer that leads on, or its time is up."""
     now = asyncio.get_running_loop().time
     deadline = now() + cluster.patience_s
-    count = min(one.last - offset + 1, _PULL_ROWS)
+    count = min(one.last - offset + 1, most)
     what = f"{one.queue.told()}, offset {offset}"
     while True:
         answer: StoredPull | None = None
@@ -145,33 +151,69 @@ async def _pull(client: AsyncClient, cluster: Cluster, one: HotSlice, offset: in
     raise asked.BrokerAway(f"{what}: the broker showed it when the query was planned, and now says that {has}: {tried}")
 
 
-def _framed(queue: Queue, got: _Pulled) -> tuple[Entries, Records]:
-    """The records one by one, and what its queue says of each. Raises BadRecord."""
-    positions, queues, offsets, physical = [0], list[int](), list[int](), list[int]()
-    view = memoryview(got.records)
-    while positions[-1] < len(view):
-        begin = positions[-1]
-        if len(view) - begin < HEAD_V4.size:
-            raise BadRecord(f"{queue.told()}: {len(view) - begin} bytes at the end of an answer are no record")
+class _Framed(NamedTuple):
+    """The records one by one, what their queue says of each, and the offset up to which that is known."""
+
+    entries: Entries
+    records: Records
+    end: int
+
+    def without_last(self) -> _Framed:
+        """The size of the last may be what is damaged: it would end where the next begins by its head alone."""
+        count = len(self.entries.size) - 1
+        if count < 0:
+            return self
+        offsets, (wire, positions) = self.entries.queue_offset, self.records
+        cut = Records(wire[: positions[count]], positions[: count + 1])
+        return _Framed(self.entries.at(slice(0, count)), cut, int(offsets[count]))
+
+
+def _framed(queue: Queue, got: _Pulled) -> _Framed:
+    """Up to the first record whose head does not hold."""
+    view, found = memoryview(got.records), list[_Found]()
+    begin, lowest = 0, got.first
+    while len(view) - begin >= HEAD_V4.size:
         size, _, _, of, _, offset, place, *_ = HEAD_V4.unpack_from(view, begin)
-        lowest = offsets[-1] + 1 if offsets else got.first
         if not HEAD_V4.size <= size <= len(view) - begin or of != queue.queue_id or not lowest <= offset < got.end:
-            raise BadRecord(
-                f"{queue.told()}: the record from offset {lowest} on can't be told by its head, so it is damaged in "
-                "the broker's log. Once it is archived, the archive says where it lies"
-            )
-        positions.append(begin + size)
-        queues.append(of)
-        offsets.append(offset)
-        physical.append(place)
-    at = np.array(positions, np.int64)
+            break
+        begin, lowest = begin + size, offset + 1
+        found.append(_Found(offset, place, begin))
+    return _of_found(queue, view[:begin], found, got.end if begin == len(view) else lowest)
+
+
+def _alone(queue: Queue, got: _Pulled) -> _Framed:
+    """One record, whatever its head says: which it is, and where it ends, the broker's queue has told."""
+    view, offset, place = memoryview(got.records), got.end - 1, _NOWHERE
+    if not view:
+        return _of_found(queue, view, [], got.end)
+    if len(view) >= HEAD_V4.size:
+        size, _, _, of, _, stands, told, *_ = HEAD_V4.unpack_from(view)
+        if (size, of, stands) == (len(view), queue.queue_id, offset):
+            place = told
+    return _of_found(queue, view, [_Found(offset, place, len(view))], got.end)
+
+
+class _Found(NamedTuple):
+    """A record: its offset, its place in the log, and where it ends in an answer."""
+
+    offset: int
+    place: int
+    ends_at: int
+
+
+def _of_found(queue: Queue, view: memoryview, found: Sequence[_Found], end: int) -> _Framed:
+    at = np.array([0, *(one.ends_at for one in found)], np.int64)
     entries = Entries(
-        np.array(queues, np.int32),
-        np.array(offsets, np.int64),
-        np.array(physical, np.int64),
+        np.full(len(found), queue.queue_id, np.int32),
+        np.array([one.offset for one in found], np.int64),
+        np.array([one.place for one in found], np.int64),
         np.diff(at).astype(np.int32),
     )
-    return entries, Records(view, at)
+    return _Framed(entries, Records(view, at), end)
+
+
+#: The place in the log of a record that does not say it.
+_NOWHERE = -1
 
 
 def _note_missing(missing: list[Span], offsets: Sequence[int], first: int, last: int) -> None:
@@ -196,6 +238,10 @@ class _Place:
 def _rows(entries: Entries, records: Records, place: _Place, shape: _Shape) -> Iterator[pa.RecordBatch]:
     """Of one pull, the rows of a day together."""
     table = table_of(entries, records, place.topic).combine_chunks()
+    if (entries.physical == _NOWHERE).any():
+        at = table.schema.get_field_index("commit_log_offset")
+        known = pa.array(entries.physical, pa.int64(), mask=entries.physical == _NOWHERE)
+        table = table.set_column(at, table.schema.field(at), known)
     times = pc.fill_null(table.column("store_timestamp").cast(pa.int64()), -1).to_numpy()
     days = np.where(times >= 0, times // _DAY_MS, -1)
     known = np.maximum.accumulate(np.where(days >= 0, np.arange(len(days)), -1))

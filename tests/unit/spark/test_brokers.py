@@ -1,0 +1,88 @@
+"""What the brokers are asked when something is planned over both tiers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+from neve.spark.planning.options import Cluster
+from neve.spark.tiers.brokers import ASKED_AT_ONCE, BrokerRefused, Brokers
+from neve.spark.tiers.queues import Bounds, Queue
+
+TOPICS = [f"t{number:03d}" for number in range(200)]
+
+
+class FakeClient:
+    """Of one broker with topics of two queues; it knows how many questions were under way at most."""
+
+    def __init__(self, refused: str | None = None) -> None:
+        self._refused, self._now, self.most, self.asked = refused, 0, 0, 0
+
+    async def _answer(self) -> None:
+        self.asked += 1
+        self._now += 1
+        self.most = max(self.most, self._now)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self._now -= 1
+
+    async def cluster_info(self) -> dict[str, Any]:
+        return {"b": type("Info", (), {"master": "127.0.0.1:1"})()}
+
+    async def topic_route(self, topic: str) -> Any:
+        await self._answer()
+        if topic == self._refused:
+            raise BrokerError(ResponseCode.NO_PERMISSION, "you may not")
+        if topic == "nowhere":
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, "no route")
+        queues = [type("At", (), {"broker_name": "b", "queue_id": number})() for number in range(2)]
+        return type("Route", (), {"read_queues": queues, "write_queues": queues, "brokers": ["b"]})()
+
+    async def max_offset(self, topic: str, _queue: object) -> int:
+        await self._answer()
+        return int(topic[1:]) + 1
+
+    async def min_offset(self, _topic: str, _queue: object) -> int:
+        await self._answer()
+        return 1
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    fake = FakeClient()
+
+    async def connected(_cluster: Cluster) -> FakeClient:
+        return fake
+
+    monkeypatch.setattr("neve.spark.tiers.brokers._connected", connected)
+    return fake
+
+
+def test_many_topics_are_asked_side_by_side_and_no_more_than_so_many_at_once(client: FakeClient) -> None:
+    brokers = Brokers(Cluster("namesrv"))
+    try:
+        seen = brokers.seen([*TOPICS, "nowhere"])
+    finally:
+        brokers.close()
+    assert seen.bounds == {
+        Queue("b", topic, queue): Bounds(1, number + 1) for number, topic in enumerate(TOPICS) for queue in range(2)
+    }
+    assert client.asked == len(TOPICS) * 5 + 1
+    assert ASKED_AT_ONCE // 2 < client.most <= ASKED_AT_ONCE
+
+
+def test_one_that_can_not_be_asked_is_named_and_no_topic_without_rows(client: FakeClient) -> None:
+    client._refused = "t007"
+    brokers = Brokers(Cluster("namesrv"))
+    try:
+        with pytest.raises(BrokerRefused, match=r"topic t007 \(namesrv namesrv\): no rights"):
+            brokers.seen(TOPICS)
+    finally:
+        brokers.close()
