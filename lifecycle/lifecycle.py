@@ -201,6 +201,7 @@ class ArchiveLifecycle:
             "last_round": self._rounds.last,
             "upload_bytes_per_second": self.throttle.bytes_per_second,
             "upload_waited_ms": int(worker.upload_waited * 1000),
+            "worker_starved_ms": int(worker.starved * 1000),
             "rows": worker.written.rows,
             "rows_with_wire": worker.written.wire,
             "rows_damaged": worker.written.damaged,

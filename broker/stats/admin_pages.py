@@ -46,6 +46,12 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("backlog_age_seconds", "backlog_age_ms", 1e-3, "age of the oldest message that is not archived yet"),
     ("upload_bytes_per_second", "upload_bytes_per_second", 1, "limit in force for uploads, 0 for none"),
     ("upload_waited_seconds_total", "upload_waited_ms", 1e-3, "how long a limit has held uploads back"),
+    (
+        "worker_starved_seconds_total",
+        "worker_starved_ms",
+        1e-3,
+        "how long rounds waited while their worker had no processor and wanted one",
+    ),
     ("rows_total", "rows", 1, "rows written into objects"),
     (
         "rows_with_wire_total",

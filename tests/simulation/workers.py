@@ -128,7 +128,7 @@ class InProcessWorker(WorkerClient):
 class QuickWorker:
     """As the real one, but an object is a list of rows. It takes and gives the same, and fails the same ways."""
 
-    upload_waited = 0.0
+    upload_waited = starved = 0.0
 
     def __init__(self, disk: SimDisk, store: FaultyStore, choose: Choose = in_order) -> None:
         self._disk, self._store, self._choose = disk, store, choose

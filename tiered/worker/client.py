@@ -16,9 +16,10 @@ from typing import TypeVar
 import numpy as np
 
 from infra.priority import NORMAL
+from infra.process_standing import Standing, standing
 from neve.archive.journal import CommittedName, IntentName
 from tiered.worker import frames
-from tiered.worker.failed import WorkerFailed, of_an_upload
+from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
 from tiered.worker.group_memory import GroupMemory, Piece
 from tiered.worker.patience import Patience
 from tiered.worker.pipeline import Pipeline
@@ -67,10 +68,6 @@ class DecodedGroup:
         self.is_mapped = not isinstance(content, bytes)
 
 
-class MadeRoom(ConnectionError):
-    """The worker was ended for one of another priority: the request had no part in that."""
-
-
 Answer = frames.Uploaded | CommittedName | frames.GroupRead | frames.MayHold | int
 
 
@@ -92,9 +89,10 @@ class WorkerClient:
 
         `cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere.
 
-        A worker that is silent for `answer_seconds`, and what an upload may take beyond that, hangs in its store.
+        A worker that is silent for `answer_seconds`, and what an upload may take beyond that, hangs in its store; time
+        counts in which it sleeps, or has a processor.
         """
-        self._patience = Patience(answer_seconds, uploads)
+        self._patience = Patience(answer_seconds, uploads, self._look)
         self._uploads, self._priority = uploads, priority
         self._has_priority = priority  # that of the process
         self._cache_arguments = ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)] if cache_dir else []
@@ -130,6 +128,7 @@ class WorkerClient:
             hangs=self._end,
             tell=self._tell,
             gives_way=lambda: self._has_priority != self._priority,
+            make_room=self._make_room_now,
         )
 
     def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
@@ -168,6 +167,7 @@ class WorkerClient:
         compaction is under way, which begins anew in it.
 
         A round that is under way asks for nothing more until that is so: a long one goes on at what it is given now.
+        Where it has to wait because this process gets no processor, what is under way begins anew in the next one, too.
         Where nobody asks for anything, what is under way ends as it began.
         """
         with self._lock:
@@ -351,6 +351,22 @@ class WorkerClient:
             frames.send(sock, message)
         except OSError:
             self._hang_up()  # it died; its receiving thread says so, and a successor is told the rate
+
+    @property
+    def starved(self) -> float:
+        """Seconds in which somebody waited for it, and it had no processor and wanted one."""
+        return self._patience.starved
+
+    def _look(self) -> Standing | None:
+        pid = self.pid
+        return None if pid is None else standing(pid)
+
+    def _make_room_now(self) -> None:
+        """As `_make_room`, of one that would not come to end by itself."""
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+            self._make_room()
 
     def _make_room(self) -> None:
         """Under the lock. For a successor; what this one owes is told that it was not what ended it."""

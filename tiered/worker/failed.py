@@ -15,6 +15,10 @@ class WorkerFailed(Exception):
         self.message = message
 
 
+class MadeRoom(ConnectionError):
+    """The worker was ended for one of another priority: the request had no part in that."""
+
+
 def of_an_upload(error: WorkerFailed) -> Exception:
     """As a round knows it."""
     if error.kind == "Conflict":

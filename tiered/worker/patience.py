@@ -5,25 +5,40 @@ as the rate needs for all that was on its way when the wait began, and all that 
 
 Not for ever, though, where something always comes: what is on its way shares the rate in turns. When others have ended
 with many times as much as was on its way at the beginning, it has had its turns, and what has ended counts no more.
+
+Nor does time count in which it wanted a processor that others had, but for what it got of one: that of a busy machine
+is no hanging store's. A worker of the lowest priority may get nothing for minutes, and would be ended again and again
+over work that it never could do.
 """
 
 import functools
+import math
 import threading
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from infra.process_standing import Standing
+
 # What a store takes at least in a second, where no lower rate is set: an upload may take as long as that needs.
 _SLOWEST_BYTES = 1 << 20
+_LOOK_SECONDS = 2.0  # between two looks at a worker that is silent
 
 
 class Patience:
     """Of all who wait for one worker. Thread-safe. `seconds`: where it has nothing to upload; `rate` 0: no limit."""
 
-    def __init__(self, seconds: float, uploads: int) -> None:
-        """`uploads`: how many share the rate at a time."""
+    def __init__(
+        self,
+        seconds: float,
+        uploads: int,
+        look: "Callable[[], Standing | None]" = lambda: None,
+        look_seconds: float = _LOOK_SECONDS,
+    ) -> None:
+        """`uploads`: how many share the rate at a time. `look`: at the worker, each `look_seconds` of its silence."""
         self.seconds, self.rate = seconds, 0
-        self._sharing = uploads
+        self._sharing, self._look, self._look_seconds = uploads, look, look_seconds
+        self.starved = 0.0  # seconds of waits that did not count
         self._lock = threading.Lock()
         self._asked = self._ended = 0  # bytes, since the start
 
@@ -37,14 +52,27 @@ class Patience:
         with self._lock:
             self._ended += size
 
-    def first_of(self, answers: "Iterable[Future[Any]]") -> "tuple[Set[Future[Any]], float]":
-        """Those that are there as soon as one is, and how long it was waited for; none: the worker hangs."""
-        waiting = self.begin()
+    def first_of(
+        self, answers: "Iterable[Future[Any]]", starves: "Callable[[], object]" = lambda: None
+    ) -> "tuple[Set[Future[Any]], float]":
+        """Those that are there as soon as one is, and how long it was waited for; none: the worker hangs.
+
+        `starves` is called now and then while it has no processor.
+        """
+        waiting, before = self.begin(), None
         while True:
-            seconds = waiting.more()
+            seconds = waiting.more(self._look_seconds)
             ended = wait(answers, seconds, FIRST_COMPLETED).done
             if ended or not seconds:
                 return ended, waiting.waited
+            now = self._look()
+            starved = _starved(before, now, seconds)
+            before = now
+            if starved:
+                waiting.waited -= starved
+                with self._lock:
+                    self.starved += starved
+                starves()
 
     def begin(self) -> "Wait":
         """A wait that begins now."""
@@ -68,8 +96,15 @@ class Wait:
     def __init__(self, patience: Patience, asked: int, ended: int) -> None:
         self._patience, self._asked, self._ended, self.waited = patience, asked, ended, 0.0
 
-    def more(self) -> float:
+    def more(self, at_most: float = math.inf) -> float:
         """Seconds to wait now, and to ask again after them; 0: it hangs."""
-        seconds = max(self._patience.after(self._asked, self._ended) - self.waited, 0.0)
+        seconds = min(max(self._patience.after(self._asked, self._ended) - self.waited, 0.0), at_most)
         self.waited += seconds
         return seconds
+
+
+def _starved(before: Standing | None, now: Standing | None, seconds: float) -> float:
+    """How much of so many seconds between two looks it had no processor, and wanted one."""
+    if before is None or now is None or before.pid != now.pid or not now.wants_more:
+        return 0.0
+    return max(seconds - (now.cpu_s - before.cpu_s), 0.0)

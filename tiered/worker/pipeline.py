@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from neve.archive.journal import IntentName
 from tiered.worker import frames
-from tiered.worker.failed import WorkerFailed, of_an_upload
+from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
 from tiered.worker.patience import Patience
 from tiered.write.uploader import EncodeFailed, NamedEntries, Outcome
 
@@ -54,15 +54,16 @@ class Pipeline:
         hangs: Callable[[], None],
         tell: Callable[[frames.GiveUp], None],
         gives_way: Callable[[], bool] = lambda: False,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         """`patience`: how long a worker may be silent; then it `hangs`.
 
         `gives_way`: whether the worker should make room for a successor. It does when it owes nothing, so it is asked
-        for nothing until what is under way has ended.
+        for nothing until what is under way has ended. `make_room`: it does so at once, with what it owes undone.
         """
         self._store_url, self._metadata, self._work_dir = store_url, dict(metadata), work_dir
         self._submit, self._patience, self._hangs, self._tell = submit, patience, hangs, tell
-        self._gives_way = gives_way
+        self._gives_way, self._make_room = gives_way, make_room
         self._suspects: deque[Wanted] = deque()
         self._wanted: deque[Wanted] = deque()
         self._under_way: dict[Future[Any], _UnderWay] = {}
@@ -75,7 +76,7 @@ class Pipeline:
 
     def done(self) -> Sequence[tuple[IntentName, Outcome]]:
         while not self._settled and self._under_way:
-            ended, waited = self._patience.first_of(self._under_way)
+            ended, waited = self._patience.first_of(self._under_way, self._starves)
             if not ended:
                 self._hung(waited)
             for future in [future for future in self._under_way if future in ended]:
@@ -128,12 +129,19 @@ class Pipeline:
         except ConnectionError:  # the one that was there has just ended
             return self._submit(request, descriptor)
 
+    def _starves(self) -> None:
+        """The worker has no processor: with another priority it may."""
+        if self._gives_way() and not self._given_up:
+            self._make_room()
+
     # ---- what became of it
 
     def _ended(self, future: Future[Any], wanted: Wanted) -> None:
         error = future.exception()
         if error is None:
             self._answered(wanted, future.result())
+        elif isinstance(error, MadeRoom) and not self._given_up:
+            (self._suspects if wanted.deaths else self._wanted).append(wanted)  # it had no part in that
         elif not isinstance(error, ConnectionError):
             assert isinstance(error, WorkerFailed), error
             self._fail(wanted, of_an_upload(error))

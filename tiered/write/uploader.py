@@ -69,13 +69,17 @@ class Uploads(Protocol):
 
 
 class Uploader(Protocol):
-    """`upload_waited` is how many seconds its rate has held uploads back; 0 as the rate is no limit.
+    """`upload_waited` is how many seconds its rate has held uploads back; 0 as the rate is no limit. `starved`: in
+    how many its worker was waited for, and wanted a processor and had none.
 
     Also forgets the unfinished uploads of a broker's dead workers.
     """
 
     upload_waited: float
     written: RowCounts
+
+    @property
+    def starved(self) -> float: ...
 
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
 

@@ -1,10 +1,14 @@
 """How long a worker may be silent: a rate is shared by all that is under way, and who hangs is found out."""
 
+import subprocess
+import sys
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from infra.process_standing import Standing, standing
+from tests.waiting import wait_until
 from tiered.worker.patience import Patience
 
 RATE, SHARING = 1000, 4
@@ -70,3 +74,95 @@ def test_a_lower_rate_holds_for_a_wait_that_has_begun_and_a_higher_one_takes_not
     assert waiting.more() == 10.0
     patience.rate = 2 * RATE
     assert waiting.more() == 0.0
+
+
+# ---- a worker that gets no processor
+
+
+class Looked:
+    """A worker as looks find it; after so many of them it answers."""
+
+    def __init__(self, answers_at: int, *, wants_more: bool, share: float) -> None:
+        self.answer = Future[Any]()
+        self._answers_at, self._wants_more, self._share = answers_at, wants_more, share
+        self.looks = 0
+
+    def __call__(self) -> Standing | None:
+        self.looks += 1
+        if self.looks == self._answers_at:
+            self.answer.set_result(None)
+        return Standing(1, self.looks * self._share * LOOK_S, self._wants_more)
+
+
+LOOK_S = 0.005
+PATIENCE_S = 20 * LOOK_S
+
+
+def waited_for(worker: Looked) -> tuple[bool, Patience]:
+    patience = Patience(PATIENCE_S, SHARING, worker, LOOK_S)
+    ended, waited = patience.first_of([worker.answer])
+    assert waited <= PATIENCE_S + 1e-9
+    return bool(ended), patience
+
+
+def test_a_worker_that_gets_no_processor_does_not_hang() -> None:
+    """In ten times as long as it may be silent; however long it takes here, it is looks that are counted."""
+    ended, patience = waited_for(Looked(200, wants_more=True, share=0.0))
+    assert ended
+    assert patience.starved == pytest.approx(199 * LOOK_S), "the first look has none before it"
+
+
+def test_the_processor_that_it_got_counts() -> None:
+    worker = Looked(10_000, wants_more=True, share=0.25)
+    assert not waited_for(worker)[0]
+    assert 4 * 19 <= worker.looks <= 4 * 20 + 2
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_one_that_waits_for_its_store_hangs_and_so_does_one_that_runs(share: float) -> None:
+    worker = Looked(10_000, wants_more=share > 0, share=share)
+    ended, patience = waited_for(worker)
+    assert not ended
+    assert worker.looks in {20, 21}, "the last slice may be what rounding left"
+    assert patience.starved == pytest.approx(0.0)
+
+
+def test_where_the_system_tells_nothing_all_time_counts() -> None:
+    patience = Patience(PATIENCE_S, SHARING, lambda: None, LOOK_S)
+    ended, waited = patience.first_of([Future[Any]()])
+    assert not ended
+    assert waited == pytest.approx(PATIENCE_S)
+
+
+def test_who_waits_is_told_that_it_starves_and_of_another_process_nothing_is_said() -> None:
+    worker, told = Looked(30, wants_more=True, share=0.0), 0
+
+    def tell() -> None:
+        nonlocal told
+        told += 1
+
+    patience = Patience(PATIENCE_S, SHARING, worker, LOOK_S)
+    patience.first_of([worker.answer], tell)
+    assert told == 29
+    pids = iter(range(1, 100))
+    changing = Patience(PATIENCE_S, SHARING, lambda: Standing(next(pids), 0.0, True), LOOK_S)
+    changing.first_of([Future[Any]()], tell)
+    assert (told, changing.starved) == (29, 0.0)
+
+
+def test_what_the_system_says_of_a_process_that_works_and_of_one_that_sleeps() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as working:
+        try:
+            wait_until(lambda: _says(working.pid, wants_more=True, at_least_s=0.05), "it works")
+        finally:
+            working.kill()
+    assert standing(working.pid) is None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeping:
+        wait_until(lambda: _says(sleeping.pid, wants_more=False, at_least_s=0.0), "it waits")
+        assert sleeping.stdin is not None
+        sleeping.stdin.write(b"\n")
+
+
+def _says(pid: int, *, wants_more: bool, at_least_s: float) -> bool:
+    said = standing(pid)
+    return said is not None and said.wants_more == wants_more and said.cpu_s >= at_least_s

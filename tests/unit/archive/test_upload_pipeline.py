@@ -10,8 +10,10 @@ import numpy as np
 from typing_extensions import override
 
 from infra.object_store.protocol import StoreUnavailable
+from infra.process_standing import Standing
 from neve.archive.journal import CommittedName, IntentName
 from tiered.worker import frames
+from tiered.worker.failed import MadeRoom
 from tiered.worker.patience import Patience
 from tiered.worker.pipeline import Pipeline
 from tiered.write.entry_run import PartOfRun
@@ -25,7 +27,7 @@ class Worker:
         self.poison = poison
         self.asked: list[str] = []
         self.pending: list[tuple[frames.EncodeUpload, Future[Any]]] = []
-        self.hung = 0
+        self.hung = self.rooms = 0
         self.told: list[frames.GiveUp] = []
         self.patience = Patience(10.0, 2)
         self.is_to_give_way = False
@@ -65,10 +67,17 @@ class Worker:
         self.hung += 1
         self.die()
 
+    def make_room(self) -> None:
+        self.rooms += 1
+        self.is_to_give_way = self.is_slow = False  # for one that is asked next
+        owed, self.pending = self.pending, []
+        for _, future in owed:
+            future.set_exception(MadeRoom("for another"))
+
     def pipeline(self) -> Pipeline:
         return Pipeline(
             "dir:/x", {}, "/tmp", submit=self.submit, patience=self.patience, hangs=self.hangs,
-            tell=self.told.append, gives_way=lambda: self.is_to_give_way,
+            tell=self.told.append, gives_way=lambda: self.is_to_give_way, make_room=self.make_room,
         )  # fmt: skip
 
 
@@ -168,6 +177,23 @@ def test_a_worker_that_is_to_give_way_is_asked_for_nothing_until_it_owes_nothing
     worker.is_slow = False
     assert all_done(pipeline) == dict.fromkeys("abcde", "CommittedName")
     assert worker.asked == ["ab", "c", "d", "e"]
+
+
+def test_one_that_gets_no_processor_makes_room_at_once_and_what_it_owes_is_done_by_the_next() -> None:
+    worker = Worker()
+    looks = 0
+
+    def look() -> Standing:
+        nonlocal looks
+        looks += 1
+        worker.is_to_give_way = looks > 20  # as when archiving has fallen behind meanwhile
+        return Standing(1, 0.0, wants_more=True)
+
+    worker.patience = Patience(0.02, 2, look, look_seconds=0.002)
+    pipeline = worker.pipeline()
+    begin(pipeline, "ab", "c")
+    assert all_done(pipeline) == dict.fromkeys("abc", "CommittedName")
+    assert (worker.asked, worker.hung, worker.rooms) == (["ab", "c", "ab", "c"], 0, 1), "it dies of nothing"
 
 
 def test_what_is_given_up_before_it_was_asked_for_is_not_asked_for() -> None:

@@ -21,6 +21,7 @@ import pytest
 import neve.archive
 from infra.object_store.open import open_store
 from infra.object_store.protocol import NotFound, StoreUnavailable
+from infra.process_standing import Standing
 from neve.archive.catalog import Catalog
 from neve.archive.journal import AnyEntry, Commit, CommittedName, Gap, Intent, IntentName, encode_entry
 from neve.archive.keys import data_key, journal_key
@@ -34,6 +35,7 @@ from tiered.worker import frames
 from tiered.worker.client import WorkerClient
 from tiered.worker.failed import WorkerFailed
 from tiered.worker.group_memory import Piece
+from tiered.worker.patience import Patience
 from tiered.write.uploader import ContentConflict, EncodeFailed
 
 T = TypeVar("T")
@@ -246,6 +248,38 @@ def test_a_read_that_hangs_is_given_up(tmp_path: Path, url: str, worker: WorkerC
         hanging.read_group(url, name, 0)
     assert hanging.pid is None
     hanging.close()
+
+
+class StarvedWorker(WorkerClient):
+    """Its first process wants a processor and does nothing with it; as looks find it, it gets none."""
+
+    looks = 0
+
+    def _command(self, descriptor: int) -> list[str]:
+        command = super()._command(descriptor)
+        return command if self.starts else [sys.executable, "-c", "while True: pass"]
+
+    def _look(self) -> Standing | None:
+        seen = super()._look()
+        if seen is None or self.starts > 1:
+            return seen
+        self.looks += 1
+        if self.looks == 20:  # archiving has fallen behind
+            self._patience.seconds = 60.0
+            self.set_priority("normal")
+        return seen._replace(cpu_s=0.0, wants_more=True)
+
+
+def test_a_worker_without_a_processor_is_replaced_by_one_of_the_priority_that_is_wanted_and_no_sooner(
+    tmp_path: Path, url: str
+) -> None:
+    made = make_round(tmp_path, 0, 0, {0: 20})
+    starved = StarvedWorker(work_dir=tmp_path, priority="low")
+    starved._patience = Patience(0.3, 2, starved._look, look_seconds=0.05)
+    assert upload(starved, url, made).rows == 20
+    assert (starved.starts, starved.looks) == (2, 20), "three times as long as it may be silent"
+    assert starved.starved >= 19 * 0.05 - 1e-9
+    starved.close()
 
 
 def test_a_broker_with_thousands_of_open_files_has_its_workers(tmp_path: Path, url: str, worker: WorkerClient) -> None:

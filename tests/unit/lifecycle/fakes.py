@@ -216,7 +216,7 @@ class FakeWorker:
     def __init__(self, store: MemoryStore, hot: FakeHot) -> None:
         self.store, self.hot = store, hot
         self.unknown_times = False
-        self.upload_waited = 0.0
+        self.upload_waited = self.starved = 0.0
         self.written = RowCounts()
         self.rates: list[int] = []
         self.priority = "normal"
