@@ -649,6 +649,8 @@ class BrokerController:
             offsets=self.offsets,
             clients=self.clients,
             retry_names=self.retry_names,
+            clock=self.clock,
+            limit=lambda: config.metrics_max_series,
         )
         self.health = Health(self.clock, self._supervisor, self.flusher)
         self.router = RequestRouter()
@@ -1118,7 +1120,8 @@ class BrokerController:
             topic_metrics=self.topic_metrics,
             health=self.health,
             conditions=self.conditions,
-            pace=functools.partial(Pace, self.clock, self._threads, SCRAPE_SHARE),
+            pace=functools.partial(Pace, self.clock, self._threads),
+            clock=self.clock,
             replicas=self.replicas,
         )
         register_pages(self._admin, pages)

@@ -1,6 +1,6 @@
 """Counts of messages in and out by topic and group, over the last minute, hour and day (request 315)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import filterfalse, islice
 from typing import Any
 
@@ -190,6 +190,11 @@ class BrokerStats:
     def topics(self) -> list[str]:
         """Where anything was written to or read from within a day."""
         return [*self._topics, *filterfalse(self._topics.__contains__, self._readings)]
+
+    def messages_of(self, topics: Iterable[str]) -> list[int]:
+        """Into and out of each."""
+        sent, read, nothing = self._topics.get, self._readings.get, self._nothing
+        return [sent(topic, nothing).count + read(topic, nothing).count for topic in topics]
 
     def of(self, topic: str) -> TopicTraffic:
         sent, read = self._topics.get(topic, self._nothing), self._readings.get(topic, self._nothing)

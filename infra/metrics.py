@@ -2,9 +2,10 @@
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
+from typing import NamedTuple
 
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -16,6 +17,8 @@ from prometheus_client.core import (
 )
 
 Number = int | float
+
+_ROWS = 250  # of a piece: some 0.2 ms
 
 #: Upper bounds (s) of how long a request takes: from what a turn of the loop does to what its client gives up. Those of
 #: RocketMQ's metrics are among them.
@@ -104,10 +107,45 @@ def of_process() -> Iterable[Metric]:
     return _PROCESS.collect()
 
 
-def render(families: Iterable[Metric], breathe: Callable[[], None] = lambda: None) -> bytes:
-    """Prometheus' text format. Slow where there are thousands of series: in a thread. `breathe`: between families."""
+class Series(NamedTuple):
+    """Of one name, with a row for each set of labels: of topics there are thousands."""
+
+    name: str
+    kind: str  # counter, gauge
+    text: str
+    labels: tuple[str, ...]
+    rows: Sequence[tuple[tuple[str, ...], Number]]  # values of the labels, and the number
+
+
+def render(
+    families: Iterable[Metric], series: Iterable[Series] = (), breathe: Callable[[], None] = lambda: None
+) -> bytes:
+    """Prometheus' text format. For a thread; `breathe`: between two pieces."""
     pieces: list[bytes] = []
     for family in families:
         pieces.append(bytes(generate_latest(_Given([family]))))
         breathe()
+    for one in series:
+        pieces.append(f"# HELP {one.name} {one.text}\n# TYPE {one.name} {one.kind}\n".encode())
+        for first in range(0, len(one.rows), _ROWS):
+            pieces.append(_lines(one, one.rows[first : first + _ROWS]))
+            breathe()
     return b"".join(pieces)
+
+
+def _lines(series: Series, rows: Sequence[tuple[tuple[str, ...], Number]]) -> bytes:
+    """A tenth of what Prometheus' own objects take, of which each row would be one."""
+    before = [f'{"," if place else series.name + "{"}{label}="' for place, label in enumerate(series.labels)]
+    return "".join(
+        [
+            "".join([f'{begin}{_escaped(value)}"' for begin, value in zip(before, values, strict=True)])
+            + f"}} {float(number)!r}\n"
+            for values, number in rows
+        ]
+    ).encode()
+
+
+def _escaped(value: str) -> str:
+    if "\\" in value or '"' in value or "\n" in value:
+        return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return value

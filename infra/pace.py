@@ -13,10 +13,10 @@ from infra.threads import Threads
 
 #: For what nobody waits for.
 SHARE = 0.01
-#: For what somebody waits for, if not for long: a scrape at ten thousand topics takes a second or two then.
+#: For what somebody waits for, if not for long: a first scrape at ten thousand topics takes a second or two then.
 SCRAPE_SHARE = 0.05
 _PIECE_S = 0.0005  # of less nobody has noticed anything
-_LONGEST_S = 2.0  # a stop waits for no more
+LONGEST_S = 2.0  # a stop waits for no more
 
 
 class Pace:
@@ -33,5 +33,5 @@ class Pace:
         """Between two pieces of work: wait as long as what was done since the last time is worth."""
         worked = self._clock.thread_seconds() - self._since
         if worked >= _PIECE_S:
-            self._waits.wait(min(worked * self._per_second, _LONGEST_S))
+            self._waits.wait(min(worked * self._per_second, LONGEST_S))
             self._since = self._clock.thread_seconds()

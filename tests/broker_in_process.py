@@ -40,6 +40,7 @@ async def running(
     """
     own = [f"storePathRootDir={root}", "mappedFileSizeCommitLog=1m"]
     own += ["listenPort=0", "adminPort=0", "bindAddress=127.0.0.1", "brokerIP1=127.0.0.1", ROOM_ENOUGH]
+    own += ["archiveWorkerPriority=normal"]  # beside other suites an idle one may get no processor for minutes
     config, disk = load(BrokerConfig, None, [*own, *settings]), disk or RealDisk()
     machine = Machine(clock=clock or SystemClock(), disk=disk)
     broker = BrokerController(config, machine, Restore(config, disk) if restoring else None, broker_set=broker_set)

@@ -20,11 +20,13 @@ from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.topic_metrics import Figures, Largest, TopicMetrics, archive_ages, families
 from infra.admin_http import AdminHttp, Request, Response, json_response
+from infra.clock import Clock
 from infra.conditions import Condition
 from infra.config import time_ms
+from infra.last_look import LastLook
 from infra.loop_pause import LoopPause
 from infra.metrics import Metrics, of_process, render
-from infra.pace import Pace
+from infra.pace import SCRAPE_SHARE, SHARE, Pace
 from infra.supervisor import Trouble
 from lifecycle.erase import Wanted, is_erase_id
 from lifecycle.lifecycle import ArchiveLifecycle
@@ -86,15 +88,17 @@ class AdminPages:
         topic_metrics: TopicMetrics,
         health: Health,
         conditions: Conditions,
-        pace: Callable[[], Pace],
+        pace: Callable[[float], Pace],
+        clock: Clock,
         replicas: ReplicasManager | None = None,
     ) -> None:
-        """`pace`: of a part of a scrape, in its thread."""
+        """`pace`: of a share of the interpreter, for a part of a scrape, in its thread."""
         self._replicas, self._pace = replicas, pace
         self._config, self._life, self._archive = config, life, archive
         self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions
         self._pool = ThreadPoolExecutor(_THREADS, "admin")
         self._backlog: dict[str, Any] = {}
+        self._last_backlog = LastLook("look-at-backlog", self._backlog_looked_at, clock)
         pause = LoopPause()
         pause.start()
         metrics.gauge("loop_pause_seconds", "longest pause of the event loop since the last scrape", pause.take)
@@ -107,28 +111,31 @@ class AdminPages:
         return asyncio.get_running_loop().run_in_executor(self._pool, functools.partial(work, *arguments))
 
     def close(self) -> None:
+        self._last_backlog.close()
+        self._topic_metrics.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _backlog_of(self, item: str, unit: float) -> float:
         return float(self._backlog.get(item, 0)) * unit
 
     async def metrics(self, request: Request) -> Response:
-        limit = self._config.metrics_max_series
-        ages = await self._in_thread(self._look_at_backlog, limit)
-        figures = await self._topic_metrics.take(ages, limit)
+        figures = await self._topic_metrics.take(await self._last_backlog.get())
         whole = list(self._metrics.families())
         text = await self._in_thread(lambda: self._rendered(whole, figures))
         return Response(body=text, content_type="text/plain; version=0.0.4")
 
     def _rendered(self, whole: Sequence[Metric], figures: Figures) -> bytes:
-        return render(itertools.chain(whole, of_process(), families(figures)), self._pace().breathe)
+        return render(itertools.chain(whole, of_process()), families(figures), self._pace(SCRAPE_SHARE).breathe)
 
-    def _look_at_backlog(self, limit: int) -> Largest[tuple[str, int]]:
+    async def _backlog_looked_at(self, is_first: bool) -> Largest[tuple[str, int]]:
+        return await self._in_thread(self._look_at_backlog, SCRAPE_SHARE if is_first else SHARE)
+
+    def _look_at_backlog(self, share: float) -> Largest[tuple[str, int]]:
         """The age of each topic's oldest message that is not archived. Asks the loop: in a thread."""
-        lifecycle = self._archive.lifecycle
+        lifecycle, limit = self._archive.lifecycle, self._config.metrics_max_series
         if not isinstance(lifecycle, ArchiveLifecycle):
             return archive_ages({}, limit)
-        backlog = lifecycle.backlog(self._pace().breathe)
+        backlog = lifecycle.backlog(self._pace(share).breathe)
         ages = lifecycle.ages_ms(backlog)
         self._backlog = {**lifecycle.status(backlog), "backlog_age_ms": max(ages.values(), default=0)}
         return archive_ages(ages, limit)

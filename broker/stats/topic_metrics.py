@@ -1,19 +1,21 @@
-"""Series by topic and by group: traffic, how far groups are behind, how far the archive is. Computed at a scrape.
+"""Series by topic and by group: traffic, how far groups are behind, how far the archive is.
 
 A broker may have more topics and groups than a Prometheus should keep. Of each kind at most `metricsMaxSeries` are
-told, those with the most traffic or the longest lag, and how many were left out. The figures are taken on the loop,
-a slice at a time, and no more rows are kept than are told; rendering is for a thread.
+told, those with the most traffic or the longest lag, and how many were left out. Traffic is counted at each scrape. How
+far groups are behind is asked of each queue: with tens of thousands of pairs of group and topic that is a tenth of a
+second of the loop, which it may take only in small slices over many seconds (`infra/last_look`, `infra/loop_pace`).
+Rendering is for a thread.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from operator import itemgetter
 from typing import Generic, TypeVar
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from broker.broker_stats import BrokerStats, TopicTraffic
 from broker.clients.client_manager import ClientManager
@@ -22,11 +24,19 @@ from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from broker.tables.topic_config_manager import TopicConfigManager
+from infra.clock import Clock
+from infra.last_look import LastLook, Seen
+from infra.loop_pace import LoopPace
+from infra.metrics import Series
+from infra.pace import SCRAPE_SHARE, SHARE
 from neve.remoting.names import RETRY_PREFIX
 
 # Queues, or names, looked at before other requests get their turn: about an eighth of a millisecond.
 _SLICE = 50
+_COUNTED_AT_ONCE = 400  # topics of which two numbers are added: the same time
+_NAMES_AT_ONCE = 1_000  # of which the beginning is looked at
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Lag(msgspec.Struct, frozen=True, gc=False):
@@ -52,6 +62,23 @@ class Largest(Generic[T]):
         elif self._limit and number > self._kept[0][0]:
             heapreplace(self._kept, (number, -self.count, row))
 
+    def add_all(self, rows: Iterable[tuple[float, T]]) -> None:
+        """As `add` each. Of most no more than their number is looked at."""
+        least = self._kept[0][0] if len(self._kept) >= max(self._limit, 1) else -math.inf
+        for number, row in rows:
+            if number > least:
+                self.add(number, row)
+                least = self._kept[0][0] if len(self._kept) >= max(self._limit, 1) else -math.inf
+            else:
+                self.count += 1
+
+    def of(self, make: Callable[[T], U]) -> "Largest[U]":
+        """The same with a row made of each."""
+        made = Largest[U](self._limit)
+        made.count = self.count
+        made._kept = [(number, place, make(row)) for number, place, row in self._kept]
+        return made
+
     def rows(self) -> list[T]:
         """The largest first."""
         return [row for _, _, row in sorted(self._kept, key=itemgetter(0, 1), reverse=True)]
@@ -63,11 +90,13 @@ class Largest(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one scrape found; of the archive: the age in ms of each topic's oldest message that is not archived."""
+    """What one scrape tells; of the archive: the age in ms of each topic's oldest message that is not archived."""
 
     traffic: Largest[TopicTraffic]
     lags: Largest[Lag]
     archive: Largest[tuple[str, int]]
+    lags_age_s: float  # since they were looked at
+    archive_age_s: float
 
 
 class TopicMetrics:
@@ -83,39 +112,55 @@ class TopicMetrics:
         offsets: ConsumerOffsetManager,
         clients: ClientManager,
         retry_names: RetryNames,
+        clock: Clock,
+        limit: Callable[[], int],
     ) -> None:
+        """`limit`: of the series of a kind."""
+        self._clock, self._limit = clock, limit
+        self._last_lags = LastLook("look-at-lags", self._look_at_lags, clock)
         self._stats, self._store, self._tiered = stats, store, tiered
         self._topics, self._offsets, self._clients, self._retry_names = topics, offsets, clients, retry_names
 
-    async def take(self, archive: Largest[tuple[str, int]], limit: int) -> Figures:
+    async def take(self, archive: Seen[Largest[tuple[str, int]]]) -> Figures:
         """On the loop; `archive`: the ages of what is not archived."""
-        return Figures(await self._topic_traffic(limit), await self.consumer_lags(limit), archive)
+        traffic = await self._topic_traffic(self._limit())
+        lags = await self._last_lags.get()
+        return Figures(traffic, lags.found, archive.found, lags.age_s, archive.age_s)
+
+    def close(self) -> None:
+        self._last_lags.close()
 
     async def _topic_traffic(self, limit: int) -> Largest[TopicTraffic]:
-        told = Largest[TopicTraffic](limit)
-        for topic in self._stats.topics():
-            row = self._stats.of(topic)
-            told.add(row.messages_in + row.messages_out, row)
-            if told.count % _SLICE == 0:
-                await asyncio.sleep(0)
-        return told
+        told, stats = Largest[str](limit), self._stats
+        topics = stats.topics()
+        for first in range(0, len(topics), _COUNTED_AT_ONCE):
+            some = topics[first : first + _COUNTED_AT_ONCE]
+            told.add_all(zip(stats.messages_of(some), some, strict=True))
+            await asyncio.sleep(0)
+        return told.of(stats.of)
 
-    async def consumer_lags(self, limit: int) -> Largest[Lag]:
+    async def _look_at_lags(self, is_first: bool) -> Largest[Lag]:
+        return await self.consumer_lags(self._limit(), SCRAPE_SHARE if is_first else SHARE)
+
+    async def consumer_lags(self, limit: int, share: float = SCRAPE_SHARE) -> Largest[Lag]:
         """Messages behind: those between where the group stands and the ends of a topic's queues.
 
         `mqadmin consumerProgress` counts offsets. Those that exist nowhere wait for nobody: a restore leaves out
         millions.
 
         For each topic where a group has a position, and its retry topics even if it has none there yet. A topic that a
-        running group no longer subscribes to does not count.
+        running group no longer subscribes to does not count. `share`: of the loop's time.
         """
-        lags = Largest[Lag](limit)
+        lags, pace = Largest[Lag](limit), LoopPace(self._clock, share)
         looked_at, before, ends = 0, "", list[int]()
-        for topic, group in _with_retries(self._offsets, self._retry_names):
+        for pair in self._pairs():
             looked_at += 1
-            if looked_at >= _SLICE:
+            if pair is None or looked_at >= _SLICE:
                 looked_at, before = 0, ""
-                await asyncio.sleep(0)
+                await pace.breathe()
+            if pair is None:
+                continue
+            topic, group = pair
             config = self._topics.select(topic)
             if config is None or self._has_left(group, topic):
                 continue
@@ -126,6 +171,19 @@ class TopicMetrics:
             behind = self._behind(group, topic, ends)
             lags.add(behind, Lag(group, topic, behind))
         return lags
+
+    def _pairs(self) -> Iterator[tuple[str, str] | None]:
+        """Topics and groups, then retry topics where a group has no position yet. None: as much was looked at for it
+        as for a slice of others."""
+        yield from self._offsets.pairs()
+        names, read = list(self._topics.topics), self._retry_names.unread_by
+        for first in range(0, len(names), _NAMES_AT_ONCE):
+            retries = [name for name in names[first : first + _NAMES_AT_ONCE] if name.startswith(RETRY_PREFIX)]
+            yield None
+            for number, name in enumerate(retries):
+                yield from ((name, group) for group in read(name, self._offsets.topics_of))
+                if number % _SLICE == _SLICE - 1:
+                    yield None
 
     def _behind(self, group: str, topic: str, ends: list[int]) -> int:
         """Most groups have read all: where they stand is compared with the ends, and nothing else is looked up."""
@@ -148,59 +206,50 @@ def archive_ages(ages_ms: Mapping[str, int], limit: int) -> Largest[tuple[str, i
     return told
 
 
-def _with_retries(offsets: ConsumerOffsetManager, names: RetryNames) -> Iterator[tuple[str, str]]:
-    """Topics and groups with the topics where what failed waits; some of these do not exist."""
-    more: set[tuple[str, str]] = set()
-    for topic, group in offsets.pairs():
-        if (topic, group) not in more:  # it may stand there only since a moment ago
-            yield topic, group
-        for retry in (f"{RETRY_PREFIX}{group}", *names.to_read(group, topic)):
-            if (retry, group) not in more and not offsets.stands(group, retry):
-                more.add((retry, group))
-                yield retry, group
-
-
-def families(figures: Figures) -> Iterator[Metric]:
+def families(figures: Figures) -> Iterator[Series]:
     """Of topics, of pairs of group and topic, and of topics of the archive; each is made when it is asked for."""
     yield from _traffic(figures.traffic)
     yield _lags(figures.lags)
     yield _archive(figures.archive)
     yield _left_out(figures)
+    yield _ages(figures)
 
 
-def _traffic(traffic: Largest[TopicTraffic]) -> Iterator[Metric]:
+def _traffic(traffic: Largest[TopicTraffic]) -> Iterator[Series]:
+    rows = traffic.rows()
     for name, text in (
         ("messages_in", "messages stored, by topic"),
         ("bytes_in", "bytes stored, by topic"),
         ("messages_out", "messages read, by topic"),
         ("bytes_out", "bytes read, by topic"),
     ):
-        family = CounterMetricFamily(f"neve_topic_{name}_total", text, labels=["topic"])
-        for row in traffic.rows():
-            family.add_metric([row.topic], getattr(row, name))
-        yield family
+        told = [((row.topic,), getattr(row, name)) for row in rows]
+        yield Series(f"neve_topic_{name}_total", "counter", text, ("topic",), told)
 
 
-def _lags(lags: Largest[Lag]) -> Metric:
+def _lags(lags: Largest[Lag]) -> Series:
     text = "messages that a group is behind, by group and topic"
-    family = GaugeMetricFamily("neve_consumer_lag_messages", text, labels=["group", "topic"])
-    for lag in lags.rows():
-        family.add_metric([lag.group, lag.topic], lag.messages)
-    return family
+    told = [((lag.group, lag.topic), lag.messages) for lag in lags.rows()]
+    return Series("neve_consumer_lag_messages", "gauge", text, ("group", "topic"), told)
 
 
-def _archive(archive: Largest[tuple[str, int]]) -> Metric:
+def _archive(archive: Largest[tuple[str, int]]) -> Series:
     text = "age of the oldest message that is not archived yet, by topic"
-    family = GaugeMetricFamily("neve_archive_lag_seconds", text, labels=["topic"])
-    for topic, age_ms in archive.rows():
-        family.add_metric([topic], age_ms / 1000)
-    return family
+    told = [((topic,), age_ms / 1000) for topic, age_ms in archive.rows()]
+    return Series("neve_archive_lag_seconds", "gauge", text, ("topic",), told)
 
 
-def _left_out(figures: Figures) -> Metric:
+def _left_out(figures: Figures) -> Series:
     text = "topics, pairs of group and topic, and topics of the archive without series of their own, by kind"
-    family = GaugeMetricFamily("neve_series_left_out", text, labels=["kind"])
-    family.add_metric(["topic"], figures.traffic.left_out)
-    family.add_metric(["consumer"], figures.lags.left_out)
-    family.add_metric(["archive"], figures.archive.left_out)
-    return family
+    told = [
+        (("topic",), figures.traffic.left_out),
+        (("consumer",), figures.lags.left_out),
+        (("archive",), figures.archive.left_out),
+    ]
+    return Series("neve_series_left_out", "gauge", text, ("kind",), told)
+
+
+def _ages(figures: Figures) -> Series:
+    text = "how long ago it was looked how far groups are, and the archive is, by kind"
+    told = [(("consumer",), figures.lags_age_s), (("archive",), figures.archive_age_s)]
+    return Series("neve_series_age_seconds", "gauge", text, ("kind",), told)

@@ -10,7 +10,7 @@ than one is possible, a pair's retries get the V2 name, so that no group reads w
 its V1 topic from before, it still gets from there.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from typing import NamedTuple
 
 from neve.remoting.names import RETRY_PREFIX, RETRY_V1, RETRY_V2, real_topic
@@ -72,6 +72,25 @@ class RetryNames:
         if v1 in self._topics and (self._is_alone(v1, group, topic) or self._stands(group, v1)):
             found.append(v1)
         return found
+
+    def unread_by(self, name: str, topics_of: Callable[[str], Collection[str]]) -> list[str]:
+        """Who reads a retry topic and has no position in it yet: `to_read`, and the group's own, asked from its side.
+
+        `topics_of`: where a group has positions.
+        """
+        rest = name.removeprefix(RETRY_PREFIX)
+        own = [rest] if topics_of(rest) else []
+        found = own + [group for group, topic in self._pairs_of(name) if not topic.startswith(RETRY_PREFIX)]
+        return [group for group in dict.fromkeys(found) if not self._stands(group, name)]
+
+    def _pairs_of(self, name: str) -> list[tuple[str, str]]:
+        """Whose retries lie there: a group that has a position in the topic, and no other to be told from it."""
+        rest = name.removeprefix(RETRY_PREFIX)
+        group, plus, topic = rest.partition(_V2)
+        if plus:
+            return [(group, topic)] if self._stands(group, topic) else []
+        cuts = [(rest[:at], rest[at + 1 :]) for at, letter in enumerate(rest) if letter == _V1]
+        return [pair for pair in cuts if self._stands(*pair) and self._is_alone(name, *pair)]
 
     def gone_with(self, group: str, topic: str) -> list[str]:
         """Those topics that mean nothing else than a pair that there was: they go when the topic goes."""

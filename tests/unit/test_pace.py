@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from infra.clock import ManualClock, SystemClock
 from infra.locks import Event
-from infra.metrics import Histogram, Metrics, render
+from infra.loop_pace import LoopPace
+from infra.metrics import Histogram, Metrics, Series, render
 from infra.pace import Pace
 from infra.threads import SystemThreads
 
@@ -77,10 +80,69 @@ def test_a_page_of_metrics_is_made_a_family_at_a_time_and_is_the_same(monkeypatc
             asked.append(family.name)
             yield family
 
-    text = render(one_by_one(), lambda: breaths.append(1))
+    text = render(one_by_one(), breathe=lambda: breaths.append(1))
     registry = CollectorRegistry()
     monkeypatch.setattr(registry, "collect", lambda: told)
     assert (text, len(breaths)) == (generate_latest(registry), len(told))
+
+
+def test_series_of_many_rows_are_made_some_at_a_time_and_say_what_prometheus_own_objects_say() -> None:
+    rows = [((f"t{number}", f'g\\{number}"\n'), number / 4) for number in range(1_001)]
+    told = [
+        Series("neve_lag_messages", "gauge", "behind, by topic", ("topic", "group"), rows),
+        Series("neve_in_total", "counter", "in, by topic", ("topic",), [(("%RETRY%a b=,{}",), 7), (("ü",), 1 << 50)]),
+        Series("neve_none", "gauge", "of nothing", ("topic",), []),
+    ]
+    gauge = GaugeMetricFamily("neve_lag_messages", "behind, by topic", labels=["topic", "group"])
+    for values, number in rows:
+        gauge.add_metric(list(values), number)
+    counter = CounterMetricFamily("neve_in_total", "in, by topic", labels=["topic"])
+    counter.add_metric(["%RETRY%a b=,{}"], 7)
+    counter.add_metric(["ü"], 1 << 50)
+    none = GaugeMetricFamily("neve_none", "of nothing", labels=["topic"])
+    breaths = list[int]()
+    text = render([], told, lambda: breaths.append(1))
+    assert list(text_string_to_metric_families(text.decode())) == [gauge, counter, none]
+    assert text.decode().splitlines()[:3] == [
+        "# HELP neve_lag_messages behind, by topic",
+        "# TYPE neve_lag_messages gauge",
+        'neve_lag_messages{topic="t0",group="g\\\\0\\"\\n"} 0.0',
+    ]
+    assert len(breaths) >= 5
+
+
+def test_work_on_the_loop_waits_between_its_slices_and_others_have_their_turns() -> None:
+    clock = ManualClock()
+
+    async def main() -> float:
+        pace, loop = LoopPace(clock, 0.1), asyncio.get_running_loop()
+        began = loop.time()
+        for _ in range(5):
+            clock.worked_s += 0.002
+            others = loop.create_task(asyncio.sleep(0))
+            await pace.breathe()
+            assert others.done()
+        return loop.time() - began
+
+    assert asyncio.run(main()) >= 5 * 0.018
+
+
+def test_what_others_did_while_it_waited_counts_for_nothing_on_the_loop() -> None:
+    clock = ManualClock()
+
+    async def main() -> float:
+        pace, loop = LoopPace(clock, 0.001), asyncio.get_running_loop()
+
+        def work_of_others() -> None:
+            clock.worked_s += 60.0
+
+        loop.call_soon(work_of_others)
+        await pace.breathe()
+        began = loop.time()
+        await pace.breathe()
+        return loop.time() - began
+
+    assert asyncio.run(main()) < 1.0, "2 s at least, had it been counted"
 
 
 def test_what_other_threads_do_counts_for_nothing() -> None:

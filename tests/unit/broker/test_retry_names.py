@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 
@@ -196,3 +197,31 @@ def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
             assert (answer.code, "Group:h" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
 
     asyncio.run(main())
+
+
+def test_who_reads_a_retry_topic_is_the_same_asked_from_the_groups_side_and_from_the_topics() -> None:
+    """At random: by each pair's names, or by each name's pairs."""
+    dice, seen = random.Random(5), 0
+    for _ in range(3_000):
+        words = ["a", "b", "a_b", "b_a", "a_a"]
+        groups, topics = set(dice.sample(words, 3)), set(dice.sample(words, 3))
+        retries = [
+            f"%RETRY%{dice.choice(words)}{dice.choice(['', '_', '+'])}{dice.choice(['', *words])}" for _ in range(4)
+        ]
+        there = {*topics, *retries}
+        stands = {(dice.choice(words), dice.choice([*words, *retries])) for _ in range(5)}
+        known = names(there, groups, stands)
+        wanted = {
+            (retry, group)
+            for group, topic in stands
+            for retry in (f"%RETRY%{group}", *known.to_read(group, topic))
+            if retry in there and (group, retry) not in stands
+        }
+
+        def topics_of(group: str, at: set[tuple[str, str]] = stands) -> list[str]:
+            return [topic for one, topic in at if one == group]
+
+        found = [(retry, group) for retry in set(retries) for group in known.unread_by(retry, topics_of)]
+        assert (set(found), len(set(found))) == (wanted, len(found))
+        seen += len(found)
+    assert seen > 1_000

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.broker_controller import BrokerController
 from broker.tables.topic_config_manager import TopicConfig
+from infra.loop_pace import LoopPace
 from infra.remoting_server import Connection
 from neve.archive.journal import Gap
 from neve.remoting.body import lenient_loads
@@ -182,3 +183,31 @@ def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
         assert (await scrape(broker))["neve_consumer_lag_messages"]["g", "T"] == 2
 
     with_broker(tmp_path, work, f"storeUrl=dir:{tmp_path / 'store'}")
+
+
+def test_lags_that_take_long_to_look_up_are_told_as_they_were_and_how_old_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(broker: BrokerController, connection: Connection) -> None:
+        for _ in range(3):
+            await send(connection, "T")
+        commit(broker, "g", "T", 1)
+        found = await scrape(broker)
+        assert found["neve_consumer_lag_messages"] == {("g", "T"): 2}
+        assert found["neve_series_age_seconds"].keys() == {("consumer",), ("archive",)}
+        go_on = asyncio.Event()
+
+        async def is_slow(pace: LoopPace) -> None:
+            await go_on.wait()
+
+        monkeypatch.setattr(LoopPace, "breathe", is_slow)
+        commit(broker, "g", "T", 3)
+        await send(connection, "T")
+        found = await scrape(broker)
+        assert found["neve_consumer_lag_messages"] == {("g", "T"): 2}
+        assert found["neve_topic_messages_in_total"] == {("T",): 4}, "traffic is counted each time"
+        assert found["neve_series_age_seconds"]["consumer",] > 0.4
+        go_on.set()
+        assert (await scrape(broker))["neve_consumer_lag_messages"] == {("g", "T"): 1}
+
+    with_broker(tmp_path, work)
