@@ -152,7 +152,7 @@ class RocketmqMetrics:
         families = itertools.chain(
             await self._traffic_in(limit),
             await self._traffic_out(limit),
-            await self._lags(limit),
+            await self._lags(),
             await self._connections(limit),
             self._of_transactions(limit),
             self._of_broker(),
@@ -225,8 +225,8 @@ class RocketmqMetrics:
             Family("rocketmq_throughput_out_total", "bytes of messages read, by topic and group", throughput),
         ]
 
-    async def _lags(self, limit: int) -> list[Family]:
-        rows = (await self._topic_metrics.consumer_lags(limit)).rows()
+    async def _lags(self) -> list[Family]:
+        rows = (await self._topic_metrics.lags()).found.rows()
         told: tuple[list[Sample], ...] = ([], [], [], [], [])
         looked_at = 0
         for number, lag in enumerate(rows):

@@ -124,8 +124,12 @@ class TopicMetrics:
     async def take(self, archive: Seen[Largest[tuple[str, int]]]) -> Figures:
         """On the loop; `archive`: the ages of what is not archived."""
         traffic = await self._topic_traffic(self._limit())
-        lags = await self._last_lags.get()
+        lags = await self.lags()
         return Figures(traffic, lags.found, archive.found, lags.age_s, archive.age_s)
+
+    async def lags(self) -> Seen[Largest[Lag]]:
+        """As `consumer_lags`, of now or of the last time."""
+        return await self._last_lags.get()
 
     def close(self) -> None:
         self._last_lags.close()
