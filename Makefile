@@ -42,7 +42,7 @@ demo: setup ## the whole way on real flights: publish, consume, offload, read co
 demo-ha: setup ## a broker set of three loses its master under load: the timeline, and that nothing acknowledged is lost
 	$(BIN)/python examples/failover.py
 
-servers: setup ## find or build the servers that tests start: S3, etcd
+servers: setup ## find, build or fetch the servers that tests start: S3, etcd, Prometheus
 	$(BIN)/python -m tests.servers.go_build
 
 # Those with Apache's servers wait for the most part, Spark's JVMs are busy by themselves: three side by side. Those on a cluster

@@ -1,5 +1,7 @@
 """The servers that tests start: found, or built with Go into the cache where `infra.s3_server` looks.
 
+Prometheus comes out of Debian's package (`tests/servers/debian_package.py`): to build it takes many minutes.
+
 python -m tests.servers.go_build [NAME …]     print the path of each (default: all), building what is not there
 """
 
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from infra.s3_server import ServerMissing, cache_directory, find_binary
+from tests.servers import debian_package
 
 
 class Source(NamedTuple):
@@ -94,9 +97,10 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Every name on the command line, or all."""
-    for name in sys.argv[1:] or SOURCES:
+    for name in sys.argv[1:] or (*SOURCES, *debian_package.PROGRAMS):
         try:
-            sys.stdout.write(f"{ensure(name, SOURCES[name])}\n")
+            found = ensure(name, SOURCES[name]) if name in SOURCES else debian_package.ensure(name)
+            sys.stdout.write(f"{found}\n")
         except ServerMissing as error:
             sys.exit(f"error: {error}")
 
