@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 _NAME, _VERSION = "import.json", 1
 _FLUSH_EVERY = 256 << 20
-# Of a killed broker's log pages are lost from its end only: what it wrote before was synced half a second later.
-_TORN_FILES = 2
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,10 +198,20 @@ class StoreImport:
         return end
 
     def _cut_at(self, end: int, found: StoredLog, why: str) -> None:
-        """A log ends before its first damage where a broker was killed, as at that broker's own start."""
-        torn_from = found.begin + (found.files - _TORN_FILES) * found.file_size
-        if not self._source.was_killed or end < torn_from:
-            raise refused(f"the log of {self._source.root} is damaged at {end}: {why}")
+        """The log of a killed broker ends before its first damage if what lies there need not have come to the disk.
+
+        Its own start would cut there in any case.
+        """
+        source = self._source
+        damaged = f"the log of {source.root} is damaged at {end}: {why}"
+        if not source.was_killed:
+            raise refused(damaged)
+        before_ms, synced_ms = source.time_before(end, found), source.synced_ms()
+        if before_ms < synced_ms:
+            raise refused(
+                f"{damaged}. That its broker was killed does not explain it: what was stored up to {synced_ms} had "
+                f"come to the disk, and the record before was stored at {before_ms}. A slave's file has the same bytes"
+            )
         self._end = end
         log.warning("the broker was killed: %d bytes behind %d of its log are torn (%s)", found.behind - end, end, why)
 

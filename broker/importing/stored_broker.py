@@ -2,7 +2,8 @@
 
     commitlog/<base, 20 digits>     its log: files of one size; records, an END record, and zeros above the log's end
     abort                           there while the broker runs, and behind one that was killed
-    checkpoint                      tells it from any other directory (`rocketmqs_store`)
+    checkpoint                      tells it from any other directory (`rocketmqs_store`); its first number is the store
+                                    time up to which the log had surely come to the disk, written a minute late or less
     config/topics.json              as request 21 says it       config/consumerOffset.json        as 43
     config/subscriptionGroup.json   as 201                      config/delayOffset.json           as 45
     config/messageRequestMode.json  as 402                      config/timercheck                 as 60, in a page
@@ -49,6 +50,7 @@ from neve.remoting.body import ANSWER_NODES, DataVersion, NodeBudget, loads_as
 _CHUNK = 4 << 20
 _BASE_DIGITS = 20
 _CHECK_POINT = Struct(">4q")
+_SYNCED_MS = Struct(">q")
 _PLACE = struct_of("size", "physical_offset")
 _RECORD_MAGIC = re.compile(
     b"|".join(re.escape(magic.to_bytes(4, "big", signed=True)) for magic in (MAGIC_V1, MAGIC_V2))
@@ -111,6 +113,10 @@ class StoredBroker:
         """Or is running still."""
         return self._disk.exists(self.root / "abort")
 
+    def synced_ms(self) -> int:
+        """All that was stored before that had come to the disk; 0: nothing is known."""
+        return int(_SYNCED_MS.unpack_from(self._disk.read(self.root / "checkpoint"))[0])
+
     # ---- the log
 
     def log(self) -> StoredLog:
@@ -147,6 +153,16 @@ class StoredBroker:
     def raw_at(self, offset: int, size: int, log: StoredLog) -> bytes:
         """Bytes of one file."""
         return self._read(offset, size, log.file_size)
+
+    def time_before(self, offset: int, log: StoredLog) -> int:
+        """When the record before the one at an offset was stored, all before it being whole; -1: there is none."""
+        while offset > log.begin:
+            base = offset - 1 - (offset - 1) % log.file_size
+            newest, _ = self._end_of(base, log.file_size, offset)
+            if newest >= 0:
+                return self._store_time(newest, log.file_size)
+            offset = base
+        return -1
 
     def first_records(self, below: int, log: StoredLog) -> Iterator[tuple[int, MessageRecord]]:
         """Where each file begins that does so below an offset, and its first record; the newest first."""
@@ -190,11 +206,12 @@ class StoredBroker:
     def _is_used(self, base: int) -> bool:
         return any(self._disk.read_at(self._file(base), 0, SIZE_AND_MAGIC.size))
 
-    def _end_of(self, base: int, file_size: int) -> tuple[int, int]:
+    def _end_of(self, base: int, file_size: int, below: int | None = None) -> tuple[int, int]:
         """Where the last record is whose frame is whole, or -1, and behind it: what it is, who takes it looks at."""
         path, position, newest = self._file(base), 0, -1
         buffer, begins = b"", 0
-        while file_size - position >= SIZE_AND_MAGIC.size:
+        last = file_size if below is None else below - base
+        while last - position >= SIZE_AND_MAGIC.size:
             if not begins <= position <= begins + len(buffer) - SIZE_AND_MAGIC.size:
                 begins, buffer = position, self._disk.read_at(path, position, min(_CHUNK, file_size - position))
             size, magic = SIZE_AND_MAGIC.unpack_from(buffer, position - begins)

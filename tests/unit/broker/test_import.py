@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import struct
 import time
 from collections.abc import Iterator
@@ -62,7 +63,7 @@ class Apache:
             data = (work / "commitlog" / name).read_bytes()
             assert len(data) == FILE_SIZE
             (root / "commitlog" / name).write_bytes(data)
-        (root / "checkpoint").write_bytes(struct.pack(">5q", NOW_MS, NOW_MS, 0, 0, 0).ljust(4096, b"\0"))
+        self.synced(FILE_SIZE)
         (root / "config").mkdir()
         version = '"dataVersion":{"counter":3,"stateVersion":0,"timestamp":5}'
         rows = ",".join(
@@ -77,6 +78,12 @@ class Apache:
         (root / "config" / "timercheck").write_bytes(struct.pack(">4q", NOW_MS, 0, 0, 0).ljust(4096, b"\0"))
         if killed:
             (root / "abort").write_text("1")
+
+    def synced(self, offset: int) -> None:
+        """Its last checkpoint says that the record there, the first one from it on, had come to the disk."""
+        found = next(one for one in map(decode_record, self.records) if one.physical_offset >= offset)
+        stored = found.store_timestamp
+        (self.root / "checkpoint").write_bytes(struct.pack(">5q", stored, stored, 0, 0, 0).ljust(4096, b"\0"))
 
     def write(self, name: str, text: str) -> None:
         (self.root / "config" / name).write_text(text)
@@ -228,6 +235,29 @@ def test_damage_that_no_kill_explains_is_refused(tmp_path: Path, file: int, kill
     told = refused(tmp_path / "neve", apache.root)
     assert "is damaged" in told
     assert "CRC" in told or "magic" in told or "malformed" in told or "record" in told
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_damage_of_what_had_come_to_the_disk_is_no_torn_end(tmp_path: Path, number: int) -> None:
+    """Also in the newest file: what lies behind it is whole, and would be lost without a word."""
+    apache = Apache(tmp_path / "apache", killed=True)
+    frames = _frames(apache, 2)
+    at, after = 2 * FILE_SIZE + frames[number], 2 * FILE_SIZE + frames[number + 1]
+    with apache.file(2).open("r+b") as file:
+        file.seek(frames[number] + 30)
+        file.write(b"\xff" * 40)
+    for synced in (after, at):  # the record that is damaged, and the one behind it
+        apache.synced(synced)
+        told = refused(tmp_path / "neve", apache.root)
+        assert f"is damaged at {at}" in told
+        assert "does not explain it" in told
+        shutil.rmtree(tmp_path / "neve", ignore_errors=True)
+    apache.synced(2 * FILE_SIZE - 20_000)
+    with apache.file(2).open("r+b") as file:
+        file.seek(frames[number])
+        file.write(bytes(8))
+    report = take_in(tmp_path / "whole", apache.root)
+    assert (report.log_end, report.cut) == (at, apache.end - at)
 
 
 @pytest.mark.parametrize("names", [Names(reached="127.0.0.1:1"), Names(known="127.0.0.1:1")])
