@@ -1,6 +1,7 @@
 """What is asked of brokers and name servers by name, by codes that Apache RocketMQ's answer, too.
 
-broker        17 a topic · 25, 26 its configuration · 28 how it is · 351 a topic's settings
+broker        12 messages by id · 15, 43 positions · 17, 21 topics · 200, 201 groups · 401, 402 who pops
+              25, 26 its configuration · 28 how it is · 351 a topic's settings
 name server   205 nobody sends to a broker any more · 327 they may again
 """
 
@@ -16,14 +17,18 @@ from neve.cli.broker_sets import new_pool
 from neve.cli.cluster import connect, security_of_the_command
 from neve.cli.failures import NOT_FOUND, UNREACHABLE, Failure
 from neve.cli.topic_names import of_users
-from neve.client.model import BrokerInfo
+from neve.client.model import BrokerInfo, Message, MessageQueue, message_from_record
 from neve.client.net.connection import ConnectionPool
 from neve.client.net.route import parse_brokers
 from neve.client.net.session import parse_body, require_success
+from neve.record.codec import iter_records
+from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
 _ASK_S = 10.0
+#: A time after everything that is stored.
+_NOT_YET_MS = 1 << 53
 _NOTHING_SAMPLED = "java.util.NoSuchElementException"
 _TRIES, _TRY_AGAIN_S = 10, 0.5
 
@@ -72,8 +77,43 @@ class Brokers:
 
     async def groups(self, name: str) -> list[str]:
         """All that its master has."""
-        answer = require_success(await self._ask(name, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}))
-        return sorted(map(str, parse_body(answer).get("subscriptionGroupTable") or {}))
+        return sorted(await self.all_groups(name))
+
+    async def all_groups(self, name: str) -> dict[str, dict[str, Any]]:
+        """With their settings."""
+        return await self._table(name, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroupTable")
+
+    async def set_group(self, name: str, settings: Mapping[str, Any]) -> None:
+        """It is made where it is missing."""
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        require_success(await self._ask(name, code, {}, dumps(settings)))
+
+    async def request_modes(self, name: str) -> dict[str, dict[str, dict[str, Any]]]:
+        """By topic and group: who pops, or shares queues in another way than by default."""
+        return await self._table(name, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, "messageRequestModeMap")
+
+    async def set_request_mode(self, name: str, topic: str, group: str, mode: Mapping[str, Any]) -> None:
+        body = {
+            "topic": topic,
+            "consumerGroup": group,
+            "mode": mode.get("mode", "PULL"),
+            "popShareQueueNum": mode.get("popShareQueueNum", -1),
+        }
+        require_success(await self._ask(name, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, dumps(body)))
+
+    async def positions(self, name: str) -> dict[str, dict[int, int]]:
+        """By `topic@group`, of each queue that has one."""
+        table = await self._table(name, RequestCode.GET_ALL_CONSUMER_OFFSET, "offsetTable")
+        return {pair: {int(queue): int(at) for queue, at in queues.items()} for pair, queues in table.items()}
+
+    async def set_position(self, queue: MessageQueue, group: str, offset: int) -> None:
+        ext = {
+            "consumerGroup": group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "commitOffset": str(offset),
+        }
+        require_success(await self._ask(queue.broker_name, RequestCode.UPDATE_CONSUMER_OFFSET, ext))
 
     async def runtime(self, name: str) -> dict[str, str]:
         """What its master says of itself. Apache's fails to in its first second, when it has sampled nothing yet."""
@@ -137,6 +177,10 @@ class Brokers:
             raise Failure(NOT_FOUND, f"there is no topic {topic}" + ("" if broker is None else f" at {broker}"))
         return found
 
+    async def all_topics(self, name: str) -> dict[str, dict[str, Any]]:
+        """Of one broker, with their settings."""
+        return await self._table(name, RequestCode.GET_ALL_TOPIC_CONFIG, "topicConfigTable")
+
     async def topic_stats(self, topic: str) -> dict[str, dict[str, Any]]:
         """Each broker's answer about the topic's queues, those of neve with what is where."""
         names = self.named(None)
@@ -147,6 +191,15 @@ class Brokers:
             for name, answer in zip(names, answers, strict=True)
             if answer.code != ResponseCode.TOPIC_NOT_EXIST
         }
+
+    async def by_id(self, name: str, topic: str, msg_id: str) -> list[Message]:
+        """With the id that their producer gave, at one broker; the earliest first."""
+        ext = {"topic": topic, "key": msg_id, "maxNum": "32", "beginTimestamp": "0", "endTimestamp": str(_NOT_YET_MS)}
+        answer = await self._ask(name, RequestCode.QUERY_MESSAGE, {**ext, "_UNIQUE_KEY_QUERY": "true"})
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return []
+        found = [message_from_record(record, name) for record in iter_records(require_success(answer).body)]
+        return sorted((one for one in found if one.msg_id == msg_id), key=lambda one: one.store_timestamp)
 
     async def set_topic(self, topic: str, at: TopicAt, changes: Mapping[str, str]) -> None:
         """What is not among the changes stays as it is."""
@@ -165,6 +218,10 @@ class Brokers:
         require_success(await self._ask(at.broker, RequestCode.UPDATE_AND_CREATE_TOPIC, ext))
 
     # ---- asking
+
+    async def _table(self, name: str, code: RequestCode, table: str) -> dict[str, Any]:
+        answer = parse_body(require_success(await self._ask(name, code, {})))
+        return {str(key): value for key, value in (answer.get(table) or {}).items()}
 
     async def _ask(self, name: str, code: RequestCode, ext: Mapping[str, str], body: bytes = b"") -> RemotingCommand:
         address = self.known[name].master

@@ -48,6 +48,7 @@ VERBS: Mapping[str, Verb] = {
     "group": Verb("neve.cli.group:group", "Consumer groups: members, lag, where they stand and go on."),
     "import": Verb("neve.cli.export:import_topics", "Send what `neve export` wrote to a cluster."),
     "message": Verb("neve.cli.message:message", "Find and show single messages, their traces; send one again."),
+    "migrate": Verb("neve.cli.migrate:migrate", "Copy topics, groups and positions to another broker."),
     "namesrv": Verb("", "Run a name server."),
     "pipeline": Verb("neve.cli.pipeline:pipeline", "Declared Spark pipelines: from topics to tables and topics."),
     "produce": Verb("neve.cli.produce:produce", "Send the lines of stdin, files, or one message."),
