@@ -169,7 +169,8 @@ class Half:
 def prepare(client: Client, topic: str, body: bytes, unique: str) -> Half:
     """A half message."""
     text = properties(TRAN_MSG="true", PGROUP=_GROUP, UNIQ_KEY=unique)
-    answer = client.ask(SEND_V2, {**send_ext(topic, 0, text), "a": _GROUP, "f": _PREPARED}, body).extFields
+    born = {"g": int(time.time() * 1000)}  # Apache's broker gives up one that was born before `fileReservedTime`
+    answer = client.ask(SEND_V2, {**send_ext(topic, 0, text), **born, "a": _GROUP, "f": _PREPARED}, body).extFields
     log_offset = int(answer["msgId"][16:32], 16)
     return Half(int(answer["queueOffset"]), log_offset, unique)
 

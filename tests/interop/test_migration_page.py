@@ -1,4 +1,7 @@
-"""docs/migration.md: each of its lines runs, with stock clients at work from the first to the last."""
+"""docs/migration.md: each of its lines runs, with stock clients at work from the first to the last.
+
+Each way has messages in the broker, a group in their middle, and messages on their way to it: `in_transit`.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,20 @@ import pytest
 
 from bench import jvm
 from bench.wire import SEND_V2, Client, send_ext
+from neve.client import sync
 from neve.remoting.codes import ResponseCode
-from tests.interop.promoted import FILE_SIZE, Pair, apache_alone
+from tests.interop.in_transit import GROUP, LATER, MESSAGES, PAID, TOPIC, InTransit, Taking
+from tests.interop.promoted import FILE_SIZE, Pair, apache_alone, offsets_at
 from tests.interop.steady import TOPIC as ORDERS
 from tests.interop.steady import Steady, assert_each_offset_once_acknowledged_and_consumed
-from tests.servers.neve import Serving
+from tests.servers.neve import NEVE, Serving, settings_as_options
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text("utf-8")
-_S = 120.0
+_S = 120.0 + MESSAGES / 100
+_ALL_TOPICS = 21
 _STARTED_IN_BACKGROUND = "neve broker -c /etc/neve/broker.conf &"
 
 
@@ -41,7 +47,9 @@ def lines(block: str) -> list[str]:
 class Operator:
     """Does what the page says, on one machine."""
 
-    def __init__(self, pair: Pair, directory: Path) -> None:
+    def __init__(self, pair: Pair, directory: Path, other: str = "") -> None:
+        """`other`: name servers of another cluster."""
+        self._other = other
         self.pair, self.directory, self.conf = pair, directory, directory / "broker.conf"
         self.broker = pair.slave
         tools = directory / "bin"
@@ -57,7 +65,21 @@ class Operator:
         port, admin_port = self.pair.listen
         own = f"listenPort={port}\nadminPort={admin_port}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
         own += f"mappedFileSizeCommitLog={FILE_SIZE}\nregisterNameServerPeriod=10s\narchiveMinBytes=1m\n"
+        own += "archiveWorkerPriority=low\n"  # an idle one gets nothing of a machine that others keep busy
         self.conf.write_text(self._here(conf) + own)
+
+    def takes_apaches_own(self, conf: str) -> None:
+        """The Apache broker's file with the page's keys behind its own, but for those that are refused."""
+        own = (self.pair.master.directory / "conf" / "broker.conf").read_text()
+        self.write(own + conf)
+        told = subprocess.run(
+            [NEVE, "doctor", "-c", str(self.conf), "--keys", "-o", "json"], capture_output=True, text=True, check=False
+        )
+        assert told.returncode == 1
+        refused = {row["check"] for row in json.loads(told.stdout) if row["state"] == "fail"}
+        assert refused == {"storePathCommitLog", "allAckInSyncStateSet"}, "the log is elsewhere; of a controller's set"
+        lines = own.splitlines(keepends=True)
+        self.write("".join(line for line in lines if line.partition("=")[0] not in refused) + conf)
 
     def _here(self, text: str) -> str:
         port, admin_port = self.pair.listen
@@ -70,6 +92,11 @@ class Operator:
             ("/var/lib/neve", str(self.directory / "data")),
             ("s3://bucket/prefix?region=eu-central-1", f"dir:{self.directory / 'bucket'}"),
             ("-g tour", "-g g_steady"),
+            ("%DLQ%tour", f"%DLQ%{GROUP}"),
+            ("ls tour", f"ls {GROUP}"),
+            ("lag tour", f"lag {GROUP}"),
+            ("new:9876", self._other),
+            ("/var/tmp", str(self.directory)),
             ("/home/mq/store", str(self.pair.master.directory / "store")),
         ):
             text = text.replace(there, here)
@@ -109,6 +136,7 @@ class Operator:
 def test_an_operator_moves_a_broker_line_by_line(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         operator = Operator(pair, pair.directory)
+        transit = InTransit(pair.namesrv, pair.master.broker)
         with Client(pair.master.broker) as client:
             client.create_topic(ORDERS, 2)
             client.create_topic("bulk", 1)
@@ -117,13 +145,22 @@ def test_an_operator_moves_a_broker_line_by_line(tmp_path: Path) -> None:
         try:
             with Steady(pair.namesrv, jvm.SERVER, tmp_path / "clients") as clients:
                 clients.go_on(["stock"])
-                _move(operator, clients)
+                _move(operator, clients, transit)
             assert_each_offset_once_acknowledged_and_consumed(clients.acked, clients.got)
         finally:
             operator.broker.stop()
 
 
-def _move(operator: Operator, clients: Steady) -> None:
+def _goes_on(transit: InTransit, namesrv: str, broker: str, home: Path) -> None:
+    """All that was in transit at the broker that has taken the other one's place."""
+    transit.end_transactions(broker)
+    with Taking(namesrv, home) as clients:
+        transit.is_consumed(clients)
+        transit.assert_offsets_are_as_they_were(clients, broker)
+    transit.assert_dead_letters_are_at(broker)
+
+
+def _move(operator: Operator, clients: Steady, transit: InTransit) -> None:
     pair = operator.pair
     conf, following = blocks("1")
     operator.write(conf)
@@ -142,6 +179,8 @@ def _move(operator: Operator, clients: Steady) -> None:
 
     (change,) = blocks("4")
     printed = dict[str, str]()
+    transit.before_the_end()
+    transit.assert_is_on_its_way()
     for line in lines(change):
         printed[line] = operator.does(line)
         if "haStatus" in line:
@@ -152,6 +191,7 @@ def _move(operator: Operator, clients: Steady) -> None:
     clients.go_on(["stock"], 60)
     clients.stop_sending()
     clients.drained("stock")
+    _goes_on(transit, pair.namesrv, operator.broker.broker, operator.directory / "taking")
 
     (back,) = blocks("5")
     for line in lines(back):
@@ -164,6 +204,7 @@ def _move(operator: Operator, clients: Steady) -> None:
 def test_an_operator_imports_a_directory_line_by_line(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         operator = Operator(pair, pair.directory)
+        transit = InTransit(pair.namesrv, pair.master.broker)
         with Client(pair.master.broker) as client:
             client.create_topic(ORDERS, 2)
         conf, steps = blocks("6")
@@ -175,6 +216,8 @@ def test_an_operator_imports_a_directory_line_by_line(tmp_path: Path) -> None:
                 written = json.loads(operator.does(dry))["log_end"]
                 assert written > 0
                 clients.go_on(["stock"])
+                transit.before_the_end()
+                transit.assert_is_on_its_way()
                 operator.does(stop)
                 assert json.loads(operator.does(dry))["log_end"] > written
                 status, progress = [operator.does(line) for line in others][1:]
@@ -183,12 +226,105 @@ def test_an_operator_imports_a_directory_line_by_line(tmp_path: Path) -> None:
                 clients.go_on(["stock"], 2 * 30)
                 clients.stop_sending()
                 clients.drained("stock")
+            _goes_on(transit, pair.namesrv, operator.broker.broker, tmp_path / "taking")
             assert_each_offset_once_acknowledged_and_consumed(clients.acked, clients.got)
         finally:
             operator.broker.stop()
 
 
+def test_an_operator_runs_neve_side_by_side_line_by_line(tmp_path: Path) -> None:
+    with apache_alone(tmp_path) as pair:
+        operator = Operator(pair, pair.directory)
+        transit = InTransit(pair.namesrv, pair.master.broker)
+        conf, steps = blocks("7")
+        operator.takes_apaches_own(conf)
+        keys, start, dry, *copies, drain, dead, kept, stop, cluster = lines(steps)
+        assert [line.split()[2] for line in copies] == ["topics", "groups", "offsets"]
+        assert "honoured" in operator.does(keys)
+        operator.does(start)
+        try:
+            with sync.connect(pair.namesrv) as client:
+                wait_until(lambda: "fresh" in client.cluster_info(), "its registration", _S)
+                assert TOPIC in operator.does(dry)
+                with Client(operator.broker.broker) as raw:
+                    assert f'"{TOPIC}"'.encode() not in raw.ask(_ALL_TOPICS, {}).body, "nothing was written"
+                first, again = ([operator.does(f"{line} -o json") for line in copies] for _ in range(2))
+                topics, groups, offsets = map(json.loads, first)
+                assert {(row["topic"], row["state"]) for row in topics} == {(t, "made") for t in (TOPIC, LATER, PAID)}
+                assert [(row["group"], row["state"]) for row in groups] == [(GROUP, "made")]
+                assert {(row["to_position"], row["how"]) for row in offsets} == {(0, "beginning")}
+                topics, groups, offsets = map(json.loads, again)
+                assert {row["state"] for row in topics + groups} == {"same"}
+                assert {(row["to_position"], row["how"]) for row in offsets} == {(0, "kept")}
+                transit.before_the_end(drained=True)
+                transit.assert_is_on_its_way()
+                transit.end_transactions(pair.master.broker)
+                with Taking(pair.namesrv, tmp_path / "taking") as clients:
+                    operator.does(drain)
+                    new = [f"new {number}" for number in range(100)]
+                    assert {client.send(TOPIC, body).queue.broker_name for body in new} == {"fresh"}
+                    transit.is_consumed(clients, new)
+                    assert {one.broker for one in clients.got} == {"stock", "fresh"}
+            assert operator.does(dead).count(TOPIC) == len(transit.dead)
+            operator.does(kept)
+            (file,) = (operator.directory / "dead").glob("*/*.jsonl")
+            assert sorted(json.loads(line)["body"] for line in file.read_text().splitlines()) == sorted(transit.dead)
+            operator.does(stop)
+            wait_until(lambda: "stock" not in operator.does(cluster), "the end of stock", _S)
+            assert sum(offsets_at(operator.broker.broker)[f"{TOPIC}@{GROUP}"].values()) == len(new)
+        finally:
+            operator.broker.stop()
+
+
+def test_an_operator_moves_to_another_cluster_line_by_line(tmp_path: Path) -> None:
+    names = Serving(tmp_path, "namesrv", *settings_as_options({"listenPort": 0, "bindAddress": "127.0.0.1"}))
+    with apache_alone(tmp_path / "old") as pair, names:
+        operator = Operator(pair, pair.directory, names.namesrv)
+        transit = InTransit(pair.namesrv, pair.master.broker)
+        conf, steps = blocks("8")
+        operator.write(conf)
+        keys, start, topics, groups, *first, wipe, lag, export, export_dead, again, offsets, lag_there = lines(steps)
+        assert "honoured" in operator.does(keys)
+        operator.does(start)
+        try:
+            with sync.connect(names.namesrv) as client:
+                wait_until(lambda: "fresh" in client.cluster_info(), "its registration", _S)
+            operator.does(topics)
+            operator.does(groups)
+            transit.before_the_end(drained=True)
+            transit.assert_is_on_its_way()
+            for line in first:
+                operator.does(line)
+            transit.stand_at({queue: position + 7 for queue, position in transit.positions.items()})
+            transit.end_transactions(pair.master.broker)
+            operator.does(wipe)
+            transit.what_waits_is_due()
+            transit.retries_are_read()
+            left = operator.does(f"{lag} -o json")
+            for line in (export, export_dead, again):
+                operator.does(line)
+            rows = json.loads(operator.does(f"{offsets} -o json"))
+            placed = {(row["queue"], row["how"]): row["to_position"] for row in rows if row["topic"] == TOPIC}
+            assert placed == {(queue, "same offset"): at for queue, at in transit.positions.items()}
+            there = operator.does(f"{lag_there} -o json")
+            assert _lags(left) == _lags(there)
+            with Taking(names.namesrv, tmp_path / "taking") as clients:
+                transit.is_consumed(clients)
+                transit.assert_offsets_are_as_they_were(clients, operator.broker.broker)
+            transit.assert_dead_letters_are_at(operator.broker.broker)
+        finally:
+            operator.broker.stop()
+
+
+def _lags(told: str) -> dict[tuple[str, int], int]:
+    """Of the topics' queues."""
+    found = json.loads(told)
+    rows = found["queues"] if isinstance(found, dict) else found
+    return {(row["topic"], row["queue"]): row["lag"] for row in rows if not row["topic"].startswith("%")}
+
+
 def test_the_page_is_run_whole() -> None:
-    assert PAGE.count("\n```\n") == 2 * sum(len(blocks(number)) for number in "123456")
+    """But for the last part, which has no lines of its own."""
+    assert PAGE.count("\n```\n") == 2 * sum(len(blocks(number)) for number in "12345678")
     started = [line for number in "12345" for block in blocks(number) for line in lines(block)]
     assert started.count(_STARTED_IN_BACKGROUND) == 2
