@@ -66,6 +66,13 @@ class Brokers:
         answer = await self._pool.invoke(address, RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout=_ASK_S)
         return parse_brokers((parse_body(require_success(answer)).get("brokerAddrTable") or {}).values())
 
+    async def topics(self, *, everything: bool) -> list[str]:
+        """That the first name server has; without `everything` but the servers' own and those of groups."""
+        code = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+        answer = await self._pool.invoke(self._namesrvs[0], code, {}, timeout=_ASK_S)
+        names = sorted(map(str, parse_body(require_success(answer)).get("topicList") or ()))
+        return names if everything else of_users(names, self.known.values())
+
     async def topics_of_cluster(self, cluster: str) -> list[str]:
         """But the servers' own and those of groups."""
         ext, address = {"cluster": cluster}, self._namesrvs[0]
@@ -125,6 +132,14 @@ class Brokers:
             answer = await self._ask(name, RequestCode.GET_BROKER_RUNTIME_INFO, {})
         require_success(answer)
         return {str(key): str(value) for key, value in (parse_body(answer).get("table") or {}).items()}
+
+    async def per_second(self, name: str, stats: str, key: str) -> float:
+        """Of what its master counted over the last minute; 0 where it counted nothing."""
+        ext = {"statsName": stats, "statsKey": key}
+        answer = await self._ask(name, RequestCode.VIEW_BROKER_STATS_DATA, ext)
+        if answer.code == ResponseCode.SYSTEM_ERROR and "not exist" in (answer.remark or ""):
+            return 0.0
+        return float((parse_body(require_success(answer)).get("statsMinute") or {}).get("tps") or 0.0)
 
     async def config(self, name: str) -> dict[str, str]:
         """Its master's configuration in force."""

@@ -37,6 +37,7 @@ class Verb(NamedTuple):
 VERBS: Mapping[str, Verb] = {
     "acl": Verb("neve.cli.acl:acl", "What users may do: policies at all servers together."),
     "archive": Verb("neve.cli.archive:archive", "Look into the archive, check it, offload into it."),
+    "bench": Verb("neve.cli.bench:bench", "Measure a cluster: sends, reads, end-to-end latency."),
     "broker": Verb("neve.cli.broker:broker", "Run a broker; describe and change a running one."),
     "cluster": Verb("neve.cli.cluster_verbs:cluster", "Clusters, and broker sets: who is in sync, hand-over, members."),
     "completion": Verb("neve.cli.completion:completion", "Print what completes commands in bash, zsh or fish."),
@@ -57,6 +58,7 @@ VERBS: Mapping[str, Verb] = {
     "replay": Verb("neve.cli.replay:replay", "Send a topic's messages again, into a topic here or elsewhere."),
     "topic": Verb("neve.cli.topic:topic", "Create, list, describe and delete topics; set their TTL."),
     "user": Verb("neve.cli.user:user", "Users at all servers together: add, alter, list, remove."),
+    "top": Verb("neve.cli.top:top", "Live traffic by topic, group and tier."),
     "up": Verb("", "Run a name server and a broker for development."),
 }
 

@@ -207,6 +207,43 @@ def test_it_is_told_which_part_of_a_topic_is_where(server: Any, neve: Run, topic
     neve("topic", "describe", "no-such-topic", "--tiers", code=NOT_FOUND)
 
 
+def test_live_traffic_is_told_by_topic_and_group(server: Any, neve: Run, topic: str, unique: str) -> None:
+    for _ in range(3):
+        neve("produce", topic, "x" * 100)
+    neve("consume", topic, "--group", unique, "--count", "2")
+
+    def seen() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        told = json.loads(neve("top", topic, "--once", "-o", "json"))
+        ((of_topic,), of_groups) = told["topics"], [row for row in told["groups"] if row["topic"] == topic]
+        return of_topic, of_groups
+
+    # both kinds of brokers count by steps of ten seconds
+    wait_until(lambda: seen()[0]["in_per_s"] > 0 and any(row["out_per_s"] > 0 for row in seen()[1]), "the rates")
+    of_topic, (of_group,) = seen()
+    assert of_topic["in_bytes_per_s"] > of_topic["in_per_s"] * 100
+    assert (of_group["group"], of_group["tier"]) == (unique, None if server.kind == "apache" else of_group["tier"])
+    text = neve("top", "--once", "--rows", "200")
+    assert topic in text
+    assert unique in text
+
+
+def test_a_cluster_is_measured_and_nothing_is_left_behind(server: Any, neve: Run, topic: str) -> None:
+    before = neve("topic", "list")
+    sent = json.loads(
+        neve("bench", "produce", topic, "--messages", "501", "--batch", "50", "--size", "64", "-o", "json")
+    )
+    assert (sent["messages"], sent["bytes"], sent["failed"]) == (501, 501 * 64, 0)
+    assert 0 < sent["p50_ms"] <= sent["p99_ms"] <= sent["max_ms"]
+    assert sent["broker_cpu_us"] is not None  # it runs here
+    read = json.loads(neve("bench", "consume", topic, "-o", "json"))
+    assert (read["messages"], read["bytes"]) == (501, 501 * 64)
+    neve("bench", "consume", "no-such-topic", code=NOT_FOUND)
+    both = json.loads(neve("bench", "latency", "--messages", "100", "--rate", "200", "-o", "json"))
+    assert (both["messages"], both["not_received"]) == (100, 0)
+    assert both["seconds"] >= 99 / 200
+    assert neve("topic", "list") == before
+
+
 def test_a_shell_completes_the_clusters_names(server: Any, neve: Run, topic: str, unique: str) -> None:
     neve("produce", topic, "x")
     neve("consume", topic, "--group", unique, "--count", "1")

@@ -53,6 +53,7 @@ TOUCH_FILES = {
     "neve/cli/importing.py": "an export, in a user's directory",
     "neve/cli/doctor.py": "looks at a machine on which nothing runs yet",
     "neve/cli/passwords.py": "a password in a user's file",
+    "neve/cli/process_cpu.py": "looks at a process of this machine, in /proc",
     "neve/cli/produce.py": "files that a user sends",
     "neve/cli/stdin_lines.py": "standard input",
     "neve/cli/stdout_bytes.py": "standard output",

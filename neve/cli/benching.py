@@ -1,0 +1,267 @@
+"""Loads for `neve bench`, against any RocketMQ cluster: sends, reads, and both at once.
+
+With a rate each message has its moment, whatever became of those before it, and its latency begins then: a broker that
+stands still for a second is seen by all messages of that second, not by those alone that were under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import struct
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from neve.cli.bench_figures import Cost, Latencies, figures
+from neve.cli.failures import FAILED, Failure
+from neve.cli.output import say
+from neve.cli.process_cpu import ListeningProcess, listening_at
+from neve.client.model import SendStatus
+from neve.errors import NeveError
+from neve.record.codec import iter_bodies
+
+if TYPE_CHECKING:
+    from neve.client import AsyncClient, MessageQueue
+
+_STAMP = struct.Struct(">Q")  # of the body's beginning: when it was due, in ns of the monotonic clock
+_PULL_COUNT, _PULL_BYTES, _PULL_WAIT_S = 1024, 1 << 20, 15.0
+_QUEUES = 8
+_READY_S = 60.0
+#: Between two progress lines.
+_TELL_S = 1.0
+
+
+class Load(NamedTuple):
+    """What is sent. Of `messages` and `seconds` the first that is reached ends it."""
+
+    messages: int | None
+    seconds: float | None
+    size: int
+    batch: int = 1
+    in_flight: int = 64
+    rate: float | None = None
+
+
+class Watched:
+    """CPU time of this process and of the brokers that listen here, from the making on."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        found = [listening_at(address) for address in addresses]
+        self._brokers: list[ListeningProcess] | None = [one for one in found if one is not None]
+        if len(self._brokers) < len(found):
+            self._brokers = None
+        self._client, self._before = time.process_time(), self._of_brokers()
+
+    def _of_brokers(self) -> float | None:
+        if self._brokers is None:
+            return None
+        told = [one.cpu_seconds() for one in self._brokers]
+        return None if None in told else sum(one for one in told if one is not None)
+
+    def cost(self) -> Cost:
+        now = self._of_brokers()
+        brokers = None if now is None or self._before is None else now - self._before
+        return Cost(time.process_time() - self._client, brokers)
+
+
+class Ticker:
+    """Tells on stderr how far it is, once a second, where somebody looks."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted, self._told, self._count = wanted, time.monotonic(), 0
+
+    def at(self, count: int) -> None:
+        now = time.monotonic()
+        if self._wanted and now - self._told >= _TELL_S:
+            say(f"{count} messages, {(count - self._count) / (now - self._told):.0f}/s")
+            self._told, self._count = now, count
+
+
+async def produce(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> dict[str, Any]:
+    """Sends, so many requests at a time, or at a rate. Raises Failure where nothing at all could be sent."""
+    watched = Watched(await _masters(client))
+    sender = _Sender(client, topic, load, tick)
+    begun = time.monotonic()
+    await sender.run()
+    seconds = time.monotonic() - begun
+    told = figures("produce", sender.stored, sender.stored * load.size, seconds, watched.cost())
+    return {**told, **sender.latencies.figures(), "failed": sender.failed, "failure": sender.failure}
+
+
+class _Sender:
+    """Takes the next number of messages until all are sent."""
+
+    def __init__(self, client: AsyncClient, topic: str, load: Load, tick: Ticker) -> None:
+        self._client, self._topic, self._load, self._tick = client, topic, load, tick
+        self._filling = bytes(at % 251 for at in range(load.size))
+        self._next = 0
+        self._begun = time.monotonic()
+        self.latencies = Latencies()
+        self.stored = self.failed = 0
+        self.failure: str | None = None
+
+    async def run(self) -> None:
+        self._begun = time.monotonic()
+        workers = [asyncio.create_task(self._work()) for _ in range(self._load.in_flight)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        if not self.stored:
+            raise Failure(FAILED, f"nothing was stored: {self.failure}")
+
+    async def _work(self) -> None:
+        load = self._load
+        while True:
+            number = self._next
+            count = load.batch if load.messages is None else min(load.batch, load.messages - number)
+            due = self._begun + number / load.rate if load.rate is not None else None
+            if count <= 0 or self._is_over(time.monotonic() if due is None else due):
+                return
+            self._next += count
+            if due is not None:
+                await asyncio.sleep(due - time.monotonic())
+            await self._send(count, due)
+
+    def _is_over(self, now: float) -> bool:
+        return self._load.seconds is not None and now - self._begun >= self._load.seconds
+
+    async def _send(self, count: int, due: float | None) -> None:
+        began = time.monotonic() if due is None else due
+        body = _STAMP.pack(round(began * 1e9)) + self._filling[_STAMP.size :]
+        try:
+            if count == 1:
+                result = await self._client.send(self._topic, body)
+            else:
+                result = await self._client.send_batch(self._topic, [body] * count)
+        except NeveError as error:
+            self.failed += count
+            self.failure = str(error)
+            return
+        if result.status is not SendStatus.SEND_OK:
+            self.failure = str(result.status)
+        self.stored += count
+        self.latencies.add(time.monotonic() - began)
+        self._tick.at(self.stored)
+
+
+async def consume(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> dict[str, Any]:
+    """Reads what there is, all queues beside each other, without a group; latencies are those of pulls."""
+    queues = await client.queues(topic)
+    spans = [(queue, await client.min_offset(topic, queue), await client.max_offset(topic, queue)) for queue in queues]
+    if not any(end > begin for _, begin, end in spans):
+        raise Failure(FAILED, f"{topic} has no messages to read")
+    watched, latencies = Watched(await _masters(client)), Latencies()
+    begun = time.monotonic()
+    count = size = 0
+
+    def is_over() -> bool:
+        enough = load.messages is not None and count >= load.messages
+        return enough or (load.seconds is not None and time.monotonic() - begun >= load.seconds)
+
+    async def read(queue: MessageQueue, offset: int, end: int) -> None:
+        nonlocal count, size
+        while offset < end and not is_over():
+            began = time.monotonic()
+            found = await client.pull_records(queue, offset, max_count=_PULL_COUNT, max_bytes=_PULL_BYTES)
+            latencies.add(time.monotonic() - began)
+            if found.next_offset <= offset:
+                raise Failure(FAILED, f"{queue.broker_name} does not go on at {offset} of queue {queue.queue_id}")
+            for one in iter_bodies(found.records):
+                count, size = count + 1, size + len(one.body)
+            offset = found.next_offset
+            tick.at(count)
+
+    await _beside([functools.partial(read, *span) for span in spans])
+    told = figures("consume", count, size, time.monotonic() - begun, watched.cost())
+    return {**told, **latencies.figures(), "pulls": len(latencies)}
+
+
+async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> dict[str, Any]:
+    """Sends at a rate and reads at once, by long polls of each queue: from a message's moment until it is read."""
+    queues = await client.queues(topic)
+    ends = [(queue, await client.max_offset(topic, queue)) for queue in queues]
+    watched, latencies, received = Watched(await _masters(client)), Latencies(), 0
+    sender = _Sender(client, topic, load, Ticker(wanted=False))
+    begun = time.monotonic()
+
+    async def read(queue: MessageQueue, offset: int) -> None:
+        nonlocal received
+        while True:
+            found = await client.pull_records(
+                queue, offset, max_count=_PULL_COUNT, max_bytes=_PULL_BYTES, wait=_PULL_WAIT_S
+            )
+            now = time.monotonic()
+            for one in iter_bodies(found.records):
+                latencies.add(now - _STAMP.unpack_from(one.body)[0] / 1e9)
+                received += 1
+            tick.at(received)
+            offset = found.next_offset
+
+    readers = [asyncio.create_task(read(*end)) for end in ends]
+    try:
+        await _first_failure(sender.run(), readers)
+        deadline = time.monotonic() + _READY_S
+        while received < sender.stored and time.monotonic() < deadline:
+            await _first_failure(asyncio.sleep(0.05), readers)
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+    told = figures("latency", received, received * load.size, time.monotonic() - begun, watched.cost())
+    lost = max(sender.stored - received, 0)
+    return {**told, **latencies.figures(), "failed": sender.failed, "failure": sender.failure, "not_received": lost}
+
+
+async def _first_failure(work: Any, others: Sequence[asyncio.Task[None]]) -> None:
+    """Until `work` is done, or one of the others has failed."""
+    task = asyncio.ensure_future(work)
+    await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
+    for other in others:
+        if other.done():
+            task.cancel()
+            other.result()
+    await task
+
+
+async def _beside(works: Sequence[Callable[[], Any]]) -> None:
+    tasks = [asyncio.create_task(work()) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _masters(client: AsyncClient) -> list[str]:
+    return [one.master for one in (await client.cluster_info()).values() if one.master is not None]
+
+
+@asynccontextmanager
+async def own_topic(client: AsyncClient, name: str, *, keep: bool) -> AsyncGenerator[str]:
+    """A topic for this measurement alone, which goes with it."""
+    await client.create_topic(name, _QUEUES)
+    try:
+        deadline = time.monotonic() + _READY_S
+        while len(await _routed(client, name)) < _QUEUES:
+            if time.monotonic() > deadline:
+                raise Failure(FAILED, f"the name server does not know {name} after {_READY_S:.0f} s")
+            await asyncio.sleep(0.1)
+        yield name
+    finally:
+        if keep:
+            say(f"kept {name}")
+        else:
+            await client.delete_topic(name)
+
+
+async def _routed(client: AsyncClient, topic: str) -> Sequence[Any]:
+    try:
+        return (await client.topic_route(topic)).write_queues
+    except NeveError:
+        return ()

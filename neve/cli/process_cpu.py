@@ -1,0 +1,71 @@
+"""CPU time of the process that listens at an address of this machine, whoever wrote it: out of /proc.
+
+    /proc/net/tcp, tcp6    local address, state, inode of each socket
+    /proc/PID/fd           links to socket:[inode]
+    /proc/PID/stat         utime, stime, cutime, cstime in clock ticks
+
+Elsewhere, of another user's process, or where there is no /proc, it is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LISTENS = "0A"
+_TICKS = os.sysconf("SC_CLK_TCK")
+_FROM_STATE = 11  # fields between a process's name and its utime
+_LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
+
+
+class ListeningProcess:
+    """One that may be looked at."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def cpu_seconds(self) -> float | None:
+        """User and system time, ended children's as well; None: it is gone."""
+        try:
+            text = (_PROC / str(self._pid) / "stat").read_text()
+        except OSError:
+            return None
+        fields = text.rpartition(")")[2].split()
+        return sum(map(int, fields[_FROM_STATE : _FROM_STATE + 4])) / _TICKS
+
+
+def listening_at(address: str) -> ListeningProcess | None:
+    """None: it can't be seen from here."""
+    host, _, port = address.rpartition(":")
+    if host not in _LOOPBACK or not port.isdecimal():
+        return None
+    inodes = {f"socket:[{inode}]" for inode in _inodes(int(port))}
+    if not inodes:
+        return None
+    for directory in _PROC.iterdir():
+        if directory.name.isdecimal() and _has_any(directory / "fd", inodes):
+            return ListeningProcess(int(directory.name))
+    return None
+
+
+def _inodes(port: int) -> list[str]:
+    found = []
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.append(fields[9])
+    return found
+
+
+def _has_any(descriptors: Path, links: set[str]) -> bool:
+    """Of a process; one that has ended meanwhile, or is another user's, has none to see."""
+    with contextlib.suppress(OSError):
+        for one in descriptors.iterdir():
+            with contextlib.suppress(OSError):
+                if str(one.readlink()) in links:
+                    return True
+    return False
