@@ -1,4 +1,4 @@
-"""The machine's wall clock, for clients and commands; servers are given a `Clock` (infra.clock)."""
+"""The machine's clocks, for clients and commands; servers are given a `Clock` (infra.clock)."""
 
 from __future__ import annotations
 
@@ -8,3 +8,13 @@ import time
 def system_now_ms() -> int:
     """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def system_monotonic() -> float:
+    """Seconds of a clock that nobody sets."""
+    return time.monotonic()
+
+
+def own_cpu_seconds() -> float:
+    """What this process has used of processors."""
+    return time.process_time()

@@ -27,8 +27,8 @@ from neve.remoting.command import RemotingCommand
 
 _ASK_S = 10.0
 _SUBJECT = "User:"
-#: With what Apache's broker answers that has no provider of users or policies configured.
-_NO_TABLE = "is not configured"
+#: What an Apache broker answers that has no provider of users configured.
+_NO_TABLE = ("is not configured", "An system error occurred, please try again later.")
 _REMOVALS = frozenset({RequestCode.AUTH_DELETE_USER, RequestCode.AUTH_DELETE_ACL})
 #: What is to be removed is removed already, as by a server that shares its table.
 _GONE = frozenset({ResponseCode.USER_NOT_EXIST, ResponseCode.POLICY_NOT_EXIST})
@@ -179,7 +179,7 @@ def _require(server: Server, answer: RemotingCommand) -> RemotingCommand:
 def _has_no_table(answer: RemotingCommand) -> bool:
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return True
-    return answer.code != ResponseCode.SUCCESS and _NO_TABLE in (answer.remark or "")
+    return answer.code == ResponseCode.SYSTEM_ERROR and any(text in (answer.remark or "") for text in _NO_TABLE)
 
 
 def _rows(answer: RemotingCommand) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from neve.cli.bench_figures import BUSY
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import FAILED, Failure
 from neve.cli.output import emit_one, output_option, say
+from neve.entropy import system_entropy, unique_name
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -156,7 +156,7 @@ async def _run(
         work = {"produce": benching.produce, "consume": benching.consume, "latency": benching.latency}[what]
         if topic is not None:
             return {"topic": topic, **await work(client, topic, load, tick)}
-        async with benching.own_topic(client, f"neve-bench-{secrets.token_hex(4)}", keep=keep) as made:
+        async with benching.own_topic(client, f"neve-bench-{unique_name(system_entropy)[:8]}", keep=keep) as made:
             if what == "consume":
                 await benching.produce(client, made, load._replace(in_flight=16), benching.Ticker(wanted=False))
             return {"topic": made, **await work(client, made, load, tick)}

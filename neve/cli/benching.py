@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import struct
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ from neve.cli.failures import FAILED, Failure
 from neve.cli.output import say
 from neve.cli.process_cpu import ListeningProcess, listening_at
 from neve.client.model import SendStatus
+from neve.clock import own_cpu_seconds, system_monotonic
 from neve.errors import NeveError
 from neve.record.codec import iter_bodies
 
@@ -52,7 +52,7 @@ class Watched:
         self._brokers: list[ListeningProcess] | None = [one for one in found if one is not None]
         if len(self._brokers) < len(found):
             self._brokers = None
-        self._client, self._before = time.process_time(), self._of_brokers()
+        self._client, self._before = own_cpu_seconds(), self._of_brokers()
 
     def _of_brokers(self) -> float | None:
         if self._brokers is None:
@@ -63,17 +63,17 @@ class Watched:
     def cost(self) -> Cost:
         now = self._of_brokers()
         brokers = None if now is None or self._before is None else now - self._before
-        return Cost(time.process_time() - self._client, brokers)
+        return Cost(own_cpu_seconds() - self._client, brokers)
 
 
 class Ticker:
     """Tells on stderr how far it is, once a second, where somebody looks."""
 
     def __init__(self, wanted: bool) -> None:
-        self._wanted, self._told, self._count = wanted, time.monotonic(), 0
+        self._wanted, self._told, self._count = wanted, system_monotonic(), 0
 
     def at(self, count: int) -> None:
-        now = time.monotonic()
+        now = system_monotonic()
         if self._wanted and now - self._told >= _TELL_S:
             say(f"{count} messages, {(count - self._count) / (now - self._told):.0f}/s")
             self._told, self._count = now, count
@@ -83,9 +83,9 @@ async def produce(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
     """Sends, so many requests at a time, or at a rate. Raises Failure where nothing at all could be sent."""
     watched = Watched(await _masters(client))
     sender = _Sender(client, topic, load, tick)
-    begun = time.monotonic()
+    begun = system_monotonic()
     await sender.run()
-    seconds = time.monotonic() - begun
+    seconds = system_monotonic() - begun
     told = figures("produce", sender.stored, sender.stored * load.size, seconds, watched.cost())
     return {**told, **sender.latencies.figures(), "failed": sender.failed, "failure": sender.failure}
 
@@ -97,13 +97,13 @@ class _Sender:
         self._client, self._topic, self._load, self._tick = client, topic, load, tick
         self._filling = bytes(at % 251 for at in range(load.size))
         self._next = 0
-        self._begun = time.monotonic()
+        self._begun = system_monotonic()
         self.latencies = Latencies()
         self.stored = self.failed = 0
         self.failure: str | None = None
 
     async def run(self) -> None:
-        self._begun = time.monotonic()
+        self._begun = system_monotonic()
         workers = [asyncio.create_task(self._work()) for _ in range(self._load.in_flight)]
         try:
             await asyncio.gather(*workers)
@@ -120,18 +120,18 @@ class _Sender:
             number = self._next
             count = load.batch if load.messages is None else min(load.batch, load.messages - number)
             due = self._begun + number / load.rate if load.rate is not None else None
-            if count <= 0 or self._is_over(time.monotonic() if due is None else due):
+            if count <= 0 or self._is_over(system_monotonic() if due is None else due):
                 return
             self._next += count
             if due is not None:
-                await asyncio.sleep(due - time.monotonic())
+                await asyncio.sleep(due - system_monotonic())
             await self._send(count, due)
 
     def _is_over(self, now: float) -> bool:
         return self._load.seconds is not None and now - self._begun >= self._load.seconds
 
     async def _send(self, count: int, due: float | None) -> None:
-        began = time.monotonic() if due is None else due
+        began = system_monotonic() if due is None else due
         body = _STAMP.pack(round(began * 1e9)) + self._filling[_STAMP.size :]
         try:
             if count == 1:
@@ -145,7 +145,7 @@ class _Sender:
         if result.status is not SendStatus.SEND_OK:
             self.failure = str(result.status)
         self.stored += count
-        self.latencies.add(time.monotonic() - began)
+        self.latencies.add(system_monotonic() - began)
         self._tick.at(self.stored)
 
 
@@ -156,19 +156,19 @@ async def consume(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
     if not any(end > begin for _, begin, end in spans):
         raise Failure(FAILED, f"{topic} has no messages to read")
     watched, latencies = Watched(await _masters(client)), Latencies()
-    begun = time.monotonic()
+    begun = system_monotonic()
     count = size = 0
 
     def is_over() -> bool:
         enough = load.messages is not None and count >= load.messages
-        return enough or (load.seconds is not None and time.monotonic() - begun >= load.seconds)
+        return enough or (load.seconds is not None and system_monotonic() - begun >= load.seconds)
 
     async def read(queue: MessageQueue, offset: int, end: int) -> None:
         nonlocal count, size
         while offset < end and not is_over():
-            began = time.monotonic()
+            began = system_monotonic()
             found = await client.pull_records(queue, offset, max_count=_PULL_COUNT, max_bytes=_PULL_BYTES)
-            latencies.add(time.monotonic() - began)
+            latencies.add(system_monotonic() - began)
             if found.next_offset <= offset:
                 raise Failure(FAILED, f"{queue.broker_name} does not go on at {offset} of queue {queue.queue_id}")
             for one in iter_bodies(found.records):
@@ -177,7 +177,7 @@ async def consume(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
             tick.at(count)
 
     await _beside([functools.partial(read, *span) for span in spans])
-    told = figures("consume", count, size, time.monotonic() - begun, watched.cost())
+    told = figures("consume", count, size, system_monotonic() - begun, watched.cost())
     return {**told, **latencies.figures(), "pulls": len(latencies)}
 
 
@@ -187,7 +187,7 @@ async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
     ends = [(queue, await client.max_offset(topic, queue)) for queue in queues]
     watched, latencies, received = Watched(await _masters(client)), Latencies(), 0
     sender = _Sender(client, topic, load, Ticker(wanted=False))
-    begun = time.monotonic()
+    begun = system_monotonic()
 
     async def read(queue: MessageQueue, offset: int) -> None:
         nonlocal received
@@ -195,7 +195,7 @@ async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
             found = await client.pull_records(
                 queue, offset, max_count=_PULL_COUNT, max_bytes=_PULL_BYTES, wait=_PULL_WAIT_S
             )
-            now = time.monotonic()
+            now = system_monotonic()
             for one in iter_bodies(found.records):
                 latencies.add(now - _STAMP.unpack_from(one.body)[0] / 1e9)
                 received += 1
@@ -205,14 +205,14 @@ async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
     readers = [asyncio.create_task(read(*end)) for end in ends]
     try:
         await _first_failure(sender.run(), readers)
-        deadline = time.monotonic() + _READY_S
-        while received < sender.stored and time.monotonic() < deadline:
+        deadline = system_monotonic() + _READY_S
+        while received < sender.stored and system_monotonic() < deadline:
             await _first_failure(asyncio.sleep(0.05), readers)
     finally:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    told = figures("latency", received, received * load.size, time.monotonic() - begun, watched.cost())
+    told = figures("latency", received, received * load.size, system_monotonic() - begun, watched.cost())
     lost = max(sender.stored - received, 0)
     return {**told, **latencies.figures(), "failed": sender.failed, "failure": sender.failure, "not_received": lost}
 
@@ -247,9 +247,9 @@ async def own_topic(client: AsyncClient, name: str, *, keep: bool) -> AsyncGener
     """A topic for this measurement alone, which goes with it."""
     await client.create_topic(name, _QUEUES)
     try:
-        deadline = time.monotonic() + _READY_S
+        deadline = system_monotonic() + _READY_S
         while len(await _routed(client, name)) < _QUEUES:
-            if time.monotonic() > deadline:
+            if system_monotonic() > deadline:
                 raise Failure(FAILED, f"the name server does not know {name} after {_READY_S:.0f} s")
             await asyncio.sleep(0.1)
         yield name

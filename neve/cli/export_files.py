@@ -5,16 +5,18 @@
     import.CLUSTER.json            how far an import into that cluster has come
 
 A file of messages says itself how far it is: after a kill what is behind its last line feed is cut, and the next
-message is the one behind the last offset. Names are quoted as in URLs.
+message is the one behind the last offset. After a power cut its last bytes, which were not synced, may have a hole of
+zeros, which no JSON has: the line with it is cut and all behind it. Names are quoted as in URLs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import quote
 
 from neve.cli.failures import FAILED, NOT_FOUND, Failure
@@ -22,6 +24,9 @@ from neve.client.model import MessageQueue
 
 _VERSION = 1
 _STEP = 64 * 1024
+#: So much of a file may not be on the disk yet while it is written, or one line.
+UNSYNCED_BYTES = 4 << 20
+_LONGEST_LINE = 64 << 20
 
 
 class Standing(NamedTuple):
@@ -95,10 +100,27 @@ def read_export(directory: Path) -> Export:
 
 
 def write_whole(file: Path, row: Any) -> None:
-    """All of it or nothing of it."""
+    """All of it or nothing of it, and on the disk."""
     with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
         json.dump(row, new, ensure_ascii=False)
+        sync(new)
     Path(new.name).replace(file)
+    sync_directory(file.parent)
+
+
+def sync(file: IO[Any]) -> None:
+    """Returns when all that was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """The names in it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def cut_to_whole_lines(file: Path) -> Last | None:
@@ -111,7 +133,7 @@ def cut_to_whole_lines(file: Path) -> Last | None:
         return None
     with file.open("r+b") as lines:
         size = lines.seek(0, 2)
-        end = _behind_line_feed(lines, size)
+        end = _behind_line_feed(lines, _before_a_hole(lines, max(size - max(UNSYNCED_BYTES, _LONGEST_LINE), 0), size))
         lines.truncate(end)
         if end == 0:
             return None
@@ -122,6 +144,18 @@ def cut_to_whole_lines(file: Path) -> Last | None:
         return Last(int(row["offset"]), str(row["msg_id"]))
     except (ValueError, KeyError, TypeError) as error:
         raise Failure(FAILED, f"the last line of {file} is no message: {error!r}") from error
+
+
+def _before_a_hole(lines: Any, begin: int, end: int) -> int:
+    """Where the first zero is from `begin` on; `end` if there is none."""
+    lines.seek(begin)
+    while begin < end:
+        block = lines.read(min(_STEP, end - begin))
+        found = block.find(b"\0")
+        if found >= 0:
+            return int(begin + found)
+        begin += len(block)
+    return end
 
 
 def _behind_line_feed(lines: Any, before: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from neve.cli.brokers import brokers
 from neve.cli.cluster import connect
 from neve.cli.consumer_groups import consumer_groups
 from neve.cli.export_files import (
+    UNSYNCED_BYTES,
     Export,
     Last,
     Standing,
@@ -19,10 +21,13 @@ from neve.cli.export_files import (
     joined,
     message_file,
     read_export,
+    sync,
+    sync_directory,
     write_export,
 )
 from neve.cli.failures import CONFLICT, Failure
 from neve.cli.message_lines import to_line
+from neve.cli.patience import patiently
 from neve.cli.standstill import Standstill
 from neve.cli.topic_names import topic_names
 from neve.client.model import MessageQueue, message_from_record
@@ -30,7 +35,7 @@ from neve.record.codec import iter_records
 from neve.remoting.names import is_system_group
 
 if TYPE_CHECKING:
-    from neve.client import AsyncClient
+    from neve.client import AsyncClient, StoredPull
 
 _AT_ONCE = 1024
 _BYTES = 1 << 20
@@ -84,7 +89,7 @@ async def _require_same(client: AsyncClient, queue: MessageQueue, last: Last, fi
         raise other
     standstill = Standstill(queue, end)
     while lowest <= last.offset:  # else it has expired since
-        found = await client.pull_records(queue, last.offset, 1)
+        found = await patiently(lambda: client.pull_records(queue, last.offset, 1))
         if await standstill.is_at(last.offset, found.next_offset):
             continue
         messages = [message_from_record(record, queue.broker_name) for record in iter_records(found.records)]
@@ -97,17 +102,28 @@ async def _export_queue(client: AsyncClient, queue: MessageQueue, last: Last | N
     file.parent.mkdir(parents=True, exist_ok=True)
     lowest, end = await asyncio.gather(client.min_offset(queue.topic, queue), client.max_offset(queue.topic, queue))
     offset = lowest if last is None else max(lowest, last.offset + 1)
-    count = 0
+    count = unsynced = 0
     standstill = Standstill(queue, end)
+
+    async def pull(begin: int) -> StoredPull:
+        return await client.pull_records(queue, begin, min(_AT_ONCE, end - begin), max_bytes=_BYTES)
+
     with file.open("ab") as lines:
         while offset < end:
-            found = await client.pull_records(queue, offset, min(_AT_ONCE, end - offset), max_bytes=_BYTES)
+            found = await patiently(functools.partial(pull, offset))
             if await standstill.is_at(offset, found.next_offset):
                 continue
             messages = [message_from_record(record, queue.broker_name) for record in iter_records(found.records)]
             inside = [one for one in messages if offset <= one.queue_offset < end]
-            lines.write(b"".join(to_line(one, "auto").encode() + b"\n" for one in inside))
-            lines.flush()
+            for one in inside:
+                line = to_line(one, "auto").encode() + b"\n"
+                if unsynced + len(line) > UNSYNCED_BYTES:
+                    sync(lines)
+                    unsynced = 0
+                lines.write(line)
+                unsynced += len(line)
             count += len(inside)
             offset = found.next_offset
+        sync(lines)
+    sync_directory(file.parent)
     return count

@@ -6,6 +6,8 @@ behind what it says are looked at, and those whose ids are there are not sent ag
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ from neve.cli.export_files import Export, lines_from, message_file, read_export,
 from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, UNREACHABLE, Failure
 from neve.cli.message_lines import BadLine, from_line
 from neve.cli.output import say
+from neve.cli.patience import patiently
 from neve.cli.standstill import Standstill
 from neve.client.model import Message, MessageQueue
 from neve.client.net.session import require_success
@@ -28,6 +31,7 @@ from neve.remoting.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
+    from neve.client.model import PullResult
 
 _BATCH_MESSAGES = 256
 _BATCH_BYTES = 256 * 1024
@@ -158,7 +162,7 @@ class _Importing:
 
     async def _queue(self, topic: str, file: Path, progress: Progress) -> None:
         await self._require_ours(progress)
-        there = await self._ids_behind(progress)
+        there = await self._ids_behind(progress, next_ids(topic, file, progress.position))
         lines = lines_from(file, progress.position)
         for number in range(1 << 62):
             batch = together(lines)
@@ -173,7 +177,7 @@ class _Importing:
         if not progress.runs:
             return
         queue, last = progress.target, progress.unknown_from - 1
-        found = await self._client.pull(queue.topic, queue, last, 1)
+        found = await patiently(functools.partial(self._pull, queue, last, 1))
         if progress.last_id not in [one.msg_id for one in found.messages if one.queue_offset == last]:
             raise Failure(
                 CONFLICT,
@@ -182,19 +186,22 @@ class _Importing:
                 "Without that file all is sent again",
             )
 
-    async def _ids_behind(self, progress: Progress) -> dict[str, int]:
-        """Offsets by message id of what lies in the queue behind what is known of it."""
+    async def _ids_behind(self, progress: Progress, ours: frozenset[str]) -> dict[str, int]:
+        """Where which of our ids lie in the queue, behind what is known of it; others write there, too."""
         queue, offset = progress.target, progress.unknown_from
         end = await self._client.max_offset(queue.topic, queue)
         found: dict[str, int] = {}
         standstill = Standstill(queue, end)
         while offset < end:
-            pulled = await self._client.pull(queue.topic, queue, offset, _BATCH_MESSAGES)
+            pulled = await patiently(functools.partial(self._pull, queue, offset, _BATCH_MESSAGES))
             if await standstill.is_at(offset, pulled.next_offset):
                 continue
-            found |= {one.msg_id: one.queue_offset for one in pulled.messages}
+            found |= {one.msg_id: one.queue_offset for one in pulled.messages if one.msg_id in ours}
             offset = pulled.next_offset
         return found
+
+    async def _pull(self, queue: MessageQueue, offset: int, count: int) -> PullResult:
+        return await self._client.pull(queue.topic, queue, offset, count)
 
     async def _send(
         self, topic: str, file: Path, batch: list[tuple[int, bytes]], progress: Progress, there: dict[str, int]
@@ -267,6 +274,12 @@ class _Importing:
                     )
         finally:
             await pool.close()
+
+
+def next_ids(topic: str, file: Path, position: int) -> frozenset[str]:
+    """Of the messages that may have been sent since the state was saved at this position."""
+    lines = itertools.islice(lines_from(file, position), (_SAVE_EVERY + 1) * _BATCH_MESSAGES)
+    return frozenset(_message(topic, file, line)[1].properties[PROPERTY_UNIQUE_KEY] for _, line in lines)
 
 
 def together(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:

@@ -188,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and tell its exit code."""
     try:
-        done = neve.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        given = None if arguments is None else list(arguments)
+        done = neve.main(args=given, prog_name="neve", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code

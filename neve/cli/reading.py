@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from neve.cli.output import say
+from neve.cli.patience import patiently
 from neve.cli.printed import Printed
 from neve.cli.spans import Span, Wanted
 from neve.cli.standstill import Standstill
@@ -102,8 +103,10 @@ class Reading:
             await asyncio.gather(pulling, return_exceptions=True)
 
     async def _pull(self, queue: MessageQueue, offset: int, count: int, wait: float = 0.0) -> StoredPull:
-        return await self._client.pull_records(
-            queue, offset, min(self._at_once, count), expression=self._filter, wait=wait, max_bytes=_BYTES
+        return await patiently(
+            lambda: self._client.pull_records(
+                queue, offset, min(self._at_once, count), expression=self._filter, wait=wait, max_bytes=_BYTES
+            )
         )
 
     # ---- what comes

@@ -25,7 +25,9 @@ _CLEAR = "\x1b[H\x1b[2J"
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC...]", shell_complete=completed.topics)
 @click.option("--once", is_flag=True, help="Print it once.")
-@click.option("--interval", type=click.FloatRange(1), default=5.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--interval", type=click.FloatRange(1), default=5.0, show_default=True, metavar="SECONDS", help="Between two looks."
+)
 @click.option(
     "--rows", type=click.IntRange(1), default=15, show_default=True, help="Of topics and of groups; -o json has all."
 )

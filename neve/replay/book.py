@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -27,6 +28,13 @@ class Busy(Exception):
     """Another process carries the task out."""
 
     code = 205  # a conflict, for who goes by codes
+
+
+def _has_name(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 class TaskBook:
@@ -75,12 +83,16 @@ class TaskBook:
         """As the only process that does anything with the task; a process that dies lets go. Raises Busy."""
         path = self._path(name, "lock")
         self._directory.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise Busy(f"replay {name} is being carried out by another process") from error
-            yield
+        while True:
+            with path.open("ab") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise Busy(f"replay {name} is being carried out by another process") from error
+                # Who forgot the replay meanwhile took this file's name away: it keeps nobody out.
+                if _has_name(file, path):
+                    yield
+                    return
 
     def is_locked(self, name: str) -> bool:
         """Whether somebody carries it out now."""

@@ -9,7 +9,7 @@ import pytest
 
 from neve.cli.export_files import Export, Last, Standing, cut_to_whole_lines, joined, lines_from, message_file
 from neve.cli.failures import Failure
-from neve.cli.importing import Progress, Run, together
+from neve.cli.importing import Progress, Run, next_ids, together
 from neve.client import MessageQueue
 
 QUEUE = MessageQueue("%DLQ%a|b", "broker/a b", 3)
@@ -42,6 +42,20 @@ def test_a_file_that_a_kill_cut_ends_with_its_last_whole_line(tmp_path: Path, cu
     assert cut_to_whole_lines(file) == Last(expected, f"id{expected}")
     assert file.read_bytes() == b"".join(lines[: expected + 1])
     assert [line for _, line in lines_from(file, len(lines[0]))] == lines[1 : expected + 1]
+
+
+@pytest.mark.parametrize("hole", [(40, 60), (10, 11), (0, 5), (95, 120)])
+def test_a_hole_that_a_power_cut_left_is_cut_with_all_behind_it(tmp_path: Path, hole: tuple[int, int]) -> None:
+    file = tmp_path / "b.0.jsonl"
+    rows = [json.dumps({"offset": offset, "msg_id": f"ID{offset}", "body": "x"}) + "\n" for offset in range(5)]
+    length = len(rows[0])
+    data = bytearray("".join(rows).encode())
+    begin, end = hole
+    data[begin:end] = bytes(end - begin)
+    file.write_bytes(data)
+    whole = begin // length
+    assert cut_to_whole_lines(file) == (Last(whole - 1, f"ID{whole - 1}") if whole else None)
+    assert file.read_bytes() == "".join(rows[:whole]).encode()
 
 
 def test_a_file_without_a_whole_line_begins_anew(tmp_path: Path) -> None:
@@ -87,3 +101,13 @@ def test_an_import_holds_few_long_lines_at_a_time_and_leaves_none_out() -> None:
     assert [line for batch in batches for line in batch] == [*long, *short]
     assert max(map(len, batches)) == 256
     assert max(sum(len(line) for _, line in batch) for batch in batches) <= 3 << 20
+
+
+def test_only_what_may_have_been_sent_since_the_last_note_is_looked_for(tmp_path: Path) -> None:
+    file = tmp_path / "b.0.jsonl"
+    rows = [json.dumps({"offset": number, "msg_id": f"ID{number}", "body": "x"}) + "\n" for number in range(10_000)]
+    file.write_text("".join(rows))
+    position = len("".join(rows[:3000]).encode())
+    found = next_ids("T", file, position)
+    # 16 batches of 256 between two notes, and one under way
+    assert found == {f"ID{number}" for number in range(3000, 3000 + 17 * 256)}

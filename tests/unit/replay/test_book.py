@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,3 +67,21 @@ def test_one_process_at_a_time_and_the_other_one_may_ask_for_its_end(tmp_path: P
     assert book.load("r1").state == "cancelled"
     other.forget("r1")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_whose_file_was_forgotten_meanwhile_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, other = TaskBook(tmp_path), TaskBook(tmp_path)
+    book.save(task())
+    flock, forgets = fcntl.flock, [lambda: other.forget("r1")]
+
+    def another_is_quicker(file: Any, operation: int) -> None:
+        if forgets:
+            forgets.pop()()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", another_is_quicker)
+    with book.locked("r1"):
+        assert not forgets
+        assert other.is_locked("r1")

@@ -1,0 +1,45 @@
+"""A broker that is busy is asked again for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from neve.cli.patience import patiently
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
+
+
+def asked(answers: Iterator[str | int], monkeypatch: pytest.MonkeyPatch) -> tuple[str | int, list[float]]:
+    """What it gives for these answers, codes of refusals among them; and the pauses between."""
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def pull() -> str:
+        answer = next(answers)
+        if isinstance(answer, int):
+            raise BrokerError(answer, "not now")
+        return answer
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return asyncio.run(patiently(pull)), pauses
+
+
+def test_a_busy_broker_is_asked_again_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = int(ResponseCode.SYSTEM_BUSY)
+    found, pauses = asked(iter([busy, busy, "there"]), monkeypatch)
+    assert (found, len(pauses)) == ("there", 2)
+    assert "trying again" in capsys.readouterr().err
+    with pytest.raises(BrokerError, match="not now"):
+        asked(iter([busy] * 100), monkeypatch)
+
+
+def test_what_is_refused_for_good_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BrokerError, match="not now"):
+        asked(iter([int(ResponseCode.NO_PERMISSION), "there"]), monkeypatch)
