@@ -7,12 +7,13 @@ The runs lie packed in the topic's blocks; here is which block has what, so that
 
 One thread writes, any number read, and readers take no lock: a broker's loop asks at each pull, and an entry of the
 journal may change a hundred thousand runs. What a reader takes, blocks and spans, never changes: any change makes
-others.
+others. A list of gaps grows at its end alone.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from neve.archive.journal import CommittedName, RowGroup
@@ -74,6 +75,28 @@ class Spans:
             else spans_of(zip(firsts, lasts, blocks, strict=True))
         )
 
+    def exchanged(self, gone: Sequence[tuple[int, int, Block]], came: Iterable[tuple[int, int, Block]]) -> "Spans":
+        """Without those, which are here, and with these. Neighbours for neighbours are what an entry changes: the
+        others are copied together, and not looked at."""
+        more = sorted(came, key=_first)
+        if self.is_tiled:
+            places = sorted(bisect_left(self.firsts, first) for first, _, _ in gone)
+            begin = places[0] if places else bisect_left(self.firsts, more[0][0]) if more else 0
+            end = begin + len(places)
+            between = [*self._edge(begin - 1), *((first, last) for first, last, _ in more), *self._edge(end)]
+            if places == list(range(begin, end)) and _are_tiled(between):
+                firsts = self.firsts[:begin] + array("q", (one[0] for one in more)) + self.firsts[end:]
+                lasts = self.lasts[:begin] + array("q", (one[1] for one in more)) + self.lasts[end:]
+                blocks = [*self.blocks[:begin], *(one[2] for one in more), *self.blocks[end:]]
+                return Spans(firsts, lasts, blocks, is_tiled=True)
+        without_these = {id(block) for _, _, block in gone}
+        rest = zip(self.firsts, self.lasts, self.blocks, strict=True)
+        return spans_of([*(one for one in rest if id(one[2]) not in without_these), *more])
+
+    def _edge(self, index: int) -> Iterator[tuple[int, int]]:
+        if 0 <= index < len(self.firsts):
+            yield self.firsts[index], self.lasts[index]
+
     # ---- runs, as the queue has them in these blocks
 
     def run_at(self, queue: int, offset: int) -> Run | None:
@@ -122,8 +145,13 @@ def spans_of(spans: Iterable[tuple[int, int, Block]]) -> Spans:
     """Of (first, last, block) in any order."""
     ordered = sorted(spans, key=_first)
     firsts, lasts = array("q", (one[0] for one in ordered)), array("q", (one[1] for one in ordered))
-    is_tiled = all(lasts[index] < firsts[index + 1] for index in range(len(ordered) - 1))
+    is_tiled = _are_tiled((first, last) for first, last, _ in ordered)
     return Spans(firsts, lasts, [one[2] for one in ordered], is_tiled=is_tiled)
+
+
+def _are_tiled(spans: Iterable[tuple[int, int]]) -> bool:
+    """Whether each begins behind the one before it."""
+    return all(before[1] < following[0] for before, following in pairwise(spans))
 
 
 def _first(span: Sequence[int] | Run | tuple[int, int, Block]) -> int:
@@ -150,14 +178,14 @@ class QueueRuns:
         self.queue = queue
         self._laid: Spans | HasBlocks = NO_SPANS if of is None else of
         self._found: tuple[Sequence[Block], Spans] | None = None  # of which blocks
-        self.gaps: tuple[tuple[int, int], ...] = ()  # by first offset
+        self.gaps: list[tuple[int, int]] = []  # by first offset; grows at its end, any other change is a new list
         self.minimum = 0  # recorded: moves back only where an expiry is taken back
         self.named: int | None = None
 
     def copy(self, of: "HasBlocks") -> "QueueRuns":
         """For another topic with the same blocks."""
         made = QueueRuns(self.queue, of)
-        made.gaps, made.minimum, made.named = self.gaps, self.minimum, self.named
+        made.gaps, made.minimum, made.named = list(self.gaps), self.minimum, self.named
         return made
 
     @property
@@ -184,7 +212,7 @@ class QueueRuns:
         """A run is entered: whether it took something out of a gap."""
         if not touching(self.gaps, first, last):
             return False
-        self.gaps = tuple(rest for gap in self.gaps for rest in without(*gap, [(first, last)]))
+        self.gaps = [rest for gap in self.gaps for rest in without(*gap, [(first, last)])]
         return True
 
     def add_gap(self, first: int, last: int) -> list[tuple[int, int]]:
@@ -197,9 +225,9 @@ class QueueRuns:
         added = [part for first, last in spans for part in self.untold(first, last, held)]
         added.sort()
         if not added or not self.gaps or self.gaps[-1][1] < added[0][0]:
-            self.gaps = (*self.gaps, *added)
+            self.gaps += added
         else:
-            self.gaps = tuple(sorted([*self.gaps, *added]))
+            self.gaps = sorted([*self.gaps, *added])
         return added
 
     def untold(self, first: int, last: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -211,12 +239,12 @@ class QueueRuns:
         index = bisect_right(self.gaps, (offset, -1))
         (first, end), (begin, last) = self.gaps[index - 1], self.gaps[index]
         assert end + 1 == begin == offset, "they lie side by side"
-        self.gaps = (*self.gaps[: index - 1], (first, last), *self.gaps[index + 1 :])
+        self.gaps = [*self.gaps[: index - 1], (first, last), *self.gaps[index + 1 :]]
 
     def forget_gaps(self, below: int) -> None:
         """Those that end below an offset."""
         if self.gaps and self.gaps[0][1] < below:
-            self.gaps = tuple(gap for gap in self.gaps if gap[1] >= below)
+            self.gaps = [gap for gap in self.gaps if gap[1] >= below]
 
     def _runs_touching(self, first: int, last: int) -> list[tuple[int, int]]:
         found = []

@@ -80,11 +80,11 @@ class TopicCatalog:
 
     def note_gap(self, gap: Gap) -> None:
         """What follows one of the same reason makes it longer: an idle queue has one, however often it is restored."""
-        before = self.queue(gap.queue).gaps
+        before = self.queue(gap.queue).gaps[-1:]
         for first, last in self.queue(gap.queue).add_gap(gap.first, gap.last):
             is_whole = (first, last) == (gap.first, gap.last)
             told = gap if is_whole else msgspec.structs.replace(gap, first=first, last=last)
-            if any(held[1] == first - 1 for held in before[-1:]):
+            if any(held[1] == first - 1 for held in before):
                 told = self._joined_with_the_last(told)
             self.gaps.append(told)
 
@@ -184,7 +184,7 @@ class TopicCatalog:
         for gap in gaps:
             spans.setdefault(gap.queue, []).append((gap.first, gap.last))
         for queue, of_queue in spans.items():
-            self.queue(queue).gaps = tuple(sorted(of_queue))
+            self.queue(queue).gaps = sorted(of_queue)
 
     def copy(self) -> "TopicCatalog":
         """Another one of the same; neither changes with the other."""
@@ -327,10 +327,7 @@ class TopicCatalog:
         if not self._is_laid:
             self._lay_spans()
             return
-        more: dict[int, list[tuple[int, int, Block]]] = {}
-        for block in made:
-            for queue, first, last in block.queues():
-                more.setdefault(queue, []).append((first, last, block))
+        more = _spans_by_queue(made)
         had = frozenset(() if before is None else before.bounds[::3])
         for queue, spans in more.items():
             held = self.queue(queue)
@@ -344,19 +341,27 @@ class TopicCatalog:
                 merged[-1:] = blocks_of(self.topic, [*merged[-1].names(), *block.names()])
             else:
                 merged.append(block)
-        self.blocks = tuple(merged)
+        before, self.blocks = self.blocks, tuple(merged)
         self.count = sum(block.count for block in merged)
-        self._lay_spans()
+        if self._is_laid:
+            self._change_spans(before)
+        else:
+            self._lay_spans()
+
+    def _change_spans(self, before: Sequence[Block]) -> None:
+        """Of the queues of which a block came or went; the others' blocks are not gone through."""
+        gone, came = _exchanged(before, self.blocks)
+        out, into = _spans_by_queue(gone), _spans_by_queue(came)
+        for queue in out.keys() | into.keys():
+            held = self.queue(queue)
+            held.spans = held.spans.exchanged(out.get(queue, ()), into.get(queue, ()))
 
     def _lay_spans(self) -> None:
         """Where its queues have what. Of few ranges that is found when somebody asks for a queue: few are asked for."""
         if not self._is_laid and _ranges_of(self.blocks) <= LAID_WHEN_ASKED:
             return
         self._is_laid = True
-        spans: dict[int, list[tuple[int, int, Block]]] = {}
-        for block in self.blocks:
-            for queue, first, last in block.queues():
-                spans.setdefault(queue, []).append((first, last, block))
+        spans = _spans_by_queue(self.blocks)
         for queue, held in self.queues.items():
             held.spans = spans_of(spans[queue]) if queue in spans else NO_SPANS
         for queue in spans.keys() - self.queues.keys():
@@ -463,6 +468,23 @@ class TopicCatalog:
 def _ranges_of(blocks: Iterable[Block]) -> int:
     """How many ranges of a queue they have."""
     return sum(len(block.bounds) for block in blocks) // 3
+
+
+def _spans_by_queue(blocks: Iterable[Block]) -> dict[int, list[tuple[int, int, Block]]]:
+    """Queue -> (first, last, block)."""
+    spans: dict[int, list[tuple[int, int, Block]]] = {}
+    for block in blocks:
+        for queue, first, last in block.queues():
+            spans.setdefault(queue, []).append((first, last, block))
+    return spans
+
+
+def _exchanged(before: Sequence[Block], after: Sequence[Block]) -> tuple[Sequence[Block], Sequence[Block]]:
+    """(what went, what came) between the neighbours at both ends that stay; a block among them may be in both."""
+    fewest = min(len(before), len(after))
+    begin = next((at for at in range(fewest) if before[at] is not after[at]), fewest)
+    behind = next((at for at in range(fewest - begin) if before[-1 - at] is not after[-1 - at]), fewest - begin)
+    return before[begin : len(before) - behind], after[begin : len(after) - behind]
 
 
 def _names(blocks: Iterable[Block]) -> Iterator[CommittedName]:

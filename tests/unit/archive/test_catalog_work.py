@@ -31,6 +31,7 @@ from neve.archive.journal import (
 )
 from neve.archive.keys import data_key
 from neve.archive.name_blocks import NAMES_MAX, UNPACKED_MAX, Block, blocks_of
+from neve.archive.topic_catalog import LAID_WHEN_ASKED
 from neve.archive.verify import tiling_faults, verify
 from tests.doubles.checkpoints import old_checkpoint, put_checkpoint
 from tests.doubles.memory_store import MemoryStore
@@ -320,7 +321,46 @@ def test_an_expiry_of_a_thousand_queues_tells_those_that_are_lost_in_one_look(wa
         catalog.apply(41, Expire(keys=[name_at(number).key for number in range(40)], delete_after_ms=5))
         assert [catalog.recorded_minimum("t", queue) for queue in (0, laid // 2, laid - 1)] == [0, 200, 200]
         assert [catalog.min_offset("t", queue) for queue in (0, laid // 2, laid - 1)] == [200, None, None]
-        assert sum(walked) < (20 + 10) * laid, "each block of the forty, of two names or more, once; and a few more"
+        assert sum(walked) < (2 * 20 + 10) * laid, "each block of the forty, of two names or more, twice; and a few more"
+
+
+@pytest.mark.parametrize("objects", [1000, 4000])
+def test_what_leaves_a_long_topic_or_changes_in_it_costs_no_look_at_the_blocks_that_stay(
+    objects: int, walked: list[int]
+) -> None:
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=[name_at(number, queues=16) for number in range(objects)]))
+    assert len(catalog.blocks_from_oldest("t")) * 16 > LAID_WHEN_ASKED, "else nothing is laid"
+    walked.clear()
+    catalog.apply(1, Expire(keys=[name_at(number).key for number in range(40)], delete_after_ms=5))
+    middle = [name_at(objects // 2 + number, queues=16) for number in range(40)]
+    rewritten = [msgspec.structs.replace(one, key=one.key.replace("-e7", "-e7.1")) for one in middle[:20]]
+    catalog.apply(2, Replace(old=[one.key for one in middle], new=rewritten, delete_after_ms=5))
+    catalog.apply(3, Unexpire(keys=[one.key for one in middle[20:]], minimums={}))
+    assert sum(walked) < 40 * 16, "of some thirty blocks, and of up to a thousand none"
+    assert catalog.min_offset("t", 3) == 200
+    for number in (40, objects // 2 - 1, objects // 2 + 20, objects // 2 + 40, objects - 1):
+        found = catalog.find("t", 15, number * 5)
+        assert isinstance(found, Location)
+        assert found.name.key == name_at(number).key
+    found = catalog.find("t", 15, (objects // 2 + 19) * 5)
+    assert isinstance(found, Location)
+    assert found.name.key == rewritten[-1].key
+
+
+def test_a_queue_of_many_gaps_takes_the_next_one_without_making_them_anew() -> None:
+    catalog = Catalog()
+    more = [("t", 0, 3 * number, 3 * number) for number in range(1, 500)]
+    catalog.apply(0, Gap(topic="t", queue=0, first=0, last=0, reason="lost", more=more))
+    of = catalog._topics["t"]
+    held = of.queues[0].gaps
+    before = list(held)
+    copied = catalog.copy_of("t")
+    catalog.apply(1, Gap(topic="t", queue=0, first=3000, last=3001, reason="lost"))
+    assert of.queues[0].gaps is held
+    assert held == [*before, (3000, 3001)]
+    assert copied is not None
+    assert copied.queues[0].gaps == before, "one that was copied has its own"
 
 
 def test_what_is_deleted_of_a_topic_with_a_gap_in_view_goes_through_no_block(walked: list[int]) -> None:
