@@ -321,7 +321,9 @@ def test_an_expiry_of_a_thousand_queues_tells_those_that_are_lost_in_one_look(wa
         catalog.apply(41, Expire(keys=[name_at(number).key for number in range(40)], delete_after_ms=5))
         assert [catalog.recorded_minimum("t", queue) for queue in (0, laid // 2, laid - 1)] == [0, 200, 200]
         assert [catalog.min_offset("t", queue) for queue in (0, laid // 2, laid - 1)] == [200, None, None]
-        assert sum(walked) < (2 * 20 + 10) * laid, "each block of the forty, of two names or more, twice; and a few more"
+        assert sum(walked) < (2 * 20 + 10) * laid, (
+            "each block of the forty, of two names or more, twice; and a few more"
+        )
 
 
 @pytest.mark.parametrize("objects", [1000, 4000])

@@ -446,8 +446,9 @@ def test_each_fault_of_each_call(new: New, log: Log, kind: str, crash: bool) -> 
         rig.check_end(log.sealed)
 
 
+@pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("kind", list(FAULTS))
-def test_each_fault_of_the_workers_own_calls(new: New, log: Log, kind: str) -> None:
+def test_each_fault_of_the_workers_own_calls(new: New, log: Log, kind: str, crash: bool) -> None:
     error, after = FAULTS[kind]
     for verb in ("get_range", "put"):
         if verb == "get_range" and isinstance(error, PreconditionFailed):
@@ -460,6 +461,8 @@ def test_each_fault_of_the_workers_own_calls(new: New, log: Log, kind: str) -> N
         rig.compact()
         rig.store.faults.clear()
         rig.cutting.cut = 0
+        if crash:
+            rig.restart()
         rig.compact()
         assert len(rig.journal.catalog.objects()) == 1
         rig.check_end(log.sealed)
