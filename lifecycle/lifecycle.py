@@ -34,6 +34,7 @@ from lifecycle.salvage import Salvage
 from lifecycle.shorten import ShortenJournal
 from lifecycle.sweep import Sweep
 from lifecycle.throttle import UploadThrottle
+from lifecycle.trim import TrimArchived, TrimLocal
 from lifecycle.turns import Turns
 from lifecycle.unexpire import UnexpireArchived, UnexpireLocal
 from neve.archive.journal import CommittedName
@@ -64,6 +65,7 @@ class LocalLifecycle:
         self.evict = Evict(hot, NothingArchived(safe_clock), policy, clock, self.turns, is_member=is_member)
         self.expire = ExpireLocal(self._hot_expiry, safe_clock, self.turns)
         self.unexpire = UnexpireLocal(self._hot_expiry, safe_clock, self.turns)
+        self.trim = TrimLocal(hot, self.turns, is_member=is_member)
 
     def stop(self) -> None:
         """Begin no further step."""
@@ -141,6 +143,7 @@ class ArchiveLifecycle:
             forget=forget or _nothing,
         )
         self.unexpire = UnexpireArchived(journal, self._hot_expiry, policy, safe_clock, turns)
+        self.trim = TrimArchived(hot, journal, policy, safe_clock, turns, is_copy=is_copy)
         self.compact = Compact(journal, worker, policy, clock, safe_clock, turns, threads, cluster=cluster)
         self.delta = DeltaTables(
             journal, policy, clock, lambda: safe_clock.now_ms(journal.store), is_closed=lambda: turns.closed

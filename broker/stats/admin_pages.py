@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -30,7 +31,9 @@ from infra.pace import SCRAPE_SHARE, SHARE, Pace
 from infra.supervisor import Trouble
 from lifecycle.erase import Wanted, is_erase_id
 from lifecycle.lifecycle import ArchiveLifecycle
+from lifecycle.trim import TrimRefused
 from neve.archive.follow import entries
+from tiered.journal.named_topics import StalePlan
 from tiered.write.offload import RoundReport
 from tiered.write.progress import Progress
 
@@ -286,6 +289,19 @@ class AdminPages:
     async def unexpire(self, request: Request) -> Response:
         return json_response({"event": "unexpired", **await self._in_thread(self._archive.lifecycle.unexpire.run)})
 
+    async def trim(self, request: Request) -> Response:
+        """Queues of a topic begin at these offsets: `offsets` is QUEUE:OFFSET, several with commas."""
+        topic, pairs = request.query.get("topic", ""), _offsets_of(request.query.get("offsets", ""))
+        if not topic or not pairs:
+            return Response(400, b"a topic, and offsets as 0:100,1:200\n")
+        if self._config.broker_role == "SLAVE":
+            return Response(409, b"a slave: ask its master\n")
+        try:
+            done = await self._in_thread(self._archive.lifecycle.trim.run, topic, pairs)
+        except (TrimRefused, StalePlan) as error:
+            return Response(409, f"{error}\n".encode())
+        return json_response({"event": "trimmed", **done._asdict()})
+
     async def sweep(self, request: Request) -> Response:
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
@@ -340,6 +356,13 @@ def _summary(lifecycle: ArchiveLifecycle, reports: Sequence[RoundReport]) -> dic
     }
 
 
+def _offsets_of(text: str) -> dict[int, int]:
+    """Empty for what is none."""
+    found = re.fullmatch(r"(\d{1,5}:\d{1,18})(,\d{1,5}:\d{1,18})*", text)
+    pairs = [] if found is None else [pair.split(":") for pair in text.split(",")]
+    return {int(queue): int(offset) for queue, offset in pairs}
+
+
 def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.on_shutdown(pages.close)
     http.route("GET", "/metrics", pages.metrics, at_once=_CHEAP)
@@ -353,6 +376,7 @@ def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.route("POST", "/archive/compact", pages.compact, at_once=1)
     http.route("POST", "/archive/erase", pages.erase, at_once=1)
     http.route("POST", "/archive/unexpire", pages.unexpire, at_once=1)
+    http.route("POST", "/topic/trim", pages.trim, at_once=1)
     http.route("POST", "/archive/sweep", pages.sweep, at_once=1)
     http.route("POST", "/clock/confirm", pages.confirm_clock)
     http.route("POST", "/jobs/", pages.run_job)

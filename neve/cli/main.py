@@ -56,7 +56,9 @@ VERBS: Mapping[str, Verb] = {
     "spark": Verb("neve.cli.spark:spark", "Query archived topics with Spark."),
     "dlq": Verb("neve.cli.dlq:dlq", "Dead letters of consumer groups: list them, send them back."),
     "replay": Verb("neve.cli.replay:replay", "Send a topic's messages again, into a topic here or elsewhere."),
-    "topic": Verb("neve.cli.topic:topic", "Create, list, describe and delete topics; set their TTL."),
+    "topic": Verb(
+        "neve.cli.topic:topic", "Create, list, describe and delete topics; their TTL, their oldest messages."
+    ),
     "user": Verb("neve.cli.user:user", "Users at all servers together: add, alter, list, remove."),
     "top": Verb("neve.cli.top:top", "Live traffic by topic, group and tier."),
     "up": Verb("", "Run a name server and a broker for development."),

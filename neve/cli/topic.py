@@ -12,6 +12,7 @@ from neve.cli import completed
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.output import ask, emit, emit_one, output_option, say, time_text
 from neve.cli.topic_names import topic_names
+from neve.cli.topic_trim import trim
 from neve.cli.topic_ttl import hours_of, ttl
 from neve.cli.ttl import format_ttl, ttl_value
 from neve.remoting.names import RESERVE_TIME
@@ -19,10 +20,11 @@ from neve.remoting.names import RESERVE_TIME
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe and delete topics; set their TTL."""
+    """Create, list, describe and delete topics; set their TTL; delete their oldest messages."""
 
 
 topic.add_command(ttl)
+topic.add_command(trim)
 
 
 @topic.command()

@@ -207,6 +207,19 @@ def test_it_is_told_which_part_of_a_topic_is_where(server: Any, neve: Run, topic
     neve("topic", "describe", "no-such-topic", "--tiers", code=NOT_FOUND)
 
 
+def test_a_topics_oldest_messages_are_deleted_where_the_broker_can(server: Any, neve: Run, topic: str) -> None:
+    for number in range(4):
+        neve("produce", topic, str(number), "--queue", "1")
+    trim = ("topic", "trim", topic, "--before-offset", "3", "--queue", "1", "--yes")
+    if server.kind == "apache":
+        assert "an Apache broker deletes no messages" in neve(*trim, code=1)
+        assert len(neve("consume", topic).split()) == 4
+        return
+    neve(*trim, "--admin", server.admin)
+    assert neve("consume", topic) == "3\n"
+    neve("topic", "trim", "no-such-topic", "--before-time", "-1d", "--yes", code=NOT_FOUND)
+
+
 def test_live_traffic_is_told_by_topic_and_group(server: Any, neve: Run, topic: str, unique: str) -> None:
     for _ in range(3):
         neve("produce", topic, "x" * 100)

@@ -1,0 +1,136 @@
+"""Trim: a topic's queues begin at an offset of an operator's choice, in both tiers; what lies below is deleted.
+
+What a TTL does by time is done here by offsets, by the same means: an EXPIRE with the queues' minimums, which readers,
+slaves and a restore go by, then the local log's own; objects that lie wholly below go after the grace. Until then
+`unexpire` brings back what is there. An object that holds messages above as well stays until its TTL; what it has below
+is shown to nobody. A trim that was broken off is completed by asking for the same again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from infra import failpoint
+from lifecycle.hot_store import HotStore
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from lifecycle.turns import Turns
+from neve.archive.expiry import plan_dropped
+from neve.archive.journal import Expire
+from tiered.journal.writer import JournalWriter
+
+log = logging.getLogger(__name__)
+
+# Names that go in one entry.
+_BATCH = 500
+_ANY_TIME = 1 << 62
+
+
+class TrimRefused(Exception):
+    """It can't be done as it is asked for; nothing was changed."""
+
+
+class Trimmed(NamedTuple):
+    """Where queues begin now, of those that were asked for; and how many objects left the readers' view."""
+
+    topic: str
+    begins: Mapping[int, int]
+    objects: int
+
+
+class TrimLocal:
+    """Without an archive."""
+
+    def __init__(self, hot: HotStore, turns: Turns, *, is_member: bool) -> None:
+        """`is_member`: of a broker set."""
+        self._hot, self._turns, self._is_member = hot, turns, is_member
+
+    def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
+        """Raises TrimRefused."""
+        if self._is_member:
+            raise TrimRefused("a broker set without an archive has nothing by which its slaves would hear of it")
+        with self._turns:
+            rising = _rising(self._hot, topic, wanted)
+            _hide(self._hot, topic, rising)
+            return Trimmed(topic, _begins(self._hot, topic, wanted), 0)
+
+
+class TrimArchived:
+    """In both tiers."""
+
+    def __init__(
+        self,
+        hot: HotStore,
+        journal: JournalWriter,
+        policy: Callable[[], Policy],
+        safe_clock: SafeClock,
+        turns: Turns,
+        *,
+        is_copy: bool,
+    ) -> None:
+        """`is_copy`: of another's log, which goes on showing what is hidden here."""
+        self._hot, self._journal, self._policy = hot, journal, policy
+        self._safe_clock, self._turns, self._is_copy = safe_clock, turns, is_copy
+
+    def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
+        """Raises TrimRefused, StalePlan where the topic was deleted meanwhile, and what an append raises."""
+        if self._is_copy:
+            raise TrimRefused("this broker keeps another master's log: its messages are deleted there")
+        with self._turns:
+            if not self._journal.leads:
+                raise TrimRefused("this broker is not the master of its set")
+            self._journal.ensure_online()
+            self._journal.follow()
+            mark = self._journal.plan_mark()
+            rising = _rising(self._hot, topic, wanted)
+            objects = self._expire(topic, rising, mark) if self._policy().archived(topic) else 0
+            failpoint.hit("trim.after_expire")
+            _hide(self._hot, topic, rising)
+            begins = {queue: max(offset, self._recorded(topic, queue)) for queue, offset in rising.items()}
+            return Trimmed(topic, {**_begins(self._hot, topic, wanted), **begins}, objects)
+
+    def _expire(self, topic: str, rising: Mapping[int, int], mark: int) -> int:
+        """The minimums come with the first of the objects: readers lose sight of all that lies below in one step."""
+        catalog = self._journal.catalog
+        below = {queue: max(rising.get(queue, 0), self._recorded(topic, queue)) for queue in catalog.queues(topic)}
+        keys = plan_dropped(catalog.from_oldest(topic), below)
+        news = {queue: offset for queue, offset in rising.items() if offset > self._recorded(topic, queue)}
+        after = self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms
+        if news:
+            first = Expire(keys=keys[:_BATCH], delete_after_ms=after, minimums={topic: news}, reason="trimmed")
+            self._journal.append(first, plan=mark)
+        elif keys:
+            self._journal.append(Expire(keys=keys[:_BATCH], delete_after_ms=after, reason="trimmed"))
+        for at in range(_BATCH, len(keys), _BATCH):
+            self._journal.append(Expire(keys=keys[at : at + _BATCH], delete_after_ms=after, reason="trimmed"))
+        log.warning("topic %s begins at %s: %d objects expired", topic, dict(rising), len(keys))
+        return len(keys)
+
+    def _recorded(self, topic: str, queue: int) -> int:
+        return self._journal.catalog.recorded_minimum(topic, queue)
+
+
+def _rising(hot: HotStore, topic: str, wanted: Mapping[int, int]) -> dict[int, int]:
+    """What is asked for, as far as it lies on the disks of all that may be elected: no offset below is given again.
+
+    Raises:
+        TrimRefused: there is no such queue, or it does not reach so far.
+    """
+    if missing := sorted(set(wanted) - set(hot.queues_of(topic))):
+        raise TrimRefused(f"{topic} has no message in queue {', '.join(map(str, missing))} here")
+    ends = hot.first_offsets(topic, hot.flush())
+    if above := [f"queue {queue} ends at {ends[queue]}" for queue, offset in wanted.items() if offset > ends[queue]]:
+        raise TrimRefused(f"{topic}: {', '.join(above)}")
+    return dict(wanted)
+
+
+def _hide(hot: HotStore, topic: str, rising: Mapping[int, int]) -> None:
+    above = {queue: offset for queue, offset in rising.items() if offset > hot.min_offset(topic, queue)}
+    if above:
+        hot.expire_below({topic: above}, {topic: _ANY_TIME})
+
+
+def _begins(hot: HotStore, topic: str, wanted: Mapping[int, int]) -> dict[int, int]:
+    return {queue: hot.min_offset(topic, queue) for queue in wanted}

@@ -1,0 +1,128 @@
+"""A topic's queues begin where an operator says, in both tiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from infra import failpoint
+from lifecycle.lifecycle import LocalLifecycle
+from lifecycle.retention import Policy
+from lifecycle.safe_clock import SafeClock
+from lifecycle.trim import Trimmed, TrimRefused
+from neve.archive.follow import entries
+from neve.archive.journal import Expire
+from tests.unit.lifecycle.fakes import Rig
+
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """Three objects of `a` with 3, 2 and 4 messages; 2 more are in the local log alone. Nothing ever expires."""
+    rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: None))
+    for count in (3, 2, 4):
+        rig.hot.put("a", count=count)
+        rig.offload(evict=True)
+        rig.clock.advance(HOUR)
+    rig.hot.put("a", count=2)
+    return rig
+
+
+def lowest(rig: Rig) -> int | None:
+    """What readers of the archive see first."""
+    return rig.journal.catalog.min_offset("a", 0)
+
+
+def test_whole_objects_go_after_the_grace_and_a_part_of_one_is_hidden(rig: Rig) -> None:
+    names = rig.journal.catalog.objects("a")
+    assert rig.lifecycle.trim.run("a", {0: 4}) == Trimmed("a", {0: 4}, 1)
+    assert rig.journal.catalog.objects("a") == names[1:]
+    assert (lowest(rig), rig.journal.catalog.recorded_minimum("a", 0)) == (4, 4)
+    assert rig.lifecycle.expire.run()["expired"] == 0
+    rig.clock.advance(25 * HOUR)
+    assert rig.lifecycle.expire.run()["deleted"] == 1
+    assert rig.journal.catalog.objects("a") == names[1:]
+    assert lowest(rig) == 4
+
+
+def test_what_no_round_has_taken_is_deleted_and_does_not_come_back_with_one(rig: Rig) -> None:
+    assert rig.lifecycle.trim.run("a", {0: 10}) == Trimmed("a", {0: 10}, 3)
+    assert rig.hot.min_offset("a", 0) == 10
+    assert rig.journal.catalog.objects("a") == []
+    rig.offload(evict=True)
+    assert lowest(rig) == 10
+    assert rig.journal.catalog.count_existing("a", 0, 10, 11) == 1
+
+
+def test_everything_may_go_and_offsets_go_on(rig: Rig) -> None:
+    rig.lifecycle.trim.run("a", {0: 11})
+    rig.hot.put("a", count=1)
+    assert rig.hot.min_offset("a", 0) == 11
+    rig.offload(evict=True)
+    assert (lowest(rig), rig.journal.catalog.max_offset("a", 0)) == (11, 12)
+
+
+def test_it_never_goes_back_nor_above_the_end(rig: Rig) -> None:
+    rig.lifecycle.trim.run("a", {0: 5})
+    seq = rig.journal.catalog.next_seq
+    assert rig.lifecycle.trim.run("a", {0: 3}).begins == {0: 5}
+    assert rig.journal.catalog.next_seq == seq, "there is nothing to record"
+    with pytest.raises(TrimRefused, match="queue 0 ends at 11"):
+        rig.lifecycle.trim.run("a", {0: 12})
+    with pytest.raises(TrimRefused, match="no message in queue 7"):
+        rig.lifecycle.trim.run("a", {0: 6, 7: 1})
+    with pytest.raises(TrimRefused, match="no message in queue 0"):
+        rig.lifecycle.trim.run("nobody", {0: 1})
+    assert lowest(rig) == 5
+
+
+def test_killed_between_archive_and_log_the_same_again_completes_it(rig: Rig) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoint, "hit", lambda name: die() if name == "trim.after_expire" else None)
+        with pytest.raises(Killed):
+            rig.lifecycle.trim.run("a", {0: 10})
+    assert lowest(rig) is None
+    assert rig.hot.min_offset("a", 0) < 10
+    assert rig.lifecycle.trim.run("a", {0: 10}) == Trimmed("a", {0: 10}, 0)
+    assert rig.hot.min_offset("a", 0) == 10
+
+
+def test_many_objects_go_in_several_entries_and_their_minimum_with_the_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lifecycle.trim._BATCH", 2)
+    before = rig.journal.catalog.next_seq
+    assert rig.lifecycle.trim.run("a", {0: 9}).objects == 3
+    found = [entry for _, entry in entries(rig.journal.store, rig.journal.broker, rig.journal.prefix, before)]
+    told = [(len(one.keys), one.minimums, one.reason) for one in found if isinstance(one, Expire)]
+    assert told == [(2, {"a": {0: 9}}, "trimmed"), (1, {}, "trimmed")]
+
+
+def test_in_its_grace_it_may_be_taken_back(rig: Rig) -> None:
+    names = rig.journal.catalog.objects("a")
+    rig.lifecycle.trim.run("a", {0: 10})
+    rig.lifecycle.unexpire.run()
+    assert rig.journal.catalog.objects("a") == names
+    assert lowest(rig) == 0
+
+
+def test_without_an_archive_the_local_log_begins_there_but_not_in_a_set(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "state")
+    rig.hot.put("a", count=5)
+
+    def local(*, is_member: bool) -> LocalLifecycle:
+        clock = SafeClock(rig.clock)
+        return LocalLifecycle(rig.hot, Policy, rig.clock, clock, is_member=is_member)
+
+    with pytest.raises(TrimRefused, match="without an archive"):
+        local(is_member=True).trim.run("a", {0: 2})
+    assert local(is_member=False).trim.run("a", {0: 2}) == Trimmed("a", {0: 2}, 0)
+    assert rig.hot.min_offset("a", 0) == 2
