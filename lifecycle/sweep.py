@@ -45,16 +45,30 @@ class Sweep:
         return len(self._reported)
 
     def run(self, repair: bool = False) -> list[str]:
-        """Orphans older than 48 h. `repair` deletes those reported before."""
+        """Orphans older than 48 h. `repair` deletes those reported before.
+
+        A turn for each topic: of ten thousand the listings take minutes.
+        """
+        journal = self._journal
         with self._turns:
-            self._journal.ensure_online()
-            self._journal.follow()
-            now = self._safe_clock.now_ms(self._journal.store)
+            journal.ensure_online()
+            journal.follow()
+            now = self._safe_clock.now_ms(journal.store)
             self._remove_stale_uploads()
-            found = self._orphans(now)
+            folders = self._folders()
+        found: dict[str, int] = {}
+        for folder in folders:
+            if self._turns.closed:
+                return sorted(found)
+            with self._turns:
+                old = (one for one in objects_of_nobody(journal, folder) if one.modified_ms + ORPHAN_AGE_MS <= now)
+                found |= {one.key: one.size for one in old}
+        with self._turns:
+            journal.follow()  # what came to stand meanwhile is somebody's
+            found = {key: size for key, size in found.items() if not journal.catalog.knows(key)}
             for key, size in found.items():
                 if repair and key in self._reported:
-                    self._journal.store.delete(key)
+                    journal.store.delete(key)
                     log.warning("deleted the orphan %s of %d bytes", key, size)
                 else:
                     log.warning("orphan: %s of %d bytes is in no catalog and no open intent", key, size)
@@ -73,14 +87,8 @@ class Sweep:
             if removed:
                 log.warning("removed %d uploads that nobody finished for a day", removed)
 
-    def _orphans(self, now: int) -> dict[str, int]:
+    def _folders(self) -> list[str]:
+        """One for each topic."""
         journal = self._journal
         top = f"{journal.prefix.strip('/')}/" if journal.prefix.strip("/") else ""
-        found: dict[str, int] = {}
-        for folder in journal.store.list_prefixes(top):
-            if not folder.removeprefix(top).startswith("topic="):
-                continue
-            for info in objects_of_nobody(journal, folder):
-                if info.modified_ms + ORPHAN_AGE_MS <= now:
-                    found[info.key] = info.size
-        return found
+        return [one for one in journal.store.list_prefixes(top) if one.removeprefix(top).startswith("topic=")]

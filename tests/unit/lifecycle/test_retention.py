@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -29,6 +30,7 @@ from neve.archive.ttl import FOR_EVER_HOURS
 from neve.archive.verify import verify
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import MemberHot
+from tests.waiting import wait_until
 from tiered.worker.failed import WorkerFailed
 
 HOUR = 3_600_000
@@ -380,6 +382,52 @@ def test_sweep_reports_first_and_never_touches_what_is_not_ours(rig: Rig) -> Non
     assert set(rig.store.objects) == before
     rig.lifecycle.sweep.run(repair=True)
     assert before - set(rig.store.objects) == {orphan}
+
+
+def test_who_waits_has_its_turn_before_a_sweep_has_gone_through_all_topics(rig: Rig) -> None:
+    orphan = data(rig, "b")[0].replace("-e1.", "-e7.")
+    rig.store.put(orphan, b"?")
+    rig.clock.advance(48 * HOUR)
+    assert rig.lifecycle.sweep.run() == [orphan]
+    turns, listed, seen = rig.lifecycle.turns, list[str](), list[list[str]]()
+
+    def another_job() -> None:
+        with turns:
+            seen.append(list(listed))
+
+    waiting = threading.Thread(target=another_job)
+
+    def note(verb: str, key: str) -> None:
+        if verb == "list" and key.startswith("topic="):
+            listed.append(key)
+            if len(listed) == 1:
+                waiting.start()
+                wait_until(lambda: len(turns._line) == 2, "somebody waits for a turn")
+
+    rig.store.on_call = note
+    assert rig.lifecycle.sweep.run(repair=True) == [orphan]
+    rig.store.on_call = None
+    waiting.join()
+    assert len(listed) > 1
+    assert seen == [listed[:1]]
+    assert orphan not in rig.store.objects
+
+
+def test_what_a_sweep_took_for_nobodys_and_is_somebodys_in_the_end_stays(rig: Rig) -> None:
+    key = data(rig, "a")[0].replace("-e1.", "-e7.")
+    rig.store.put(key, b"?")
+    rig.clock.advance(48 * HOUR)
+    assert rig.lifecycle.sweep.run() == [key]
+    (known, *_) = rig.journal.catalog.objects("a")
+
+    def name_it(verb: str, listed: str) -> None:
+        if verb == "list" and listed.startswith("topic=b"):
+            rig.store.on_call = None
+            rig.journal.append(Commit(round=9, names=[msgspec.structs.replace(known, key=key)]))
+
+    rig.store.on_call = name_it
+    assert rig.lifecycle.sweep.run(repair=True) == []
+    assert key in rig.store.objects
 
 
 def test_sweep_keeps_objects_of_open_intents(rig: Rig) -> None:
