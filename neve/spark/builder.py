@@ -104,6 +104,11 @@ def session(
     return spark
 
 
+def is_remote(spark: SparkSession) -> bool:
+    """Whether it is Spark Connect's: the JVM is the server's, and nothing of it can be asked from here."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 def _reach(spark: SparkSession, options: Mapping[str, str]) -> None:
     """Gives jars and Hadoop's options to a JVM that was up before: another session's, or spark-submit's.
 

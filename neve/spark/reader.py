@@ -16,7 +16,7 @@ from neve.archive.selection import Instant, Selection, choose, instant_ms
 from neve.archive.source import Source, open_source
 from neve.record.bodies import INFLATED_LENGTH_MAX
 from neve.spark.bodies import decode_bodies
-from neve.spark.builder import HadoopStore, parse_store
+from neve.spark.builder import HadoopStore, is_remote, parse_store
 from neve.spark.hadoop_source import HadoopSource
 from neve.spark.known_topics import check_known
 from neve.spark.manifest import manifest_of
@@ -109,15 +109,10 @@ def archive_files(
 
 
 def _known(spark: SparkSession, topic: str, store: str, broker: str | None) -> Mapping[str, Catalog]:
-    source: Source | HadoopSource = open_source(store) if _is_remote(spark) else HadoopSource(spark, parse_store(store))
+    source: Source | HadoopSource = open_source(store) if is_remote(spark) else HadoopSource(spark, parse_store(store))
     known = catalogs(source, broker)
     check_known(source, known, topic)
     return known
-
-
-def _is_remote(spark: SparkSession) -> bool:
-    """Whether it is Spark Connect's: the JVM is the server's, and its Hadoop can't be asked from here."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def plan(known: Mapping[str, Catalog], topic: str, wanted: Selection) -> tuple[list[CommittedName], list[Minimum]]:
@@ -144,12 +139,20 @@ def scan(spark: SparkSession, where: HadoopStore, topic: str, names: Sequence[Co
     schema = StructType.fromDDL(" ".join(ROW_SCHEMA.split()))
     if not names:
         return spark.createDataFrame([], schema)
-    if _is_remote(spark):
+    if is_remote(spark):
         return _scan_by_paths(spark, [where.path(name.key) for name in names], topic, schema)
-    with manifest_of((where.path(name.key), name.size) for name in names) as files:
-        frame = spark.read.schema(schema).parquet(files)
+    frame = parquet_of(spark, [(where.path(name.key), name.size) for name in names], schema, where.root)
     # the true name, where the paths could only carry the beginning of it
     return frame if fits_key(topic) else frame.withColumn("topic", f.lit(topic))
+
+
+def parquet_of(spark: SparkSession, files: Sequence[tuple[str, int]], schema: StructType | str, root: str) -> DataFrame:
+    """These files (path, size), of which `root` is a folder above: what their paths say behind it are columns, too."""
+    if not is_remote(spark):
+        with manifest_of(files) as listed:
+            return spark.read.schema(schema).parquet(listed)
+    _list_by_few(spark)
+    return spark.read.schema(schema).option("basePath", root).parquet(*(_without_globs(path) for path, _ in files))
 
 
 def _scan_by_paths(spark: SparkSession, paths: list[str], topic: str, schema: StructType) -> DataFrame:
@@ -157,14 +160,18 @@ def _scan_by_paths(spark: SparkSession, paths: list[str], topic: str, schema: St
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    if spark.conf.get(_LISTING, None) == _LISTING_BY_DEFAULT:
-        spark.conf.set(_LISTING, _LISTERS)
+    _list_by_few(spark)
     stored = StructType(schema.fields[: -len(IN_PATH)])
     frame = spark.read.schema(stored).parquet(*map(_without_globs, paths))
     own = f.col("_metadata.file_path")  # a URI, so what the key escapes is escaped once more
     day = f.regexp_extract(own, _DAY_AND_BROKER, 1)
     broker = f.url_decode(f.url_decode(f.regexp_extract(own, _DAY_AND_BROKER, 2)))
     return frame.select("*", f.lit(topic).alias("topic"), day.alias("dt"), broker.alias("broker"))
+
+
+def _list_by_few(spark: SparkSession) -> None:
+    if spark.conf.get(_LISTING, None) == _LISTING_BY_DEFAULT:
+        spark.conf.set(_LISTING, _LISTERS)
 
 
 # Spark's default starts a task for each path of more than 32.

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from neve.spark.builder import is_remote
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -40,7 +42,7 @@ def progress(
     `show` is told each line instead. On neither a terminal nor in a notebook only the last line is printed.
     """
     line = _Line(what, show)
-    watch = _Connected(spark) if _is_remote(spark) else _Classic(spark)
+    watch = _Connected(spark) if is_remote(spark) else _Classic(spark)
     stop = threading.Event()
 
     def look() -> None:
@@ -162,10 +164,6 @@ def _display() -> Any:
     from IPython.display import display
 
     return display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-
-
-def _is_remote(spark: Any) -> bool:
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 def _stream(query: Any) -> str:

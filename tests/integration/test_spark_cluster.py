@@ -6,9 +6,10 @@ in the bucket, too. The source's own tests run here again, under what they promi
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,15 @@ import pytest
 from infra.object_store.open import open_store
 from infra.s3_server import S3Server, create_bucket
 from neve import spark as neve_spark
-from tests.doubles.archive_on_paper import ArchiveOnPaper
+from neve.archive.journal import Expire
+from neve.spark.builder import parse_store
+from neve.spark.jobs.materialize import materialize
+from neve.spark.jobs.report import report
+from neve.spark.jobs.verify import verify
+from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
 from tests.integration.test_spark import TOPIC, fill
+from tests.integration.test_spark_connect_jobs import create, received
+from tests.integration.test_spark_jobs import commit
 from tests.integration.test_spark_source import (
     IN_VIEW,
     below,
@@ -32,6 +40,7 @@ from tests.integration.test_spark_source import (
     test_sql_sees_a_topic_as_a_view,
 )
 from tests.servers import versitygw
+from tests.servers.neve import NeveServer
 from tests.servers.spark_cluster import SparkCluster
 
 __all__ = [
@@ -120,6 +129,38 @@ def test_tasks_run_on_both_workers_and_bodies_are_inflated_there(spark: Any, url
     assert sorted(tuple(row) for row in texts.collect()) == sorted(
         (queue, offset, f'{{"n": {offset}, "q": {queue}}}') for _, queue, offset in IN_VIEW
     )
+
+
+def test_jobs_run_on_the_workers_and_a_table_lies_in_the_bucket(spark: Any, place: str, tmp_path: Path) -> None:
+    archive = ArchiveOnPaper(open_store(below(place, "archive")), "007", "orders")
+    keys = [commit(archive, number, 10 * number, 10 * number + 9) for number in range(4)]
+    store, target = below(place, "archive"), below(place, "table")
+    checked = verify(spark, store=store)
+    assert (checked.ok, checked.objects, checked.rows) == (True, 4, 40)
+
+    def taken() -> tuple[int, int, list[tuple[str, int]]]:
+        done = materialize(spark, "orders", store=store, table=target, kind="bytes", expired="drop")
+        rows = spark.read.parquet(parse_store(target).root).select("broker", "queue_offset").collect()
+        return done.rows, done.dropped_rows, sorted(tuple(row) for row in rows)
+
+    assert taken() == (40, 0, [("007", n) for n in range(40)])
+    archive.append(Expire(keys=[keys[0]], delete_after_ms=T0, minimums={"orders": {0: 15}}))
+    commit(archive, 4, 40, 49)
+    assert taken() == (10, 15, [("007", n) for n in range(15, 50)])
+    traffic = report(spark, store=store)["traffic"]
+    assert [(row["topic"], row["messages"]) for row in traffic] == [("orders", 35)]
+
+
+def test_rows_go_to_a_topic_from_both_workers(
+    spark: Any, tmp_path: Path, neve_up: Callable[..., AbstractContextManager[NeveServer]]
+) -> None:
+    with neve_up(tmp_path) as server:
+        asyncio.run(create("into", server.namesrv))
+        rows = spark.range(0, 400, 1, 4).selectExpr("concat('n', id) AS body", "'batch' AS tags")
+        assert homes_of(rows) == {"worker-0", "worker-1"}
+        rows.write.format("neve").options(namesrv=server.namesrv, topic="into").mode("append").save()
+        sent = asyncio.run(received("into", server.namesrv, 400))
+    assert sorted(body for _, body in sent) == sorted(f"n{number}" for number in range(400))
 
 
 def test_a_stream_goes_on_where_it_was_when_a_worker_dies(spark: Any, cluster: SparkCluster, place: str) -> None:

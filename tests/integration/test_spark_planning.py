@@ -87,7 +87,7 @@ def test_through_connect_a_topic_is_read_as_it_is_here(spark: Any, tmp_path: Pat
     assert through_connect(CONNECTED, tmp_path, url, TOPIC) == expected
 
 
-def through_connect(script: str, home: Path, *arguments: str) -> Any:
+def through_connect(script: str, home: Path, *arguments: str, timeout: float = 240) -> Any:
     """What a program tells that talks to a Spark Connect server, which it starts."""
     path = home / "connected.py"
     path.write_text(script)
@@ -97,7 +97,7 @@ def through_connect(script: str, home: Path, *arguments: str) -> Any:
         capture_output=True,
         text=True,
         env={**os.environ, **places},
-        timeout=240,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from neve.spark.builder import is_remote
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -29,7 +31,7 @@ def spread(spark: SparkSession, units: Sequence[U], work: Callable[[U], Iterator
 
 def slots(spark: SparkSession) -> int:
     """How many tasks run at once."""
-    if type(spark).__module__.startswith("pyspark.sql.connect."):
+    if is_remote(spark):
         return _SLOTS_OF_A_SERVER
     return int(spark.sparkContext.defaultParallelism)
 

@@ -15,11 +15,10 @@ from neve.spark.builder import parse_store
 from neve.spark.jobs.spread import slots, spread
 from neve.spark.jobs.table_log import Span, TableFile, TableLog
 from neve.spark.jobs.table_rows import Output, Written, positions_of, sorted_out
-from neve.spark.manifest import manifest_of
 from neve.spark.planning.planner import Wanted
 from neve.spark.planning.rows import Rows
 from neve.spark.planning.slices import Slice, tasks_of
-from neve.spark.reader import ROW_SCHEMA, scan
+from neve.spark.reader import ROW_SCHEMA, parquet_of, scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,8 +99,8 @@ class SparkWriter:
         """What else is in these files."""
         from pyspark.sql import functions as f
 
-        with manifest_of((self._full_path(file.path), file.size) for file in files) as listed:
-            frame = self._spark.read.schema(self._schema).parquet(listed)
+        read = [(self._full_path(file.path), file.size) for file in files]
+        frame = parquet_of(self._spark, read, self._schema, self._full_path("").rstrip("/"))
         gone = self._spark.createDataFrame(
             positions_of(without), "of_broker STRING, of_queue INT, first BIGINT, last BIGINT"
         )
@@ -148,8 +147,8 @@ class SparkWriter:
         frame.write.partitionBy("dt").mode("error").parquet(self._full_path(staged))
         found = self._log.staged(staged)
         sizes = {tuple(key.rsplit("/", 2)[1:]): (key, size) for key, size in found.items()}
-        with manifest_of((self._full_path(key), size) for key, size in found.items()) as listed:
-            places = self._spark.read.schema(_PLACES).parquet(listed)
+        read = [(self._full_path(key), size) for key, size in found.items()]
+        places = parquet_of(self._spark, read, _PLACES, self._full_path(staged).rstrip("/"))
         return sorted(_told(row, sizes) for row in _counted(places).collect())
 
 
