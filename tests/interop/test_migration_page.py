@@ -170,7 +170,7 @@ def _move(operator: Operator, clients: Steady, transit: InTransit) -> None:
     pair.has_all()
     (archive,) = blocks("2")
     (looks,) = lines(archive)
-    wait_until(lambda: "bulk" in operator.does(looks), "the archive", _S)
+    wait_until(lambda: "bulk" in operator.does(looks), "the archive", 3 * _S)
     (check,) = blocks("3")
     status, metrics, _ready, cluster = [operator.does(line) for line in lines(check)]
     assert "127.0.0.1" in status
@@ -265,7 +265,7 @@ def test_an_operator_runs_neve_side_by_side_line_by_line(tmp_path: Path) -> None
                     assert {client.send(TOPIC, body).queue.broker_name for body in new} == {"fresh"}
                     transit.is_consumed(clients, new)
                     assert {one.broker for one in clients.got} == {"stock", "fresh"}
-            assert operator.does(dead).count(TOPIC) == len(transit.dead)
+            assert operator.does(dead).count(TOPIC) == min(20, len(transit.dead)), "the last of them"
             operator.does(kept)
             (file,) = (operator.directory / "dead").glob("*/*.jsonl")
             assert sorted(json.loads(line)["body"] for line in file.read_text().splitlines()) == sorted(transit.dead)
