@@ -23,7 +23,7 @@ _STATES = {IS_FAULT: FAIL, IS_IGNORED: WARN, IS_ABSENT: WARN}
 
 
 def check_keys(kind: type[Any], path: Path, settings: Sequence[str]) -> Iterator[Check]:
-    """What becomes of each key of a file: honoured, without effect, refused; values are not shown."""
+    """What becomes of each key of a file: honoured, without effect, refused; no secret is shown."""
     try:
         found = verdicts(kind, path, settings)
     except ConfigError as error:

@@ -42,7 +42,7 @@ def doctor(  # noqa: PLR0917 - the command line's own
     Run it as the user and with the environment that the broker will have.
 
     With --keys a file that was written for Apache RocketMQ is told key by key: honoured, without effect and why,
-    refused, what to write instead. Values are not shown.
+    refused, what to write instead. Secrets are not shown.
     """
     if keys:
         if config is None:

@@ -36,7 +36,6 @@ KEPT, EQUAL, BY_MESSAGE, BEGINNING, UNKNOWN = "kept", "same offset", "by message
 
 _OF_TOPICS = ("readQueueNums", "writeQueueNums", "perm", "topicFilterType", "topicSysFlag", "order", "attributes")
 _CALL_S = 30.0
-_AT_ONCE = 16
 
 
 class Taken(NamedTuple):
