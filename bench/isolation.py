@@ -2,12 +2,14 @@
 
 One producer sends at a steady rate, open-loop: each send is timed from the moment at which it was due
 (`bench.open_load`). Windows alone and disturbed take turns, several of each; the ratio of their p99 is told, by pairs.
+All rows have a pair at each rate before one has a second, and no further turn is begun when the time is over
+(--minutes): ten of them are enough for two or three turns on a quiet machine.
 
-    archive      a bulk producer's 400 MB go into the archive, as fast as that goes
+    archive      a bulk producer's 200 MB go into the archive, as fast as that goes
     cold         eight groups replay an archived topic, each from a place of its own
-    ttl          the TTL job takes 50,000 objects out of view and deletes them
     checkpoint   the catalog is written down, with a million objects (--objects)
     scrape       /metrics is scraped each second, with 10,000 topics and five groups (--topics)
+    ttl          the TTL job takes 50,000 objects out of view and deletes them; all its windows are of one run
     slow         the store answers two seconds late } while it is asked for all of
     503          the store answers 503              } that: rounds, cold reads of eight
     away         the store answers nothing          } groups, all jobs at once
@@ -23,18 +25,20 @@ Apache's broker, in turn with neve's, gives the figure to hold the alone one aga
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,11 +67,12 @@ from tiered.journal.writer import JournalWriter
 
 HOT, BULK, COLD = "hot", "bulk", "cold"
 RATES = (1_000, 5_000)
+GOAL = 1.2  # of p99, disturbed by alone
 WARM_S = 0.5
 OF_TOPIC = 100
-EXPIRED_TOPICS = 500  # with so many objects each they are the 50,000 of one window
+EXPIRED_TOPICS = 500  # with so many objects each they are the 50,000
 COLD_GROUPS, GROUPS = 8, 5
-_BULK, _SMALL_BULK = 400_000, 10_000
+_BULK, _COLD, _SMALL_BULK = 200_000, 400_000, 10_000
 _BATCH = 2_000  # names of a COMMIT
 _JOBS_S = 900.0
 _ARCHIVE_BYTES = 8 << 30  # of all windows, with room to spare
@@ -107,7 +112,7 @@ def names(topics: Sequence[str], queues: int, newest_ms: int) -> Iterator[Commit
             )  # fmt: skip
 
 
-def seed(server: NeveServer, expiring: Sequence[Sequence[str]], objects: int) -> None:
+def seed(server: NeveServer, expiring: Sequence[str], objects: int) -> None:
     """The journal of a broker that is stopped goes on with them; what will expire has its objects, if empty ones."""
     root = server.directory / "data" / "broker"
     store = open_store(server.store)
@@ -117,7 +122,7 @@ def seed(server: NeveServer, expiring: Sequence[Sequence[str]], objects: int) ->
     )  # fmt: skip
     journal.attach(1 << 62)
     now = time.time_ns() // 1_000_000
-    old = names([topic for one in expiring for topic in one], 4, now - 10 * DAY)
+    old = names(expiring, 4, now - 10 * DAY)
     kept = [f"kept-{number:05d}" for number in range(objects // OF_TOPIC)]
     archive = Path(server.store.removeprefix("dir:"))
 
@@ -222,7 +227,7 @@ class Neve:
     """The broker under test."""
 
     server: NeveServer
-    expiring: list[list[str]] = field(default_factory=list)
+    expiring: list[str] = field(default_factory=list)
 
     def take_pause(self) -> float:
         return self.server.metric("neve_loop_pause_seconds")
@@ -251,9 +256,9 @@ class Neve:
 
     @contextmanager
     def ttl(self) -> Iterator[Callable[[], str]]:
-        topics = self.expiring.pop()
+        """It goes on when the windows are over: nothing may be measured behind it."""
         with Client(self.server.broker, 600) as client:
-            create_topics(client, topics, 4, {"reserve.time": "1"})
+            create_topics(client, self.expiring, 4, {"reserve.time": "1"})
         before = self.status()
         self.run_job("ttl")
 
@@ -263,8 +268,6 @@ class Neve:
             return f"{hidden:,} hidden, {now['deleted_objects'] - before['deleted_objects']:,} deleted"
 
         yield done
-        whole = before["deleted_objects"] + len(topics) * OF_TOPIC
-        wait_until(lambda: self.status()["deleted_objects"] >= whole, "the TTL job is done", _JOBS_S)
 
     @contextmanager
     def checkpoint(self) -> Iterator[Callable[[], str]]:
@@ -360,32 +363,84 @@ def _each_second(work: Callable[[], object]) -> Iterator[None]:
 # ---- the rows
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of all that is measured: turns of a row, a window's length, and when no further turn is begun."""
+
+    repeat: int
+    seconds: float
+    until: float
+
+    def goes_on(self, turn: int) -> bool:
+        return turn < self.repeat and (not turn or time.monotonic() < self.until)
+
+
 class Rows:
     """Windows by row and rate, alone and disturbed in turn."""
 
-    def __init__(self, repeat: int, seconds: float) -> None:
-        self._repeat, self._seconds = repeat, seconds
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._pairs: dict[tuple[str, int], list[tuple[Window, Window]]] = defaultdict(list)
         self._beside: dict[int, list[tuple[Window, Window]]] = defaultdict(list)
+        self.broken: dict[str, str] = {}
 
-    def measure(self, row: str, neve: Neve, disturbance: Disturbance) -> None:
-        for rate in RATES:
-            for _ in range(self._repeat):
-                alone = self._window("alone", rate, neve.server, neve.take_pause)
-                settle([neve.server])
-                load = Load(neve.server.broker, rate, self._seconds)
-                with disturbance() as done:
-                    neve.take_pause()
-                    disturbed = load.run(neve.server, neve.take_pause)
-                    self._tell(row, rate, disturbed, done())
-                self._pairs[row, rate].append((alone, disturbed))
+    def measure(self, neve: Neve, disturbances: Mapping[str, Disturbance], limits: Limits) -> None:
+        """Turn by turn, so that each row has its share of whatever time there is. One that breaks is told."""
+        turn = 0
+        while limits.goes_on(turn):
+            for row, disturbance in disturbances.items():
+                for rate in RATES:
+                    if row not in self.broken and limits.goes_on(turn):
+                        with self._told_if_broken(row):
+                            self._pair(row, rate, neve, disturbance)
+            turn += 1
 
-    def measure_apache(self, neve: Neve, apache: ApacheServer) -> None:
+    def _pair(self, row: str, rate: int, neve: Neve, disturbance: Disturbance) -> None:
+        alone = self._window("alone", rate, neve.server, neve.take_pause)
+        settle([neve.server])
+        with disturbance() as done:
+            self._pairs[row, rate].append((alone, self._disturbed(row, rate, neve, done)))
+
+    def measure_one_run(self, row: str, neve: Neve, disturbance: Disturbance, limits: Limits) -> None:
+        """Of a disturbance that there is once: its windows come behind those alone, and pairs are by their order."""
+        with self._told_if_broken(row):
+            alone: dict[int, list[Window]] = {rate: [] for rate in RATES}
+            turn = 0
+            while limits.goes_on(turn):
+                for rate in RATES:
+                    alone[rate].append(self._window("alone", rate, neve.server, neve.take_pause))
+                turn += 1
+            settle([neve.server])
+            with disturbance() as done:
+                for number in range(turn):
+                    for rate in RATES:
+                        pair = alone[rate][number], self._disturbed(row, rate, neve, done)
+                        self._pairs[row, rate].append(pair)
+
+    def _disturbed(self, row: str, rate: int, neve: Neve, done: Callable[[], str]) -> Window:
+        load = Load(neve.server.broker, rate, self._seconds)
+        neve.take_pause()
+        found = load.run(neve.server, neve.take_pause)
+        self._tell(row, rate, found, done())
+        return found
+
+    @contextmanager
+    def _told_if_broken(self, row: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, AssertionError, OSError, subprocess.SubprocessError) as error:
+            self.broken[row] = f"{type(error).__name__}: {error}"
+            print(f"  {row} is broken: {self.broken[row]}", flush=True)
+
+    def measure_apache(self, neve: Neve, apache: ApacheServer, limits: Limits) -> None:
         for rate in RATES:
             self._window("(warm)", rate, apache, lambda: 0.0)
-            for _ in range(self._repeat):
+        turn = 0
+        while limits.goes_on(turn):
+            for rate in RATES:
                 ours = self._window("alone", rate, neve.server, neve.take_pause)
                 self._beside[rate].append((ours, self._window("Apache", rate, apache, lambda: 0.0)))
+            turn += 1
 
     def _window(
         self, row: str, rate: int, server: NeveServer | ApacheServer, take_pause: Callable[[], float]
@@ -407,17 +462,26 @@ class Rows:
         )
 
     def show(self) -> None:
-        print("\np99 in ms: median (lowest-highest); the ratio is of pairs of windows, one after the other")
+        print(f"\np99 in ms: median (lowest-highest); the ratio is of pairs of windows, the goal is {GOAL}")
         for rate, pairs in self._beside.items():
-            self._row(f"Apache {rate}/s", pairs, ("neve", "Apache"))
+            self._row(f"Apache {rate}/s", pairs, ("neve", "Apache"), "")
         for (row, rate), pairs in self._pairs.items():
-            self._row(f"{row} {rate}/s", pairs, ("alone", "disturbed"))
+            ratio = statistics.median(_ratios(pairs))
+            self._row(f"{row} {rate}/s", pairs, ("alone", "disturbed"), "met" if ratio <= GOAL else "missed")
+        for row, why in self.broken.items():
+            print(f"{row} is broken: {why}")
 
     @staticmethod
-    def _row(title: str, pairs: list[tuple[Window, Window]], words: tuple[str, str]) -> None:
+    def _row(title: str, pairs: list[tuple[Window, Window]], words: tuple[str, str], verdict: str) -> None:
         one, other = ([pair[side].p99 for pair in pairs] for side in (0, 1))
-        ratios = [second / first for first, second in zip(one, other, strict=True)]
-        print(f"{title:18} {words[0]} {spread(one, 2):22} {words[1]} {spread(other, 2):22} ratio {spread(ratios, 2)}")
+        print(
+            f"{title:18} {words[0]} {spread(one, 2):22} {words[1]} {spread(other, 2):22} "
+            f"ratio {spread(_ratios(pairs), 2):18} of {len(pairs)} {verdict}"
+        )
+
+
+def _ratios(pairs: list[tuple[Window, Window]]) -> list[float]:
+    return [disturbed.p99 / alone.p99 for alone, disturbed in pairs]
 
 
 # ---- the servers
@@ -429,17 +493,16 @@ def with_directory(stack: ExitStack, root: Path, rows: Sequence[str], options: a
     settings = {**_QUIET, **dict(pair.split("=", 1) for pair in options.set)}
     store = f"dir:{stack.enter_context(_in_memory()) or root / 'neve'}/archive"
     neve = Neve(NeveServer(root / "neve", store=store, settings=settings))
-    windows = len(RATES) * options.repeat if "ttl" in rows else 0
-    neve.expiring = [[f"old-{one}-{number:03d}" for number in range(EXPIRED_TOPICS)] for one in range(windows)]
+    neve.expiring = [f"old-{number:03d}" for number in range(EXPIRED_TOPICS)] if "ttl" in rows else []
     objects = options.objects if "checkpoint" in rows else 0
-    if windows or objects:
+    if neve.expiring or objects:
         with neve.server:
             pass
         seed(neve.server, neve.expiring, objects)
     stack.enter_context(neve.server)
-    prepare(neve, options.topics)
+    prepare(neve, options.topics if "scrape" in rows else 0)
     print(
-        f"{windows * EXPIRED_TOPICS * OF_TOPIC + objects:,} objects named, {options.topics:,} topics: ready in "
+        f"{len(neve.expiring) * OF_TOPIC + objects:,} objects named, {options.topics:,} topics: ready in "
         f"{time.monotonic() - began:.0f} s", flush=True,
     )  # fmt: skip
     return neve
@@ -476,7 +539,7 @@ def prepare(neve: Neve, topics: int) -> None:
     broker = neve.server.broker
     for topic in (HOT, BULK, COLD):
         create(broker, topic)
-    uvloop.run(fill(broker, _BULK, COLD))
+    uvloop.run(fill(broker, _COLD, COLD))
     neve.server.post("/archive/offload?roll=1&evict=1")
     if topics:
         cluster = Cluster(broker, topics, 1, GROUPS)
@@ -484,57 +547,66 @@ def prepare(neve: Neve, topics: int) -> None:
         cluster.fill(heartbeats=False)
 
 
-_OF_DIRECTORY = ("archive", "cold", "ttl", "checkpoint", "scrape")
+_OF_DIRECTORY = ("archive", "cold", "checkpoint", "scrape", "ttl")
 _OF_BAD_STORE = ("slow", "503", "away")
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=(*_OF_DIRECTORY, *_OF_BAD_STORE), metavar="ROW")
-    parser.add_argument("--repeat", type=int, default=3, help="pairs of windows of each row and rate")
+    choices = (*_OF_DIRECTORY, *_OF_BAD_STORE)
+    parser.add_argument("--rows", nargs="+", choices=choices, default=choices, metavar="ROW", help=", ".join(choices))
+    parser.add_argument("--repeat", type=int, default=3, help="pairs of windows of each row and rate, at most")
+    parser.add_argument("--minutes", type=float, default=10.0, help="after which no further turn is begun")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a window")
     parser.add_argument("--objects", type=int, default=1_000_000, help="in the catalog, for the row checkpoint")
-    parser.add_argument("--topics", type=int, default=10_000)
+    parser.add_argument("--topics", type=int, default=10_000, help="for the row scrape")
     parser.add_argument("--no-apache", action="store_true")
     parser.add_argument("--heap", default="2g", help="heap of Apache's broker")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of neve's broker")
     options = parser.parse_args()
     end_by_signal()
-    rows = options.only or [*_OF_DIRECTORY, *_OF_BAD_STORE]
-    told = Rows(options.repeat, options.seconds)
+    began, told = time.monotonic(), Rows(options.seconds)
     root = Path(tempfile.mkdtemp(prefix="neve-bench-"))
+    of_directory = [row for row in _OF_DIRECTORY if row in options.rows]
+    of_bad_store = [row for row in _OF_BAD_STORE if row in options.rows]
+
+    def limits(share: float) -> Limits:
+        return Limits(options.repeat, options.seconds, began + share * options.minutes * 60)
+
     try:
-        with ExitStack() as stack:
-            if set(rows) & set(_OF_DIRECTORY) or not options.no_apache:
-                run_with_directory(stack, root, rows, told, options)
-        if set(rows) & set(_OF_BAD_STORE):
+        if of_directory or not options.no_apache:
+            with ExitStack() as stack:
+                run_with_directory(stack, root, of_directory, told, options, limits(0.65 if of_bad_store else 1.0))
+        if of_bad_store:
             with ExitStack() as stack:
                 neve, store = with_bad_store(stack, root, options)
-                for row in filter(rows.__contains__, _OF_BAD_STORE):
-                    told.measure(row, neve, functools.partial(neve.all_jobs, store, row))
+                moods = {row: functools.partial(neve.all_jobs, store, row) for row in of_bad_store}
+                told.measure(neve, moods, limits(1.0))
     finally:
         subprocess.Popen(["rm", "-rf", root], start_new_session=True)
         told.show()
+        print(f"{(time.monotonic() - began) / 60:.1f} minutes")
+    return len(told.broken) > 0
 
 
 def run_with_directory(
-    stack: ExitStack, root: Path, rows: Sequence[str], told: Rows, options: argparse.Namespace
+    stack: ExitStack, root: Path, rows: Sequence[str], told: Rows, options: argparse.Namespace, limits: Limits
 ) -> None:
     neve = with_directory(stack, root, rows, options)
     if not options.no_apache:
         with ApacheServer(root / "apache", heap=options.heap) as apache:
             create(apache.broker, HOT)
-            told.measure_apache(neve, apache)
+            told.measure_apache(neve, apache, dataclasses.replace(limits, repeat=min(limits.repeat, 2)))
     disturbances: dict[str, Disturbance] = {
         "archive": neve.archive,
         "cold": neve.cold,
-        "ttl": neve.ttl,
         "checkpoint": neve.checkpoint,
         "scrape": neve.scrape,
     }
-    for row in filter(rows.__contains__, _OF_DIRECTORY):
-        told.measure(row, neve, disturbances[row])
+    told.measure(neve, {row: work for row, work in disturbances.items() if row in rows}, limits)
+    if "ttl" in rows:
+        told.measure_one_run("ttl", neve, neve.ttl, limits)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
