@@ -43,6 +43,7 @@ _PAGE = 10_000
 # What runs in threads has its own: it may wait for the store, and tables are written by asyncio's.
 _THREADS = 8
 _CHEAP = 2
+_FAMILIES_AT_ONCE = 20  # some 0.2 ms of the loop
 _NO_ARCHIVE = Response(409, b"no archive: set storeUrl\n")
 _IN_NO_SET = Response(409, b"this broker is in no set: replication=none\n")
 # Of the archive's status: what is told, in which unit, and its meaning.
@@ -122,8 +123,12 @@ class AdminPages:
         return float(self._backlog.get(item, 0)) * unit
 
     async def metrics(self, request: Request) -> Response:
-        figures = await self._topic_metrics.take(await self._last_backlog.get())
-        whole = list(self._metrics.families())
+        figures = await self._topic_metrics.take(self._last_backlog.get())
+        whole: list[Metric] = []
+        for family in self._metrics.families():
+            whole.append(family)
+            if len(whole) % _FAMILIES_AT_ONCE == 0:
+                await asyncio.sleep(0)
         text = await self._in_thread(lambda: self._rendered(whole, figures))
         return Response(body=text, content_type="text/plain; version=0.0.4")
 

@@ -9,7 +9,7 @@ Rendering is for a thread.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from operator import itemgetter
@@ -34,6 +34,7 @@ from neve.remoting.names import RETRY_PREFIX
 # Queues, or names, looked at before other requests get their turn: about an eighth of a millisecond.
 _SLICE = 50
 _COUNTED_AT_ONCE = 400  # topics of which two numbers are added: the same time
+_ROWS_AT_ONCE = 100  # that are told, of which four numbers are taken
 _NAMES_AT_ONCE = 1_000  # of which the beginning is looked at
 T = TypeVar("T")
 U = TypeVar("U")
@@ -121,11 +122,11 @@ class TopicMetrics:
         self._stats, self._store, self._tiered = stats, store, tiered
         self._topics, self._offsets, self._clients, self._retry_names = topics, offsets, clients, retry_names
 
-    async def take(self, archive: Seen[Largest[tuple[str, int]]]) -> Figures:
-        """On the loop; `archive`: the ages of what is not archived."""
+    async def take(self, archive: Awaitable[Seen[Largest[tuple[str, int]]]]) -> Figures:
+        """On the loop; `archive`: the ages of what is not archived, looked up beside how far groups are."""
+        lags, waits = await asyncio.gather(self.lags(), archive)
         traffic = await self._topic_traffic(self._limit())
-        lags = await self.lags()
-        return Figures(traffic, lags.found, archive.found, lags.age_s, archive.age_s)
+        return Figures(traffic, lags.found, waits.found, lags.age_s, waits.age_s)
 
     async def lags(self) -> Seen[Largest[Lag]]:
         """As `consumer_lags`, of now or of the last time."""
@@ -141,7 +142,12 @@ class TopicMetrics:
             some = topics[first : first + _COUNTED_AT_ONCE]
             told.add_all(zip(stats.messages_of(some), some, strict=True))
             await asyncio.sleep(0)
-        return told.of(stats.of)
+        rows: dict[str, TopicTraffic] = {}
+        for number, topic in enumerate(told.rows()):
+            rows[topic] = stats.of(topic)
+            if number % _ROWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return told.of(rows.__getitem__)
 
     async def _look_at_lags(self, is_first: bool) -> Largest[Lag]:
         return await self.consumer_lags(self._limit(), SCRAPE_SHARE if is_first else SHARE)
