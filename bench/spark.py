@@ -9,7 +9,7 @@
     hot stream   the same of rows that only the broker has (option namesrv); there is nothing to compare it with
     materialize  text of the bodies, into a table by day; beside it plain Spark's read, cast and write
     verify       every object decoded and compared with the journal; beside it plain Spark's `full`
-    sink         body, tag and key of the plain file's rows, into a topic; there is nothing to compare it with
+    sink         body, tag and key of 100,000 rows of a file, into a topic; there is nothing to compare it with
 
     plain  the file, zstd, by spark.read.parquet        topic   by read_topic, the JVM's reader
     source format("neve")                               job     a job's function
@@ -181,6 +181,7 @@ class Archive(NamedTuple):
     until: int
     key: str
     plain: str
+    to_be_sunk: str
 
 
 def archived(spark: Any, server: NeveServer, root: Path, options: argparse.Namespace) -> Archive:
@@ -203,10 +204,15 @@ def archived(spark: Any, server: NeveServer, root: Path, options: argparse.Names
     )  # fmt: skip
     if size.rows < options.messages:
         raise RuntimeError(f"{size.rows} of {options.messages} messages are in the archive")
+    to_be_sunk = root / "to-be-sunk"
+    spark.read.parquet(plain.as_uri()).select("body", "tags", "keys").limit(SUNK_ROWS).write.parquet(
+        to_be_sunk.as_uri()
+    )
     filled(server, HOT, options.messages // 2, options.size)
     with sync.connect(server.namesrv) as client:
         client.create_topic(SUNK, QUEUES)
-    return Archive(server.store, server.namesrv, size, since, since + part, f"k{size.rows // 2}", plain.as_uri())
+    key = f"k{size.rows // 2}"
+    return Archive(server.store, server.namesrv, size, since, since + part, key, plain.as_uri(), to_be_sunk.as_uri())
 
 
 # ---- the cases
@@ -313,7 +319,7 @@ class Cases:
             raise RuntimeError(f"{found}")
 
     def _sunk(self) -> None:
-        rows = self._plain().limit(SUNK_ROWS).select("body", "tags", "keys")
+        rows = self._spark.read.parquet(self._archive.to_be_sunk)
         rows.write.format("neve").options(namesrv=self._archive.namesrv, topic=SUNK).mode("append").save()
 
     def _place(self, name: str) -> str:

@@ -595,6 +595,11 @@ class Catalog:
         of = self._asked(topic)
         return iter(()) if of is None else of.names_since(time_ms)
 
+    def stored_within(self, topic: str, start: int | None, end: int | None) -> Iterator[CommittedName]:
+        """The objects of a topic in log order but for some that have no row group of [start, end)."""
+        of = self._asked(topic)
+        return iter(()) if of is None else of.names_of(start, end)
+
     def objects_at(self, physical_offset: int) -> Iterator[CommittedName]:
         """Those whose range of the CommitLog holds it; what can't is not unpacked."""
         return (name for of in self._each() for name in of.names_at(physical_offset))

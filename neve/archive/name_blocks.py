@@ -115,6 +115,38 @@ class _Age(msgspec.Struct, array_like=True, frozen=True, gc=False):
     row_groups: list[_GroupAge]
 
 
+class _GroupTimes(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a row group begins, up to its times."""
+
+    first_row: int
+    rows: int
+    offset: int
+    length: int
+    newest: int
+    oldest: int
+
+
+class _Times(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A record without what is slow to unpack: of which time it is."""
+
+    suffix: msgspec.Raw
+    key: msgspec.Raw
+    day: msgspec.Raw
+    start: int
+    length: int
+    size: int
+    footer: int
+    etag: msgspec.Raw
+    checksum: msgspec.Raw
+    sha256: msgspec.Raw
+    rows: int
+    wire_bytes: int
+    min_time: int
+    span: int
+    queues: msgspec.Raw
+    row_groups: list[_GroupTimes]
+
+
 class StoredBlock(msgspec.Struct, array_like=True, frozen=True):
     """A block as a checkpoint has it; of which topic, its part says."""
 
@@ -193,6 +225,17 @@ class Block:
         """For who goes through many blocks: what others have asked stays unpacked, this does not."""
         held = self.unpacked
         return held.names if held is not None else self._unpack()
+
+    def may_be_of(self, start: int | None, end: int | None) -> bool:
+        """False: no row group has a row of [start, end), in milliseconds; one of unknown time may have."""
+        if self.unpacked is not None:
+            return True  # whoever asks looks at the names themselves
+        low, high = NO_TIME if start is None else start, NEVER if end is None else end
+        return any(
+            not 0 <= one.min_time + group.newest < low and one.min_time + group.oldest < high
+            for one in _times.decode(self._records())
+            for group in one.row_groups
+        )
 
     def kept_names(self) -> tuple[CommittedName, ...]:
         """They stay unpacked for who asks next."""
@@ -283,6 +326,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[_Record])
 _places = msgspec.msgpack.Decoder(list[_Place])
 _ages = msgspec.msgpack.Decoder(list[_Age])
+_times = msgspec.msgpack.Decoder(list[_Times])
 
 
 # ---- as a checkpoint has them

@@ -406,6 +406,10 @@ class TopicCatalog:
         """Those of blocks that have a row group as young."""
         return _names([block for block in self.blocks if block.newest_ms >= time_ms])
 
+    def names_of(self, start: int | None, end: int | None) -> Iterator[CommittedName]:
+        """Those of blocks that may have a row group of this time."""
+        return _names([block for block in self.blocks if block.may_be_of(start, end)])
+
     def named_offsets(self) -> dict[int, int]:
         return {held.queue: held.named for held in list(self.queues.values()) if held.named is not None}
 
