@@ -65,7 +65,7 @@ class Operator:
         port, admin_port = self.pair.listen
         own = f"listenPort={port}\nadminPort={admin_port}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
         own += f"mappedFileSizeCommitLog={FILE_SIZE}\nregisterNameServerPeriod=10s\narchiveMinBytes=1m\n"
-        own += "archiveWorkerPriority=low\n"  # an idle one gets nothing of a machine that others keep busy
+        own += "archiveWorkerPriority=normal\n"  # another one gets nothing of a machine that others keep busy
         self.conf.write_text(self._here(conf) + own)
 
     def takes_apaches_own(self, conf: str) -> None:
