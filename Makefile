@@ -64,7 +64,7 @@ test-spark: servers ## of them, those of Spark
 test-own: servers ## of them, all others
 	$(BIN)/python -m tests.suite $(LATER) own --durations=15 --ignore=tests/interop $(patsubst %,--ignore=%,$(SPARK_TESTS) $(SPARK_CLUSTER))
 
-identity: setup ## 100,000 messages of all shapes, about 2 GiB: hot bytes, cold bytes and Spark's view are equal
+identity: setup ## 100,000 messages of all shapes, about 2 GiB, and as many that are compacted twice: hot bytes, cold bytes and Spark's view are equal
 	$(BIN)/python -m tests.servers.go_build minio
 	NEVE_IDENTITY_MESSAGES=100000 $(BIN)/pytest -s -o timeout=0 tests/integration/test_byte_identity.py
 
