@@ -174,7 +174,10 @@ def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
         if not equals or not key.strip():
             raise click.BadParameter(f"{text!r} is not KEY=VALUE")
         changes[key.strip()] = value.strip()
-    _tell_changes(name, changes, asyncio.run(_set_config(namesrv, name, changes)))
+    before, after, others = asyncio.run(_set_config(namesrv, name, changes))
+    _tell_changes(name, changes, (before, after))
+    if others:
+        say(f"that is its master; each member keeps its own configuration, {', '.join(others)} as they were")
 
 
 @config.command(name="unset")
@@ -198,7 +201,7 @@ def _tell_changes(name: str, keys: Iterable[str], told: tuple[dict[str, str], di
 
 async def _set_config(
     namesrv: str, name: str, changes: dict[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:  # fmt: skip
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
     from neve.cli.brokers import brokers
 
     async with brokers(namesrv) as asked:
@@ -207,7 +210,9 @@ async def _set_config(
         if unknown := sorted(changes.keys() - before.keys()):
             raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
         await asked.set_config(name, changes)
-        return before, await asked.config(name)
+        info = asked.known[name]
+        others = [address for _, address in sorted(info.addresses.items()) if address != info.master]
+        return before, await asked.config(name), others
 
 
 async def _unset_config(

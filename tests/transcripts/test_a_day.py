@@ -53,6 +53,8 @@ OPERATOR = (
     Step("neve topic describe orders --tiers", only="neve"),
     Step("neve archive verify --admin {admin}", only="neve"),
     Step("neve consume orders --last 2", until="19"),
+    Step("neve topic trim orders --queue 0 --before-offset 3 --dry-run"),
+    Step("neve topic trim orders --queue 0 --before-offset 3 --yes --admin {admin}", only="neve"),
     Step("neve top orders --once", measured=True),
     Step("neve bench latency --messages 20 --rate 100", measured=True),
     Step("neve broker wipe-write {broker} --yes", measured=True),
