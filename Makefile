@@ -11,7 +11,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak lines migrations check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -107,6 +107,15 @@ seam: setup ## Spark reads archive and brokers as one table a hundred times in l
 soak: setup ## what takes too long for every commit: cold reads and scaling with both clients, at length, read by Spark
 	$(BIN)/python -m tests.servers.go_build minio
 	NEVE_SOAK=1 $(BIN)/pytest -o timeout=0 tests/interop/test_cold_clients.py tests/interop/test_scale.py
+
+# For this version of Python and this kind of machine: what is compiled in it is unpacked below ~/.shiv at its first run.
+zipapp: setup ## the command line and the Python client in one file, dist/neve.pyz, which needs python3 alone (EXTRAS=archive)
+	rm -rf dist/zipapp && $(BIN)/python -m hatchling build -t wheel -d dist/zipapp
+	$(BIN)/shiv -c neve -p '/usr/bin/env python3' -o dist/neve.pyz --constraint $(LOCK) "$$(echo dist/zipapp/neve-*.whl)$(if $(EXTRAS),[$(EXTRAS)])"
+	rm -r dist/zipapp
+
+drill: servers ## six outages, two minutes each (MINUTES=5): what every surface says, minute by minute, as a table
+	NEVE_DRILL_MINUTES=$(or $(MINUTES),2) $(BIN)/pytest -q -s -o timeout=0 tests/integration/test_outage_drill.py
 
 lines: setup ## a million lines through `neve produce` and `neve consume`, timed and compared byte for byte (LINES="--lines 100000")
 	$(BIN)/python -m bench.lines $(LINES)

@@ -47,6 +47,7 @@ VERBS: Mapping[str, Verb] = {
     "doctor": Verb("neve.cli.doctor:doctor", "Check this machine, a store, a broker's configuration."),
     "export": Verb("neve.cli.export:export_topics", "Write topics, their groups and positions into a directory."),
     "group": Verb("neve.cli.group:group", "Consumer groups: members, lag, where they stand and go on."),
+    "help": Verb("neve.cli.help:help_", "Pages: formats, times, stores, contexts, exit codes, migration, ..."),
     "import": Verb("neve.cli.export:import_topics", "Send what `neve export` wrote to a cluster."),
     "message": Verb("neve.cli.message:message", "Find and show single messages, their traces; send one again."),
     "migrate": Verb("neve.cli.migrate:migrate", "Copy topics, groups and positions to another broker."),
