@@ -1,21 +1,29 @@
-"""An outage drill: what every surface says while something is down, that it says it once, and that it ends by itself.
+"""An outage drill: what every surface says while something is down, minute by minute, and that each says it once.
 
-A disk that is full no test can make: `unit/broker/test_conditions.py` has one that says so. Of each: `/readyz`,
-`/archive/status`, `neve_condition`, `neve broker describe`, the log, and what clients are told.
+Six outages (the store, the disk, the name server, the broker, the clock, the certificate) by ten surfaces: `/readyz`,
+`/archive/status`, `neve_condition`, the log, `neve broker describe`, `neve produce`, `neve consume`, what a client's
+send and its read of an archived message end with, and the name server. `make drill` lets each outage last for minutes,
+looks at each of them and prints the table; here each lasts for some seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import ssl
 import subprocess
+import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from cryptography import x509
@@ -23,82 +31,184 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+import neve
 from infra import minio
+from neve.client import ClientOptions
 from tests.servers.neve import NEVE, Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
-_S = 60.0
-_UNREACHABLE = 6
-# How each begins at `/readyz`, in the log and in `neve broker describe`.
-_MEANS = {
-    "archive unreachable": "messages that are not on the local disk can't be read",
-    "name servers unreachable": "clients that know this broker go on with it",
-    "clock not trusted": "s late",
-    "certificate expired": "clients that check it can't connect any more",
-}
+_S = 120.0
+#: How many minutes each outage lasts; 0: as long as it takes to look once.
+_MINUTES = int(os.environ.get("NEVE_DRILL_MINUTES", "0"))
+_MINUTE_S = 60.0
+#: In which the log would have said it several times, said each second.
+_TELLS_AGAIN_S = 4.0
+_SMALL_DISK = "48m"
+
+Said = dict[str, str]
 
 
-@dataclass
+class Row(NamedTuple):
+    """What one surface said at one moment of an outage."""
+
+    outage: str
+    minute: str
+    surface: str
+    said: str
+
+
+TABLE: list[Row] = []
+
+
+class OnASmallDisk(Serving):
+    """A broker whose data are on a disk of its own, in memory, that goes with it; needs user namespaces."""
+
+    def __init__(self, directory: Path, data: Path, *arguments: str) -> None:
+        super().__init__(directory, *arguments)
+        mounted = f'mount -t tmpfs -o size={_SMALL_DISK} tmpfs "$0" && exec "$@"'
+        own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, str(data)]
+        self._command = [*own, *self._command]
+
+    def seen_from_here(self, path: Path) -> Path:
+        """A file of the broker's, by a name that works here."""
+        return Path(f"/proc/{self.process.pid}/root{path}")
+
+
 class Drill:
-    """A name server, a broker and its store, each a process."""
+    """A name server and a broker, each a process; the broker's store, if it has one."""
 
-    directory: Path
-    store: Store
-    names: Serving
-    broker: Serving
-
-    def __post_init__(self) -> None:
-        self.namesrv = self.names.namesrv
+    def __init__(self, directory: Path, names: Serving, broker: Serving, store: Store | None = None) -> None:
+        self.directory, self.names, self.broker, self.store = directory, names, broker, store
+        self.namesrv = names.namesrv
+        #: What clients are told of certificates.
+        self.tls: tuple[str, ...] = ()
 
     # ---- what is said
 
-    def neve(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        command = [NEVE, *words, "-n", self.namesrv]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=_S, check=False)
+    def look(self) -> Said:
+        """By surface: one line each."""
+        return {
+            "/readyz": self._page("/readyz"),
+            "/archive/status": " | ".join(f"{name}: {one['why']}" for name, one in self.conditions().items()) or "none",
+            "metrics": self._metrics(self.broker, r'^neve_condition{condition="(.+)"} 1.0$'),
+            "log": " | ".join(self.told()) or "nothing",
+            "neve broker describe": self._describe(),
+            "neve produce": self._ran(self.neve("produce", "orders", *self.tls, stdin="one\n")),
+            "neve consume": self._ran(self.neve("consume", "orders", "--last", "1", *self.tls)),
+            "client, send": asyncio.run(self._client(lambda client: client.send("orders", b"one"))),
+            "client, read": self.reads_what_is_archived(),
+            "name server": self._page("/readyz", self.names)
+            + ", brokers: "
+            + self._metrics(self.names, r"^neve_namesrv_brokers (\d+)"),
+        }
+
+    def reads_what_is_archived(self) -> str:
+        return asyncio.run(self._client(lambda client: client.pull("past", 0, 0, timeout=60)))
 
     def conditions(self) -> dict[str, dict[str, str]]:
-        told = json.loads(self.broker.get("/archive/status"))["conditions"]
+        try:
+            told = json.loads(self.broker.get("/archive/status"))["conditions"]
+        except OSError as error:
+            return {"no answer": {"why": _reason(error)}}
         return {one["name"]: one for one in told}
 
-    def begins(self, name: str, *, described: bool = True) -> None:
-        """Every surface tells it, with what it means."""
-        wait_until(lambda: name in self.conditions(), name, _S)
-        one = self.conditions()[name]
-        assert one["why"]
-        assert _MEANS[name] in one["means"]
-        assert one["then"]
-        ready = self.broker.get("/readyz")
-        assert ready.startswith("ready\n"), "what can be done is done"
-        (line,) = [line for line in ready.splitlines() if line.startswith(name)]
-        assert re.fullmatch(rf"{name} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC: .+; .+; .+", line), line
-        assert self.broker.metric(f'neve_condition{{condition="{name}"}}') == 1
-        if described:
-            told = self.neve("broker", "describe", "broker-a", "-o", "json")
-            assert f"{name}: " in json.loads(told.stdout)["conditions"], told.stderr
-        wait_until(lambda: self.lines(name) == [f"{name}: "], "the log", _S)
+    def told(self) -> list[str]:
+        """What the broker's log said of conditions since the outage began, without the reasons."""
+        lines = re.findall(
+            r"WARNING broker\.stats\.conditions ([^:]+: (?:no more)?)", self.broker.log()[self._before :]
+        )
+        return [str(line).rstrip(": ") for line in lines]
 
-    def ends(self, name: str) -> None:
-        """Every surface takes it back."""
-        wait_until(lambda: name not in self.conditions(), f"no {name}", _S)
-        assert name not in self.broker.get("/readyz")
-        assert self.broker.metric(f'neve_condition{{condition="{name}"}}') == 0
-        wait_until(lambda: self.lines(name) == [f"{name}: ", f"{name}: no more"], "once each", _S)
+    def begins(self) -> None:
+        self._before = len(self.broker.log())
 
-    def lines(self, name: str) -> list[str]:
-        """What the log says of it, line by line, without the reasons."""
-        found = re.findall(rf"WARNING broker\.stats\.conditions ({name}: (?:no more)?)", self.broker.log())
-        return [str(one) for one in found]
+    def _page(self, path: str, server: Serving | None = None) -> str:
+        url = f"http://{(server or self.broker).admin}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=_S) as page:
+                return f"{page.status} {' | '.join(page.read().decode().splitlines())}"
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {' | '.join(error.read().decode().splitlines())}"
+        except OSError as error:
+            return _reason(error)
+
+    @staticmethod
+    def _metrics(server: Serving, pattern: str) -> str:
+        try:
+            return " | ".join(re.findall(pattern, server.get("/metrics"), re.MULTILINE)) or "none"
+        except OSError as error:
+            return _reason(error)
+
+    def _describe(self) -> str:
+        done = self.neve("broker", "describe", "broker-a", "-o", "json", *self.tls)
+        return str(json.loads(done.stdout)["conditions"]) if done.returncode == 0 else self._ran(done)
+
+    @staticmethod
+    def _ran(done: subprocess.CompletedProcess[str]) -> str:
+        lines = done.stderr.strip().splitlines()
+        return f"exit code {done.returncode}" + (f": {lines[-1]}" if done.returncode and lines else "")
+
+    async def _client(self, ask: Callable[[neve.AsyncClient], object]) -> str:
+        """What a program hears, by its kind."""
+        options = ClientOptions(tls=ssl.create_default_context(cafile=self.tls[1]) if self.tls else False)
+        try:
+            async with asyncio.timeout(_S), neve.connect(self.namesrv, options=options) as client:
+                result = await ask(client)  # type: ignore[misc]
+        except (neve.NeveError, TimeoutError) as error:
+            return f"{type(error).__name__}: {error}"
+        messages = getattr(result, "messages", None)
+        return "stored" if messages is None else f"{len(messages)} messages, {result.status}"
 
     # ---- what is done
 
-    def sends(self) -> subprocess.CompletedProcess[str]:
-        return self.neve("produce", "orders", stdin="one\n")
+    def neve(self, *words: str, stdin: str = "", check: bool = False) -> subprocess.CompletedProcess[str]:
+        command = [NEVE, *words, "-n", self.namesrv]
+        return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=_S, check=check)
 
     def runs(self, job: str) -> None:
         url = f"http://{self.broker.admin}/jobs/{job}/run"
         urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=_S).close()
+
+    @contextmanager
+    def outage(self, ends: Callable[[], object]) -> Iterator[None]:
+        """It ends also where a surface is wrong: the next one is another test's."""
+        try:
+            yield
+        finally:
+            ends()
+
+    def during(self, outage: str, condition: str | None, expected: Mapping[str, str]) -> None:
+        """Every surface says what it should, at once and, where it lasts, each minute of it; the log says it once."""
+        began = time.monotonic()
+        for minute in range(_MINUTES + 1):
+            while time.monotonic() - began < minute * _MINUTE_S:
+                time.sleep(1)
+            said = self.look()
+            TABLE.extend(Row(outage, str(minute), surface, text) for surface, text in said.items())
+            assert set(said) == set(expected)
+            for surface, pattern in expected.items():
+                assert re.search(pattern, said[surface]), f"{surface}, minute {minute}: {said[surface]!r}"
+        if condition is not None:
+            while time.monotonic() - began < _TELLS_AGAIN_S:
+                time.sleep(0.1)
+            assert self.told() == [condition], "once, and not each second"
+
+    def after(self, outage: str, condition: str | None) -> None:
+        """Every surface takes it back."""
+        wait_until(lambda: self.conditions() == {}, f"{outage} is over", _S)
+        if condition is not None:
+            wait_until(lambda: self.told() == [condition, f"{condition}: no more"], "once each", _S)
+        assert self._page("/readyz") == "200 ready"
+        assert self._metrics(self.broker, r'^neve_condition{condition="(.+)"} 1.0$') == "none"
+        wait_until(lambda: self.neve("produce", "orders", stdin="one\n").returncode == 0, "sends are taken", _S)
+        TABLE.append(Row(outage, "after", "all", "200 ready, no condition, sends are taken"))
+
+
+def _reason(error: OSError) -> str:
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or reason).lower()
 
 
 def make_certificate(pem: Path, key: Path, days: int) -> None:
@@ -131,96 +241,205 @@ class Store:
         self._running.enter_context(minio.running(self._directory, port, keys))
 
 
+def settings_of(directory: Path, namesrv: str, **more: object) -> list[str]:
+    """A broker's, on ports that are its own over restarts."""
+    port, admin_port = free_ports(2)
+    return settings_as_options({
+        "brokerName": "broker-a", "namesrvAddr": namesrv, "storePathRootDir": directory / "data",
+        "listenPort": port, "bindAddress": "127.0.0.1", "brokerIP1": "127.0.0.1", "adminPort": admin_port,
+        "mappedFileSizeCommitLog": "1m", "registerNameServerPeriod": "10s", "coldReadTimeout": "10s", **more,
+    })  # fmt: skip
+
+
+def name_server(directory: Path, **more: object) -> Serving:
+    port, admin_port = free_ports(2)
+    settings = {"listenPort": port, "bindAddress": "127.0.0.1", "adminPort": admin_port, **more}
+    return Serving(directory / "names", "namesrv", *settings_as_options(settings))
+
+
+@contextmanager
+def tabled() -> Iterator[None]:
+    """What was seen, printed at the end: `make drill` shows it."""
+    try:
+        yield
+    finally:
+        for row in TABLE:
+            print(f"{row.outage:<20} {row.minute:>5}  {row.surface:<22} {row.said}")
+        TABLE.clear()
+
+
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
     directory = tmp_path_factory.mktemp("drill")
-    port, names_port, admin_port = free_ports(3)
     pem, key = directory / "server.pem", directory / "server.key"
-    make_certificate(pem, key, 365)
-    store = Store(directory / "minio")
-    settings = {
-        "brokerName": "broker-a", "namesrvAddr": f"127.0.0.1:{names_port}", "storePathRootDir": directory / "data",
-        "listenPort": port, "bindAddress": "127.0.0.1", "brokerIP1": "127.0.0.1", "adminPort": admin_port,
-        "mappedFileSizeCommitLog": "1m", "storeUrl": store.server.url("archive"), "tlsServerMode": "permissive",
-        "tlsCertPath": pem, "tlsKeyPath": key, "registerNameServerPeriod": "10s", "diskSpaceWarningLevelRatio": 99,
-    }  # fmt: skip
     own = directory / "names.pem", directory / "names.key"
+    make_certificate(pem, key, 365)
     make_certificate(*own, 365)
-    options = settings_as_options({
-        "listenPort": names_port, "bindAddress": "127.0.0.1", "tlsServerMode": "permissive", "tlsCertPath": own[0],
-        "tlsKeyPath": own[1],
-    })  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
+    store = Store(directory / "minio")
+    with tabled(), pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        stack.callback(store.goes)
         for name, value in store.server.environment.items():
             patch.setenv(name, value)
-        try:
-            with (
-                Serving(directory / "names", "namesrv", *options) as names,
-                Serving(directory / "broker", "broker", *settings_as_options(settings)) as broker,
-            ):
-                drill = Drill(directory, store, names, broker)
-                created = drill.neve("topic", "create", "orders")
-                assert created.returncode == 0, created.stderr
-                yield drill
-        finally:
-            store.goes()
+        names = stack.enter_context(name_server(directory, tlsCertPath=own[0], tlsKeyPath=own[1]))
+        more = {"storeUrl": store.server.url("archive"), "tlsCertPath": pem, "tlsKeyPath": key}
+        more |= {"archiveWorkerPriority": "normal", "coldReadPriority": "normal", "diskSpaceWarningLevelRatio": 99}
+        settings = settings_of(directory, names.namesrv, **more)
+        broker = stack.enter_context(Serving(directory / "broker", "broker", *settings))
+        drill = Drill(directory, names, broker, store)
+        for topic in ("orders", "past"):
+            assert drill.neve("topic", "create", topic, "--queues", "1").returncode == 0
+            assert drill.neve("produce", topic, stdin="one\ntwo\n").returncode == 0
+        assert broker.post("/archive/offload?roll=1&evict=1")[-1]["failed"] == 0
+        assert drill.neve("produce", "orders", stdin="three\n").returncode == 0
+        yield drill
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[tuple[Drill, OnASmallDisk, Path]]:
+    """A broker alone, on a disk that a test can fill."""
+    data = tmp_path / "data"
+    data.mkdir()
+    with tabled(), name_server(tmp_path) as names:
+        settings = settings_of(tmp_path, names.namesrv)
+        with OnASmallDisk(tmp_path / "broker", data, "broker", *settings) as broker:
+            drill = Drill(tmp_path, names, broker)
+            for topic in ("orders", "past"):
+                assert drill.neve("topic", "create", topic, "--queues", "1").returncode == 0
+                assert drill.neve("produce", topic, stdin="one\n").returncode == 0
+            yield drill, broker, data
+
+
+WELL: dict[str, str] = {
+    "/readyz": r"^200 ready$", "/archive/status": r"^none$", "metrics": r"^none$", "log": r"^nothing$",
+    "neve broker describe": r"^none$", "neve produce": r"^exit code 0", "neve consume": r"^exit code 0",
+    "client, send": r"^stored$", "client, read": "FOUND$", "name server": r"^200 ready, brokers: 1$",
+}  # fmt: skip
+
+
+def told(condition: str, why: str, means: str, **more: str) -> dict[str, str]:
+    """What every surface says of a condition; what is not told otherwise is well."""
+    since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    return {
+        **WELL,
+        "/readyz": rf"^200 ready \| {condition} {since}: {why}.*{means}",
+        "/archive/status": rf"^{condition}: {why}",
+        "metrics": rf"^{condition}$",
+        "log": rf"^{condition}$",
+        "neve broker describe": rf"^{condition}: {why}",
+        **more,
+    }
+
+
+def until_told(drill: Drill, condition: str) -> None:
+    wait_until(lambda: condition in drill.conditions() and drill.told() == [condition], condition, _S)
 
 
 def test_the_store_is_down(drill: Drill) -> None:
-    drill.store.goes()
+    """Hot traffic goes on; what is archived alone can't be read, and its reader is told to come back."""
+    assert drill.store is not None
+    drill.begins()
+    means = "messages that are not on the local disk can't be read"
+    later = "BrokerError: the archive can't be read now, try again later"
+    expected = told("archive unreachable", "StoreUnavailable", means, **{"client, read": f"^{later}"})
+    with drill.outage(drill.store.comes_back):
+        drill.store.goes()
+        drill.runs("state")
+        until_told(drill, "archive unreachable")
+        drill.during("store down", "archive unreachable", expected)
     drill.runs("state")
-    drill.begins("archive unreachable")
-    assert drill.sends().returncode == 0, "hot traffic goes on"
-    drill.store.comes_back()
-    drill.runs("state")
-    drill.ends("archive unreachable")
+    drill.after("store down", "archive unreachable")
+
+
+def test_the_disk_is_full(small: tuple[Drill, OnASmallDisk, Path]) -> None:
+    """Sends are refused by the broker's word; reads go on, and so do sends when there is room again."""
+    drill, broker, data = small
+    drill.begins()
+    filler = broker.seen_from_here(data / "filler")
+    room = os.statvfs(broker.seen_from_here(data))
+    filler.write_bytes(b"\0" * (int(room.f_bavail * room.f_frsize * 0.95)))
+    until_told(drill, "disk full")
+    refused = "the broker's disk is full, 9\\d% used, mark 90%"
+    expected = told(
+        "disk full", refused, "sends are refused with code 14; reads, acks and archiving go on",
+        **{"neve produce": f"exit code 1.*{refused}", "client, send": f"(?s).*{refused}"},
+    )  # fmt: skip
+    drill.during("disk full", "disk full", expected)
+    filler.unlink()
+    drill.after("disk full", "disk full")
 
 
 def test_the_name_server_is_gone(drill: Drill) -> None:
-    drill.names.stop()
-    drill.begins("name servers unreachable", described=False)
-    sent = drill.sends()
-    assert sent.returncode == _UNREACHABLE, sent.stderr
-    assert drill.namesrv in sent.stderr, "who can't be reached is said"
-    drill.names.start()
-    drill.ends("name servers unreachable")
-    wait_until(lambda: drill.sends().returncode == 0, "its route is back", _S)
+    """The broker serves who knows it; who comes anew is told which name server does not answer."""
+    drill.begins()
+    away = re.escape(drill.namesrv)
+    expected = told(
+        "name servers unreachable", away, "clients that know this broker go on with it",
+        **dict.fromkeys(("neve broker describe", "neve produce", "neve consume"), f"exit code 6.*{away}"),
+        **dict.fromkeys(("client, send", "client, read"), f"^ConnectionFailed: .*{away}"),
+        **{"name server": "^connection refused"},
+    )  # fmt: skip
+    with drill.outage(drill.names.start):
+        drill.names.stop()
+        until_told(drill, "name servers unreachable")
+        drill.during("name server gone", "name servers unreachable", expected)
+    drill.after("name server gone", "name servers unreachable")
 
 
 def test_the_broker_is_killed(drill: Drill) -> None:
-    address = drill.broker.broker
-    drill.broker.kill()
-    wait_until(lambda: drill.neve("broker", "describe", "broker-a").returncode != 0, "the name server knows it", _S)
-    sent = drill.sends()
-    assert sent.returncode != 0
-    assert "orders" in sent.stderr or address in sent.stderr, sent.stderr
-    drill.broker.start()
-    wait_until(lambda: drill.sends().returncode == 0, "it is back", _S)
-    assert drill.conditions() == {}
-    assert drill.broker.get("/readyz") == "ready\n"
+    """It says nothing any more: the name server does, and each client says what it could not reach."""
+    drill.begins()
+    refused = "^(no answer: )?connection refused"
+    expected = {
+        "/readyz": refused, "/archive/status": refused, "metrics": refused, "log": "^nothing$",
+        "neve broker describe": "exit code [36].*(broker-a|knows no broker)", "neve produce": "exit code [136].*orders",
+        "neve consume": "exit code [136].*orders", "client, send": ".+: .*orders", "client, read": ".+: .*past",
+        "name server": "^200 ready, brokers: 0$",
+    }  # fmt: skip
+    lost = "hung up and is taken out"
+    before = drill.names.log().count(lost)
+    with drill.outage(drill.broker.start):
+        drill.broker.kill()
+        wait_until(lambda: drill.names.log().count(lost) > before, "the name server has seen it", _S)
+        drill.during("broker killed", None, expected)
+        assert drill.names.log().count(lost) == before + 1, "once"
+    drill.after("broker killed", None)
 
 
 def test_the_clock_is_off(drill: Drill) -> None:
-    """A start finds the wall clock far before what was trusted last."""
+    """A start finds the wall clock far before what was trusted last: nothing expires early, all else goes on."""
     drill.broker.stop()
-    before = len(drill.broker.log())
     (drill.directory / "data" / "clock").write_text('{"version":1,"trusted_ms":1000000000000}')
-    drill.broker.start()
-    wait_until(lambda: "clock not trusted" in drill.broker.log()[before:], "the log", _S)
-    drill.begins("clock not trusted")
-    assert drill.neve("archive", "confirm-clock").returncode == 0
-    drill.ends("clock not trusted")
+    drill.begins()
+    with drill.outage(lambda: drill.neve("archive", "confirm-clock", check=True)):
+        drill.broker.start()
+        wait_until(lambda: drill.neve("produce", "orders", stdin="one\n").returncode == 0, "its route is back", _S)
+        wait_until(lambda: drill.reads_what_is_archived().endswith("FOUND"), "the archive's worker has begun", _S)
+        until_told(drill, "clock not trusted")
+        drill.during("clock off", "clock not trusted", told("clock not trusted", "", "what expires is .* s late"))
+    drill.after("clock off", "clock not trusted")
 
 
 def test_the_certificate_is_over(drill: Drill) -> None:
+    """Who checks it can't connect and hears why; a new one is taken without a restart."""
     pem, key = drill.directory / "server.pem", drill.directory / "server.key"
-    make_certificate(pem, key, 0)
-    drill.begins("certificate expired")
-    trusted = drill.directory / "trusted.pem"
-    trusted.write_text(pem.read_text() + (drill.directory / "names.pem").read_text())
-    sent = drill.neve("produce", "orders", "--tls-ca", str(trusted), stdin="one\n")
-    assert sent.returncode != 0
-    assert "certificate" in sent.stderr, sent.stderr
-    make_certificate(pem, key, 365)
-    drill.ends("certificate expired")
-    assert drill.neve("produce", "orders", stdin="one\n").returncode == 0
+    drill.begins()
+    expected = told(
+        "certificate expired", "", "clients that check it can't connect any more; who is connected goes on",
+        **dict.fromkeys(("neve broker describe", "neve produce", "neve consume"), "exit code [16].*certificate"),
+        **dict.fromkeys(("client, send", "client, read"), ".+: .*certificate"),
+    )  # fmt: skip
+    with drill.outage(partial(make_certificate, pem, key, 365)):
+        make_certificate(pem, key, 0)
+        until_told(drill, "certificate expired")
+        trusted = drill.directory / "trusted.pem"
+        trusted.write_text(pem.read_text() + (drill.directory / "names.pem").read_text())
+        drill.tls = ("--tls-ca", str(trusted))
+        drill.during("certificate expired", "certificate expired", expected)
+    drill.tls = ()
+    drill.after("certificate expired", "certificate expired")
+
+
+def test_all_is_well_then(drill: Drill) -> None:
+    """What the drill calls well is what each surface says where nothing is wrong."""
+    drill.begins()
+    drill.during("none", None, WELL)
