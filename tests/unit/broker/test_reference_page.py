@@ -130,7 +130,7 @@ def test_each_metric_is_on_the_page_in_its_own_words(tmp_path: Path) -> None:
         name: [types[name], helps[name]] for name in helps
     }
     mentioned = set(re.findall(r"\bneve_[a-z_]+\b", page("operators.md")))
-    assert mentioned <= set(helps)
+    assert mentioned <= {name for name, *_ in METRIC_ROW.findall(page("reference.md"))}
 
 
 def told(text: str) -> dict[str, list[str]]:
