@@ -104,6 +104,9 @@ class LocalJournal:
     # ---- entries
 
     def append(self, seq: int, entry: bytes) -> None:
+        if not self._disk.exists(self._mirror_path):
+            self._disk.write_atomic(self._mirror_path, frame(seq, entry))  # its name has to be on the disk, too
+            return
         self._disk.append(self._mirror_path, frame(seq, entry))
         self._disk.fdatasync(self._mirror_path)
 

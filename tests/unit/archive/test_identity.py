@@ -12,11 +12,13 @@ import pytest
 
 from infra.disk import RealDisk
 from infra.object_store.protocol import StoreUnavailable
-from neve.archive.journal import Expire, Intent, IntentName, NewerFormat
+from neve.archive.catalog import Catalog
+from neve.archive.journal import Abort, AnyEntry, Expire, Intent, IntentName, NewerFormat, encode_entry
 from neve.archive.keys import data_key
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.identity import Identity, IdentityFile, Since
+from tiered.journal.local_journal import LocalJournal
 from tiered.journal.named_topics import Lasts, raise_lasts
 
 STATE = Path("/state")
@@ -264,3 +266,23 @@ def test_what_was_named_and_never_stood_is_known_at_a_start_without_the_store(tm
     assert not rig.attachment.online
     assert rig.attachment.resume_at == 128
     assert (rig.attachment.queue_next["t", 0], rig.attachment.queue_next["u", 3]) == (20, 20)
+
+
+def test_the_mirror_of_a_first_life_outlives_a_power_cut_by_itself() -> None:
+    """Without the store it is all that says what was archived; nothing else syncs its folder for it."""
+    for seed in range(20):
+        disk = SimDisk(seed=seed)
+        disk.make_dirs(STATE)
+        journal = LocalJournal(STATE, disk)
+        for seq in range(3):
+            journal.append(seq, encode_entry(Abort(round=seq)))
+        applied: list[int] = []
+        catalog = Catalog()
+        after = disk.power_cut()
+
+        def apply(seq: int, entry: AnyEntry, catalog: Catalog = catalog, applied: list[int] = applied) -> None:
+            catalog.apply(seq, entry)
+            applied.append(seq)
+
+        LocalJournal(STATE, after).replay(catalog, "b", apply)
+        assert applied == [0, 1, 2]
