@@ -74,6 +74,7 @@ EXPIRED_TOPICS = 500  # with so many objects each they are the 50,000
 COLD_GROUPS, GROUPS = 8, 5
 _BULK, _COLD, _SMALL_BULK = 200_000, 400_000, 10_000
 _BATCH = 2_000  # names of a COMMIT
+_BESIDE_APACHE = 2  # turns
 _JOBS_S = 900.0
 _ARCHIVE_BYTES = 8 << 30  # of all windows, with room to spare
 _CLOCK_TICK = os.sysconf("SC_CLK_TCK")
@@ -432,15 +433,17 @@ class Rows:
             self.broken[row] = f"{type(error).__name__}: {error}"
             print(f"  {row} is broken: {self.broken[row]}", flush=True)
 
-    def measure_apache(self, neve: Neve, apache: ApacheServer, limits: Limits) -> None:
-        for rate in RATES:
-            self._window("(warm)", rate, apache, lambda: 0.0)
-        turn = 0
-        while limits.goes_on(turn):
+    def measure_apache(self, neve: Neve, root: Path, heap: str, limits: Limits) -> None:
+        with self._told_if_broken("Apache"), ApacheServer(root, heap=heap) as apache:
+            create(apache.broker, HOT)
             for rate in RATES:
-                ours = self._window("alone", rate, neve.server, neve.take_pause)
-                self._beside[rate].append((ours, self._window("Apache", rate, apache, lambda: 0.0)))
-            turn += 1
+                self._window("(warm)", rate, apache, lambda: 0.0)
+            turn = 0
+            while limits.goes_on(turn):
+                for rate in RATES:
+                    ours = self._window("alone", rate, neve.server, neve.take_pause)
+                    self._beside[rate].append((ours, self._window("Apache", rate, apache, lambda: 0.0)))
+                turn += 1
 
     def _window(
         self, row: str, rate: int, server: NeveServer | ApacheServer, take_pause: Callable[[], float]
@@ -594,9 +597,9 @@ def run_with_directory(
 ) -> None:
     neve = with_directory(stack, root, rows, options)
     if not options.no_apache:
-        with ApacheServer(root / "apache", heap=options.heap) as apache:
-            create(apache.broker, HOT)
-            told.measure_apache(neve, apache, dataclasses.replace(limits, repeat=min(limits.repeat, 2)))
+        told.measure_apache(
+            neve, root / "apache", options.heap, dataclasses.replace(limits, repeat=min(limits.repeat, _BESIDE_APACHE))
+        )
     disturbances: dict[str, Disturbance] = {
         "archive": neve.archive,
         "cold": neve.cold,
