@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 STORE, TOPIC = "spark.neve.store", "spark.neve.topic"
 _SPECS = (SPEC, "spark-pipeline.yaml")
-_OF_FLOW = re.compile(r"Flow '?([^\s']+)'? (?:is|has) (\w+)\.?(.*)", re.DOTALL)
+_OF_FLOW = re.compile(r"Flow '?([^\s']+)'? (?:is |has )?([A-Z]+)\b")
 
 _TOLD_MOST = 2000
 
@@ -121,7 +121,8 @@ def run_pipeline(
         record.write(runs)
         try:
             with _connected(spec, spec_file, record.home, master, remote) as spark:
-                for event in _events(spark, spec, spec_file, dry=dry, refresh=refresh or Refresh()):
+                todo = refresh or Refresh()
+                for event in _events(spark, spec, spec_file, dry=dry, refresh=todo, is_own=remote is None):
                     _note(run, event)
                     record.write(runs)
                     progress(event)
@@ -148,13 +149,16 @@ def _check(run: Run) -> None:
         raise RunFailed("\n".join(flow.told or f"flow {name} failed" for name, flow in failed))
 
 
-def _events(spark: SparkSession, spec: Any, spec_file: Path, *, dry: bool, refresh: Refresh) -> Iterator[Event]:
+def _events(
+    spark: SparkSession, spec: Any, spec_file: Path, *, dry: bool, refresh: Refresh, is_own: bool
+) -> Iterator[Event]:
     from pyspark.errors import PySparkException
     from pyspark.pipelines import spark_connect_pipeline as connect
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
 
+    settings = _settings(spark, spec, spec_file, is_own=is_own)
     try:
-        graph = connect.create_dataflow_graph(spark, spec.catalog, spec.database, spec.configuration)
+        graph = connect.create_dataflow_graph(spark, spec.catalog, spec.database, settings)
         registry = SparkConnectGraphElementRegistry(spark, graph)
         with contextlib.redirect_stdout(sys.stderr):  # what definitions print is no data of this command
             _pipelines().register_definitions(spec_file, registry, spec, spark, graph)
@@ -171,6 +175,26 @@ def _events(spark: SparkSession, spec: Any, spec_file: Path, *, dry: bool, refre
                 yield _event(told.message, told.timestamp.ToMilliseconds())
     except PySparkException as error:
         raise (BadPipeline if dry or "RUN_EXECUTION_FAILURE" not in str(error) else RunFailed)(_short(error)) from error
+
+
+def _settings(spark: SparkSession, spec: Any, spec_file: Path, *, is_own: bool) -> dict[str, str]:
+    """Of the spec, what a session may set. The rest is for the start of a server, and one of this process was told it.
+
+    Raises:
+        BadPipeline: another server is asked for it.
+    """
+    from pyspark.errors import PySparkException
+
+    found = {}
+    for name, value in (OF_SESSIONS | dict(spec.configuration)).items():
+        try:
+            spark.conf.set(name, value)
+        except PySparkException as error:
+            if not is_own:
+                raise BadPipeline(f"{spec_file}: {name} is for the start of a server: {_short(error)}") from error
+        else:
+            found[name] = value
+    return found
 
 
 def _event(text: str, at_ms: int) -> Event:
@@ -195,10 +219,6 @@ def _connected(spec: Any, spec_file: Path, own: Path, master: str | None, remote
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", FutureWarning)  # of pandas, which is not used
         builder = Connected.builder.remote(remote).config("spark.sql.connect.serverStacktrace.enabled", "false")
-        for name, value in (OF_SESSIONS | dict(spec.configuration)).items():
-            if name.startswith(("spark.sql.", "spark.neve.")):
-                builder = builder.config(name, value)
-        warnings.simplefilter("ignore", UserWarning)  # what only a server's start could set
         spark = builder.getOrCreate()
         stack.callback(spark.stop)
         yield spark

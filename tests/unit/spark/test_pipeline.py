@@ -183,4 +183,6 @@ def test_what_spark_tells_is_of_a_flow_or_of_the_run() -> None:
     assert (event.flow, event.state, event.at_ms) == ("spark_catalog.default.by_tag", "failed", 3)
     event = running._event("Flow 'a' is RUNNING.", 3)
     assert (event.flow, event.state) == ("a", "running")
+    event = running._event("Flow 'c.d.windows' SKIPPED due to upstream failure(s).", 3)
+    assert (event.flow, event.state) == ("c.d.windows", "skipped")
     assert running._event("Run is COMPLETED.", 4) == running.Event(4, "Run is COMPLETED.")
