@@ -158,7 +158,9 @@ async def _run(
             return {"topic": topic, **await work(client, topic, load, tick)}
         async with benching.own_topic(client, f"neve-bench-{unique_name(system_entropy)[:8]}", keep=keep) as made:
             if what == "consume":
-                await benching.produce(client, made, load._replace(in_flight=16), benching.Ticker(wanted=False))
+                quiet_tick = benching.Ticker(wanted=False)
+                filled = await benching.produce(client, made, load._replace(in_flight=16), quiet_tick)
+                await benching.until_shown(client, made, filled["messages"])
             return {"topic": made, **await work(client, made, load, tick)}
 
 

@@ -260,6 +260,15 @@ async def own_topic(client: AsyncClient, name: str, *, keep: bool) -> AsyncGener
             await client.delete_topic(name)
 
 
+async def until_shown(client: AsyncClient, topic: str, count: int) -> None:
+    """Apache's brokers show a message some time after they have acknowledged it. Raises Failure."""
+    deadline = system_monotonic() + _READY_S
+    while sum(one.max_offset for one in (await client.topic_stats(topic)).values()) < count:
+        if system_monotonic() > deadline:
+            raise Failure(FAILED, f"{topic} does not show all {count} messages after {_READY_S:.0f} s")
+        await asyncio.sleep(0.1)
+
+
 async def _routed(client: AsyncClient, topic: str) -> Sequence[Any]:
     try:
         return (await client.topic_route(topic)).write_queues

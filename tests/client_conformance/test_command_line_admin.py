@@ -248,6 +248,14 @@ def test_a_cluster_is_measured_and_nothing_is_left_behind(server: Any, neve: Run
     assert (sent["messages"], sent["bytes"], sent["failed"]) == (501, 501 * 64, 0)
     assert 0 < sent["p50_ms"] <= sent["p99_ms"] <= sent["max_ms"]
     assert sent["broker_cpu_us"] is not None  # it runs here
+
+    def shown() -> int:
+        told = json.loads(neve("topic", "describe", topic, "--tiers", "-o", "json"))
+        return int(told["summary"]["messages"])
+
+    wait_until(lambda: shown() == 501, "all messages")  # Apache's shows them a moment later
+    own = json.loads(neve("bench", "consume", "--messages", "300", "--size", "64", "-o", "json"))
+    assert (own["messages"], own["bytes"]) == (300, 300 * 64)
     read = json.loads(neve("bench", "consume", topic, "-o", "json"))
     assert (read["messages"], read["bytes"]) == (501, 501 * 64)
     neve("bench", "consume", "no-such-topic", code=NOT_FOUND)
