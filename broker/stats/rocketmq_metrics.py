@@ -173,7 +173,9 @@ class RocketmqMetrics:
                 await asyncio.sleep(0)
         messages, throughput = list[Sample](), list[Sample]()
         sizes = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
-        for topic in told.rows():
+        for number, topic in enumerate(told.rows(), 1):
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
             labels = {"topic": topic, "is_system": _said(names.is_system_topic(topic))}
             for kind, (count, size) in self._kinds(topic).items():
                 if count:
@@ -215,7 +217,9 @@ class RocketmqMetrics:
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
         messages, throughput = list[Sample](), list[Sample]()
-        for topic, group in told.rows():
+        for number, (topic, group) in enumerate(told.rows(), 1):
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
             count, size = self._stats.of_reading(topic, group)
             labels = {"topic": topic, "consumer_group": group, "is_system": _is_system(topic, group)}
             messages.append(Sample(labels, count))
