@@ -149,14 +149,14 @@ def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) 
     return int(policy.upload_bytes_per_second * max(1.0, age / policy.archive_max_age_ms))
 
 
-def worker_priority(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) -> str:
+def worker_priority(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float, *, is_awaited: bool) -> str:
     """What the encoding worker asks of the processor: who sends comes first, but only as long as archiving keeps up.
 
     It keeps up no longer when the oldest message waits for twice archiveMaxAge, or the disk is above its mark: what
-    never leaves it ends in refused sends.
+    never leaves it ends in refused sends. `is_awaited`: somebody has asked for the round, and waits for its end.
     """
     is_late = 0 <= oldest_ms < now_ms - _LATE * policy.archive_max_age_ms
-    return NORMAL if is_late or disk_ratio > policy.disk_mark else policy.worker_priority
+    return NORMAL if is_awaited or is_late or disk_ratio > policy.disk_mark else policy.worker_priority
 
 
 class Moment(NamedTuple):

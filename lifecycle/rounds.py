@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from infra.clock import Clock
@@ -35,8 +36,12 @@ class Rounds:
         self.last: dict[str, Any] = {}  # of the last run: its last round and what became of all
 
     def run(self, *, everything: bool, progress: Progress | None = None) -> list[RoundReport]:
-        """Finish what is open, then write what is due, or everything that is there now."""
+        """Finish what is open, then write what is due, or everything that is there now: for that somebody waits."""
         assert self.lock.locked(), "one at a time"
+        with self._throttle.awaited() if everything else nullcontext():
+            return self._run(everything, progress)
+
+    def _run(self, everything: bool, progress: Progress | None) -> list[RoundReport]:
         self._rounds.begin()
         if self._settled is not None and not self._settled():
             return []

@@ -5,7 +5,8 @@ By the age of what waits and the fill of the disk, looked at also while a round 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from infra.clock import Clock
@@ -36,7 +37,19 @@ class UploadThrottle:
     ) -> None:
         self._worker, self._hot, self._policy, self._clock = worker, hot, policy, clock
         self._turns, self._oldest_ms = turns, oldest_ms
+        self._is_awaited = False
         self.bytes_per_second = 0  # 0: no limit
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Somebody waits for the rounds that are run meanwhile: on a busy machine an idle worker would never end."""
+        self._is_awaited = True
+        try:
+            self.adjust()
+            yield
+        finally:
+            self._is_awaited = False
+            self.adjust()
 
     def adjust(self) -> None:
         """The disk does not wait for a round's end, and a stop waits for no rate."""
@@ -45,4 +58,5 @@ class UploadThrottle:
         closed = self._turns.closed
         self.bytes_per_second = 0 if closed else upload_rate(policy, oldest_ms, now, ratio)
         self._worker.set_upload_rate(self.bytes_per_second)
-        self._worker.set_priority(worker_priority(policy, oldest_ms, now, ratio))
+        priority = worker_priority(policy, oldest_ms, now, ratio, is_awaited=self._is_awaited)
+        self._worker.set_priority(priority)

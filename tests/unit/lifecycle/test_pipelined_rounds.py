@@ -319,7 +319,22 @@ HOURS = 3_600_000
 )
 def test_encoding_gives_way_as_long_as_it_keeps_up(oldest_ms: int, disk: float, priority: str) -> None:
     policy = Policy(archive_max_age_ms=HOURS, disk_mark=0.75, worker_priority="idle")
-    assert worker_priority(policy, oldest_ms, 10 * HOURS, disk) == priority
+    assert worker_priority(policy, oldest_ms, 10 * HOURS, disk, is_awaited=False) == priority
+    assert worker_priority(policy, oldest_ms, 10 * HOURS, disk, is_awaited=True) == "normal"
+
+
+def test_who_asked_for_everything_waits_for_no_idle_worker(rig: Rig) -> None:
+    rig.policy = Policy(archive_min_bytes=1, worker_priority="idle")
+    told = list[str]()
+
+    def set_priority(priority: str) -> None:
+        told.append(priority)
+
+    rig.worker.set_priority = set_priority  # type: ignore[method-assign]
+    fill(rig, 1)
+    rig.lifecycle.offload.run(roll=True)
+    assert set(told[:-1]) == {"normal"}, "from before its first object on"
+    assert told[-1] == "idle", "the rounds that nobody waits for give way again"
 
 
 def test_the_worker_is_told_what_to_ask_for_also_while_a_round_runs(rig: Rig) -> None:
