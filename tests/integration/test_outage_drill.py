@@ -183,16 +183,15 @@ class Drill:
         """Every surface says what it should, at once and, where it lasts, each minute of it; the log says it once."""
         began = time.monotonic()
         for minute in range(_MINUTES + 1):
-            while time.monotonic() - began < minute * _MINUTE_S:
-                time.sleep(1)
+            minute_is_over = partial(_is_past, began + minute * _MINUTE_S)
+            wait_until(minute_is_over, f"minute {minute}", 2 * _MINUTE_S)
             said = self.look()
             TABLE.extend(Row(outage, str(minute), surface, text) for surface, text in said.items())
             assert set(said) == set(expected)
             for surface, pattern in expected.items():
                 assert re.search(pattern, said[surface]), f"{surface}, minute {minute}: {said[surface]!r}"
         if condition is not None:
-            while time.monotonic() - began < _TELLS_AGAIN_S:
-                time.sleep(0.1)
+            wait_until(partial(_is_past, began + _TELLS_AGAIN_S), "a log that repeats itself would have", _S)
             assert self.told() == [condition], "once, and not each second"
 
     def after(self, outage: str, condition: str | None) -> None:
@@ -204,6 +203,10 @@ class Drill:
         assert self._metrics(self.broker, r'^neve_condition{condition="(.+)"} 1.0$') == "none"
         wait_until(lambda: self.neve("produce", "orders", stdin="one\n").returncode == 0, "sends are taken", _S)
         TABLE.append(Row(outage, "after", "all", "200 ready, no condition, sends are taken"))
+
+
+def _is_past(moment: float) -> bool:
+    return time.monotonic() >= moment
 
 
 def _reason(error: OSError) -> str:
