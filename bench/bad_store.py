@@ -57,7 +57,7 @@ class BadStore:
         elif self.mood == "503":
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(_length(head))
+                await reader.readexactly(content_length(head))
                 writer.write(_REFUSAL)
                 await writer.drain()
         else:
@@ -82,7 +82,8 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, afte
         await writer.drain()
 
 
-def _length(head: bytes) -> int:
+def content_length(head: bytes) -> int:
+    """How many bytes of a body come behind this head of a request."""
     for line in head.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":

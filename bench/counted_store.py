@@ -15,6 +15,8 @@ import sys
 from collections import Counter
 from urllib.parse import parse_qs, urlsplit
 
+from bench.bad_store import content_length
+
 _CHUNK = 1 << 18
 
 
@@ -43,7 +45,7 @@ class CountedStore:
             head = await reader.readuntil(b"\r\n\r\n")
             self.asked[_told(head)] += 1
             back.write(head)
-            left = _length(head)
+            left = content_length(head)
             while left:
                 data = await reader.read(min(left, _CHUNK))
                 if not data:
@@ -66,14 +68,6 @@ def _told(head: bytes) -> str:
     if method == "GET" and "list-type" in parse_qs(place.query):
         return "GET listing"
     return f"{method} {'data' if place.path.endswith('.parquet') else 'journal'}"
-
-
-def _length(head: bytes) -> int:
-    for line in head.split(b"\r\n"):
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    return 0
 
 
 async def run(port: int, target: str) -> None:
