@@ -98,8 +98,13 @@ $(VENV)-duckdb/bin/python: $(BIN)/.installed
 	$(BIN)/python -m venv $(VENV)-duckdb
 	$(VENV)-duckdb/bin/pip install --quiet duckdb==1.5.5 duckdb-extension-delta==1.5.5
 
-delta: setup $(VENV)-duckdb/bin/python ## a Delta table held against the archive by delta-rs and DuckDB after each of so many entries of two journals (ENTRIES=1000)
-	NEVE_DELTA_DUCKDB=$(VENV)-duckdb/bin/python NEVE_DELTA_ENTRIES=$(ENTRIES) $(BIN)/pytest -o timeout=0 -o faulthandler_timeout=0 tests/unit/lifecycle/test_delta_tables.py -k after_each
+# Delta's part for Spark is there for some of its versions only: neither is the one of the other tests.
+$(VENV)-delta/bin/python: $(BIN)/.installed
+	$(BIN)/python -m venv $(VENV)-delta
+	$(VENV)-delta/bin/pip install --quiet 'pyspark==4.1.4' delta-spark==4.1.0
+
+delta: setup $(VENV)-duckdb/bin/python $(VENV)-delta/bin/python ## a Delta table held against the archive by delta-rs, DuckDB and Spark after each of so many entries of two journals (ENTRIES=1000)
+	NEVE_DELTA_DUCKDB=$(VENV)-duckdb/bin/python NEVE_DELTA_SPARK=$(VENV)-delta/bin/python NEVE_DELTA_ENTRIES=$(ENTRIES) $(BIN)/pytest -o timeout=0 -o faulthandler_timeout=0 tests/unit/lifecycle/test_delta_tables.py -k after_each
 
 seam: setup ## Spark reads archive and brokers as one table a hundred times in live traffic, and streams: each row once (READS=100)
 	NEVE_SEAM_READS=$(or $(READS),100) $(BIN)/pytest -s --timeout 3000 tests/integration/test_spark_tiers.py -k live
@@ -148,4 +153,4 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.spark
 
 clean: ## remove what the commands made
-	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-duckdb $(VENV)-delta .mypy_cache .ruff_cache .pytest_cache .hypothesis

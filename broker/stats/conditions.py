@@ -78,7 +78,9 @@ class Conditions:
         clock = self._archive.safe_clock
         if not (state := clock.state()).trusted:
             means = f"what expires is {state.behind_ms // 1000} s late"
-            then = "nothing is expired early meanwhile; `neve archive confirm-clock` ends it"
+            then = (
+                "nothing is expired early; the store's clock, where it agrees, or `neve archive confirm-clock` ends it"
+            )
             found.append(Condition(_CLOCK, state.since_ms, state.why, means, then))
         return [*found, *self._ends.now()]
 

@@ -50,11 +50,11 @@ from neve.archive.journal import Expire, Unexpire
 from neve.archive.schema import SCHEMA
 from tests.doubles.archive_at_random import T0, ArchiveAtRandom
 from tests.doubles.memory_store import MemoryStore
-from tests.servers import duckdb_delta
 from tests.unit.archive.test_exactness import TOPIC
 from tiered.write import delta_table
 
 ENTRIES = int(os.environ.get("NEVE_DELTA_ENTRIES", "60"))
+SERVERS = Path(__file__).parents[2] / "servers"
 DAY_MS = 86_400_000
 PLACE = "broker, queue_id, queue_offset, commit_log_offset"
 Row = tuple[Any, ...]
@@ -82,29 +82,47 @@ def by_delta(root: Path, query: str = f"SELECT {PLACE} FROM rows") -> list[Row]:
     return sorted(tuple(row.values()) for row in found.to_pylist())
 
 
-class DuckDB:
-    """Another process, since its extension is not there for each of its versions."""
+class OtherReader:
+    """A reader in a process of its own: its versions are not those of the other tests."""
 
-    def __init__(self, python: str) -> None:
-        command = [python, str(Path(duckdb_delta.__file__))]
+    def __init__(self, python: str, program: str, table: str) -> None:
+        """`table` names the one of a path, in a query."""
+        command = [python, str(SERVERS / program)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._table = table
 
     def rows(self, root: Path) -> list[Row]:
+        return sorted(tuple(row) for row in self.ask(f"SELECT {PLACE} FROM {self.name(root)}"))
+
+    def name(self, root: Path) -> str:
+        return self._table.format(root)
+
+    def ask(self, query: str) -> Any:
         given, answers = self.process.stdin, self.process.stdout
         assert given is not None and answers is not None
-        given.write(f"SELECT {PLACE} FROM delta_scan('{root}')\n")
+        given.write(query + "\n")
         given.flush()
-        return sorted(tuple(row) for row in json.loads(answers.readline()))
+        return json.loads(answers.readline())
 
 
 @pytest.fixture
-def by_duckdb() -> Iterator[DuckDB | None]:
+def by_duckdb() -> Iterator[OtherReader | None]:
     """Where `make delta` has installed it."""
-    python = os.environ.get("NEVE_DELTA_DUCKDB")
+    yield from _reader("NEVE_DELTA_DUCKDB", "duckdb_delta.py", "delta_scan('{}')")
+
+
+@pytest.fixture
+def by_spark() -> Iterator[OtherReader | None]:
+    """Where `make delta` has installed it."""
+    yield from _reader("NEVE_DELTA_SPARK", "spark_delta.py", "delta.`{}`")
+
+
+def _reader(variable: str, program: str, table: str) -> Iterator[OtherReader | None]:
+    python = os.environ.get(variable)
     if python is None:
         yield None
         return
-    reader = DuckDB(python)
+    reader = OtherReader(python, program, table)
     with reader.process:
         yield reader
 
@@ -118,7 +136,9 @@ def by_archive(store: Path) -> list[Row]:
 # ---- what readers see
 
 
-def test_after_each_entry_delta_rs_sees_what_the_archive_has(tmp_path: Path, by_duckdb: DuckDB | None) -> None:
+def test_after_each_entry_delta_rs_sees_what_the_archive_has(
+    tmp_path: Path, by_duckdb: OtherReader | None, by_spark: OtherReader | None
+) -> None:
     """Of two brokers, one of them with a name that is written otherwise in a path; now and then a job begins anew."""
     directory = tmp_path / "store"
     directory.mkdir()
@@ -137,8 +157,26 @@ def test_after_each_entry_delta_rs_sees_what_the_archive_has(tmp_path: Path, by_
         if archives[0].live() or archives[1].live():
             rows = by_archive(directory)
             assert by_delta(directory / "topic=orders") == rows, kind
-            assert by_duckdb is None or by_duckdb.rows(directory / "topic=orders") == rows, kind
+            for reader in filter(None, (by_duckdb, by_spark)):
+                assert reader.rows(directory / "topic=orders") == rows, (kind, reader.process.args)
     assert {"Commit", "Expire", "Replace", "Erase"} <= told.keys()
+    if by_spark is not None:
+        refuses_to_write(by_spark, directory / "topic=orders")
+        assert by_spark.rows(directory / "topic=orders") == by_archive(directory)
+
+
+def refuses_to_write(spark: OtherReader, root: Path) -> None:
+    name = spark.name(root)
+    for statement in (
+        f"DELETE FROM {name} WHERE queue_offset = 1",
+        f"UPDATE {name} SET tags = 'x'",
+        f"INSERT INTO {name} SELECT * FROM {name}",
+        f"OPTIMIZE {name}",
+        f"VACUUM {name} RETAIN 1000 HOURS",
+        f"RESTORE TABLE {name} TO VERSION AS OF 0",
+    ):
+        refusal = spark.ask(statement)
+        assert isinstance(refusal, str) and "neveManaged" in refusal, (statement, refusal)
 
 
 class Readers(NamedTuple):
