@@ -63,6 +63,8 @@ def test_runs_go_on_where_the_last_one_ended_though_it_was_killed(tmp_path: Path
         assert sum(flow["behind"] or 0 for flow in told["flows"]) > 0
 
         send(server.namesrv, range(70, 90))
+        # In an entry of its own: of two queues in one, a batch may have the last of one before all of the other.
+        archived(server, store, 93)
         after = time.time() + LATE_S + WINDOW_S + 1
         wait_until(lambda: time.time() > after, "a message that closes all windows before it")
         send(server.namesrv, range(90, 91))

@@ -7,8 +7,9 @@ twice says the same twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neve.client.model import Message
@@ -83,6 +84,26 @@ class Partition(NamedTuple):
         return f"{self.query}/{self.batch}/{self.number}/{number}"
 
 
+class _Row(NamedTuple):
+    """What the columns say of one; None where there is no such column. Its fields are those of `_COLUMNS`, in order."""
+
+    body: bytes | str | None
+    topic: str | None
+    tags: str | None
+    keys: str | Sequence[str] | None
+    properties: Sequence[tuple[str, str]] | None  # Arrow's maps are lists of pairs
+    queue_id: int | None
+    order_key: str | int | None
+    delay_level: int | None
+    delay: float | None
+    deliver_at: datetime | None
+    flag: int | None
+    id: str | int | None
+
+
+_NULLS = repeat(None)
+
+
 class Messages:
     """The messages of a partition's rows, an Arrow batch after the other."""
 
@@ -96,10 +117,11 @@ class Messages:
 
     def of(self, batch: pa.RecordBatch) -> Iterator[ToSend]:
         """Raises BadRow."""
-        names = [_OTHER_NAMES.get(name, name) for name in batch.schema.names]
-        columns = [column.to_pylist() for column in batch.columns]
-        for values in zip(*columns, strict=True):
-            row = dict(zip(names, values, strict=True))
+        columns: dict[str, Iterable[Any]] = {
+            _OTHER_NAMES.get(name, name): column.to_pylist()
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        for row in map(_Row._make, zip(*(columns.get(name, _NULLS) for name in _COLUMNS), strict=False)):
             try:
                 yield self._message(row)
             except (ClientError, TypeError, ValueError, OverflowError) as error:
@@ -107,27 +129,23 @@ class Messages:
                 raise BadRow(f"{where}: {getattr(error, 'remark', error)}") from error
             self._count += 1
 
-    def _message(self, row: Mapping[str, Any]) -> ToSend:
-        topic = self._topic or row["topic"]
+    def _message(self, row: _Row) -> ToSend:
+        topic = self._topic or row.topic
         if topic is None:
             raise ClientError("column topic is null")
         if topic not in self.topics:
             check_topic(topic)
             self.topics.add(topic)
-        if row["body"] is None:
+        if row.body is None:
             raise ClientError("column body is null")
-        body = body_bytes(row["body"])
+        body = body_bytes(row.body)
         check_body(len(body), self._message_max)
-        identity = row.get("id")
-        properties = self._properties(row.get("properties") or ())
-        properties[IDENTITY] = self._partition.row(self._count) if identity is None else f"id/{identity}"
-        message = Message(
-            topic, body, row.get("tags") or None, _keys(row.get("keys")), properties, row.get("flag") or 0
-        )
-        return ToSend(message, row.get("queue_id"), row.get("order_key"), _timing(row))
+        properties = self._properties(row.properties) if row.properties else {}
+        properties[IDENTITY] = self._partition.row(self._count) if row.id is None else f"id/{row.id}"
+        message = Message(topic, body, row.tags or None, _keys(row.keys), properties, row.flag or 0)
+        return ToSend(message, row.queue_id, row.order_key, _timing(row))
 
     def _properties(self, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-        """Arrow's maps are lists of pairs."""
         properties = dict(pairs)
         if self._drops_reserved:
             properties = {name: value for name, value in properties.items() if name not in RESERVED_PROPERTIES}
@@ -152,8 +170,8 @@ def _keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(keys.split()) if isinstance(keys, str) else tuple(key for key in keys if key)
 
 
-def _timing(row: Mapping[str, Any]) -> Mapping[str, str]:
-    level, delay, at = row.get("delay_level"), row.get("delay"), row.get("deliver_at")
+def _timing(row: _Row) -> Mapping[str, str]:
+    level, delay, at = row.delay_level, row.delay, row.deliver_at
     if level is None and delay is None and at is None:
         return _AT_ONCE
     if isinstance(at, datetime):
