@@ -495,7 +495,7 @@ def with_directory(stack: ExitStack, root: Path, rows: Sequence[str], options: a
     began = time.monotonic()
     settings = {**_QUIET, **dict(pair.split("=", 1) for pair in options.set)}
     store = f"dir:{stack.enter_context(_in_memory()) or root / 'neve'}/archive"
-    neve = Neve(NeveServer(root / "neve", store=store, settings=settings))
+    neve = Neve(NeveServer(root / "neve", store=store, settings=settings, own_session=False))
     neve.expiring = [f"old-{number:03d}" for number in range(EXPIRED_TOPICS)] if "ttl" in rows else []
     objects = options.objects if "checkpoint" in rows else 0
     if neve.expiring or objects:
@@ -533,7 +533,7 @@ def with_bad_store(stack: ExitStack, root: Path, options: argparse.Namespace) ->
     os.environ.update(store.environment)
     url = f"s3://bench/?endpoint=http://127.0.0.1:{port}&region=us-east-1"
     settings = {**_QUIET, **_DEMANDING, **dict(pair.split("=", 1) for pair in options.set)}
-    neve = Neve(stack.enter_context(NeveServer(root / "neve-s3", store=url, settings=settings)))
+    neve = Neve(stack.enter_context(NeveServer(root / "neve-s3", store=url, settings=settings, own_session=False)))
     prepare(neve, 0)
     return neve, bad
 

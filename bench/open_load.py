@@ -20,7 +20,6 @@ import select
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import cast
 
 import uvloop
@@ -41,7 +40,6 @@ from bench.wire import (
 
 _ANSWERED_S = 30.0  # after the last send
 _PULL_BATCH = 32
-_NICE = 19
 _AGAIN_S = 0.05
 
 
@@ -81,14 +79,8 @@ def _stand_apart() -> None:
 
 
 def _take_what_is_left() -> None:
-    """Consumers have machines of their own. Linux may weigh sessions before it weighs processes: it has one of its own.
-
-    That of the broker would otherwise get as much as this one, whatever either does.
-    """
-    os.nice(_NICE)
-    os.setsid()
-    with contextlib.suppress(FileNotFoundError):  # of a kernel that weighs processes alone
-        Path("/proc/self/autogroup").write_text(str(_NICE), "utf-8")
+    """Consumers have machines of their own. It counts beside a broker of the same session."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 class _Sender:

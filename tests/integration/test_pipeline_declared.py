@@ -1,4 +1,7 @@
-"""`neve pipeline`: a topic through tables into a topic by real runs, one of them killed; each message counts once."""
+"""`neve pipeline`: a topic through tables into a topic by real runs, one of them killed; each message counts once.
+
+The archive is a bucket, the tables are files.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import neve.archive
+from infra import minio
 from neve.client import connect
 from neve.record.bodies import inflate
 from neve.spark.pipeline.status import standing
@@ -35,8 +39,18 @@ LATE_S, WINDOW_S = 2, 1
 RUN_S = 240.0
 
 
-def test_runs_go_on_where_the_last_one_ended_though_it_was_killed(tmp_path: Path, neve_up: Up) -> None:
-    home, store = tmp_path / "pipeline", f"dir:{tmp_path / 'archive'}"
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The archive's URL; its credentials are in the environment."""
+    with minio.running(tmp_path / "minio") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        minio.create_bucket(server, "archive")
+        yield server.url("archive", "some%20prefix")
+
+
+def test_runs_go_on_where_the_last_one_ended_though_it_was_killed(tmp_path: Path, neve_up: Up, store: str) -> None:
+    home = tmp_path / "pipeline"
     eager = ("archiveMaxAge=1s", "archivePeriod=1s")
     settings = [word for one in eager for word in ("--set", one)]
     with neve_up(tmp_path / "up", "--store", store, *settings) as server:

@@ -34,8 +34,15 @@ class Serving(Processes):
             server.cpu_seconds()           user + system of all its processes, ended workers included
     """
 
-    def __init__(self, directory: Path, *arguments: str, open_files: int | None = None, soft: bool = False) -> None:
-        super().__init__(directory)
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        open_files: int | None = None,
+        soft: bool = False,
+        own_session: bool = True,
+    ) -> None:
+        super().__init__(directory, own_session=own_session)
         self._command = [NEVE, *arguments]
         if open_files is not None:
             limit = f"ulimit -{'S' if soft else ''}n {open_files}"
@@ -101,12 +108,14 @@ class NeveServer(Serving):
         *arguments: str,
         store: str | None = None,
         settings: Mapping[str, object] | None = None,
+        own_session: bool = True,
     ) -> None:
         data = directory / "data"
         self.store = store or f"dir:{data}/archive"  # the default of `neve up`
         namesrv_port, port = free_ports(2)
         options = ["--data", str(data), "--namesrv-port", str(namesrv_port), "--port", str(port)]
         options += ["--store", store] if store is not None else []
-        super().__init__(directory, "up", *options, *settings_as_options(settings or {}), *arguments)
+        options += [*settings_as_options(settings or {}), *arguments]
+        super().__init__(directory, "up", *options, own_session=own_session)
         # known before it is ready
         self.ready = {"namesrv": f"127.0.0.1:{namesrv_port}", "broker": f"127.0.0.1:{port}"}

@@ -102,8 +102,10 @@ class NotReady(Exception):
 class Processes:
     """The processes of one server: ended or killed together, their CPU time summed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, own_session: bool = True) -> None:
+        """`own_session`: Linux may weigh sessions before it weighs processes; priorities count within one."""
         self.directory = directory
+        self._popen = {"start_new_session": True} if own_session else {"process_group": 0}
         self.roots: list[subprocess.Popen[str]] = []
         self._logs: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ class Processes:
         with (self.directory / log).open("a") as err:
             out: int | IO[str] = subprocess.PIPE if piped else err
             process = subprocess.Popen(
-                command, stdout=out, stderr=err, text=True, start_new_session=True, env={**os.environ, **(env or {})}
+                command, stdout=out, stderr=err, text=True, env={**os.environ, **(env or {})}, **self._popen
             )
         self.roots.append(process)
         self._logs.add(log)
