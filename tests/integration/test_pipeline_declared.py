@@ -30,7 +30,7 @@ from neve.spark.pipeline.status import standing
 from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.servers
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 Up = Callable[..., AbstractContextManager[Any]]
 TOPIC, INTO = "orders", "orders-told"
@@ -61,7 +61,7 @@ def test_runs_go_on_where_the_last_one_ended_though_it_was_killed(tmp_path: Path
             "--into", INTO, "--window", f"{WINDOW_S} second", "--late", f"{LATE_S} seconds", "-n", server.namesrv,
         )  # fmt: skip
         definitions = home / "transformations" / "clean.py"
-        definitions.write_text(definitions.read_text().replace('"1000000"', '"8"'))  # a run of many batches
+        definitions.write_text(definitions.read_text().replace('"1000000"', '"16"'))  # a run of many batches
 
         send(server.namesrv, range(30))
         archived(server, store, 31)
