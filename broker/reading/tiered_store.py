@@ -376,17 +376,23 @@ class TieredStore:
                     return max(found, self.min_offset(topic, queue_id))
                 if hot_min == high:
                     return high - 1 if upper else high
-        return self._hot.offset_by_time(topic, queue_id, timestamp, upper)
+        found = self._hot.offset_by_time(topic, queue_id, timestamp, upper)
+        return min(self._shown_near(topic, queue_id, found, below=upper, low=hot_min), high)
+
+    def _shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool, low: int) -> int:
+        """What was erased of the local log is at no time; nothing below `low` is there."""
+        near = self._hot.shown_near(topic, queue_id, offset, below=below)
+        return near if near >= low else self._hot.shown_near(topic, queue_id, low, below=False)
 
     def store_time_at_hand(self, topic: str, queue_id: int, offset: int) -> int:
         """Without waiting; -1: no such message, or it would have to be waited for."""
-        return self._hot.store_time(topic, queue_id, offset)
+        return self._hot.shown_time(topic, queue_id, offset)
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """-1: no such message, or its time can't be read now."""
         cold = self._archive()
         if cold is None or self._is_local(topic, queue_id, offset):
-            return self._hot.store_time(topic, queue_id, offset)
+            return self._hot.shown_time(topic, queue_id, offset)
         found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
         return -1 if found is None else found
 

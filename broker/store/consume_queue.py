@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from broker.store import erased
 from broker.store.config import StoreConfig
 from broker.store.errors import NotThisTurn, StoreFull
 from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_file_name
@@ -137,8 +138,8 @@ class ConsumeQueue:
     """One queue. `put` writes `map`, `position`, `end` and `visible` itself: a call would cost too much."""
 
     __slots__ = (
-        "_config", "_disk", "_maps", "_minimum", "_minimum_for", "directory", "dirty", "end", "files", "floor", "limit",
-        "magic", "map", "position", "queue_id", "tail", "topic", "topic_part", "topic_tail", "used",
+        "_config", "_disk", "_maps", "_minimum", "_minimum_for", "directory", "dirty", "end", "erased", "files",
+        "floor", "limit", "magic", "map", "position", "queue_id", "tail", "topic", "topic_part", "topic_tail", "used",
         "visible",
     )  # fmt: skip
 
@@ -160,6 +161,7 @@ class ConsumeQueue:
         self.end = 0  # next offset
         self.visible = 0  # readers see offsets below
         self.floor = 0  # the minimum that was asked for
+        self.erased = erased.NONE
         self.used = False
         self.dirty = False
         self._minimum = 0
@@ -448,3 +450,8 @@ class ConsumeQueue:
             while len(self.files) > 1 and self.files[0].end <= self._minimum:
                 self._remove(self.files.pop(0))
         return max(self._minimum, self.floor)
+
+    def first_here(self, min_physical_offset: int) -> int:
+        """The same, hidden or not."""
+        self.min_offset(min_physical_offset)
+        return self._minimum

@@ -9,6 +9,7 @@ This is the front; each thing has an owner that can be read alone:
     replica_appender    a slave's: bytes that its master laid out           truncation   what of it no set confirmed
     recovery        what a start finds              checkpointer   how little a start has to read again
     reading         entries to slices of the log    data_directory, queue_state, checkpoint: the small files
+    erased          offsets that stay in the log and that no request returns
 
 Everything here runs on one thread, the broker's loop, except `flush`, `upkeep` and `prepare_next`, which are made for a
 thread of their own each, and `write_queue_state`: for any.
@@ -23,13 +24,14 @@ from pathlib import Path
 
 import msgspec
 
-from broker.store import described, reading, truncation
+from broker.store import described, erased, reading, truncation
 from broker.store.appender import Appender, PutResult, Send
 from broker.store.checkpointer import Checkpointer
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.data_directory import DataDirectory
+from broker.store.erased import Spans
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.key_index import KeyIndex
 from broker.store.log_end import LogEnd
@@ -531,6 +533,30 @@ class MessageStore:
         """
         return self._queues.show_from(topic, queue_id, offset)
 
+    def erased_places(self) -> list[tuple[str, int]]:
+        """Topics and queues of which something was erased that is still here."""
+        return self._queues.erased_places()
+
+    def erased_of(self, topic: str, queue_id: int) -> Spans:
+        """What was erased of a queue: no request returns it."""
+        return self._queues.erased_of(topic, queue_id)
+
+    def erasable(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The offsets [low, end) of which records are here that may be erased."""
+        return self._queues.erasable(topic, queue_id)
+
+    def set_erased(self, topic: str, queue_id: int, before: Spans, spans: Spans) -> bool:
+        """No request returns these; for good once the state is saved. False: it was another than `before` by now.
+
+        The lifecycle goes on seeing them, by `entries`, `store_time` and `offset_by_time`: they are in the log.
+        """
+        return self._queues.set_erased(topic, queue_id, before, spans)
+
+    def shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool) -> int:
+        """An offset itself, where it was not erased; else the first above that was not, or the last `below`, or -1."""
+        spans = self._queues.erased_of(topic, queue_id)
+        return erased.before(spans, offset) if below else erased.behind(spans, offset)
+
     def save_queue_state(self) -> None:
         """What `hide_below` hid stays hidden."""
         self._queues.save()
@@ -670,30 +696,48 @@ class MessageStore:
         )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
-        """The offset of a time: the first at or after it, or with `upper` the last at or before it."""
+        """The offset of a time: the first at or after it, or with `upper` the last at or before it; erased or not."""
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return 0
         return reading.offset_by_time(self._log, queue, self._queues.minimum(queue), timestamp, upper=upper)
 
     def entry(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
-        """Physical offset, size and tags code of a message; None if the local queue has none there."""
+        """Physical offset, size and tags code of a message; None if the local queue has none there that is returned."""
         queue = self._queues.get(topic, queue_id)
-        return queue.entry(offset) if queue is not None and 0 <= offset < queue.visible else None
+        if queue is None or not 0 <= offset < queue.visible or erased.behind(queue.erased, offset) != offset:
+            return None
+        return queue.entry(offset)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time of a message, of a hidden one too; -1 if the local log has none there."""
         queue = self._queues.get(topic, queue_id)
         return -1 if queue is None else reading.store_time(self._log, queue, offset)
 
+    def shown_time(self, topic: str, queue_id: int, offset: int) -> int:
+        """The same; of one that was erased that of the next, which is what a reader gets there, or else of the last."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None:
+            return -1
+        if queue.erased and offset < queue.visible:
+            near = erased.behind(queue.erased, offset)
+            offset = near if near < queue.visible else erased.before(queue.erased, offset)
+        return reading.store_time(self._log, queue, offset)
+
     def record_at(self, physical_offset: int) -> bytes | None:
-        """The record at a physical offset, if one begins there and is confirmed."""
-        return reading.record_at(self._log, physical_offset, self._visibility.confirmed)
+        """The record at a physical offset, if one begins there, is confirmed and was not erased."""
+        found = reading.record_at(self._log, physical_offset, self._visibility.confirmed)
+        return None if found is not None and self._queues.has_erased and self._is_erased(found) else found
+
+    def _is_erased(self, raw: bytes) -> bool:
+        record = decode_record(raw)
+        spans = self._queues.erased_of(record.topic, record.queue_id)
+        return erased.behind(spans, record.queue_offset) != record.queue_offset
 
     def newest_record(self) -> bytes | None:
         """The last record of the log, if it is confirmed."""
         last = self._tails.newest()
-        return self.record_at(last) if last >= 0 else None
+        return reading.record_at(self._log, last, self._visibility.confirmed) if last >= 0 else None
 
     def records_from(self, physical_offset: int) -> Iterator[bytes]:
         """In the order of the log, each that ends above a place; while nothing is appended."""

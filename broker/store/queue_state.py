@@ -1,10 +1,11 @@
 """What the queues' files alone don't tell.
 
-queue_state   JSON: minimum offsets that were asked for, deleted topics, where queues begin that have no file yet, and
-              which were raised above their last record by a master's word
+queue_state   JSON: minimum offsets that were asked for, deleted topics, where queues begin that have no file yet,
+              which were raised above their last record by a master's word, and which of their messages were erased
 
-Version 3 has queues that were raised, version 2 such without a file: who does not know of them would give their offsets
-again. A file without either is of version 1.
+Version 4 has erased messages: who does not know of them would return them. Version 3 has queues that were raised,
+version 2 such without a file: who does not know of them would give their offsets again. A file with none of these is
+of version 1.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from broker.store.erased import Spans
 from broker.store.errors import StoreCorrupt
 from infra.disk import Disk
 from infra.locks import NewLock, new_lock
 
 _NAME = "queue_state"
-_VERSION = 3
+_VERSION = 4
 
 
 class QueueState(msgspec.Struct):
@@ -36,6 +38,8 @@ class QueueState(msgspec.Struct):
     # log has that one, no cut takes it back. Several, each higher than those before it, where a cut may leave some. One
     # that no record says, but an image of a master or of the archive, ends at 0: no cut takes that
     raised: dict[str, dict[str, list[tuple[int, int]]]] = {}
+    # topic -> queue -> first and last offset each of messages that are here still, and that no request returns
+    erased: dict[str, dict[str, Spans]] = {}
     # Whether `raised` has all begins but those that a cut may take back: older neves do not write down which these are
     tells_begins: bool = False
     version: int = 1
@@ -74,7 +78,7 @@ class QueueStateFile:
         """The state as it is now, on the thread that changes it."""
         self._images += 1
         places = (at for queues in state.raised.values() for said in queues.values() for _, at in said)
-        state.version = 3 if any(places) else 2 if state.begins else 1
+        state.version = 4 if state.erased else 3 if any(places) else 2 if state.begins else 1
         return StateImage(self._images, msgspec.json.encode(state))
 
     def is_newest(self, image: StateImage) -> bool:

@@ -6,10 +6,11 @@ begins     where a queue begins whose messages are all elsewhere; it has no file
 deleted    the physical offset below which a topic's records belong to an earlier life of it
 raised     where a queue goes on at least while the log has the record that says so, by which a master raised it; or
            for good, where it was begun by an image
+erased     what of a queue no request returns, though its minimum lies below: for good, whatever becomes of that
 dirty      the queues whose files a checkpoint still has to bring to the disk
 
 Invariant: both tables hold the same queues; a queue that was appended to since the last `take_dirty` is among the dirty
-ones. What is asked for is for good once the state is saved.
+ones; what is erased of a queue lies below its end. What is asked for is for good once the state is saved.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import TypeVar
 
 import msgspec
 
-from broker.store import reading
+from broker.store import erased, reading
 from broker.store.commit_log import CommitLog
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue, MappedFiles
+from broker.store.erased import Spans
 from broker.store.errors import MessageIllegal, StoreFull
 from broker.store.layout import QUEUE_ENTRY_SIZE
 from broker.store.queue_state import QueueState, QueueStateFile, StateImage
@@ -259,6 +261,7 @@ class QueueTable:
         assert (topic, queue_id) not in self.by_name
         queue = ConsumeQueue(self._config, self._maps, topic, queue_id, self._tails.of(topic))
         queue.floor = self._state.floors.get(topic, {}).get(str(queue_id), 0)
+        queue.erased = self.erased_of(topic, queue_id)
         self.by_name[topic, queue_id] = queue
         self._by_topic.setdefault(topic, {})[queue_id] = queue
         return queue
@@ -376,6 +379,9 @@ class QueueTable:
             before = self._state.ended.get(topic, {})
             ends = {queue: queue.end if queue in doomed else queue.first_at(below) for queue in queues}
             state.ended[topic] = before | {str(queue.queue_id): end for queue, end in ends.items()}
+        elif doomed:
+            # The offsets are going to be other messages'. None is erased but of a topic that an Apache master has.
+            state.erased = _without(state.erased, topic, kept)
         self._file.write(self._file.image_of(state))  # where it fails the topic is as it was
         self._state = state
         for queue in doomed:
@@ -402,6 +408,7 @@ class QueueTable:
             deleted=state.deleted | {topic: below},
             ended={name: queues for name, queues in state.ended.items() if name != topic},
             raised=self._raised_without(topic, below, kept),
+            erased=dict(state.erased),
             tells_begins=True,
         )
 
@@ -508,6 +515,75 @@ class QueueTable:
         queue.floor = floor
         self._state.floors.setdefault(queue.topic, {})[str(queue.queue_id)] = floor
 
+    # -- what is erased
+
+    @property
+    def has_erased(self) -> bool:
+        """Whether anything here was."""
+        return bool(self._state.erased)
+
+    def erased_places(self) -> list[tuple[str, int]]:
+        """Of which something was."""
+        return [(topic, int(name)) for topic, queues in self._state.erased.items() for name in queues]
+
+    def erased_of(self, topic: str, queue_id: int) -> Spans:
+        """What was erased of a queue, also of one that is gone: its records are here as long as the log's files."""
+        of_topic = self._state.erased.get(topic)
+        return erased.NONE if of_topic is None else of_topic.get(str(queue_id), erased.NONE)
+
+    def erasable(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The offsets [low, end) of which records are here, shown or not; what comes above may be anything.
+
+        Of a queue that is gone, or whose topic was, all below counts as here while the log has records of that life.
+        """
+        queue, was_gone = self.get(topic, queue_id), self.gone_below(topic) > self._log.min_offset
+        end = self._last_end(topic, queue_id)
+        if queue is None:
+            return 0, end if was_gone else 0
+        return 0 if was_gone else queue.first_here(self._log.min_offset), end
+
+    def _last_end(self, topic: str, queue_id: int) -> int:
+        """Behind the last record that is here, or was; a queue that was raised goes on higher."""
+        queue, ended = self.get(topic, queue_id), self.ended_at(topic, queue_id)
+        return ended if queue is None else max(queue.used_end, ended)
+
+    def set_erased(self, topic: str, queue_id: int, before: Spans, spans: Spans) -> bool:
+        """No request returns these; for good once the state is saved.
+
+        False: it has not come to that, it is not as it was `before` any more.
+        """
+        is_above = bool(spans) and spans[-1][1] >= self._last_end(topic, queue_id)
+        if is_above or self.erased_of(topic, queue_id) is not before:
+            return False
+        self._put_erased(topic, queue_id, spans)
+        return True
+
+    def _put_erased(self, topic: str, queue_id: int, spans: Spans) -> None:
+        queue, of_topic = self.get(topic, queue_id), self._state.erased.setdefault(topic, {})
+        of_topic[str(queue_id)] = spans
+        if not spans:
+            del of_topic[str(queue_id)]
+        if not of_topic:
+            del self._state.erased[topic]
+        if queue is not None:
+            queue.erased = spans
+
+    def cut_erased(self) -> None:
+        """What is erased lies below the last record, or goes: an offset that was lost may be given to another message.
+
+        Rounds take what surely stays, and what is erased was archived before: only a log that lost what was on its disk
+        comes to this, or one that an operator cut below what its set has confirmed.
+        """
+        is_cut = False
+        for topic, queue_id in self.erased_places():
+            spans = self.erased_of(topic, queue_id)
+            left = erased.within(spans, 0, self._last_end(topic, queue_id))
+            if left is not spans:
+                self._put_erased(topic, queue_id, left)
+                is_cut = True
+        if is_cut:
+            self.save()
+
     # -- what is saved
 
     def mark_dirty(self, queue: ConsumeQueue) -> None:
@@ -552,7 +628,7 @@ def _check_name(topic: str, queue_id: int) -> None:
         raise MessageIllegal(f"topic {topic!r}, queue {queue_id}: not a name that can be stored")
 
 
-def _without(table: Mapping[str, dict[str, int]], topic: str, kept: Set[str]) -> dict[str, dict[str, int]]:
+def _without(table: Mapping[str, dict[str, T]], topic: str, kept: Set[str]) -> dict[str, dict[str, T]]:
     """What a table says, of one topic only of the queues that stay."""
     found = {name: queues for name, queues in table.items() if name != topic}
     left = {name: value for name, value in table.get(topic, {}).items() if name in kept}
@@ -566,6 +642,7 @@ def _without_names(state: QueueState, gone: Set[str]) -> QueueState:
         deleted=_without_all(state.deleted, gone),
         ended=_without_all(state.ended, gone),
         raised=_without_all(state.raised, gone),
+        erased=_without_all(state.erased, gone),
         tells_begins=True,
     )
 

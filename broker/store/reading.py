@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from broker.store import erased
 from broker.store.commit_log import CommitLog
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.errors import StoreError
@@ -57,7 +58,7 @@ class EntryRun(msgspec.Struct, frozen=True):
     tags: npt.NDArray[np.int64]
 
 
-def read(  # noqa: PLR0917 - as `MessageStore.get`
+def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each question costs a comparison and no call
     log: CommitLog,
     queue: ConsumeQueue,
     minimum: int,
@@ -83,16 +84,22 @@ def read(  # noqa: PLR0917 - as `MessageStore.get`
         if offset <= queue.end:
             return _not_shown_yet(offset, minimum, maximum)
         return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
+    gone = queue.erased
+    if gone and (shown := erased.behind(gone, offset)) != offset:
+        # As of a gap of the archive: readers go on behind it at once.
+        return GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, min(shown, maximum), minimum, maximum)
     limit = max_count if tag_codes is None else scan_entries
+    if gone:
+        gone = erased.meeting(gone, offset, offset + max(limit, 1))
     for first, view in queue.slices(offset, min(maximum, offset + max(limit, 1))):
         if first != offset:
             break
-        if tag_codes is None:
+        if tag_codes is None and not gone:
             entries = list(QUEUE_ENTRY.iter_unpack(view))
             buffers, count = _slices(log, entries, max_bytes)
             following = offset + count
         else:
-            matches = _matches(view, tag_codes)
+            matches = _matches(view, tag_codes, offset, gone)
             entries = [QUEUE_ENTRY.unpack_from(view, index * QUEUE_ENTRY_SIZE) for index in matches[:max_count]]
             buffers, count = _slices(log, entries, max_bytes)
             following = offset + (matches[count] if count < len(matches) else len(view) // QUEUE_ENTRY_SIZE)
@@ -108,13 +115,19 @@ def _not_shown_yet(offset: int, minimum: int, maximum: int) -> GetResult:
     return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
 
 
-def _matches(view: memoryview, codes: frozenset[int]) -> list[int]:
-    """The numbers of the entries with these codes."""
+def _matches(view: memoryview, codes: frozenset[int] | None, first: int, gone: erased.Spans) -> list[int]:
+    """The numbers of the entries with these codes; None: of all. `first`: the offset of the first entry."""
     tags = np.frombuffer(view, _ENTRY_TYPE)["tags"]
-    if len(codes) == 1:
+    if codes is None:
+        found = np.ones(len(tags), np.bool_)
+    elif len(codes) == 1:
         (code,) = codes
-        return list(np.flatnonzero(tags == code).tolist())
-    return list(np.flatnonzero(np.isin(tags, list(codes))).tolist())
+        found = tags == code
+    else:
+        found = np.isin(tags, list(codes))
+    if gone:
+        found &= erased.left_of(len(tags), first, gone)
+    return list(np.flatnonzero(found).tolist())
 
 
 def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[memoryview], int]:

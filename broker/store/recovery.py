@@ -101,6 +101,7 @@ class Recovery:
         self._queues.lower_marks(report.end)
         if followed and not clean:
             self._queues.lower_all()
+        self._queues.cut_erased()
         self._index.build()
         return RecoveredStore(log_uuid, start, end, report)
 

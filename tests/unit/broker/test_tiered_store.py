@@ -50,6 +50,9 @@ class Hot:
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
         return GROUPS
 
+    def shown_time(self, topic: str, queue_id: int, offset: int) -> int:
+        return GROUPS
+
     def max_offset(self, topic: str, queue_id: int) -> int:
         return HOT.stop
 

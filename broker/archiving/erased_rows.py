@@ -1,0 +1,104 @@
+"""What was erased from the archive is hidden in the store: no request returns it from then on."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from broker.store import erased
+from broker.store.erased import Span, Spans
+from broker.store.errors import StoreError
+from broker.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Place = tuple[str, int]  # topic, queue
+# Of how many queues one step asks, or changes some: a file may have to be opened for each.
+_PLACES_AT_ONCE = 16
+_NO_END = 1 << 63
+
+
+class Call(Protocol):
+    """Does a step on the loop."""
+
+    def __call__(self, work: Callable[[], T], /) -> T: ...
+
+
+def at_once(work: Callable[[], T], /) -> T:
+    """On the loop already."""
+    return work()
+
+
+class _Held(NamedTuple):
+    place: Place
+    spans: Spans
+    low: int
+    end: int
+
+
+class _Change(NamedTuple):
+    place: Place
+    before: Spans
+    after: Spans
+
+
+class Hidden(NamedTuple):
+    """How many runs are new, and whether there is something to save."""
+
+    runs: int
+    is_changed: bool
+
+
+def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: Call) -> Hidden:
+    """Rows are (topic, queue, first offset, last offset); for good once the state is saved.
+
+    What is hidden already and has left the log is forgotten on the way. What the loop is asked for is small whatever
+    was erased: spans are made one where this runs.
+    """
+    wanted: dict[Place, list[Span]] = {}
+    for topic, queue, first, last in rows:
+        wanted.setdefault((topic, queue), []).append((first, last))
+    left = sorted({*wanted, *call(store.erased_places)})
+    runs, is_changed = 0, False
+    while left:
+        some, left = left[:_PLACES_AT_ONCE], left[_PLACES_AT_ONCE:]
+        changes: list[_Change] = []
+        for held in call(functools.partial(_held, store, some)):
+            new = _missing(held, wanted.get(held.place, ()))
+            kept = erased.within(held.spans, held.low, _NO_END)
+            after = erased.united(kept, new) if new else kept
+            if after is not held.spans:
+                changes.append(_Change(held.place, held.spans, after))
+                runs += len(new)
+        if changes:
+            refused = call(functools.partial(_change, store, changes))
+            is_changed |= len(refused) < len(changes)
+            left += refused  # they have changed meanwhile
+    return Hidden(runs, is_changed)
+
+
+def _held(store: MessageStore, places: Sequence[Place]) -> list[_Held]:
+    found = []
+    for place in places:
+        try:
+            found.append(_Held(place, store.erased_of(*place), *store.erasable(*place)))
+        except (StoreError, OSError) as error:
+            log.warning("what was erased of %s, queue %d, is not hidden: %s", *place, error)
+    return found
+
+
+def _missing(held: _Held, wanted: Iterable[Span]) -> list[Span]:
+    """What is not hidden of what is here."""
+    new = []
+    for first, last in wanted:
+        span = max(first, held.low), min(last, held.end - 1)
+        if span[0] <= span[1] and not erased.has(held.spans, span):
+            new.append(span)
+    return new
+
+
+def _change(store: MessageStore, changes: Sequence[_Change]) -> list[Place]:
+    return [one.place for one in changes if not store.set_erased(*one.place, one.before, one.after)]

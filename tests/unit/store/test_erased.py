@@ -1,0 +1,382 @@
+"""Messages that were erased stay in the log until its files go, and nothing that a client may ask for returns them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.archiving.erased_rows import at_once, hide
+from broker.store import erased
+from broker.store.errors import StoreCorrupt
+from broker.store.message_store import MessageStore
+from infra.clock import ManualClock
+from infra.disk import DiskFull
+from neve.record.codec import decode_record, iter_records
+from neve.remoting.codes import GetMessageStatus as Status
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.replicas import open_store as open_replica
+from tests.unit.store.test_topics_that_come_again import Pair
+from tests.unit.store.test_truncation import SIZE, short
+
+Open = Callable[..., MessageStore]
+Put = Callable[..., Any]
+ALL = 1 << 60
+
+
+def erase(store: MessageStore, *offsets: int, topic: str = "t", queue: int = 0) -> int:
+    """For good; how many runs are new."""
+    hidden = hide(store, [(topic, queue, at, at) for at in offsets], at_once)
+    if hidden.is_changed:
+        store.save_queue_state()
+    return hidden.runs
+
+
+def read(store: MessageStore, begin: int = 0, *, topic: str = "t", codes: Iterable[int] | None = None) -> list[int]:
+    """What a reader gets that goes on where it is told, and never looks at anything twice."""
+    found: list[int] = []
+    offset, end = begin, store.max_offset(topic, 0)
+    wanted = None if codes is None else frozenset(codes)
+    while offset < end:
+        got = store.get(topic, 0, offset, 4, 1 << 20, wanted)
+        assert got.status in {Status.FOUND, Status.NO_MATCHED_MESSAGE}, "no reader is told that its offset is wrong"
+        offsets = [record.queue_offset for buffer in got.buffers for record in iter_records(buffer)]
+        assert got.count == len(offsets) and all(offset <= at < got.next_offset for at in offsets)
+        assert offset < got.next_offset <= end
+        found, offset = found + offsets, got.next_offset
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spans_do_what_sets_of_offsets_do(seed: int) -> None:
+    dice = random.Random(seed)
+    spans, offsets = erased.NONE, set[int]()
+    for _ in range(30):
+        first = dice.randrange(100)
+        new = first, first + dice.randrange(6)
+        spans, offsets = erased.united(spans, [new]), offsets | set(range(new[0], new[1] + 1))
+        assert [at for first, last in spans for at in range(first, last + 1)] == sorted(offsets)
+        assert all(one[1] + 1 < other[0] for one, other in pairwise(spans)), "they lie apart"
+        at, end = dice.randrange(110), dice.randrange(110)
+        assert erased.behind(spans, at) == next(one for one in range(at, 200) if one not in offsets)
+        assert erased.before(spans, at) == next(one for one in range(at, -2, -1) if one not in offsets)
+        assert erased.has(spans, (at, at + 3)) == (set(range(at, at + 4)) <= offsets)
+        inside = {one for one in offsets if at <= one < end}
+        assert {one for a, b in erased.within(spans, at, end) for one in range(a, b + 1)} == inside
+        assert {one for a, b in erased.meeting(spans, at, at + 9) for one in range(a, b + 1)} >= {
+            one for one in offsets if at <= one < at + 9
+        }
+        assert all(b >= at and a < at + 9 for a, b in erased.meeting(spans, at, at + 9))
+        left = erased.left_of(9, at, erased.meeting(spans, at, at + 9)).tolist()
+        assert left == [one not in offsets for one in range(at, at + 9)]
+    assert erased.within(spans, 0, 200) is spans
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_reader_gets_all_others_once_wherever_it_begins(open_store: Open, put: Put, seed: int) -> None:
+    """Queue files have 400 entries: some erased runs lie across two."""
+    dice, store, tags = random.Random(seed), open_store(), []
+    for _ in range(900):
+        tags.append(dice.randrange(3))
+        put(store, tags_code=tags[-1])
+    gone: set[int] = set()
+    for _ in range(dice.randrange(1, 60)):
+        first = dice.choice((dice.randrange(900), dice.randrange(380, 420)))
+        gone |= set(range(first, min(first + dice.choice((1, 1, 2, 40)), 900)))
+    erase(store, *gone)
+    left = [at for at in range(900) if at not in gone]
+    assert read(store) == left
+    for begin in (min(gone), max(gone), dice.randrange(900)):
+        assert read(store, begin) == [at for at in left if at >= begin]
+    assert read(store, codes=[1]) == [at for at in left if tags[at] == 1]
+    assert read(store, codes=[0, 2]) == [at for at in left if tags[at] != 1]
+    assert store.entries("t", 0, ALL)[0].first_offset == 0
+    assert len(store.entries("t", 0, ALL)[0].physical) == 900, "what goes to the archive's own jobs is all of it"
+
+
+def test_a_read_within_a_long_run_goes_on_behind_it_at_once(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for _ in range(30):
+        put(store)
+    erase(store, *range(5, 25))
+    got = store.get("t", 0, 7, 1, 1)
+    assert (got.status, got.next_offset, got.min_offset, got.max_offset) == (Status.NO_MATCHED_MESSAGE, 25, 0, 30)
+    before = store.get("t", 0, 3, 32, 1 << 20)
+    assert (before.status, before.count) == (Status.FOUND, 2 + 5)
+    assert store.get("t", 0, 25, 32, 1 << 20).count == 5
+    erase(store, *range(25, 30))
+    got = store.get("t", 0, 7, 1, 1)
+    assert (got.status, got.next_offset) == (Status.NO_MATCHED_MESSAGE, 30), "up to the queue's end"
+    assert put(store).queue_offset == 30
+    assert read(store) == [*range(5), 30]
+
+
+def test_neither_by_key_nor_by_place_nor_by_offset_is_one_returned(open_store: Open, put: Put) -> None:
+    store = open_store()
+    places = [put(store, keys="k", unique_key=f"U{number}", topic="t") for number in range(5)]
+    others = [put(store, keys="k", topic="other"), put(store, queue_id=1, keys="k")]
+    erase(store, 1, 4)
+    found = [decode_record(raw).queue_offset for raw in store.query("t", "k", 10, 0, ALL)]
+    assert sorted(found) == [0, 0, 2, 3], "of both queues"
+    assert store.query("t", "U1", 10, 0, ALL) == []
+    assert len(store.query("t", "U2", 10, 0, ALL)) == 1
+    assert [store.record_at(one.physical_offset) is None for one in places] == [False, True, False, False, True]
+    assert all(store.record_at(one.physical_offset) is not None for one in others)
+    assert [store.entry("t", 0, at) is None for at in range(5)] == [False, True, False, False, True]
+
+
+def test_the_logs_last_record_is_known_though_it_was_erased(open_store: Open, put: Put) -> None:
+    """A promotion asks for it, and no client."""
+    store = open_store()
+    put(store)
+    last = put(store)
+    erase(store, 1)
+    assert store.record_at(last.physical_offset) is None
+    raw = store.newest_record()
+    assert raw is not None and decode_record(raw).physical_offset == last.physical_offset
+
+
+def test_times_are_of_what_is_there(open_store: Open, put: Put, clock: ManualClock) -> None:
+    """Who stands at one that was erased gets the next: that is as old as what it has left to read."""
+    store, times = open_store(), []
+    for _ in range(6):
+        clock.advance(10)
+        times.append(put(store).store_timestamp)
+    erase(store, 0, 2, 3, 5)
+    assert [store.shown_time("t", 0, at) for at in range(6)] == [times[at] for at in (1, 1, 4, 4, 4, 4)]
+    assert [store.store_time("t", 0, at) for at in range(6)] == times, "what the lifecycle asks"
+    assert store.shown_time("t", 0, 6) == store.shown_time("gone", 0, 0) == -1
+    assert store.shown_near("t", 0, 2, below=False) == 4
+    assert store.shown_near("t", 0, 3, below=True) == 1
+    erase(store, 1, 4)
+    assert store.shown_time("t", 0, 3) == -1, "there is none"
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "power cut"])
+def test_they_stay_out_of_view_over_a_restart(open_store: Open, put: Put, disk: SimDisk, end: str) -> None:
+    store = open_store()
+    for _ in range(6):
+        put(store, keys="k")
+    store.after_flush(store.flush())
+    assert erase(store, 1, 2, 5) == 3
+    if end == "stop":
+        store.shutdown()
+    elif end == "kill":
+        disk.kill()
+    again = open_store(disk.power_cut() if end == "power cut" else disk)
+    assert read(again) == [0, 3, 4]
+    assert len(again.query("t", "k", 10, 0, ALL)) == 3
+    assert erase(again, 1, 2, 5) == 0, "nothing new, and nothing is written"
+    assert put(again).queue_offset == 6
+    assert read(again) == [0, 3, 4, 6]
+
+
+def test_what_is_shown_again_of_the_expired_lacks_them(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for _ in range(6):
+        put(store)
+    erase(store, 1)
+    store.set_min_offset("t", 0, 5)
+    erase(store, 3)
+    assert store.show_from("t", 0, 0) == 0
+    assert read(store) == [0, 2, 4, 5]
+
+
+def test_what_the_log_does_not_have_yet_is_not_hidden(open_store: Open, put: Put) -> None:
+    """Its offset may come to be another's: a master may have told of it who lost it."""
+    store = open_store()
+    put(store)
+    assert erase(store, 0, 1, 2, 7) == 1
+    for _ in range(3):
+        put(store)
+    assert read(store) == [1, 2, 3]
+    assert erase(store, 0, 1, 2, 7) == 2, "they have come; of a queue that is not here there is nothing to hide"
+    assert erase(store, 0, topic="none") == erase(store, 0, queue=4) == 0
+    assert read(store) == [3]
+
+
+def test_what_has_left_the_log_is_forgotten(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    for _ in range(10):
+        put(store, body=bytes(3000))
+    store.after_flush(store.flush())
+    erase(store, 0, 1, 9)
+    store.take_out(0)()
+    low = store.min_offset("t", 0)
+    assert 2 <= low < 9
+    assert erase(store, 0, 1, 9) == 0
+    assert store.erased_of("t", 0) == ((9, 9),)
+    assert json.loads(disk.read(store.config.root / "queue_state"))["erased"] == {"t": {"0": [[9, 9]]}}
+    assert read(store, low) == list(range(low, 9))
+
+
+def test_of_a_topic_that_was_deleted_none_is_returned_and_what_comes_again_is(
+    open_store: Open, put: Put, disk: SimDisk
+) -> None:
+    store = open_store()
+    places = [put(store, keys="k").physical_offset for _ in range(4)]
+    store.after_flush(store.flush())
+    erase(store, 1)
+    store.delete_topic("t")
+    assert store.record_at(places[0]) is not None, "as with any broker: its record is there"
+    assert store.record_at(places[1]) is None
+    assert erase(store, 2, 9) == 1, "below where it ended"
+    assert store.record_at(places[2]) is None
+    for _ in range(3):
+        put(store, keys="k")
+    assert read(store, store.min_offset("t", 0)) == [4, 5, 6]
+    store.shutdown()
+    again = open_store()
+    assert [again.record_at(place) is None for place in places] == [False, True, True, False]
+    assert read(again, again.min_offset("t", 0)) == [4, 5, 6]
+    erase(again, 5)
+    assert read(again, 4) == [4, 6]
+
+
+def test_of_a_topic_that_an_apache_master_made_again_the_new_messages_are_shown() -> None:
+    """They have the offsets of those that were erased."""
+    pair = Pair()
+    for _ in range(3):
+        pair.put(0)
+    pair.pass_on()
+    erase(pair.slave, 0, 2)
+    assert read(pair.slave) == [1]
+    pair.recreate()
+    for _ in range(3):
+        pair.put(0)
+    pair.pass_on()
+    assert read(pair.slave) == [0, 1, 2]
+    pair.kill()
+    assert read(pair.slave) == [0, 1, 2]
+
+
+def test_a_log_that_lost_its_end_hides_nothing_of_what_comes_in_its_place(
+    open_store: Open, put: Put, disk: SimDisk
+) -> None:
+    """Over any number of starts; a round takes nothing that may be lost so: this is a disk that lied."""
+    store = open_store()
+    for _ in range(3):
+        put(store)
+    store.after_flush(store.flush())
+    store.checkpoint()
+    for _ in range(3):
+        put(store)
+    assert erase(store, 1, 4) == 2
+    for seed in range(100):
+        again = open_store(cut := disk.power_cut(seed))
+        if again.max_offset("t", 0) == 3:
+            break
+    else:
+        pytest.fail("no power cut takes all that was not synced")
+    for _ in range(3):
+        put(again)
+    assert read(again) == [0, 2, 3, 4, 5]
+    again.shutdown()
+    assert read(open_store(cut)) == [0, 2, 3, 4, 5]
+
+
+def test_below_a_cut_that_an_operator_asks_for_they_stay_hidden_and_above_it_what_comes_is_shown(disk: SimDisk) -> None:
+    store = short(disk, 5)
+    assert erase(store, 0, 3) == 2
+    lost = [decode_record(raw) for place in range(5) if (raw := store.record_at(SIZE * place)) is not None]
+    assert [record.queue_offset for record in lost] == [1, 2, 4]
+    store.truncate(2 * SIZE, epoch=1, floor=3 * SIZE, by_operator=True)
+    assert read(store) == [1]
+    for place in (2, 3, 4):
+        store.append_replica(short(SimDisk(), 5).log_bytes(SIZE * place, SIZE * (place + 1), SIZE)[1], SIZE * place)
+    assert read(store) == [1, 2, 3, 4]
+    store.shutdown()
+    assert read(open_replica(disk, ManualClock(), following=True)) == [1, 2, 3, 4]
+
+
+def test_what_the_disk_did_not_take_is_hidden_and_is_written_when_it_does(
+    open_store: Open, put: Put, disk: SimDisk
+) -> None:
+    store = open_store()
+    for _ in range(3):
+        put(store)
+    store.after_flush(store.flush())
+    room, disk.capacity = disk.capacity, 0
+    with pytest.raises(DiskFull):
+        erase(store, 1)
+    assert read(store) == [0, 2]
+    disk.capacity = room
+    store.save_queue_state()
+    assert read(open_store(disk.power_cut())) == [0, 2]
+
+
+def test_who_changed_it_meanwhile_is_not_overwritten(open_store: Open, put: Put) -> None:
+    store = open_store()
+    for _ in range(5):
+        put(store)
+    before = store.erased_of("t", 0)
+    assert store.set_erased("t", 0, before, ((1, 1),))
+    assert not store.set_erased("t", 0, before, ((2, 2),))
+    assert store.erased_of("t", 0) == ((1, 1),)
+    assert not store.set_erased("t", 0, store.erased_of("t", 0), ((1, 5),)), "above the queue's end is nothing yet"
+    raced: list[int] = []
+
+    def call(work: Callable[[], Any]) -> Any:
+        found = work()
+        if len(raced) < 2:  # behind the look at the queue another one changes it
+            raced.append(1)
+            store.set_erased("t", 0, store.erased_of("t", 0), erased.united(store.erased_of("t", 0), [(4, 4)]))
+        return found
+
+    hide(store, [("t", 0, 3, 3)], call)
+    assert store.erased_of("t", 0) == ((1, 1), (3, 4))
+
+
+# -- the file
+
+
+OLD = {
+    1: {"floors": {"t": {"0": 2}}, "version": 1},
+    2: {"floors": {"t": {"0": 2}}, "begins": {"b": {"0": 7}}, "tells_begins": True, "version": 2},
+    3: {"floors": {"t": {"0": 2}}, "raised": {"t": {"0": [[4, 900]]}}, "tells_begins": True, "version": 3},
+}
+
+
+@pytest.mark.parametrize("version", OLD)
+def test_a_file_of_an_older_broker_opens_and_says_as_before_until_something_is_erased(
+    open_store: Open, put: Put, disk: SimDisk, version: int
+) -> None:
+    store = open_store()
+    for _ in range(4):
+        put(store)
+    store.shutdown()
+    path = store.config.root / "queue_state"
+    disk.write_atomic(path, json.dumps(OLD[version]).encode())
+    again = open_store()
+    assert read(again, 2) == [2, 3] and again.min_offset("t", 0) == 2
+    again.save_queue_state()
+    assert json.loads(disk.read(path))["version"] <= version
+    erase(again, 3)
+    assert json.loads(disk.read(path))["version"] == 4, "who does not know it would return what was erased"
+
+
+def test_the_bytes_of_version_4(open_store: Open, put: Put, disk: SimDisk) -> None:
+    store = open_store()
+    for _ in range(9):
+        put(store)
+    erase(store, 1, 2, 7)
+    golden = (
+        b'{"floors":{},"deleted":{},"ended":{},"begins":{},"raised":{},"erased":{"t":{"0":[[1,2],[7,7]]}},'
+        b'"tells_begins":true,"version":4}'
+    )
+    assert disk.read(Path("/store/queue_state")) == golden
+    store.shutdown()
+    assert open_store().erased_of("t", 0) == ((1, 2), (7, 7))
+
+
+def test_a_file_of_a_newer_broker_is_refused(open_store: Open, disk: SimDisk) -> None:
+    store = open_store()
+    store.shutdown()
+    disk.write_atomic(store.config.root / "queue_state", b'{"version":5}')
+    with pytest.raises(StoreCorrupt, match="knows 4"):
+        open_store()
