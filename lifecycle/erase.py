@@ -4,11 +4,12 @@
     each object that may hold the key, by its bloom filters:
         its rows are looked at; where some are meant, INTENT → the object without them → ERASE
     what has left the readers' view and is not deleted yet: never again in view, and gone as soon as the others
+    the local log returns none of what was erased, from here on: its bytes have it until their segments go
     certificate: what was erased, where copies remain and until when
 
 Objects come and go meanwhile, by compaction above all: it is looked again until none is left that was not looked at.
-Broken off anywhere, what was erased stays so; who asks again, under the same id, erases the rest. The key itself is in
-no entry, file or log of the broker's.
+Broken off anywhere, what was erased stays so, and the local log follows within seconds (`hot_erasure`); who asks again,
+under the same id, erases the rest. The key itself is in no entry, file or log of the broker's.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
+from infra import failpoint
 from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
 from infra.threads import SYSTEM_THREADS, Threads
 from lifecycle.compaction import settled_below
+from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
 from lifecycle.retention import Policy
@@ -43,7 +46,7 @@ from neve.archive.erasure import (
 )
 from neve.archive.journal import ERASE, AnyEntry, CommittedName, Erase, Gap
 from neve.archive.keys import topic_component
-from neve.archive.queue_runs import united
+from neve.archive.queue_runs import Location, touching, united
 from neve.archive.unexpiry import may_come_back, stays_out
 from neve.record.codec import MessageRecord
 from tiered.journal.writer import JournalWriter
@@ -108,6 +111,7 @@ class _Erasure:
     unsearched: list[str] = field(default_factory=list)  # in words, what else may have some
     taken: Spans = field(default_factory=dict)  # rows that nobody finds any more
     holders: dict[str, list[Row]] = field(default_factory=dict)  # objects in which some were found, in view or not
+    gone: list[Row] = field(default_factory=list)  # those of objects that are out of view for good
     objects: int = 0  # that were searched
     told: float | None = None  # when it was said how many
 
@@ -138,6 +142,7 @@ class EraseKey:
         safe_clock: SafeClock,
         offload: Offload,
         expire: Callable[[], object],
+        hot_erasure: HotErasure,
         turns: Turns,
         threads: Threads = SYSTEM_THREADS,
         *,
@@ -147,7 +152,7 @@ class EraseKey:
         """`expire` deletes what is due. `is_member`: of a broker set, whose others have the log, too."""
         self._hot, self._journal, self._worker, self._policy = hot, journal, worker, policy
         self._clock, self._safe_clock, self._offload, self._turns = clock, safe_clock, offload, turns
-        self._expire, self._is_member = expire, is_member
+        self._expire, self._hot_erasure, self._is_member = expire, hot_erasure, is_member
         self._lock = threads.lock()
         self._replacement = Replacement(journal, worker, ERASE, turns, cluster=cluster)
 
@@ -191,6 +196,9 @@ class EraseKey:
             self._erase(erasure, lambda: self._not_archived(wanted, end, failed))
             # The journal forgets a gap below all that is there as soon as what held its rows is deleted.
             erasure.take(erased_of(catalog.gaps(), erase_id))
+            failpoint.hit("erase.before_hide")
+            with self._turns:
+                self._hot_erasure.hide(self._in_no_object(erasure.gone))
             if evict:
                 self._offload.run(evict=True, progress=progress)
             if wanted.grace_ms is not None:
@@ -286,6 +294,8 @@ class EraseKey:
             merge = Merge((name,), {}, spans_of_rows(found.rows.meant))
             erasure.holders[name.key] = _rows_of(merge)
             outcome = self._outcome(erasure, found, merge)
+            if outcome.fate in {Fate.STANDS, Fate.NEEDLESS}:
+                erasure.gone += erasure.holders[name.key]
             match outcome.fate:
                 case Fate.OVERTAKEN:  # it is looked at again, wherever it is, and what took its place
                     seen -= {(name.key, True), (name.key, False)}
@@ -346,6 +356,12 @@ class EraseKey:
             rows=_rows_of(merge),
             delete_after_ms=self._delete_after_ms(wanted),
         )
+
+    def _in_no_object(self, rows: Iterable[Row]) -> list[Row]:
+        """Of those that were found: what readers have in another object is not erased yet, or its search has failed."""
+        find = self._journal.catalog.find
+        places = {(topic, queue, at) for topic, queue, first, last in rows for at in range(first, last + 1)}
+        return [(*place, place[2]) for place in sorted(places) if not isinstance(find(*place), Location)]
 
     def _delete_after_ms(self, wanted: Wanted) -> int:
         grace = self._policy().grace_ms if wanted.grace_ms is None else wanted.grace_ms
@@ -437,7 +453,7 @@ class EraseKey:
 
         Whatever was erased of these topics counts: gaps do not say of which key. So does what lies below a minimum, and
         all of a queue that was deleted: segments have it. And what expired so long ago that no object is left of it in
-        which anybody could look.
+        which anybody could look. `hidden` are those that no request returns.
         """
         catalog = self._journal.catalog
         times: dict[str, list[int]] = {}
@@ -445,6 +461,7 @@ class EraseKey:
             for topic in segment.topics:
                 times.setdefault(topic, []).append(segment.newest_store_time)
         lowest = {topic: self._lowest_offsets(topic) for topic in topics if topic in times}
+        hidden = {topic: self._hot.erased(topic) for topic in lowest}
         gaps = (gap for topic in topics for gap in catalog.gaps(topic))
         rows = [(gap.topic, gap.queue, gap.first, gap.last) for gap in gaps if gap.is_erased]
         for topic, lows in lowest.items():
@@ -458,7 +475,8 @@ class EraseKey:
             low = lowest[topic].get(queue, 0)
             if hot := sum(max(0, last + 1 - max(first, low)) for first, last in spans):
                 until = max(times[topic]) + self._policy().reserved_ms if min(times[topic]) >= 0 else None
-                copies.append({"topic": topic, "queue": queue, "rows": hot, "until_ms": until})
+                unseen = _shared(hidden[topic].get(queue, ()), spans, low)
+                copies.append({"topic": topic, "queue": queue, "rows": hot, "hidden": unseen, "until_ms": until})
         return copies
 
     def _lowest_offsets(self, topic: str) -> Mapping[int, int]:
@@ -491,6 +509,12 @@ def _rest_of(merge: Merge) -> Gap | None:
 def _rows_of(merge: Merge) -> list[Row]:
     """What is left out."""
     return [(merge.topic, queue, *span) for queue, spans in sorted(merge.erased.items()) for span in spans]
+
+
+def _shared(held: Sequence[tuple[int, int]], spans: Iterable[tuple[int, int]], low: int) -> int:
+    """How many offsets from `low` on are in both."""
+    both = ((max(a, first, low), min(b, last)) for first, last in spans for a, b in touching(held, first, last))
+    return sum(max(0, last + 1 - first) for first, last in both)
 
 
 def _by_queue(rows: Iterable[Row], before: Spans) -> Spans:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tiered.write.offload_plan import HotLog, TopicUnreadable
@@ -99,6 +99,18 @@ class HotStore(HotLog, Protocol):
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         """Undo `expire_below` down to an offset, as far as the log has the messages; returns the minimum then."""
+        ...
+
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+        """No request returns these from here on, whatever is shown: (topic, queue, first offset, last offset) each.
+
+        As far as the log has them, of a queue that is gone, too. On the disk when this returns. How many runs of them
+        are new.
+        """
+        ...
+
+    def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """Queue -> (first, last) of what is hidden so, in order."""
         ...
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:

@@ -24,6 +24,7 @@ from lifecycle.erase import EraseKey, Eraser
 from lifecycle.evict import EVERYTHING, Evict, NothingArchived, SettledInArchive
 from lifecycle.expire import ExpireArchived, ExpireLocal
 from lifecycle.forget import ForgetNames
+from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_expiry import HotExpiry, NoRecord, RecordInJournal
 from lifecycle.hot_store import HotStore
 from lifecycle.offload import Offload
@@ -148,9 +149,10 @@ class ArchiveLifecycle:
         self.delta = DeltaTables(
             journal, policy, clock, lambda: safe_clock.now_ms(journal.store), is_closed=lambda: turns.closed
         )
+        self.hot_erasure = HotErasure(hot, journal, policy, turns, is_of=is_of, is_copy=is_copy)
         self.erase = EraseKey(
-            hot, journal, worker, policy, clock, safe_clock, self.offload, self.expire.run, turns, threads,
-            cluster=cluster, is_member=is_member,
+            hot, journal, worker, policy, clock, safe_clock, self.offload, self.expire.run, self.hot_erasure, turns,
+            threads, cluster=cluster, is_member=is_member,
         )  # fmt: skip
         self.checkpoint = WriteCheckpoint(journal, turns)
         self.forget = ForgetNames(hot, journal, policy, safe_clock, turns, is_alone=not is_member and not is_copy)

@@ -37,6 +37,7 @@ _SETTLE_AGAIN_S, _SETTLE_AGAIN_MAX_S = 0.2, 5.0
 _TTL_SECONDS = 60.0
 _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
+_ERASED_SECONDS = 10.0  # `retention` follows the journal as often
 _CLOCK_SECONDS = 10.0
 _CHECKPOINT_SECONDS = 60.0
 _SHORTEN_SECONDS = 3600.0
@@ -306,6 +307,7 @@ class Archive:
         jobs.every("journal", _SHORTEN_SECONDS, self._as_master(lifecycle.shorten.run))
         jobs.every("names", _FORGET_SECONDS, self._as_master(lifecycle.forget.run))
         jobs.every("sweep", _SWEEP_SECONDS, self._as_master(lifecycle.sweep.run))
+        jobs.every("erased", _ERASED_SECONDS, lifecycle.hot_erasure.run)
         _plan_local_jobs(jobs, lifecycle, self.safe_clock)
         jobs.start()
 

@@ -150,6 +150,8 @@ async def _settle(
             await _fill(local, restore, attached)
         elif go_on is not None:
             await _go_on_above(local, go_on, journal, lifecycle, promote)
+        else:
+            await in_thread(lifecycle.hot_erasure.run)  # what the journal's own copy tells: a reader may come any time
     except BaseException:
         await attached.close(in_thread)
         raise

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import takewhile
 
+from broker.archiving import erased_rows
 from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
 from broker.store.message_store import MessageStore
 from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog import Catalog
+from neve.archive.erasure import erased_rows as rows_of
 from tiered.journal.writer import GoOnFrom
 
 
@@ -30,7 +32,9 @@ def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> dict[
     assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
     rising = minimums_to_raise(store.queues(), catalog.recorded_minimum, store.min_offset)
     hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
-    if any(hidden):
+    # A crash may have come between an ERASE and this; of the copy of another's log nothing is hidden before it leads.
+    erased = erased_rows.hide(store, rows_of(catalog.gaps()), erased_rows.at_once)
+    if any(hidden) or erased.is_changed:
         store.save_queue_state()
     unsaid: dict[str, dict[int, int]] = {}
     for topic, queue in go_on.queue_next:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from broker.archiving.ask_loop import Ask
+from broker.archiving.erased_rows import hide
 from broker.archiving.pins import Pins
 from broker.archiving.reach import Reach
 from broker.intake.flusher import Flusher
@@ -48,6 +49,7 @@ class LoopHotStore:
         self._on_growth = on_growth
         self._reach = reach or Reach(store)
         self.disk_ratio = disk_ratio
+        self._is_unsaved = False  # something was hidden, and its write failed
 
     def _call(self, work: Callable[[], T]) -> T:
         return self._ask.call(work)
@@ -138,6 +140,19 @@ class LoopHotStore:
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self._call_of(topic, lambda: self._store.show_from(topic, queue, offset))
+
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+        store = self._store
+        hidden = hide(store, rows, self._call)
+        self._is_unsaved |= hidden.is_changed
+        if self._is_unsaved:
+            store.write_queue_state(self._call(store.queue_state_image))
+            self._is_unsaved = False
+        return hidden.runs
+
+    def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
+        store = self._store
+        return self._call(lambda: {q: store.erased_of(t, q) for t, q in store.erased_places() if t == topic})
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
         # what is appended from here on is no older, whichever queue it comes to

@@ -68,6 +68,11 @@ def erased_of(gaps: Iterable[Gap], erase_id: str) -> list[tuple[str, int, int, i
     return sorted(found)
 
 
+def erased_rows(gaps: Iterable[Gap]) -> list[tuple[str, int, int, int]]:
+    """(topic, queue, first, last) of what any erasure took."""
+    return [(gap.topic, gap.queue, gap.first, gap.last) for gap in gaps if gap.is_erased]
+
+
 def spans_of_rows(rows: Collection[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
     """queue -> (first, last) of offsets that follow one another, in order."""
     spans: dict[int, list[tuple[int, int]]] = {}

@@ -32,5 +32,14 @@ def _remains(remains: Mapping[str, Any]) -> Iterator[str]:
     for one in remains["local_log"]:
         until = "an unknown time" if one["until_ms"] is None else time_text(one["until_ms"])
         yield f"remains       until {until} in the local log: {one['rows']} of {one['topic']} queue {one['queue']}"
+        yield f"              {_returned(one)}"
     if remains["other_members"]:
-        yield "remains       in the local logs and cold caches of the set's other members, as long as they keep them"
+        yield "remains       in the local logs and cold caches of the set's other members, as long as they keep them;"
+        yield "              no request returns them once a member has read the journal"
+
+
+def _returned(copies: Mapping[str, Any]) -> str:
+    left = copies["rows"] - copies.get("hidden", 0)  # a broker of before returned them all
+    if left:
+        return f"of these {left} may still be returned: nobody could look whether they have the key, or hide them"
+    return "on the disk alone: no request returns them"

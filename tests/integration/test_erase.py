@@ -10,10 +10,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 import neve.archive
+from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
+from infra import failpoint
 from infra.object_store.open import open_store
 from infra.remoting_server import Connection
 from neve.archive.follow import catalogs
@@ -25,6 +28,8 @@ from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.spark.reader import plan
 from tests.broker_in_process import ask, offload, running, send
+from tests.popping import Member, Taken
+from tests.waiting import until
 
 COUNT = 60
 MEANT = frozenset(range(3, COUNT, 10))
@@ -46,13 +51,16 @@ async def post(broker: BrokerController, **query: str) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-async def read(connection: Connection, topic: str, end: int, offset: int = 0) -> dict[int, bytes]:
+async def read(
+    connection: Connection, topic: str, end: int, offset: int = 0, *, expression: str = "*", kind: str = "TAG"
+) -> dict[int, bytes]:
     """What a client that goes on where it is told gets; no answer is a refusal."""
     found: dict[int, bytes] = {}
     while offset < end:
         answer = await ask(
             connection, Code.PULL_MESSAGE, consumerGroup="g", topic=topic, queueId=0, queueOffset=offset, maxMsgNums=7,
-            sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subscription="*", subVersion=0,
+            sysFlag=4, commitOffset=0, suspendTimeoutMillis=0, subscription=expression, subVersion=0,
+            expressionType=kind,
         )  # fmt: skip
         assert answer.code in {0, 20}, "a gap is no wrong offset"
         found |= {record.queue_offset: bytes(record.body) for record in iter_records(answer.body)}
@@ -127,3 +135,186 @@ def test_a_key_is_erased_wherever_the_archive_has_it(tmp_path: Path) -> None:
     assert not [key for key in keys if b"who" in store.get(key)]
     listed = CliRunner().invoke(neve_command, ["archive", "journal", "--store", url])
     assert f"{len(MEANT)} rows of T are erased" in listed.output
+
+
+# ---- in the local log, whose segments have it still
+
+
+def properties_of(n: int) -> str:
+    who = "who" if n in MEANT else f"k{n % 10}"
+    return f"UNIQ_KEY\x01U{n}\x02KEYS\x01{who} all\x02TAGS\x01{'even' if n % 2 == 0 else 'odd'}\x02n\x01{n}\x02"
+
+
+async def fill(connection: Connection) -> list[int]:
+    """Where in the log they are."""
+    return [
+        parse_offset_msg_id((await send(connection, "T", b"%d" % n, properties_of(n))).ext["msgId"])[2]
+        for n in range(COUNT)
+    ]
+
+
+async def check_none_is_returned(broker: BrokerController, connection: Connection, places: list[int]) -> None:
+    """Whatever is asked for; all others are there."""
+    left = {n: b"%d" % n for n in range(COUNT) if n not in MEANT}
+    assert await read(connection, "T", COUNT) == left
+    assert await read(connection, "T", COUNT, 13) == {n: body for n, body in left.items() if n >= 13}
+    for begin in (3, 4, 53):
+        assert set(await read(connection, "T", COUNT, begin)) == {n for n in left if n >= begin}
+    even, odd = ({n: body for n, body in left.items() if n % 2 == rest} for rest in (0, 1))
+    assert await read(connection, "T", COUNT, expression="even") == even
+    assert await read(connection, "T", COUNT, expression="odd") == odd, "those that were erased had this tag"
+    assert await read(connection, "T", COUNT, expression="even || odd") == left
+    few = {n: body for n, body in left.items() if 10 <= n <= 30}
+    assert await read(connection, "T", COUNT, expression="n BETWEEN 10 AND 30", kind="SQL92") == few
+    assert await by_key(connection, "T", "who") == []
+    assert sorted(await by_key(connection, "T", "all")) == sorted(left)
+    for n, place in enumerate(places):
+        if n < 15:
+            assert await by_key(connection, "T", f"U{n}") == ([] if n in MEANT else [n])
+        seen = await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)
+        assert (seen.code == 0) == (n not in MEANT), (n, seen.remark)
+    back = await ask(
+        connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[13], delayLevel=0, originTopic="T"
+    )
+    assert back.code == 1 and "look message by offset failed" in (back.remark or "")
+    entries = await ask(connection, Code.QUERY_CONSUME_QUEUE, topic="T", queueId=0, index=0, count=COUNT)
+    listed = {entry["physicOffset"] for entry in json.loads(entries.body)["queueData"]}
+    assert listed == {place for n, place in enumerate(places) if n not in MEANT}
+    for n in range(COUNT):
+        time = broker.store.store_time("T", 0, n)
+        for bound in ("LOWER", "UPPER"):
+            answer = await ask(
+                connection, Code.SEARCH_OFFSET_BY_TIMESTAMP, topic="T", queueId=0, timestamp=time, boundaryType=bound
+            )
+            assert int(answer.ext["offset"]) in left, (n, bound)
+    assert await queue_ends(connection) == (0, COUNT), "offsets are dense as before"
+
+
+async def queue_ends(connection: Connection) -> tuple[int, int]:
+    low = await ask(connection, Code.GET_MIN_OFFSET, topic="T", queueId=0)
+    high = await ask(connection, Code.GET_MAX_OFFSET, topic="T", queueId=0)
+    return int(low.ext["offset"]), int(high.ext["offset"])
+
+
+@pytest.mark.parametrize("level", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
+def test_from_the_certificate_on_no_request_returns_what_the_local_log_has_still(tmp_path: Path, level: str) -> None:
+    """Whichever tier is asked first, and over a start."""
+    url = f"dir:{tmp_path / 'archive'}"
+    settings = (f"storeUrl={url}", "archiveMinBytes=1", "archivePeriod=24h", f"tieredStorageLevel={level}")
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            places = await fill(connection)
+            *_, told = await post(broker, topic="T", key="who")
+            assert (told["complete"], told["rows"]) == (True, len(MEANT))
+            (copies,) = told["remains"]["local_log"]
+            assert copies["rows"] == copies["hidden"] == len(MEANT), "their bytes are there"
+            assert broker.store.min_physical_offset == 0, "nothing was evicted"
+            await check_none_is_returned(broker, connection, places)
+            await send(connection, "T", b"new", "KEYS\x01who\x02")
+            assert await by_key(connection, "T", "who") == [COUNT], "it came later"
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            assert set(await read(connection, "T", COUNT + 1)) == {*range(COUNT + 1)} - MEANT
+            assert await by_key(connection, "T", "U3") == []
+
+    asyncio.run(main())
+
+
+def test_copies_in_retry_and_dead_letter_topics_are_returned_by_no_request(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            places = await fill(connection)
+            for n in (3, 4, 13):
+                back = await ask(
+                    connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[n], delayLevel=-1, originTopic="T"
+                )
+                assert back.code == 0, back.remark
+            dead = broker.store.entries("%DLQ%g", 0, 1 << 60)[0].physical.tolist()
+            *_, told = await post(broker, topic="T", key="who")
+            assert told["rows"] == len(MEANT) + 2
+            assert list((await read(connection, "%DLQ%g", 3)).values()) == [b"4"]
+            assert await by_key(connection, "%DLQ%g", "who") == []
+            seen = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == 0 for place in dead]
+            assert seen == [False, True, False]
+
+    asyncio.run(main())
+
+
+def is_retry(taken: Taken) -> bool:
+    """By its receipt: it goes out under its own topic."""
+    return taken.receipt.split(" ")[4] != "0"
+
+
+def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) -> None:
+    """A peek and a pop alike; what was out when it was erased does not come again, and holds nothing else up."""
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            await fill(connection)
+            member = Member(broker, connection, "T", "poppers")
+            out = await member.pop(6)  # of these 3 is meant
+            assert [one.offset for one in out] == [*range(6)]
+            await member.ack(out[0])
+            *_, told = await post(broker, topic="T", key="who")
+            assert told["complete"]
+            for one in out[1:]:
+                await member.hide(one, 1)  # their time is over
+            peeked = await ask(
+                connection, Code.PEEK_MESSAGE, consumerGroup="peekers", topic="T", queueId=0, maxMsgNums=32
+            )
+            assert [record.queue_offset for record in iter_records(peeked.body)] == [
+                n for n in range(32) if n not in MEANT
+            ]
+            taken = []
+            while more := await member.pop(9):
+                taken += more
+            fresh = [one for one in taken if not is_retry(one)]
+            assert [one.offset for one in fresh] == [n for n in range(6, COUNT) if n not in MEANT]
+            await member.ack(*taken)
+            again = [one.body for one in taken if is_retry(one)]
+
+            async def come_again() -> bool:
+                for one in await member.pop():
+                    again.append(one.body)
+                    await member.ack(one)
+                return len(again) >= 4
+
+            await until(come_again)
+            assert sorted(again) == [b"1", b"2", b"4", b"5"]
+
+            def is_at_rest() -> bool:
+                queue = broker.pops.find("poppers", "T", 0)
+                return queue is None or not queue.flights
+
+            await until(is_at_rest, "what was erased is taken off the book: it is not looked for again and again")
+
+            async def is_through() -> bool:
+                return await member.offset() == COUNT
+
+            await until(is_through)
+
+    asyncio.run(main())
+
+
+def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it(tmp_path: Path) -> None:
+    """The entry stands, no certificate was told: the store may be away by then, the journal's own copy is not."""
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            await fill(connection)
+            assert isinstance(broker.archive, Archive)
+            broker.archive.lifecycle.hot_erasure._is_of = lambda: 0  # the job's turn does not come any more
+            with failpoint.armed("erase.before_hide"):
+                lines = await post(broker, topic="T", key="who")
+            assert "certificate" not in {line.get("event") for line in lines}
+            assert len(await read(connection, "T", COUNT)) == COUNT
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            assert set(await read(connection, "T", COUNT)) == {*range(COUNT)} - MEANT
+            *_, told = await post(broker, topic="T", key="who")
+            assert (told["complete"], told["rows"]) == (True, 0)
+
+    asyncio.run(main())

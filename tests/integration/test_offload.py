@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 
+from broker.archiving.erased_rows import at_once, hide
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra import failpoint, minio
@@ -87,6 +88,14 @@ class StoreAdapter(OneByOne):
         for topic, offsets in rising.items():
             self.store.expire_below(topic, offsets, before[topic])
         self.store.save_queue_state()
+
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+        hidden = hide(self.store, rows, at_once)
+        self.store.save_queue_state()
+        return hidden.runs
+
+    def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
+        return {queue: self.store.erased_of(topic, queue) for queue in self.store.queues_of(topic)}
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self.store.show_from(topic, queue, offset)

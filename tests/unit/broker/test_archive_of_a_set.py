@@ -13,6 +13,7 @@ from infra.failpoint import FailpointError
 from lifecycle.erase import Wanted
 from neve.archive.journal import Abort, Commit, Epoch, Gap, Intent
 from neve.archive.ttl import HOUR_MS
+from neve.record.codec import iter_records
 from tests.simulation.process import drive
 from tests.unit.broker.archive_members import BODY, TOPIC, Member, Members
 from tiered.journal.errors import ArchiveRefused, Fenced, NotMaster
@@ -690,7 +691,8 @@ def test_an_archive_from_which_was_erased_is_still_that_of_its_logs(keys: str, i
     assert (told["complete"], told["rows"]) == (True, keys.count("m"))
     assert told["remains"]["other_members"] is True
     (local,) = told["remains"]["local_log"]
-    assert local["rows"] == keys.count("m")
+    assert local["rows"] == local["hidden"] == keys.count("m")
+    assert len(both.a.bodies()) == len(keys) - keys.count("m"), "before the certificate"
     both.replicate(both.a)
     both.elect(both.b)
     put_keyed(both.b, ["6", "m"])
@@ -701,7 +703,75 @@ def test_an_archive_from_which_was_erased_is_still_that_of_its_logs(keys: str, i
     assert (end, sum(last - first + 1 for first, last in gaps)) == (len(keys) + 2, keys.count("m"))
     assert [at for _, at, _ in both.archived()] == [*left, len(keys), len(keys) + 1]
     assert both.b.archive.lifecycle.erase.now(Wanted(TOPIC, "m"))["rows"] == 1
-    assert len(both.b.bodies()) == len(keys) + 2, "its log has all of it"
+    assert sum(len(run.sizes) for run in both.b.store.entries(TOPIC, 0, 1 << 62).values()) == len(keys) + 2, (
+        "its log has it"
+    )
+    assert len(both.b.bodies()) == len(left) + 1
     both.replicate(both.b)
     assert both.b.evict() != []
     assert len(both.b.bodies()) == len(left) + 1
+
+
+def erased_from_a_set() -> tuple[Members, list[int]]:
+    """A leads, and has erased; where the others' messages are."""
+    both, keys = Members(parquet=True), "1m2mm3"
+    both.elect(both.a)
+    put_keyed(both.a, keys)
+    both.replicate(both.a)
+    assert both.a.archive.lifecycle.erase.now(Wanted(TOPIC, "m"))["rows"] == 3
+    both.replicate(both.a)
+    return both, [at for at, key in enumerate(keys) if key != "m"]
+
+
+def offsets_of(member: Member) -> list[int]:
+    """What a reader of its hot log gets."""
+    found, offset = list[int](), 0
+    while offset < member.store.max_offset(TOPIC, 0):
+        got = member.store.get(TOPIC, 0, offset, 32, 1 << 20)
+        found += [record.queue_offset for buffer in got.buffers for record in iter_records(buffer)]
+        offset = got.next_offset
+    return found
+
+
+def test_a_slave_returns_none_of_what_its_master_has_erased_once_it_has_read_of_it() -> None:
+    both, left = erased_from_a_set()
+    assert offsets_of(both.a) == left
+    places = both.b.store.entries(TOPIC, 0, 1 << 62)[0].physical.tolist()
+    both.b.archive.lifecycle.evict.run()
+    both.b.archive.lifecycle.hot_erasure.run()
+    assert offsets_of(both.b) == left
+    assert [both.b.store.record_at(place) is not None for place in places] == [at in left for at in range(len(places))]
+    assert both.a.store.log_bytes(0, both.a.end, both.a.end)[1] == both.b.store.log_bytes(0, both.b.end, both.b.end)[1]
+
+
+@pytest.mark.parametrize("has_read", [True, False])
+def test_a_member_that_starts_again_returns_none_of_it_before_it_asks_the_store(has_read: bool) -> None:
+    """By what it kept of it, or, where its life ended before that, by its own copy of the journal."""
+    both, left = erased_from_a_set()
+    both.b.archive.lifecycle.evict.run()
+    if has_read:
+        both.b.archive.lifecycle.hot_erasure.run()
+    both.b.store.abandon()
+    both.bucket.down = True
+    both.b.live()
+    both.b.store.confirm(both.b.end)
+    assert offsets_of(both.b) == left
+
+
+def test_a_slave_that_is_elected_returns_none_of_it_from_the_first_moment_as_master() -> None:
+    both, left = erased_from_a_set()
+    assert offsets_of(both.b) != left, "it has not read of it"
+    both.elect(both.b, in_sync=False)
+    assert offsets_of(both.b) == left
+    put_keyed(both.b, "m4")
+    both.replicate(both.b)
+    assert offsets_of(both.b) == [*left, 6, 7], "what comes is another's"
+
+
+def test_a_new_member_hides_what_its_masters_log_brings_it() -> None:
+    both, left = erased_from_a_set()
+    both.b = Member(both, seed=3)
+    both.replicate(both.a)
+    both.b.archive.lifecycle.evict.run()
+    both.b.archive.lifecycle.hot_erasure.run()
+    assert offsets_of(both.b) == left

@@ -21,6 +21,7 @@ from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from broker.store.queue_table import QueueTable
 from infra.clock import ManualClock
+from infra.disk import DiskFull
 from infra.supervisor import Faults
 from lifecycle.hot_store import Aged
 from tests.doubles.counted import Counted
@@ -329,5 +330,40 @@ def test_of_ranges_that_are_not_asked_for_yet_no_more_is_held_than_one_look_find
             await asyncio.to_thread(next, found)
             calls.append(ask.calls)
         assert calls == [1, 2, 2, 3, 3, 4]
+
+    asyncio.run(main())
+
+
+def test_what_was_erased_is_hidden_by_a_write_beside_the_loop_which_is_made_again_where_it_failed() -> None:
+    async def main() -> None:
+        disk, clock = NotingDisk(), ManualClock()
+        store = store_on(disk, clock)
+        for queue_id in range(QUEUES):
+            put(store, queue_id)
+            put(store, queue_id)
+        store.after_flush(store.flush())
+        flusher: Any = Synced()
+        nothing_waits: Any = None
+        hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
+        looks = Counted(store.erasable)
+        setattr(store, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
+        disk.written.clear()
+        rows = [("t", queue_id, 1, 1) for queue_id in range(QUEUES)]
+        room, disk.capacity = disk.capacity, 0
+        with pytest.raises(DiskFull):
+            await asyncio.to_thread(hot.hide_erased, rows)
+        disk.capacity = room
+        assert await asyncio.to_thread(hot.hide_erased, rows) == 0, "they are hidden already"
+        writers = [thread for name, thread in disk.written if name == "queue_state"]
+        assert len(writers) == 2
+        assert threading.get_ident() not in writers
+        assert await asyncio.to_thread(hot.hide_erased, rows) == 0
+        assert len(disk.written) == 2, "nothing is new"
+        assert 0 < looks.most <= 16, "a queue's file may have to be opened for each"
+        assert await asyncio.to_thread(hot.erased, "t") == dict.fromkeys(range(QUEUES), ((1, 1),))
+
+        after = store_on(disk.power_cut(), clock)
+        for queue_id in range(QUEUES):
+            assert after.get("t", queue_id, 1, 1, 100).status == "NO_MATCHED_MESSAGE"
 
     asyncio.run(main())

@@ -75,7 +75,10 @@ CERTIFICATE = {
     "remains": {
         "objects": [{"key": "topic=t/x", "until_ms": 86_400_000}],
         "in_no_view": ["topic=t/z"],
-        "local_log": [{"topic": "t", "queue": 1, "rows": 2, "until_ms": None}],
+        "local_log": [
+            {"topic": "t", "queue": 1, "rows": 2, "hidden": 2, "until_ms": None},
+            {"topic": "t", "queue": 2, "rows": 5, "hidden": 4, "until_ms": 0},
+        ],
         "other_members": True,
     },
     "not_erased": ["topic=t/y: damaged"],
@@ -101,6 +104,8 @@ def test_a_certificate_is_printed_and_what_was_not_erased_is_a_failure(
     assert "erased        4 messages, NOT ALL" in said and "t queue 1: 3, 7-9" in said
     assert "until 1970-01-02T00:00:00Z in the object topic=t/x" in said
     assert "until an unknown time in the local log: 2 of t queue 1" in said
+    assert "2 of t queue 1\n              on the disk alone: no request returns them" in said
+    assert "5 of t queue 2\n              of these 1 may still be returned" in said
     assert "other members" in said and "in no view" in said and "the object topic=t/z" in said
     assert "broker        b1, its part alone" in said
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,7 @@ class FakeHot(OneByOne):
         self.rolled: dict[int, int] = {}
         self.minimums: dict[tuple[str, int], int] = {}
         self.minimum_writes = 0
+        self.hidden: dict[tuple[str, int], set[int]] = {}  # erased, and returned to nobody
         self.next: dict[tuple[str, int], int] = {}
         self.deleted: dict[str, dict[int, int]] = {}
         self.pinned: int | None = None
@@ -162,6 +163,20 @@ class FakeHot(OneByOne):
             for queue, offset in offsets.items():
                 expired = min(offset, self.offset_by_time(topic, queue, before[topic], False))
                 self.minimums[topic, queue] = max(self.min_offset(topic, queue), expired)
+
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+        new = 0
+        for topic, queue, first, last in rows:
+            here = {record[3] for record in self.records if record[1:3] == (topic, queue)}
+            wanted = here & set(range(first, last + 1)) - self.hidden.get((topic, queue), set())
+            if wanted:
+                self.hidden.setdefault((topic, queue), set()).update(wanted)
+                new += 1
+        return new
+
+    def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
+        of_topic = {queue: sorted(held) for (name, queue), held in self.hidden.items() if name == topic}
+        return {queue: [(at, at) for at in offsets] for queue, offsets in of_topic.items()}
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         there = [record[3] for record in self.records if record[1:3] == (topic, queue)]

@@ -36,6 +36,7 @@ from neve.archive.journal import (
     MalformedEntry,
     NewerFormat,
     Replace,
+    Topic,
     decode_entry,
 )
 from neve.archive.keys import data_key
@@ -629,7 +630,7 @@ def test_copies_in_the_local_log_are_said_with_their_time(new: New, monkeypatch:
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
     told = rig.erase()
     until = rig.clock.now_ms() + 7 * HOUR
-    copies = [{"topic": TOPIC, "queue": 0, "rows": 3, "until_ms": until}]
+    copies = [{"topic": TOPIC, "queue": 0, "rows": 3, "hidden": 3, "until_ms": until}]
     assert told["remains"]["local_log"] == [*copies, *of_no_queue(until)]
     assert told["remains"]["other_members"] is False
     assert told["broker"] == "b"
@@ -651,13 +652,80 @@ def test_what_the_local_log_alone_has_of_what_expired_is_said(new: New, monkeypa
     assert rig.names[0].key not in rig.store.objects
     (copies,) = (one for one in rig.erase()["remains"]["local_log"] if one["queue"] == 0)
     assert copies["rows"] == 9 + 2, "all that nobody could look at, and what was erased"
+    assert copies["hidden"] == 2, "what was erased"
+
+
+def test_the_local_log_returns_none_of_it_before_the_certificate_is_told(
+    new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    hidden: list[set[int]] = []
+
+    def progress(item: dict[str, Any]) -> None:
+        if item["event"] == "certificate":
+            hidden.append(set(rig.hot.hidden[TOPIC, 0]))
+
+    rig.erase(progress=progress)
+    assert hidden == [{offset for queue, offset in MEANT if queue == 0}]
+
+
+def test_after_a_crash_between_the_erasing_and_the_hiding_the_next_start_hides(
+    new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    with failpoint.armed("erase.before_hide"), pytest.raises(FailpointError):
+        rig.erase()
+    assert rig.hot.hidden == {}
+    rig.restart()
+    assert rig.lifecycle.hot_erasure.run() == 3
+    assert rig.hot.hidden == {(TOPIC, 0): {offset for queue, offset in MEANT if queue == 0}}
+
+
+def test_an_erasure_that_is_broken_off_hides_what_it_has_taken(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a new start: the job is the broker's own."""
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    with failpoint.armed("erase.before_hide"), pytest.raises(FailpointError):
+        rig.erase()
+    assert rig.lifecycle.hot_erasure.run() == 3
+
+
+def test_what_could_not_be_erased_is_returned_as_before(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both tiers show the same: the first object has two of it, and can't be read."""
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    rig.store.put(rig.names[0].key, b"x" * rig.names[0].size)
+    told = rig.erase()
+    assert not told["complete"]
+    erased = {at for one in told["erased"] if one["queue"] == 0 for a, b in one["offsets"] for at in range(a, b + 1)}
+    assert rig.hot.hidden == {(TOPIC, 0): erased}
+    assert erased == {12, 13}
+
+
+def test_of_a_topic_that_is_gone_what_stays_out_of_view_is_hidden_too(
+    new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No gap says so of rows that no reader would see again: by its place in the log a record is found still."""
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    rig.journal.append(Topic(topic=TOPIC, deleted=True, minimums={0: 15, 1: 8, 2: 4, 3: 4}))
+    rig.lifecycle.expire.run()
+    rig.erase()
+    assert rig.hot.hidden[TOPIC, 0] == {offset for queue, offset in MEANT if queue == 0}
 
 
 def of_no_queue(until: int) -> list[dict[str, Any]]:
     """What was erased of queues that the log has not, or no more: that it has none of it, nobody can tell."""
     return [
-        {"topic": TOPIC, "queue": 1, "rows": 1, "until_ms": until},
-        {"topic": TOPIC, "queue": 3, "rows": 4, "until_ms": until},
+        {"topic": TOPIC, "queue": 1, "rows": 1, "hidden": 0, "until_ms": until},
+        {"topic": TOPIC, "queue": 3, "rows": 4, "hidden": 0, "until_ms": until},
     ]
 
 
