@@ -13,6 +13,8 @@
 10. Who stands anywhere in the journal, a superseded process or a reader, knows what its entries said so far
     (`check_position`), however much of it has been deleted since; at the end a stranger's `verify` finds nothing.
 11. A name is forgotten when nothing is left that has one of its offsets (`model.Bucket._forget`, `model.Model.forget`).
+12. What a certificate says was erased neither tier returns from then on, by whatever is asked for (`check_erased`,
+    `model.Model.saw`); and a reader of the local log is led over nothing else.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from neve.archive.journal import Checkpoint
 from neve.archive.keys import checkpoint_key, pack_key, parse_checkpoint_key
 from neve.archive.topic_parts import topics_in
 from neve.archive.verify import verify
-from neve.record.codec import iter_records
+from neve.record.codec import decode_record, iter_records
 from tests.simulation.model import Message, joined
 from tests.simulation.process import BROKER, queues_of
+from tests.simulation.traffic import ERASED_KEY
 from tiered.journal.checkpoints import CHECKPOINTS_KEPT
 
 if TYPE_CHECKING:
@@ -53,7 +56,25 @@ def check(world: World) -> None:
             if offset >= bucket.minimums.get((name.topic, queue), 0):
                 model.saw(name.topic, queue, offset, record)
     bucket.check_tiles()
+    check_erased(world)
     _check_catalogs(world)
+
+
+def check_erased(world: World) -> None:
+    """By its place, by its key, by its offset: the local log may have it."""
+    store, given, by_number = world.process.store, world.model.given, world.model.by_number
+    for place in world.model.certified:
+        is_gone = place[2] < store.min_offset(*place[:2])  # a queue's file may still have its entry
+        assert is_gone or store.entry(*place) is None, f"{place} was erased, and its entry is returned"
+        message = by_number[given[place]]
+        raw = store.record_at(message.physical)
+        assert raw != message.record, f"{place} was erased, and is returned by its place, {message.physical}"
+    for topic in {place[0] for place in world.model.certified}:
+        for raw in store.query(topic, ERASED_KEY, 64, 0, 1 << 62):
+            record = decode_record(raw)
+            place = record.topic, record.queue_id, record.queue_offset
+            is_it = place in world.model.certified and by_number[given[place]].record == raw
+            assert not is_it, f"{place} was erased, and is returned by its key"
 
 
 def _read_hot(world: World, topic: str, queue: int) -> set[int]:
@@ -62,15 +83,23 @@ def _read_hot(world: World, topic: str, queue: int) -> set[int]:
     offset, end = store.min_offset(topic, queue), store.max_offset(topic, queue)
     while offset < end:
         result = store.get(topic, queue, offset, 32, 1 << 20)
-        assert result.status == "FOUND", f"{topic}/{queue}/{offset}: {result.status}, the queue ends at {end}"
+        where = f"{topic}/{queue}/{offset}: {result.status}"
+        assert result.status in {"FOUND", "NO_MATCHED_MESSAGE"}, f"{where}, the queue ends at {end}"
+        assert offset < result.next_offset <= end, f"{where}, it goes on at {result.next_offset}"
+        seen: set[int] = set()
         for buffer in result.buffers:
             begin = 0
             for record in iter_records(buffer):
-                assert record.queue_offset == offset, f"{topic}/{queue}: {record.queue_offset} where {offset} belongs"
-                world.model.saw(topic, queue, offset, bytes(buffer[begin : begin + record.size]))
-                found.add(offset)
+                at = record.queue_offset
+                world.model.saw(topic, queue, at, bytes(buffer[begin : begin + record.size]))
+                assert offset <= at < result.next_offset and at not in seen, f"{where}: {at}"
+                seen.add(at)
                 begin += record.size
-                offset += 1
+        passed = set(range(offset, result.next_offset)) - seen
+        wrong = [at for at in passed if (topic, queue, at) not in world.bucket.erased]
+        assert not wrong, f"{where}: of {wrong} nothing was returned, and nobody erased it"
+        found |= seen
+        offset = result.next_offset
     return found
 
 

@@ -19,6 +19,7 @@ from neve.archive.journal import (
     CommittedName,
     Deleted,
     Epoch,
+    Erase,
     Expire,
     Forget,
     Gap,
@@ -31,6 +32,8 @@ from neve.archive.journal import (
 from tests.doubles.memory_store import MemoryStore
 
 Place = tuple[str, int]  # topic, queue
+#: Of gaps, why: what an expired object had beside something that was erased.
+WITH_ERASED = "had expired, and was in an object with what was erased"
 
 
 @dataclass(slots=True)
@@ -82,6 +85,7 @@ class Bucket:
     deleted: set[str] = field(default_factory=set)
     ever: dict[str, CommittedName] = field(default_factory=dict)
     tombstones: set[str] = field(default_factory=set)
+    erased: set[tuple[str, int, int]] = field(default_factory=set)  # topic, queue, offset that an ERASE took
     epoch: int = 0
     forgotten: Callable[[str], None] = field(default=lambda topic: None)  # called when a FORGET is met
 
@@ -107,6 +111,8 @@ class Bucket:
             self.rewrites.pop(entry.round)
         elif isinstance(entry, Replace):
             self._replace(entry)
+        elif isinstance(entry, Erase):
+            self._erase(entry)
         elif isinstance(entry, Intent):
             for name in entry.names:
                 self.open[name.key] = name
@@ -121,6 +127,8 @@ class Bucket:
         elif isinstance(entry, Gap):
             for topic, queue, first, last in [(entry.topic, entry.queue, entry.first, entry.last), *entry.more]:
                 gap = Span(first, last, entry.reason)
+                if entry.reason == WITH_ERASED:
+                    self._cut_expired((topic, queue), gap)
                 for span in self.spans.get((topic, queue), []):
                     disjoint = last < span.first or span.last < first
                     assert disjoint, f"{topic}/{queue}: {gap} is said to be nowhere, {span} has it"
@@ -161,6 +169,7 @@ class Bucket:
             for place in [place for place in table if place[0] == topic]:
                 del table[place]
         self.ever = {key: name for key, name in self.ever.items() if name.topic != topic}
+        self.erased = {place for place in self.erased if place[0] != topic}
         self.forgotten(topic)
 
     def _commit(self, name: CommittedName) -> None:
@@ -168,9 +177,9 @@ class Bucket:
         assert name.key not in self.ever, f"{name.key} is committed twice"
         del self.open[name.key]
         self.live[name.key] = self.ever[name.key] = name
-        for queue, (first, last, _) in name.queues.items():
+        for queue, (_, last, _) in name.queues.items():
             self._note(name.topic, queue, last)
-            self.spans.setdefault((name.topic, queue), []).append(Span(first, last, name.key))
+        self._hold(name)
 
     def _replace(self, entry: Replace) -> None:
         old = [self.live.pop(key) for key in entry.old]  # each is live, or this fails
@@ -178,19 +187,63 @@ class Bucket:
         (number,) = [number for number, names in self.rewrites.items() if set(names) == {one.key for one in entry.new}]
         del self.rewrites[number]
         for name in old:
-            for queue in name.queues:
-                spans = self.spans[name.topic, queue]
-                self.spans[name.topic, queue] = [span for span in spans if span.what != name.key]
+            self._let_go(name)
         for name in entry.new:
             assert name.key not in self.ever, f"{name.key} is made twice"
             self.live[name.key] = self.ever[name.key] = name
-            for queue, (first, last, _) in name.queues.items():
-                self.spans[name.topic, queue].append(Span(first, last, name.key))
+            self._hold(name)
         kept = _places(entry.new)
         for topic, queue, offset in _places(old) - kept:
             hidden = self.minimums.get((topic, queue), 0)
             assert offset < hidden, f"{topic}, queue {queue}: {offset} was left out, and {hidden} is the lowest offset"
         assert kept <= _places(old)
+
+    def _erase(self, entry: Erase) -> None:
+        """As a replacement, but for its rows; of an object that is out of view nothing comes in its place."""
+        old, viewed = [self.ever[key] for key in entry.old], [key for key in entry.old if key in self.live]
+        erased = {(topic, queue, at) for topic, queue, first, last in entry.rows for at in range(first, last + 1)}
+        kept, lost = _places(entry.new), _places(self.live[key] for key in viewed)
+        assert erased <= _places(old) and not erased & kept and kept <= lost
+        for topic, queue, offset in lost - kept - erased:
+            hidden = self.minimums.get((topic, queue), 0)
+            assert offset < hidden, f"{topic}, queue {queue}: {offset} went with what was erased, and is in view"
+        for name in old:
+            later = self.expiring.get(name.key, entry.delete_after_ms)
+            self.live.pop(name.key, None)
+            if name.key not in self.deleted:
+                self.expiring[name.key] = min(later, entry.delete_after_ms)
+            self._let_go(name)
+        if entry.new:
+            made = {one.key for one in entry.new}
+            (number,) = [number for number, names in self.rewrites.items() if set(names) == made]
+            del self.rewrites[number]
+        for name in entry.new:
+            assert name.key not in self.ever, f"{name.key} is made twice"
+            self.live[name.key] = self.ever[name.key] = name
+            self._hold(name)
+        for topic, queue, first, last in entry.rows:
+            self.gaps.setdefault((topic, queue), []).append(Span(first, last, entry.reason))
+            self._note(topic, queue, last)
+        self.erased |= erased - _places(self.live.values())
+
+    def _cut_expired(self, place: Place, gap: Span) -> None:
+        """What had expired beside something that was erased does not come back: from here on it is nowhere."""
+        left = []
+        for span in self.spans.get(place, []):
+            if span.what in self.live or span.last < gap.first or gap.last < span.first:
+                left.append(span)
+                continue
+            left += [Span(span.first, gap.first - 1, span.what), Span(gap.last + 1, span.last, span.what)]
+        self.spans[place] = [span for span in left if span.first <= span.last]
+
+    def _hold(self, name: CommittedName) -> None:
+        for queue, first, last in name.runs:
+            self.spans.setdefault((name.topic, queue), []).append(Span(first, last, name.key))
+
+    def _let_go(self, name: CommittedName) -> None:
+        for queue in name.queues:
+            spans = self.spans.get((name.topic, queue), [])
+            self.spans[name.topic, queue] = [span for span in spans if span.what != name.key]
 
     def _expire(self, key: str, after: int) -> None:
         name = self.live.pop(key, None)
@@ -269,7 +322,7 @@ def _places(names: Iterable[CommittedName]) -> set[tuple[str, int, int]]:
     return {
         (name.topic, queue, offset)
         for name in names
-        for queue, (first, last, _) in name.queues.items()
+        for queue, first, last in name.runs
         for offset in range(first, last + 1)
     }
 
@@ -280,6 +333,7 @@ class Model:
         self.given: dict[tuple[str, int, int], int] = {}  # topic, queue, offset -> number
         self.by_number: dict[int, Message] = {}
         self.told: dict[Place, int] = {}
+        self.certified: set[tuple[str, int, int]] = set()  # topic, queue, offset that a certificate named
         self.deleted_at: dict[str, int] = {}  # topic -> number of the newest message at its last deletion
         self.uncertain: dict[Place, int] = {}  # a deletion that did not end: below this, nothing is promised
         self.log_end = 0
@@ -308,6 +362,7 @@ class Model:
         assert number is not None, f"{topic}/{queue}/{offset} holds what nobody was told of"
         message = self.by_number[number]
         assert record == message.record, f"{topic}/{queue}/{offset} is not message {number} byte for byte"
+        assert (topic, queue, offset) not in self.certified, f"{topic}/{queue}/{offset}: what was erased is returned"
         assert number > self.deleted_at.get(topic, 0), f"{topic}/{queue}/{offset}: deleted message {number} is back"
 
     def lose(self, end: int, bucket: Bucket, *, keep_names: bool) -> list[Message]:
@@ -326,6 +381,15 @@ class Model:
                 del self.given[topic, queue, offset]
         return lost
 
+    def erase(self, erased: Iterable[tuple[str, int, int]], key: bytes) -> None:
+        """By entries; certified or not, nothing is promised of it any more."""
+        for topic, queue, offset in erased:
+            message = self.live.get((topic, queue), {}).pop(offset, None)
+            assert message is None or key in message.record, f"{topic}/{queue}/{offset} had not the key"
+
+    def certify(self, told: Iterable[tuple[str, int, int]]) -> None:
+        self.certified |= set(told)
+
     def evicted(self, below: int, bucket: Bucket, expired: Callable[[Message], bool]) -> None:
         """The local log begins there now: what it had below is archived, or its time had passed."""
         archived = bucket.archived()
@@ -341,6 +405,7 @@ class Model:
             del self.live[place]
         self.deleted_at[topic] = self.newest_of(topic)
         if again:
+            assert not any(place[0] == topic for place in self.certified), f"{topic} begins again, it was archived"
             self.given = {place: number for place, number in self.given.items() if place[0] != topic}
             self.told = {place: minimum for place, minimum in self.told.items() if place[0] != topic}
         for queue, end in ends.items():
@@ -359,6 +424,7 @@ class Model:
         there = [message.number for message in former if is_in_log(message)]
         assert not there, f"{topic} is forgotten while the log has its messages {there}"
         self.given = {place: number for place, number in self.given.items() if place[0] != topic or number > last}
+        self.certified = {place for place in self.certified if place[0] != topic or place in self.given}
         for place in [place for place in self.told if place[0] == topic and not self.live.get(place)]:
             del self.told[place]
 
@@ -370,6 +436,7 @@ class Model:
         """What other queues gave may be given again."""
         self.given = {place: number for place, number in self.given.items() if place[:2] in known}
         self.told = {place: minimum for place, minimum in self.told.items() if place in known}
+        self.certified = {place for place in self.certified if place[:2] in known}
 
     def tell_minimum(self, place: Place, minimum: int, bucket: Bucket, expired: Callable[[Message], bool]) -> None:
         before = self.told.get(place, 0)

@@ -1,4 +1,4 @@
-"""A rule of the journal's shortening, and one of forgetting, is broken here, alone, and seeds find it.
+"""A rule of the journal's shortening, of forgetting, or of erasing is broken here, alone, and seeds find it.
 
 The worlds below meet these interleavings more often than the whole one. The same seeds with the right rules break
 nothing: that is told first.
@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from broker.archiving.erased_rows import Hidden
+from broker.store import erased
+from broker.store.queue_table import QueueTable
 from infra import failpoint
+from lifecycle.hot_erasure import HotErasure
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Topic
 from tests.simulation import traffic
@@ -55,6 +59,13 @@ class Buried(World):
         self._retention()
 
 
+class Erasers(World):
+    """An operator erases, in a log that keeps what it has."""
+
+    def steps(self) -> dict[Callable[[], None], int]:
+        return {self._puts: 10, self._offload: 2, self._erase: 6, self._arm: 2, self._power_off: 4, self._ttl: 1}
+
+
 def first_found(world: type[World], seeds: Iterable[int]) -> Violation | None:
     for seed in seeds:
         try:
@@ -64,7 +75,7 @@ def first_found(world: type[World], seeds: Iterable[int]) -> Violation | None:
     return None
 
 
-@pytest.mark.parametrize("world", [Sleepers, Buried])
+@pytest.mark.parametrize("world", [Sleepers, Buried, Erasers])
 def test_with_the_right_rules_they_break_nothing(world: type[World]) -> None:
     assert first_found(world, SEEDS) is None
 
@@ -82,3 +93,26 @@ def test_a_forget_without_a_look_at_open_intents_is_found(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Catalog, "forgettable", forgettable)
     assert first_found(Buried, SEEDS) is not None
+
+
+def test_an_erasure_that_leaves_the_local_log_as_it_is_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HotErasure, "hide", lambda job, more=(): 0)
+    assert first_found(Erasers, SEEDS) is not None
+
+
+def test_what_is_hidden_in_memory_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that can't reach the store knows it no more, where the journal's own copy has no word of it either."""
+
+    def forget(queues: QueueTable) -> None:
+        queues._state.erased = {}
+        for queue in queues.by_name.values():
+            queue.erased = erased.NONE
+
+    monkeypatch.setattr(QueueTable, "cut_erased", forget)
+    monkeypatch.setattr("broker.archiving.going_on.erased_rows.hide", lambda *_: Hidden(0, is_changed=False))
+    assert first_found(Erasers, SEEDS) is not None
+
+
+def test_a_read_that_leaves_out_more_than_was_erased_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erased, "united", lambda spans, more: ((0, max(last for _, last in (*spans, *more))),))
+    assert first_found(Erasers, SEEDS) is not None

@@ -11,6 +11,9 @@ from neve.errors import BrokerError
 from neve.record.codec import decode_record
 from tests.simulation.model import Message
 
+#: By which messages are erased now and then.
+ERASED_KEY = "who"
+
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
@@ -33,6 +36,7 @@ def put(world: World, topic: str, queue: int) -> None:
             b"",
             b"TAGS\x01a\x02KEYS\x01k%d k\x02" % number,
             b"KEYS\x01k",
+            b"KEYS\x01k %s\x02" % ERASED_KEY.encode(),
             b"a\x01b\x02a\x01c\x02",
             b"\xff\xfe\x01x\x02",
             b"UNIQ_KEY\x01%032X" % number,
@@ -44,7 +48,8 @@ def put(world: World, topic: str, queue: int) -> None:
         stored = process.store.put(
             topic, queue, body, properties, flag=number % 7, sys_flag=world.random.choice((0, 1, 1 << 8)),
             born_timestamp=world.random.choice((0, -1, 1 << 62, world.clock.now_ms())), born_host=host,
-            keys=f"k{number}" if number % 2 else None, reconsume_times=number % 3,
+            keys=ERASED_KEY if ERASED_KEY.encode() in properties else f"k{number}" if number % 2 else None,
+            reconsume_times=number % 3,
         )  # fmt: skip
     except (StoreError, FailpointError) as error:
         world.tell(f"  put {number} refused: {error}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from infra import failpoint
@@ -125,6 +126,14 @@ class InProcessWorker(WorkerClient):
         return found
 
 
+class _Group:
+    """What a search asks of a decoded row group."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.wire = memoryview(b"".join(records))
+        self.positions = np.cumsum([0, *map(len, records)])
+
+
 class QuickWorker:
     """As the real one, but an object is a list of rows. It takes and gives the same, and fails the same ways."""
 
@@ -176,6 +185,22 @@ class QuickWorker:
     def rows(self, name: CommittedName) -> list[Row]:
         return msgspec.msgpack.decode(self._store.get(name.key), type=list[Row])
 
+    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> frames.MayHold:
+        """An object has no filters, and is looked for where they would be read."""
+        try:
+            self._store.head(name.key)
+        except ObjectStoreError as error:
+            raise WorkerFailed(type(error).__name__, str(error)) from error
+        return frames.MayHold(0, groups, 0, 0)
+
+    def read_group(self, store_url: str, name: CommittedName, index: int) -> _Group:
+        group = name.row_groups[index]
+        try:
+            rows = self.rows(name)[group.first_row : group.first_row + group.rows]
+        except ObjectStoreError as error:
+            raise WorkerFailed(type(error).__name__, str(error)) from error
+        return _Group([record for _, _, record in rows])
+
     def set_priority(self, priority: str) -> None:
         self.priority = priority
 
@@ -184,6 +209,9 @@ class QuickWorker:
 
     def give_up_compaction(self) -> None:
         """None is under way: jobs run one behind another."""
+
+    def forget(self, store_url: str, names: Sequence[CommittedName]) -> None:
+        """It keeps nothing of what it reads."""
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
         return 0
@@ -232,7 +260,7 @@ def _group(first: int, rows: list[Row], size: int) -> RowGroup:
     times = [decode_record(record).store_timestamp for _, _, record in rows]
     runs: list[tuple[int, int, int]] = []
     for queue, offset, _ in rows:
-        if runs and runs[-1][0] == queue:
+        if runs and runs[-1][::2] == (queue, offset - 1):
             runs[-1] = (queue, runs[-1][1], offset)
         else:
             runs.append((queue, offset, offset))

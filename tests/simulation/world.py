@@ -20,6 +20,7 @@ from infra.clock import ManualClock
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import ObjectStoreError
 from infra.startup import StartupError
+from lifecycle.erase import Wanted
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog import Catalog
 from neve.archive.follow import CheckpointsGone, following, read_catalog
@@ -44,6 +45,7 @@ FAILPOINTS = (
     "store.allocate", "store.checkpoint", "store.evict", "store.flush", "store.roll", "ttl.after_delete",
     "ttl.after_expire", "compact.before_intent", "compact.after_intent", "compact.after_encode",
     "compact.after_upload", "compact.before_replace", "compact.after_replace", "compact.after_abort",
+    "erase.before_hide",
     "journal.before_shortening", "journal.after_entry_deleted",
 )  # fmt: skip
 RESTORE_FAILPOINTS = (
@@ -169,7 +171,7 @@ class World:
             self._delete_topic: 2, self._outage: 3, self._flaky: 3, self._skew: 2, self._arm: 4, self._crowd: 2,
             self._pin: 1, self._prepare: 2, self._power_off: 6,   self._back_up: 2,
             self._compact: 5, self._start_backup: 1, self._fork: 1, self._restore: 1,
-            self._shorten: 4, self._forget: 2, self._bury: 2, self._read: 3,
+            self._shorten: 4, self._forget: 2, self._bury: 2, self._read: 3, self._erase: 4, self._hide_erased: 2,
         }  # fmt: skip
 
     def _step(self) -> None:
@@ -219,6 +221,29 @@ class World:
 
     def _compact(self) -> None:
         self._do("compact", self.process.lifecycle.compact.now)
+
+    def _erase(self) -> None:
+        """An operator asks; what the certificate names, if there is one, is returned by nobody from then on."""
+        topic, grace_ms = self.random.choice(TOPICS), self.random.choice((None, None, 0))
+        told: list[dict[str, Any]] = []
+
+        def erase() -> str:
+            told.append(self.process.lifecycle.erase.now(Wanted(topic, traffic.ERASED_KEY, grace_ms=grace_ms)))
+            return f"{told[0]['rows']} rows, complete: {told[0]['complete']}"
+
+        self._do(f"erase from {topic}, grace {grace_ms}", erase)
+        self._observe()
+        for certificate in told:
+            rows = [(one["topic"], one["queue"], *span) for one in certificate["erased"] for span in one["offsets"]]
+            places = {(topic, queue, at) for topic, queue, first, last in rows for at in range(first, last + 1)}
+            left = places - self.bucket.erased  # another object has it in view still, and that is said
+            assert not left or certificate["not_erased"], f"a certificate of {left}, which no entry says"
+            self.model.certify(places & self.bucket.erased & self.model.given.keys())
+            self.counts["rows erased"] += len(places)
+            invariants.check_erased(self)
+
+    def _hide_erased(self) -> None:
+        self._do("hide what was erased", self.process.lifecycle.hot_erasure.run)
 
     def _sweep(self) -> None:
         self._do("sweep", lambda: self.process.lifecycle.sweep.run(repair=True))
@@ -617,6 +642,7 @@ class World:
     def _observe(self) -> None:
         """After each step: what became durable, and which minimums clients are told."""
         self.bucket.follow(self.bucket_store, BROKER)
+        self.model.erase(self.bucket.erased, traffic.ERASED_KEY.encode())
         self.model.promised_end = max(self.model.promised_end, self.process.store.flushed_offset)
         if self.process.store.min_physical_offset != self.log_begin:
             self.log_begin = self.process.store.min_physical_offset
