@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 _CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",  # of a table of some dozen files
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
