@@ -222,12 +222,15 @@ class Bucket:
             self.live[name.key] = self.ever[name.key] = name
             self._hold(name)
         for topic, queue, first, last in entry.rows:
-            self.gaps.setdefault((topic, queue), []).append(Span(first, last, entry.reason))
+            gap = Span(first, last, entry.reason)
+            self._cut_expired((topic, queue), gap)
+            self.gaps.setdefault((topic, queue), []).append(gap)
             self._note(topic, queue, last)
         self.erased |= erased - _places(self.live.values())
 
     def _cut_expired(self, place: Place, gap: Span) -> None:
-        """What had expired beside something that was erased does not come back: from here on it is nowhere."""
+        """What an object out of view has, and was erased, or had expired beside that, does not come back: it is nowhere
+        from here on."""
         left = []
         for span in self.spans.get(place, []):
             if span.what in self.live or span.last < gap.first or gap.last < span.first:
