@@ -42,7 +42,7 @@ def test_a_groups_progress_over_many_topics_is_told_in_slices(
                 broker.topics.create_plain(f"topic-{number}", QUEUES)
                 for queue in range(QUEUES):
                     broker.offsets.commit("g", f"topic-{number}", queue, 1)
-            looked_at = counted("store_time")
+            looked_at = counted("shown_time")
             answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g")
             assert answer.code == 0
             assert answer.body.count(b"consumerOffset") == looked_at.all == TOPICS * QUEUES
