@@ -36,7 +36,7 @@ def main() -> int:
     print(f"verify: {report.objects:,} objects, {report.rows:,} rows, {len(problems)} problems; {most:,.0f} MB at most")
     for text in problems[:20]:
         print(f"  {text}")
-    found = growing(days, {"log_bytes": size.segment})
+    found = growing(days, size.slack)
     print("grows:", *(f"\n  {text}" for text in found or ["nothing"]), sep="")
     return 1 if problems or found else 0
 

@@ -13,9 +13,6 @@ from tests.simulation.process import BROKER
 from tests.simulation.year.figures import Figures, growing, memory_of
 from tests.simulation.year.world import SMALL, World
 
-#: Of a few kilobytes: each restore makes the offsets longer, by the digits of their margin.
-STATE_SLACK = 1_000
-
 
 def test_nothing_grows_for_ever_and_the_archive_is_whole() -> None:
     world = World(SMALL)
@@ -25,7 +22,7 @@ def test_nothing_grows_for_ever_and_the_archive_is_whole() -> None:
         assert world.verify().objects > SMALL.topics, "too little is left to have been verified"
         assert world.orphans() == []
         assert min(one.waiting for one in days[7:]) > 0, "nothing expires"
-        assert growing(days, {"log_bytes": SMALL.segment, "state_bytes": STATE_SLACK}) == []
+        assert growing(days, SMALL.slack) == []
         assert world.lost() == []
         some = next(read_catalog(world.bucket, BROKER).each_object()).key
         del world.bucket.objects[some]

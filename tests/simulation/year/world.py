@@ -60,6 +60,15 @@ class Size:
     segment: int = 1 << 20
     checkpoint_entries: int = 256
 
+    @property
+    def slack(self) -> dict[str, int]:
+        """By how much figures may differ from quarter to quarter, in bytes, and do not grow for ever.
+
+        A log comes in segments. Each restore makes the offsets in the state longer, by the digits of their margin: a
+        few bytes a topic, until a number is as long as it may be.
+        """
+        return {"log_bytes": self.segment, "state_bytes": 5 * self.topics}
+
 
 SMALL = Size(
     days=56,
