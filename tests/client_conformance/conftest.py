@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from neve import BrokerError, connect
+from neve import connect
 from neve.client import AsyncClient
 from tests.servers.apache import ApacheServer
 from tests.servers.neve import NeveServer
 from tests.servers.processes import free_ports
-from tests.waiting import until
+from tests.servers.routes import is_routed
 
 DEADLINE_S = 60
 
@@ -105,11 +105,4 @@ def topic(server: Server) -> str:
 async def create_topic(client: AsyncClient, topic: str, queues: int) -> None:
     """Returns once the name server would send a client to the topic."""
     await client.create_topic(topic, queues)
-
-    async def is_routed() -> bool:
-        try:
-            return len((await client.topic_route(topic)).write_queues) == queues
-        except BrokerError:
-            return False
-
-    await until(is_routed, f"the route of {topic}")
+    await is_routed(client, topic, queues)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from neve import BrokerError, connect
 from neve.client import AsyncClient, Consumer, Received, Subscription
 from neve.client.group.queue_locks import QueueLocks
+from tests.servers.routes import is_routed
 from tests.waiting import until
 
 Run = Callable[..., None]
@@ -57,13 +57,7 @@ def test_a_message_that_cannot_be_sent_back_is_copied(run: Run, unique: str) -> 
         async with client.consumer(unique, topic, start="first", auto_ack=False) as consumer:
             sent = await client.send(topic, b"lost its place", keys=["k"])
             (message,) = await receive(consumer, 1)
-
-            async def takes_copies() -> bool:
-                with contextlib.suppress(BrokerError):
-                    return bool((await client.topic_route(f"%RETRY%{unique}")).write_queues)
-                return False
-
-            await until(takes_copies, "the route of the group's retry topic")
+            await is_routed(client, f"%RETRY%{unique}", 1)
             await replace(message, physical_offset=1 << 40).nack(delay_level=-1)
             assert consumer.position(sent.queue) == message.queue_offset + 1
         async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:

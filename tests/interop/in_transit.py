@@ -18,7 +18,8 @@ from bench.wire import Client
 from neve.client.model import Message
 from tests.interop.agent import FLAGS, SOURCES
 from tests.interop.promoted import Half, bodies, end, offsets_at, prepare, properties
-from tests.waiting import until, wait_until
+from tests.servers.routes import is_routed
+from tests.waiting import wait_until
 
 #: `make migrations` takes 100,000.
 MESSAGES = int(os.environ.get("NEVE_MIGRATION_MESSAGES", "2000"))
@@ -106,14 +107,7 @@ class InTransit:
 
     async def _send(self, namesrv: str) -> None:
         async with neve.connect(namesrv) as client:
-
-            async def is_routed() -> bool:
-                try:
-                    return len((await client.topic_route(TOPIC)).write_queues) == QUEUES
-                except neve.BrokerError:
-                    return False
-
-            await until(is_routed, f"the route of {TOPIC}")  # Apache's broker tells of a topic after it has answered
+            await is_routed(client, TOPIC, QUEUES)
 
             async def fill(queue: int) -> None:
                 for first in range(0, MESSAGES // QUEUES, _BATCH):
