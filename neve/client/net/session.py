@@ -77,6 +77,9 @@ class Session:
         # By request code, for what names no consumer group: check-backs and replies.
         self.code_handlers: dict[int, RequestHandler] = {}
         self._producer_groups: set[str] = set()
+        # Of these, the groups that the masters of all brokers must know, whether or not a route names them.
+        self._cluster_wide_groups: set[str] = set()
+        self._cluster: Mapping[str, BrokerInfo] = {}  # the latest list of all brokers; kept for such groups only
         self._watched: set[Connection] = set()  # to masters that are silent
         # Address -> the producer groups that it has acknowledged over its present connection.
         self._introduced: dict[str, frozenset[str]] = {}
@@ -459,20 +462,52 @@ class Session:
         strangers = [address for address in masters if group not in self._introduced.get(address, ())]
         await asyncio.gather(*(self._heartbeat_to(address) for address in strangers))
 
+    async def introduce_everywhere(self, group: str) -> None:
+        """Make this client known as a producer of `group` to the masters of all brokers, until it leaves the group.
+
+        Every heartbeat reads the list of brokers again, so brokers that join later learn of the group, too.
+
+        Raises:
+            NeveError: no name server returned the list of brokers.
+        """
+        self._cluster = await self.brokers()
+        self._cluster_wide_groups.add(group)
+        try:
+            await self.introduce(group, self._cluster.values())
+        except BaseException:
+            self._forget_producer_group(group)
+            raise
+
     async def leave_producer_group(self, group: str) -> None:
         """Brokers send nothing more for this group; none has to find out by silence."""
-        self._producer_groups.discard(group)
+        self._forget_producer_group(group)
         await self.unregister({"producerGroup": group})
+
+    def _forget_producer_group(self, group: str) -> None:
+        self._producer_groups.discard(group)
+        self._cluster_wide_groups.discard(group)
 
     async def heartbeat(self) -> None:
         """Tells all known brokers which groups this client is in; one that fails is tried again next time."""
-        self._forget_brokers_without_a_topic()
+        await self._refresh_cluster()
+        self._forget_unlisted_brokers()
         await asyncio.gather(*(self._heartbeat_to(address) for address in list(self._known_addresses)))
 
-    def _forget_brokers_without_a_topic(self) -> None:
-        """As RocketMQ's clients do: an address that no route names any more belongs to nobody, or to somebody else."""
-        routes = [route for _, route in self._routes.values()]
-        named = {at for route in routes for broker in route.brokers.values() for at in broker.addresses.values()}
+    async def _refresh_cluster(self) -> None:
+        """Read the list of all brokers again if a group needs it; keep the present list if no name server answers."""
+        if not self._cluster_wide_groups:
+            self._cluster = {}
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                self._cluster = await self.brokers()
+        except (NeveError, TimeoutError) as error:
+            log.info("the list of brokers is not refreshed: %r", error)
+
+    def _forget_unlisted_brokers(self) -> None:
+        """Forget addresses that neither a route nor the list of all brokers names, as RocketMQ's clients do."""
+        listed = [self._cluster, *(route.brokers for _, route in self._routes.values())]
+        named = {at for brokers in listed for broker in brokers.values() for at in broker.addresses.values()}
         for address in self._known_addresses.keys() - named:
             del self._known_addresses[address]
             self._introduced.pop(address, None)

@@ -135,8 +135,7 @@ class TransactionProducer:
         """
         self._checks.join(self)
         try:
-            brokers = await self._session.brokers()
-            await self._session.introduce(self.group, brokers.values())
+            await self._session.introduce_everywhere(self.group)
         except BaseException:
             self._checks.leave(self)
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from neve.client import AsyncClient, connect, sync
+from neve.client import AsyncClient, LocalTransactionState, connect, sync
 from neve.client.net.connection import ConnectionFailed
 from neve.errors import BrokerError, ClientError, UnknownOutcome
 from neve.record.bodies import decode_batch
@@ -18,7 +18,7 @@ from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import DEADLINE_S, refuse, run, send_ok, sends, silent
+from tests.unit.client.fake_cluster import DEADLINE_S, Answer, FakeServer, refuse, run, send_ok, sends, silent
 
 
 def test_a_send_carries_the_message(fake_cluster: Any) -> None:
@@ -243,6 +243,49 @@ def test_a_broker_that_no_route_names_any_more_is_told_nothing(fake_cluster: Any
             await session.route("t", fresh=True)
             await session.heartbeat()
             assert moved.codes().count(RequestCode.HEART_BEAT) == before + 1
+
+    run(work)
+
+
+def test_transaction_producer_heartbeats_all_brokers_without_a_route(fake_cluster: Any) -> None:
+    """A process that only answers checks sends nothing, so no route names the brokers that ask it."""
+
+    def listed(request: RemotingCommand) -> Answer:
+        if request.code != RequestCode.GET_BROKER_CLUSTER_INFO:
+            return None
+        table = {
+            f"b{number}": {"brokerName": f"b{number}", "cluster": "c", "brokerAddrs": {"0": broker.address}}
+            for number, broker in enumerate(named)
+        }
+        return 0, {}, dumps({"brokerAddrTable": table})
+
+    named: list[FakeServer] = []
+
+    async def work() -> None:
+        async with fake_cluster(send_ok, send_ok) as cluster, connect(cluster.namesrv.address) as client:
+            cluster.namesrv.handler = listed
+            first, late = cluster.brokers
+            named[:] = [first]
+            session = client._session
+
+            async def reached() -> list[FakeServer]:
+                """Return the brokers that receive the next heartbeat."""
+                before = [broker.codes().count(RequestCode.HEART_BEAT) for broker in cluster.brokers]
+                await session.heartbeat()
+                after = [broker.codes().count(RequestCode.HEART_BEAT) for broker in cluster.brokers]
+                return [cluster.brokers[at] for at in range(2) if after[at] > before[at]]
+
+            async with client.transaction_producer("p", check=lambda _: LocalTransactionState.COMMIT):
+                assert await reached() == [first]
+                named.append(late)
+                assert await reached() == [first, late]
+                cluster.namesrv.handler = lambda _: (1, {}, b"")
+                assert await reached() == [first, late], "the list outlives the name server"
+                named.remove(late)
+                cluster.namesrv.handler = listed
+                assert await reached() == [first], "a broker that left is forgotten"
+            session.produces("ordinary")
+            assert await reached() == [], "an ordinary producer without a route has no broker to reach"
 
     run(work)
 
