@@ -17,6 +17,7 @@ from neve.cli.broker_sets import new_pool
 from neve.cli.cluster import connect, security_of_the_command
 from neve.cli.failures import NOT_FOUND, UNREACHABLE, Failure
 from neve.cli.topic_names import of_users
+from neve.client.admin import topic_fields
 from neve.client.model import BrokerInfo, Message, MessageQueue, message_from_record
 from neve.client.net.connection import ConnectionPool
 from neve.client.net.route import parse_brokers
@@ -41,6 +42,11 @@ class TopicAt(NamedTuple):
 
     def number(self, name: str) -> int:
         return int(self.settings.get(name) or 0)
+
+
+def queues_of(settings: Mapping[str, Any]) -> int:
+    """Return how many queues a topic has at a broker, to read or to write."""
+    return max(int(settings.get("writeQueueNums") or 0), int(settings.get("readQueueNums") or 0))
 
 
 class Brokers:
@@ -218,18 +224,7 @@ class Brokers:
 
     async def set_topic(self, topic: str, at: TopicAt, changes: Mapping[str, str]) -> None:
         """What is not among the changes stays as it is."""
-        ext = {
-            "topic": topic,
-            "defaultTopic": "TBW102",
-            "readQueueNums": str(at.number("readQueueNums")),
-            "writeQueueNums": str(at.number("writeQueueNums")),
-            "perm": str(at.settings.get("perm", 6)),
-            "topicFilterType": str(at.settings.get("topicFilterType") or "SINGLE_TAG"),
-            "topicSysFlag": str(at.number("topicSysFlag")),
-            "order": str(bool(at.settings.get("order"))).lower(),
-            "attributes": "",
-            **changes,
-        }
+        ext = topic_fields(topic, at.settings, changes)
         require_success(await self._ask(at.broker, RequestCode.UPDATE_AND_CREATE_TOPIC, ext))
 
     # ---- asking

@@ -10,11 +10,12 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neve.cli.broker_sets import new_pool
+from neve.cli.brokers import TopicAt, brokers, queues_of
 from neve.cli.cluster import connect, security_of_the_command
 from neve.cli.export_files import Export, lines_from, message_file, read_export, write_whole
 from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, UNREACHABLE, Failure
@@ -23,6 +24,7 @@ from neve.cli.output import say
 from neve.cli.patience import patiently
 from neve.cli.standstill import Standstill
 from neve.client.model import Message, MessageQueue
+from neve.client.net.route import PERM_READ, PERM_WRITE
 from neve.client.net.session import require_success
 from neve.errors import BrokerError
 from neve.record.properties import PROPERTY_UNIQUE_KEY
@@ -102,7 +104,7 @@ async def import_into(
     wanted = [name for name in export.topics if not topics or name in topics]
     # What got no answer may lie there: the next call looks, where another attempt would send it twice.
     async with connect(namesrv, timeout=_CALL_S, attempt_timeout=_ATTEMPT_S, send_retries=0) as client:
-        importing = _Importing(client, directory, await _cluster(client))
+        importing = _Importing(client, namesrv, directory, await _cluster(client))
         for name in wanted:
             await importing.topic(export, name)
         if with_groups:
@@ -118,8 +120,8 @@ async def _cluster(client: AsyncClient) -> str:
 
 
 class _Importing:
-    def __init__(self, client: AsyncClient, directory: Path, cluster: str) -> None:
-        self._client, self._directory = client, directory
+    def __init__(self, client: AsyncClient, namesrv: str, directory: Path, cluster: str) -> None:
+        self._client, self._namesrv, self._directory = client, namesrv, directory
         self._state = directory / f"import.{cluster}.json"
         self._queues: dict[str, Progress] = {}
         if self._state.exists():
@@ -149,16 +151,31 @@ class _Importing:
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            settings = max(export.topics[name].values(), key=lambda one: int(one.get("writeQueueNums") or 0))
-            attributes = {str(key).lstrip("+"): str(value) for key, value in (settings.get("attributes") or {}).items()}
-            queues = max(int(settings.get("writeQueueNums") or 0), int(settings.get("readQueueNums") or 0), 1)
-            await self._client.create_topic(name, queues, attributes)
-            say(f"created {name} with {queues} queues")
+            await self._create(name, max(export.topics[name].values(), key=queues_of))
             route = await self._client.topic_route(name)
         found = sorted(route.write_queues, key=lambda queue: (queue.broker_name, queue.queue_id))
         if not found:
             raise Failure(CONFLICT, f"{name} has no queue to write to")
         return found
+
+    async def _create(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Create the topic with the settings of the export, at all brokers, and writable for the import."""
+        perm = int(settings.get("perm", PERM_READ | PERM_WRITE))
+        attributes = ((str(key).lstrip("+"), value) for key, value in (settings.get("attributes") or {}).items())
+        changes = {
+            "perm": str(perm | PERM_WRITE),
+            "writeQueueNums": str(max(queues_of(settings), 1)),  # each exported queue gets a queue of its own
+            "attributes": ",".join(f"+{key}={value}" for key, value in attributes),
+        }
+        async with brokers(self._namesrv) as asked:
+            for broker in asked.named(None):
+                await asked.set_topic(name, TopicAt(broker, settings), changes)
+        say(f"created {name} with {queues_of(settings)} queues")
+        if not perm & PERM_WRITE:
+            closed = "r" if perm & PERM_READ else "none"
+            say(f"{name} is writable for the import; to close it again: neve topic alter {name} --perm {closed}")
+        if (write := int(settings.get("writeQueueNums") or 0)) < queues_of(settings):
+            say(f"{name} had {write} queues to write; to have so again: neve topic alter {name} --write-queues {write}")
 
     async def _queue(self, topic: str, file: Path, progress: Progress) -> None:
         await self._require_ours(progress)

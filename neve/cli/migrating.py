@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from neve.cli.brokers import Brokers, TopicAt, brokers
+from neve.cli.brokers import Brokers, TopicAt, brokers, queues_of
 from neve.cli.cluster import connect
 from neve.cli.failures import USAGE, Failure
 from neve.cli.topic_names import of_users
@@ -97,7 +97,7 @@ class Migration:
             dead |= {topic for topic in table if topic.startswith(DLQ_PREFIX)}
             for topic in of_users(table, self._source.asked.known.values()):
                 # of several brokers the one that has most queues speaks for all
-                if _queues(table[topic]) > _queues(found.get(topic, {})):
+                if queues_of(table[topic]) > queues_of(found.get(topic, {})):
                     found[topic] = table[topic]
         chosen = _chosen(found, wanted, "topic")
         taken = []
@@ -113,6 +113,9 @@ class Migration:
             return Taken(topic, broker, SAME)
         if there is not None and not self._overwrite:
             return Taken(topic, broker, DIFFERS, _told(other))
+        if there is not None and int(meant.get("readQueueNums") or 0) < int(there.get("readQueueNums") or 0):
+            hidden = "fewer queues to read would hide messages: use neve topic alter"
+            return Taken(topic, broker, DIFFERS, f"{_told(other)}; {hidden}")
         if not self._dry_run:
             pairs = [(str(key).lstrip("+"), value) for key, value in (meant.get("attributes") or {}).items()]
             attributes = ",".join(f"+{key}={value}" for key, value in pairs)
@@ -179,7 +182,7 @@ class Migration:
             targets = [
                 MessageQueue(topic, name, queue)
                 for name in self._target.names
-                for queue in range(_queues(there[name].get(topic, {})))
+                for queue in range(queues_of(there[name].get(topic, {})))
             ]
             kept = {
                 q: at
@@ -263,10 +266,6 @@ async def _message_at(client: AsyncClient, queue: MessageQueue, offset: int) -> 
     """The first from an offset on."""
     pulled = await client.pull_records(queue, offset, 1)
     return next((message_from_record(one, queue.broker_name) for one in iter_records(pulled.records)), None)
-
-
-def _queues(settings: Mapping[str, Any]) -> int:
-    return max(int(settings.get("writeQueueNums") or 0), int(settings.get("readQueueNums") or 0))
 
 
 def _chosen(found: Mapping[str, Any], wanted: Iterable[str], kind: str) -> list[str]:

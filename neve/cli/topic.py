@@ -50,10 +50,11 @@ async def _create(
             known = name in await client.topic_list()
         except NeveError:
             known = False  # an empty cluster has no list yet; creating answers for itself
-        if known and broker is None:
+        if known and (broker is None or broker in (await client.topic_route(name)).brokers):
             from neve.cli.failures import CONFLICT, Failure
 
-            raise Failure(CONFLICT, f"topic {name} exists already")
+            where = "" if broker is None else f" at {broker}"
+            raise Failure(CONFLICT, f"topic {name} exists already{where}: `neve topic alter` changes it")
         await client.create_topic(name, queues, attributes, broker=broker)
 
 

@@ -200,8 +200,9 @@ def _refuse_as_whole(unreached: Sequence[str]) -> None:
 
 
 async def _change(namesrv: str, topic: str, value: str | None) -> None:
-    async with connect(namesrv) as client:
-        for broker in (await client.topic_route(topic)).brokers:
-            # the request carries the whole topic: what it has stays as it is
-            config = await client.topic_config(topic, broker=broker)
-            await client.create_topic(topic, config.read_queues, {RESERVE_TIME: value}, perm=config.perm, broker=broker)
+    from neve.cli.brokers import brokers
+
+    attribute = f"-{RESERVE_TIME}" if value is None else f"+{RESERVE_TIME}={value}"
+    async with brokers(namesrv) as asked:
+        for at in await asked.topic(topic, None):
+            await asked.set_topic(topic, at, {"attributes": attribute})

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN_TO_ALL = 10_000  # ms that an id search looks ahead of our clock
 _KEY_RESULTS = 32
+_QUEUES, _PERM = 8, 6  # of a new topic
 
 
 class Admin:
@@ -43,33 +44,59 @@ class Admin:
     async def create_topic(
         self,
         name: str,
-        queues: int = 8,
+        queues: int | None = None,
         attributes: Mapping[str, str | None] | None = None,
         *,
-        perm: int = 6,
+        perm: int | None = None,
         broker: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Creates the topic, or changes it, on all masters (or on the broker named).
+        """Create the topic, or change it, on all masters (or on the broker named).
+
+        Where the topic exists, arguments that are not given keep their present values. A new topic gets 8 queues.
 
         Args:
+            queues: for reading and for writing, at each broker.
             attributes: such as `{"reserve.time": "720"}`, in whole hours; None as a value removes the attribute.
+            perm: 4 to read, 2 to write, 6 for both.
+
+        Raises:
+            ClientError: a broker has more queues to read; consumers would lose sight of their messages. Nothing is
+                changed on any broker then.
         """
-        signed = [f"-{key}" if value is None else f"+{key}={value}" for key, value in (attributes or {}).items()]
-        ext = {
-            "topic": name,
-            "defaultTopic": DEFAULT_TOPIC,
-            "readQueueNums": str(queues),
-            "writeQueueNums": str(queues),
-            "perm": str(perm),
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": "0",
-            "order": "false",
-            "attributes": ",".join(signed),
-        }
-        for address in (await self._masters(broker)).values():
+        changes = {}
+        if queues is not None:
+            changes = {"readQueueNums": str(queues), "writeQueueNums": str(queues)}
+        if perm is not None:
+            changes["perm"] = str(perm)
+        if attributes:
+            signed = (f"-{key}" if value is None else f"+{key}={value}" for key, value in attributes.items())
+            changes["attributes"] = ",".join(signed)
+        requests: dict[str, dict[str, str]] = {}
+        for broker_name, address in (await self._masters(broker)).items():
+            present = await self._present_topic(name, address, timeout)
+            if queues is not None and present is not None and queues < (readable := int(present["readQueueNums"])):
+                raise ClientError(
+                    f"{name} has {readable} queues at {broker_name}: with {queues}, consumers would not see the others "
+                    "and their messages. Use `neve topic alter` to have fewer"
+                )
+            requests[address] = topic_fields(name, present, changes)
+        for address, ext in requests.items():
             await self._session.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, timeout=timeout)
         self._session.forget_route(name)
+
+    async def _present_topic(self, name: str, address: str, timeout: float | None) -> Mapping[str, Any] | None:
+        """Return the settings of the topic at a broker; None if the broker does not have it."""
+        ext = {"topic": name, "lo": "true"}
+        try:
+            answer = await self._session.ask(address, RequestCode.GET_TOPIC_CONFIG, ext, timeout=timeout)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            raise
+        present: Mapping[str, Any] = parse_body(answer)
+        _topic_config(present)  # raises ProtocolError if a field is missing
+        return present
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Deletes the topic on all masters and in the name servers."""
@@ -245,6 +272,28 @@ class Admin:
         addresses = [address for name in sorted(route.brokers) if (address := route.address(name)) is not None]
         answers = await asyncio.gather(*(self._session.ask(address, code, ext) for address in addresses))
         return [parse_body(answer).get("offsetTable") or {} for answer in answers]
+
+
+def topic_fields(name: str, present: Mapping[str, Any] | None, changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of UPDATE_AND_CREATE_TOPIC, which replaces all settings of a topic but its attributes.
+
+    Args:
+        present: the settings that the broker has, which stay unless `changes` name them; None for a new topic.
+        changes: fields of the request. `attributes` lists changes: `+name=value` or `-name`, joined by commas.
+    """
+    row = present or {}
+    return {
+        "topic": name,
+        "defaultTopic": DEFAULT_TOPIC,
+        "readQueueNums": str(int(row.get("readQueueNums", _QUEUES))),
+        "writeQueueNums": str(int(row.get("writeQueueNums", _QUEUES))),
+        "perm": str(int(row.get("perm", _PERM))),
+        "topicFilterType": str(row.get("topicFilterType") or "SINGLE_TAG"),
+        "topicSysFlag": str(int(row.get("topicSysFlag") or 0)),
+        "order": str(bool(row.get("order"))).lower(),
+        "attributes": "",
+        **changes,
+    }
 
 
 def _message(stored: bytes, broker: BrokerInfo) -> Message:

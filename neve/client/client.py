@@ -578,14 +578,21 @@ class AsyncClient:
     async def create_topic(
         self,
         name: str,
-        queues: int = 8,
+        queues: int | None = None,
         attributes: Mapping[str, str | None] | None = None,
         *,
-        perm: int = 6,
+        perm: int | None = None,
         broker: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Creates or changes a topic on all masters; an attribute of None is removed."""
+        """Create a topic on all masters, or change it; an attribute of None is removed.
+
+        Where the topic exists, arguments that are not given keep their present values. A new topic gets 8 queues to
+        read and to write.
+
+        Raises:
+            ClientError: the topic has more queues to read than `queues`; nothing is changed.
+        """
         creating = self._admin.create_topic(name, queues, attributes, perm=perm, broker=broker, timeout=timeout)
         await self._session.within(timeout, creating)
 

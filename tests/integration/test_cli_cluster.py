@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from neve.cli import main
+from neve.cli.brokers import TopicAt, brokers
 from neve.client import connect
+from neve.errors import ClientError
+from neve.remoting.names import RESERVE_TIME
 from tests.server_process import Up
 from tests.servers.neve import Serving, settings_as_options
 
-USAGE, NOT_FOUND, UNREACHABLE = 2, 3, 6
+USAGE, NOT_FOUND, CONFLICT, UNREACHABLE = 2, 3, 5, 6
 STOP_S = 60
 
 
@@ -69,3 +74,89 @@ def test_archive_verbs_find_the_admin_port_of_the_name_servers_broker(
 def test_without_a_name_server_the_usual_admin_port_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
     main.run(["archive", "ls", "-n", "127.0.0.1:1"])
     assert "asking the broker at 127.0.0.1:10913: no name server" in capfd.readouterr().err
+
+
+def test_topic_upserts_keep_what_they_do_not_change(
+    neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """UPDATE_AND_CREATE_TOPIC replaces a whole row, so each writer has to begin with the present one."""
+    with neve_up(tmp_path / "neve") as neve:
+        asked = ["-n", neve.namesrv]
+
+        async def row(topic: str) -> dict[str, Any]:
+            async with brokers(neve.namesrv) as known:
+                return dict((await known.topic(topic, None))[0].settings)
+
+        async def odd(topic: str) -> dict[str, Any]:
+            settings: dict[str, Any] = {
+                "readQueueNums": 16,
+                "writeQueueNums": 12,
+                "perm": 4,
+                "order": True,
+                "topicSysFlag": 2,
+            }
+            async with brokers(neve.namesrv) as known:
+                settings |= {"topicFilterType": "MULTI_TAG"}
+                await known.set_topic(topic, TopicAt("broker-a", settings), {})
+            return await row(topic)
+
+        async def create(topic: str, **arguments: Any) -> None:
+            async with connect(neve.namesrv) as client:
+                await client.create_topic(topic, **arguments)
+
+        present = asyncio.run(odd("orders"))
+        assert (present["readQueueNums"], present["writeQueueNums"]) == (16, 12)
+        assert present["order"]
+        assert present["topicSysFlag"] == 2
+        assert main.run(["topic", "ttl", "set", "orders", "90d", "--yes", *asked]) == 0
+        assert asyncio.run(row("orders")) == {**present, "attributes": {RESERVE_TIME: "2160"}}
+        assert main.run(["topic", "ttl", "unset", "orders", "--yes", *asked]) == 0
+        assert asyncio.run(row("orders")) == present
+
+        assert main.run(["topic", "create", "orders", "--broker", "broker-a", *asked]) == CONFLICT
+        assert "exists already at broker-a" in capfd.readouterr().err
+        asyncio.run(create("orders"))
+        assert asyncio.run(row("orders")) == present
+        with pytest.raises(ClientError, match="orders has 16 queues at broker-a: with 15, consumers would not see"):
+            asyncio.run(create("orders", queues=15))
+        assert asyncio.run(row("orders")) == present
+        asyncio.run(create("orders", queues=20))
+        assert asyncio.run(row("orders")) == {**present, "readQueueNums": 20, "writeQueueNums": 20}
+
+
+def test_import_creates_a_topic_with_the_exported_settings(
+    neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with neve_up(tmp_path / "neve") as neve:
+        asked = ["-n", neve.namesrv]
+
+        async def row() -> dict[str, Any]:
+            async with brokers(neve.namesrv) as known:
+                return dict((await known.topic("orders", None))[0].settings)
+
+        async def closed() -> dict[str, Any]:
+            async with connect(neve.namesrv) as client:
+                await client.create_topic("orders", 4, {RESERVE_TIME: "48"})
+                for queue in range(4):
+                    await client.send("orders", f"of {queue}", queue=queue)
+            async with brokers(neve.namesrv) as known:
+                at = (await known.topic("orders", None))[0]
+                await known.set_topic("orders", at, {"writeQueueNums": "2", "perm": "4", "order": "true"})
+            return await row()
+
+        async def bodies() -> list[bytes]:
+            async with connect(neve.namesrv) as client:
+                return [(await client.pull("orders", queue, 0)).messages[0].body for queue in range(4)]
+
+        before = asyncio.run(closed())
+        assert main.run(["export", str(tmp_path / "out"), "-t", "orders", *asked]) == 0
+        assert main.run(["topic", "delete", "orders", "--yes", *asked]) == 0
+        capfd.readouterr()
+        assert main.run(["import", str(tmp_path / "out"), *asked]) == 0
+        said = capfd.readouterr().err
+        assert asyncio.run(bodies()) == [b"of 0", b"of 1", b"of 2", b"of 3"]
+        assert asyncio.run(row()) == {**before, "writeQueueNums": 4, "perm": 6}
+        hints = re.findall(r"to (?:close it|have so) again: neve (.*)", said)
+        for hint in hints:
+            assert main.run([*hint.split(), *asked]) == 0
+        assert asyncio.run(row()) == before

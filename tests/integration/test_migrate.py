@@ -75,6 +75,12 @@ def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_a
         assert new.topic_config("bills").read_queues == 1
         assert [row["state"] for row in two("topics", "-t", "bills", "--overwrite")] == ["changed"]
         assert new.topic_config("bills").read_queues == 2
+        new.create_topic("bills", 3)
+        (left,) = two("topics", "-t", "bills", "--overwrite", code=CONFLICT)
+        assert left["note"].endswith("fewer queues to read would hide messages: use neve topic alter")
+        assert new.topic_config("bills").read_queues == 3
+        new.delete_topic("bills")
+        assert [row["state"] for row in two("topics", "-t", "bills")] == ["made"]
         assert {row["state"] for row in two("topics")} == {"same"}
         two("topics", "-t", "nothing", code=USAGE)
 

@@ -69,7 +69,7 @@ def test_a_queue_that_never_gives_the_rest_is_an_error() -> None:
 
 
 def test_an_import_does_not_take_what_it_could_not_look_at_for_missing(tmp_path: Any) -> None:
-    importing = _Importing(cast("Any", Lacking(1000)), tmp_path, "c")
+    importing = _Importing(cast("Any", Lacking(1000)), "127.0.0.1:1", tmp_path, "c")
     with pytest.raises(Failure, match="gives nothing from 2 on"):
         asyncio.run(importing._ids_behind(Progress(QUEUE, 0), frozenset()))
 
