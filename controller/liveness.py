@@ -38,7 +38,7 @@ class Liveness:
         self._sets: dict[str, dict[int, _Heard]] = {}
         self._strangers: dict[str, dict[int, Report]] = {}  # by the id that they spoke under
         self._of_connection: dict[Hashable, set[tuple[str, int]]] = {}
-        self._awaited: dict[tuple[str, int], asyncio.Event] = {}
+        self._awaited: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
 
     def now_ms(self) -> int:
         """The time that reports are in."""
@@ -62,8 +62,9 @@ class Liveness:
             replace(said, heard_ms=self.now_ms(), connected=True), connection
         )
         self._of_connection.setdefault(connection, set()).add((name, broker_id))
-        if (event := self._awaited.pop((name, broker_id), None)) is not None:
-            event.set()
+        for waiter in self._awaited.pop((name, broker_id), ()):
+            if not waiter.done():
+                waiter.set_result(None)
         return True
 
     async def until_heard(self, name: str, broker_id: int, seconds: float) -> None:
@@ -71,12 +72,18 @@ class Liveness:
         heard = self._sets.get(name, {}).get(broker_id)
         if heard is not None and self._lives(heard.report):
             return
-        event = self._awaited.setdefault((name, broker_id), asyncio.Event())
+        waiter = asyncio.get_running_loop().create_future()
+        waiters = self._awaited.setdefault((name, broker_id), set())
+        waiters.add(waiter)
         try:
             async with asyncio.timeout(seconds):
-                await event.wait()
+                await waiter
         except TimeoutError:
-            self._awaited.pop((name, broker_id), None)
+            return
+        finally:
+            waiters.discard(waiter)
+            if not waiters and self._awaited.get((name, broker_id)) is waiters:
+                del self._awaited[name, broker_id]
 
     def reports(
         self,

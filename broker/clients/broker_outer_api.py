@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
@@ -40,6 +41,7 @@ class BrokerOuterApi:
         #: Told with each registration of a slave for which a name server knows a master: its address, its HA port's.
         self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
         self._connections: dict[str, Connection] = {}
+        self._connecting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one attempt at a time per server
         self._credentials = inner_credentials(config)
         self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
         self.registered: set[str] = set()
@@ -179,18 +181,19 @@ class BrokerOuterApi:
         self.unanswered[server] = reason
 
     async def _connect(self, server: str) -> Connection:
-        known = self._connections.get(server)
-        if known is not None and not known.is_closed:
-            return known
-        try:
-            host, port = parse_address(server)
-        except ValueError as error:
-            raise NeveError(None, str(error)) from error
-        async with asyncio.timeout(_TIMEOUT):
-            connection = await open_connection(host, port, tls=self._tls)
-        self._whole_only.discard(server)  # it may be another one by now
-        self._connections[server] = connection
-        return connection
+        async with self._connecting[server]:
+            known = self._connections.get(server)
+            if known is not None and not known.is_closed:
+                return known
+            try:
+                host, port = parse_address(server)
+            except ValueError as error:
+                raise NeveError(None, str(error)) from error
+            async with asyncio.timeout(_TIMEOUT):
+                connection = await open_connection(host, port, tls=self._tls)
+            self._whole_only.discard(server)  # it may be another one by now
+            self._connections[server] = connection
+            return connection
 
 
 def _master(ext: Mapping[str, str]) -> tuple[str, str] | None:

@@ -44,8 +44,7 @@ class Flusher:
     """Group commit (RocketMQ's GroupCommitService): who waits is answered once an fdatasync covers his bytes, and not
     before.
 
-    One sync is under way at a time. After the first that fails nobody is acknowledged any more and `on_failure` is
-    told.
+    One sync is under way at a time. After the first failed sync nothing is acknowledged and `on_failure` is called.
     """
 
     def __init__(
@@ -206,7 +205,11 @@ class Flusher:
             self._faults.add("the answer to a send", error, f"that ends at {send.end_offset}")
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more is acknowledged: who waits, and who comes later, hears so. Once; the first reason counts."""
+        """Stop acknowledging: waiting and later calls of `flush_now` raise. Only the first error is reported.
+
+        Waiting sends get no answer, because their outcome is unknown: `on_failure` ends the broker, and the clients see
+        their connections close.
+        """
         if self.failed:
             return
         log.critical("flush failed: nothing more is acknowledged: %r", error)

@@ -120,6 +120,9 @@ class TimerMessages:
         when = self.time_of(properties)
         if when is None:
             return None
+        self._rewind(self._clock.now_ms())
+        # Only while what waits is reappended after the wall clock went back does this change anything.
+        when = max(when, self._delivered[0] + 1)
         recall, topic = properties.get(RECALL_KEY), message.topic
         if recall is not None and not recall.startswith(recall_key(topic, "")):
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal: {RECALL_KEY} of another topic")
@@ -165,9 +168,7 @@ class TimerMessages:
                 ResponseCode.SYSTEM_ERROR,
                 f"timer message is under flow control, max num limit is {most}: timerMaxPending of them wait already",
             )
-        self._rewind(now)
-        # Only while what waits is reappended after the wall clock went back does this change anything.
-        return max(when, self._delivered[0] + 1)
+        return when
 
     def added(self, when: int, stored: PutResult, recall_key: str | None) -> None:
         self._add((when, stored.queue_offset, stored.physical_offset))

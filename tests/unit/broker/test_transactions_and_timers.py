@@ -9,6 +9,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.intake.log_writer import REAPPEND_AGAIN_MS, LogWriter
+from broker.intake.message import NewMessage
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore, PutResult
@@ -73,13 +74,17 @@ class Machine:
         return stored
 
     def timer(self, body: bytes, recall: str | None = None, topic: str = "orders", **properties: str) -> None:
-        when = self.timers.time_of(properties)
-        assert when is not None
-        names = {**properties, "REAL_TOPIC": topic, "REAL_QID": "0", "UNIQ_KEY": f"id-{body.decode()}"}
+        names = {**properties, "UNIQ_KEY": f"id-{body.decode()}"}
         if recall:
             names["TIMER_DEL_UNIQKEY"] = recall
-        stored = self.put(WHEEL_TIMER_TOPIC, body, names, tags_code=-when if recall else when)
-        self.timers.added(when, stored, recall)
+        message = NewMessage(
+            topic=topic,
+            queue_id=0,
+            body=body,
+            properties="".join(f"{name}\x01{value}\x02" for name, value in names.items()).encode(),
+            born_timestamp=self.clock.now_ms(),
+        )
+        assert self.timers.take(message, names) is not None
 
     def delivered(self, topic: str = "orders") -> list[bytes]:
         got = self.store.get(topic, 0, 0, 2000, 1 << 20)
@@ -261,6 +266,22 @@ def test_a_quiet_time_of_thousands_of_digits_is_no_wish_and_keeps_no_start_from_
     before.half(b"even", CHECK_IMMUNITY_TIME_IN_SECONDS="7")
     assert [half.immunity_ms for half in before.halves.waiting()] == [None, 7000]
     assert [half.immunity_ms for half in machine().halves.waiting()] == [None, 7000]
+
+
+def test_asking_for_a_time_appends_nothing_after_the_clock_went_back(machine: Callable[[], Machine]) -> None:
+    first = machine()
+    for delay in ("10", "600"):
+        first.timer(delay.encode(), TIMER_DELAY_SEC=delay)
+    first.clock.advance(60_000)
+    assert first.timers.deliver_due() == 1
+    first.clock.set_wall(first.clock.now_ms() - 60_000)
+    end = first.store.max_physical_offset
+    assert first.timers.time_of({"TIMER_DELAY_SEC": "5"}) == first.clock.now_ms() + 5_000
+    assert first.store.max_physical_offset == end
+    first.timer(b"5", TIMER_DELAY_SEC="5")
+    assert first.timers.deliver_due() == 0
+    first.clock.advance(5_000)
+    assert first.timers.deliver_due() == 1
 
 
 def test_more_timers_than_allowed_are_refused_until_one_was_delivered(machine: Callable[[], Machine]) -> None:

@@ -148,3 +148,17 @@ def test_who_waits_for_a_heartbeat_waits_until_it_comes_and_no_longer_than_it_wa
         await liveness.until_heard("b", 1, 60)
 
     asyncio.run(main())
+
+
+def test_waiter_is_woken_after_another_waiter_timed_out() -> None:
+    async def main() -> None:
+        liveness = Liveness(ManualClock())
+        patient = asyncio.create_task(liveness.until_heard("b", 1, 60))
+        await liveness.until_heard("b", 1, 0.001)
+        assert not patient.done()
+        heard(liveness)
+        async with asyncio.timeout(10):
+            await patient
+        assert liveness._awaited == {}
+
+    asyncio.run(main())
