@@ -80,6 +80,27 @@ class TopicReader:
         """Offsets that reading steps over, because they exist nowhere."""
         return [gap for gap in self._catalog.gaps(self._topic) if gap.queue == queue]
 
+    def span(self, queue: int, since: int | None, until: int | None) -> tuple[int, int]:
+        """Return (first, end) of offsets that hold every message stored in [since, until), and possibly others.
+
+        Row groups record their oldest and newest store time, so the answer does not depend on the order of times. A
+        range that is not committed yet counts as inside: reading it raises NotCommitted.
+        """
+        position, high = self.min_offset(queue) or 0, self.max_offset(queue) or 0
+        first, end = high, position
+        while position < high:
+            found = self._catalog.find(self._topic, queue, position)
+            if found is None:
+                return min(first, position), high
+            if isinstance(found, GapHit):
+                position = found.next_offset
+                continue
+            oldest, newest = found.group.oldest_ms, found.group.newest_ms
+            if newest < 0 or ((since is None or newest >= since) and (until is None or oldest < until)):
+                first, end = min(first, position), found.last + 1
+            position = found.last + 1
+        return first, max(first, end)
+
     def read(self, queue: int, offset: int | None = None) -> Iterator[MessageRecord]:
         """Records from an offset (default: the lowest) to the archive's end.
 

@@ -35,17 +35,11 @@ class ArchiveSource:
                     found[MessageQueue(self._topic, broker, queue)] = Bounds(begin, end)
         return found
 
-    async def at_time(self, queue: MessageQueue, bounds: Bounds, time_ms: int) -> int:
-        """Store times of a queue do not run backwards."""
-        low, high = bounds
-        while low < high:
-            middle = (low + high) // 2
-            chunk = await self.read(queue, middle, high, 1)
-            if chunk.messages and chunk.messages[0].store_timestamp < time_ms:
-                low = chunk.next_offset
-            else:
-                high = middle
-        return low
+    async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
+        reader = self._readers[queue.broker_name]
+        first, end = await asyncio.to_thread(reader.span, queue.queue_id, since, until)
+        begin = min(max(first, bounds.begin), bounds.end)
+        return Bounds(begin, min(max(end, begin), bounds.end))
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
         return await asyncio.to_thread(self._read, queue, offset, end, count)

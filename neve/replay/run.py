@@ -40,8 +40,8 @@ async def ranges(source: Source, asked: Asked, filters: Filters) -> list[Range]:
         if asked.queue not in (None, queue.queue_id) or asked.broker not in (None, queue.broker_name):
             continue
         begin, end = bounds
-        if filters.since is not None:
-            begin = max(begin, await source.at_time(queue, bounds, filters.since))
+        if (filters.since, filters.until) != (None, None):
+            begin, end = await source.span(queue, bounds, filters.since, filters.until)
         if asked.first is not None:
             begin = max(begin, asked.first)
         if asked.last is not None:
@@ -94,8 +94,6 @@ async def count(source: Source, task: Task) -> dict[tuple[str, int], Counted]:
                 again(message, task.name, task.target)
                 meant, size = meant + 1, size + len(message.body)
             offset = chunk.next_offset
-            if _is_past(task, chunk):
-                break
         told[one.broker, one.queue] = Counted(read, meant, size)
     return told
 
@@ -163,8 +161,7 @@ class Replay:
         try:
             while one.position < one.end:
                 chunk = await reading
-                ends_here = _is_past(task, chunk)
-                position = one.end if ends_here else chunk.next_offset
+                position = chunk.next_offset
                 reading = asyncio.create_task(self._read(queue, position, one.end))
                 messages = [again(message, task.name, task.target, into) for message in _meant(task, chunk)]
                 began = now()
@@ -213,9 +210,3 @@ def _keep_queues(several: Sequence[Range], topic: str, there: Sequence[MessageQu
 
 def _meant(task: Task, chunk: Chunk) -> list[Message]:
     return [message for message in chunk.messages if is_meant(message, task.filters)]
-
-
-def _is_past(task: Task, chunk: Chunk) -> bool:
-    """Store times of a queue do not run backwards: behind a message that is too new lies none that is meant."""
-    until = task.filters.until
-    return until is not None and bool(chunk.messages) and chunk.messages[-1].store_timestamp >= until

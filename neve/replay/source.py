@@ -14,6 +14,9 @@ from neve.errors import ClientError, UnknownOutcome
 _PULL = 256  # messages; brokers of RocketMQ hand out 32 at a time
 CHUNK_BYTES = 8 << 20
 _PATIENCE_S, _PAUSE_S = 30.0, 0.5
+#: Brokers search by time in a binary way, which is exact only where store times never run backwards. They do after a
+#: step of the clock and after a failover to a machine whose clock is behind: so far back a search allows for.
+CLOCK_STEP_MS = 24 * 3_600_000
 
 
 class Bounds(NamedTuple):
@@ -39,8 +42,11 @@ class Source(Protocol):
 
     async def bounds(self) -> dict[MessageQueue, Bounds]: ...
 
-    async def at_time(self, queue: MessageQueue, bounds: Bounds, time_ms: int) -> int:
-        """An offset at or below the first that was stored at `time_ms` or later."""
+    async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
+        """Return bounds within `bounds` that hold every message stored in [since, until), and possibly others.
+
+        Times are in ms since 1970; None is no limit. Store times may run backwards.
+        """
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
         """At least one message, unless there is none below `end`."""
@@ -60,8 +66,19 @@ class BrokerSource:
             for queue in await client.queues(topic)
         }
 
-    async def at_time(self, queue: MessageQueue, bounds: Bounds, time_ms: int) -> int:
-        return await self._client.offset_by_time(self._topic, queue, time_ms)
+    async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
+        """As `Source.span`, if no store time is more than CLOCK_STEP_MS below one before it.
+
+        A binary search for T ends at an offset x with time(x - 1) < T <= time(x). With steps of at most S, all before x
+        are older than T + S, and all from x on are as young as T - S.
+        """
+        begin, end = bounds
+        if since is not None:
+            begin = await self._client.offset_by_time(self._topic, queue, max(since - CLOCK_STEP_MS, 0))
+        if until is not None:
+            end = await self._client.offset_by_time(self._topic, queue, until + CLOCK_STEP_MS)
+        begin = min(max(begin, bounds.begin), bounds.end)
+        return Bounds(begin, min(max(end, begin), bounds.end))
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
         found: list[Message] = []

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from neve.archive.catalog import Location
+from neve.archive.catalog import Catalog, Location
 from neve.archive.journal import Commit, Gap
 from neve.archive.reader import NotCommitted, TopicReader
-from tests.unit.archive.test_catalog_work import filled, name_of
+from tests.unit.archive.test_catalog_work import HOUR, filled, name_of
 
 
 @pytest.fixture
@@ -43,6 +44,32 @@ def test_a_range_that_is_not_committed_yet_ends_the_reading_and_says_so() -> Non
     assert everything == list(range(15))
     assert list(reader.read_raw(0, 15)) == []
     assert list(reader.read_raw(7)) == []
+
+
+def test_reader_span_follows_row_group_times_that_run_backwards() -> None:
+    """Objects of five offsets; their times in hours are 0, 5, 2, unknown, 3 and, after a gap, 4."""
+    names = []
+    for number, hour in enumerate([0, 5, 2, None, 3, None, 4]):
+        if number == 5:
+            continue
+        name = name_of(number, queues=1)
+        time = -1 if hour is None else hour * HOUR
+        (group,) = name.row_groups
+        names.append(replace(name, row_groups=[replace(group, oldest_ms=time, newest_ms=time)]))
+    catalog = Catalog()
+    catalog.apply(0, Commit(round=1, names=names[:3]))
+    reader = TopicReader(None, catalog, "t")  # type: ignore[arg-type]
+    assert reader.span(0, 3 * HOUR, None) == (5, 10)
+    catalog.apply(1, Commit(round=2, names=names[4:]))
+    assert reader.span(0, 4 * HOUR, None) == (5, 35), "offsets 15 .. 19 are not committed: reading them is an error"
+    catalog.apply(2, Commit(round=3, names=names[3:4]))
+    catalog.apply(3, Gap(topic="t", queue=0, first=25, last=29, reason="lost"))
+    assert reader.span(0, 4 * HOUR, None) == (5, 35)
+    assert reader.span(0, 5 * HOUR, None) == (5, 20), "a row group of unknown time may hold any"
+    assert reader.span(0, None, 3 * HOUR) == (0, 20)
+    assert reader.span(0, 3 * HOUR, 4 * HOUR) == (15, 25)
+    assert reader.span(0, 6 * HOUR, None) == (15, 20)
+    assert reader.span(9, None, None) == (0, 0)
 
 
 @pytest.mark.parametrize("missing", ["pyarrow", "numpy"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from typing import Any, cast
 
 import pytest
@@ -11,7 +12,7 @@ from neve.client.client import AsyncClient
 from neve.client.model import Message, MessageQueue, PullResult, PullStatus
 from neve.errors import ClientError
 from neve.replay import source
-from neve.replay.source import BrokerSource, Chunk
+from neve.replay.source import Bounds, BrokerSource, Chunk
 
 QUEUE = MessageQueue("orders", "a", 0)
 
@@ -48,3 +49,34 @@ def test_what_nobody_gives_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_PATIENCE_S", 0.0)
     with pytest.raises(ClientError, match="nothing at 5"):
         read(100)
+
+
+HOUR = 3_600_000
+
+
+class Searched:
+    """A queue whose broker searches by time as RocketMQ's does: it assumes that store times are in order."""
+
+    def __init__(self, times: list[int]) -> None:
+        self._times = times
+
+    async def offset_by_time(self, _topic: str, _queue: MessageQueue, time_ms: int) -> int:
+        return bisect_left(self._times, time_ms)
+
+
+@pytest.mark.parametrize("back", [1, 12, 24])
+def test_broker_source_span_holds_all_times_after_clock_steps(back: int) -> None:
+    """Sixty days of messages, an hour apart; three times the clock is set back."""
+    times: list[int] = []
+    now = 100 * HOUR
+    for number in range(60 * 24):
+        now += HOUR if number % 400 else -back * HOUR
+        times.append(now)
+    client: Any = Searched(times)
+    bounds = Bounds(0, len(times))
+    for since in range(0, times[-1], 7 * HOUR):
+        until = since + 5 * HOUR
+        meant = [at for at, time in enumerate(times) if since <= time < until]
+        begin, end = asyncio.run(BrokerSource(client, "orders").span(QUEUE, bounds, since, until))
+        assert meant == [at for at in meant if begin <= at < end]
+        assert end - begin <= 4 * 24 + 5, "the span is no more than the steps that it allows for"

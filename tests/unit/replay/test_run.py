@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,8 +30,8 @@ class Listed:
     async def bounds(self) -> dict[MessageQueue, Bounds]:
         return dict.fromkeys(QUEUES, Bounds(5, LENGTH))
 
-    async def at_time(self, _queue: MessageQueue, _bounds: Bounds, time_ms: int) -> int:
-        return time_ms
+    async def span(self, _queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
+        return Bounds(bounds.begin if since is None else since, bounds.end if until is None else until)
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
         following = min(offset + count, end)
@@ -194,3 +195,30 @@ def test_a_queue_that_is_shorter_than_what_was_gone_through_is_told_and_no_lette
     anew = going_on(found(("a", 0, 5)), before, Asked(), from_first=True)
     assert told(anew) == {"a": (0, 5)}
     assert told(going_on(found(("a", 0, 8)), anew, Asked(), from_first=False)) == {"a": (5, 8)}
+
+
+class ClockSetBack(Listed):
+    """As `Listed`, but the clock was set back twice: times run 5 .. 1004, then 5 .. 1004 again, then 5 .. 504."""
+
+    async def span(self, _queue: MessageQueue, bounds: Bounds, _since: int | None, _until: int | None) -> Bounds:
+        return bounds
+
+    async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
+        chunk = await super().read(queue, offset, end, count)
+        messages = [replace(one, store_timestamp=5 + (one.queue_offset - 5) % 1_000) for one in chunk.messages]
+        return chunk._replace(messages=messages)
+
+
+def test_replay_until_a_time_reads_past_later_messages(tmp_path: Path) -> None:
+    wanted, cluster, source = task(filters=Filters(until=105)), Cluster(1 << 30), ClockSetBack()
+
+    async def both() -> dict[tuple[str, int], Any]:
+        wanted.ranges = await ranges(source, Asked(broker="a"), wanted.filters)
+        counted = await count(source, wanted)
+        await Replay(wanted, source, cast("Any", cluster), TaskBook(tmp_path), lambda: 0).run(lambda _: None)
+        return counted
+
+    counted = asyncio.run(both())
+    sent = [int(one.properties["NEVE_REPLAY"].rpartition("/")[2]) for one in cluster.stored]
+    assert sent == [n for n in range(5, LENGTH) if n % 10 and (n - 5) % 1_000 < 100]
+    assert counted["a", 0].meant == len(sent)
