@@ -4,11 +4,13 @@ What it has seen before it yields may have changed after: it looks again.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator
 from typing import TypeVar, overload
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
+_NOT_SHARED = contextlib.nullcontext()
 
 
 def at_once(steps: Steps[T]) -> T:
@@ -22,17 +24,23 @@ def at_once(steps: Steps[T]) -> T:
 
 
 @overload
-async def in_turns(steps: Steps[T]) -> T: ...
+async def in_turns(steps: Steps[T], *, shared: asyncio.Lock | None = None) -> T: ...
 @overload
 async def in_turns(steps: Steps[T], *, given_up: Callable[[], bool]) -> T | None: ...
-async def in_turns(steps: Steps[T], *, given_up: Callable[[], bool] = lambda: False) -> T | None:
-    """A step in each turn of the loop; None when it was given up between two of them."""
+async def in_turns(
+    steps: Steps[T], *, given_up: Callable[[], bool] = lambda: False, shared: asyncio.Lock | None = None
+) -> T | None:
+    """Take one step in each turn of the loop; returns None if `given_up` returns true between two steps.
+
+    Calls with the same `shared` lock take turns: together they take one step in each turn of the loop.
+    """
     while not given_up():
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await asyncio.sleep(0)
+        async with shared or _NOT_SHARED:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            await asyncio.sleep(0)
     steps.close()
     return None

@@ -32,12 +32,13 @@ from broker.reading.message_filter import EVERY_MESSAGE, LOOKED_AT_BYTES, LOOKED
 from broker.reading.old_reads import OldReads, Piece, pieces_of
 from broker.reading.record_filter import select
 from broker.store.message_store import GetResult, MessageStore
+from infra.in_steps import in_turns
 from infra.metrics import Histogram, Metrics
 from neve.errors import BrokerError
 from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.names import METADATA_LOG
-from tiered.read.cold_query import Found, has_key
+from tiered.read.cold_query import Found, as_text, has_key
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class TieredStore:
         self._cold: ColdTier | None = None
         self._pool = ThreadPoolExecutor(_QUERY_THREADS, "cold-query")
         self._queries = 0
+        self._local_queries = asyncio.Lock()
         self.cold_reads = 0
         self.cold_failures = 0
         self.cold_parked = 0
@@ -399,17 +401,25 @@ class TieredStore:
     # ---- messages by key or place
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
-        """Records with a key out of both tiers, newest first, and what of the archive was not searched."""
-        # the local index knows hashes only
-        hashed = self._hot.query(topic, key, max_num, begin, end)
-        found = [raw for raw in hashed if has_key(decode_record(raw), topic, key)]
+        """Records with a key out of both tiers, newest first, and what was not searched.
+
+        All queries together take one step of the local search in a turn of the event loop.
+        """
+
+        def is_hit(raw: bytes) -> bool:
+            return has_key(decode_record(raw), topic, key)
+
+        steps = self._hot.query(topic, key, max_num, begin, end, is_hit=is_hit)
+        found, unsearched_from = await in_turns(steps, shared=self._local_queries)
+        unsearched = [] if unsearched_from is None else [f"the local log before {as_text(unsearched_from)}"]
         cold = self._archive()
         if cold is None or len(found) >= max_num:
-            return Found(found)
+            return Found(found, " and ".join(unsearched))
         older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end) or _NOT_ASKED
         known = set(found)
         more = [raw for raw in older.records if raw not in known and not self._is_of_earlier_life(raw)]
-        return Found((found + more)[:max_num], older.unsearched)
+        unsearched += [older.unsearched] if older.unsearched else []
+        return Found((found + more)[:max_num], " and ".join(unsearched))
 
     def _is_of_earlier_life(self, raw: bytes) -> bool:
         record = decode_record(raw)

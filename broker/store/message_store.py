@@ -18,9 +18,10 @@ thread of their own each, and `write_queue_state`: for any.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -54,6 +55,9 @@ __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport
 log = logging.getLogger(__name__)
 
 _QUERY_LIMIT = 64
+# One step of a query by key, about 1 ms, and all steps of one query: as long as clients wait for an answer.
+QUERY_STEP, _QUERY_STEP_BYTES = 128, 1 << 20
+QUERY_LOOKS_MAX = 500_000
 _ALL = 1 << 62
 
 
@@ -65,6 +69,13 @@ class Segment(msgspec.Struct, frozen=True):
     sealed: bool
     newest_store_time: int
     topics: dict[str, tuple[int, int]]
+
+
+class KeyHits(NamedTuple):
+    """Records with a key, newest first; where the search ended early, the store time that it had reached."""
+
+    records: list[bytes]
+    unsearched_from: int | None = None
 
 
 class MessageStore:
@@ -750,19 +761,39 @@ class MessageStore:
         """The file of the log that holds an offset."""
         return self._log.at(physical_offset)
 
-    def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:
-        """Records whose key has this key's hash, stored in [begin, end], newest first."""
+    def query(
+        self, topic: str, key: str, max_num: int, begin: int, end: int, *, is_hit: Callable[[bytes], bool]
+    ) -> Generator[None, None, KeyHits]:
+        """The newest records with a key, stored in [begin, end], newest first.
+
+        `is_hit` compares key and topic, because the index has hashes only, and decides whether clients may see the
+        record: only hits count towards `max_num`. A step looks at `QUERY_STEP` records or `_QUERY_STEP_BYTES` of them.
+        """
         self._index.build()
-        limit = min(max_num, _QUERY_LIMIT)
-        lowest = self._queues.gone_below(topic)
-        found: list[bytes] = []
-        for physical_offset in self._index.find(topic, key, begin, end):
-            if len(found) >= limit:
-                break
-            record = self.record_at(physical_offset) if physical_offset >= lowest else None
-            if record is not None and begin <= reading.store_time_at(self._log, physical_offset) <= end:
-                found.append(record)
-        return found
+        limit, text = min(max_num, _QUERY_LIMIT), key.encode("utf-8", "surrogatepass")
+        hits: list[bytes] = []
+        looked = in_step = size = 0
+        for place in self._index.find(topic, key, begin, end):
+            if place is None or in_step >= QUERY_STEP or size >= _QUERY_STEP_BYTES:
+                in_step = size = 0
+                yield
+            if place is None or place < self._queues.gone_below(topic):
+                continue
+            looked += 1
+            in_step += 1
+            store_time = reading.store_time_at(self._log, place)
+            if looked > QUERY_LOOKS_MAX:
+                return KeyHits(hits, store_time)
+            if not begin <= store_time <= end:
+                continue
+            record_size, has_text = reading.find_text(self._log, place, text)
+            size += record_size
+            record = self.record_at(place) if has_text else None
+            if record is not None and is_hit(record):
+                hits.append(record)
+                if len(hits) >= limit:
+                    break
+        return KeyHits(hits)
 
     # -- the log as the lifecycle sees it
 

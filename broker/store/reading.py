@@ -194,6 +194,19 @@ def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | N
     return file.map[position : position + size]
 
 
+def find_text(log: CommitLog, physical_offset: int, text: bytes) -> tuple[int, bool]:
+    """Size of the record at an offset known to be one, and whether its bytes contain a text; copies nothing.
+
+    The size is 0 if the log no longer has the record.
+    """
+    file = log.at(physical_offset)
+    if file is None or physical_offset + RECORD_SIZE_MIN > file.end:
+        return 0, False
+    position = physical_offset - file.base
+    size, _ = SIZE_AND_MAGIC.unpack_from(file.map, position)
+    return size, file.map.find(text, position, position + size) >= 0
+
+
 def store_time_at(log: CommitLog, physical_offset: int) -> int:
     """Store time of the record at an offset known to be one; -1 if the log no longer has it."""
     file = log.at(physical_offset)

@@ -15,6 +15,7 @@ from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
 from neve.record.codec import iter_records
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 
 TOPICS = ("orders", "payments")
@@ -142,7 +143,7 @@ class World:
             (topic, _), promised = self.random.choice(list(self.flushed.items()))
             for body in list(promised.values())[-3:]:
                 key = "k" + body.partition(b":")[0].decode()
-                assert len(self.store.query(topic, key, 1, 0, 1 << 60)) == 1
+                assert len(by_key(self.store, topic, key, 1, 0, 1 << 60)) == 1
 
 
 @pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])

@@ -30,6 +30,7 @@ from neve.archive.keys import checkpoint_key, pack_key, parse_checkpoint_key
 from neve.archive.topic_parts import topics_in
 from neve.archive.verify import verify
 from neve.record.codec import decode_record, iter_records
+from tests.by_key import by_key
 from tests.simulation.model import Message, joined
 from tests.simulation.process import BROKER, queues_of
 from tests.simulation.traffic import ERASED_KEY
@@ -70,7 +71,7 @@ def check_erased(world: World) -> None:
         raw = store.record_at(message.physical)
         assert raw != message.record, f"{place} was erased, and is returned by its place, {message.physical}"
     for topic in {place[0] for place in world.model.certified}:
-        for raw in store.query(topic, ERASED_KEY, 64, 0, 1 << 62):
+        for raw in by_key(store, topic, ERASED_KEY, 64, 0, 1 << 62):
             record = decode_record(raw)
             place = record.topic, record.queue_id, record.queue_offset
             is_it = place in world.model.certified and by_number[given[place]].record == raw

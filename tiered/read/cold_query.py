@@ -222,7 +222,7 @@ class _Search:
         left = self._left()
         if not left.groups:
             return ""
-        return f"{left.groups} row groups stored from {_text(left.oldest_ms)} to {_text(left.newest_ms)}"
+        return f"{left.groups} row groups stored from {as_text(left.oldest_ms)} to {as_text(left.newest_ms)}"
 
     def groups(self) -> Generator[DecodedGroup, None, None]:
         try:
@@ -271,8 +271,8 @@ class _Search:
         return self._beyond.with_more([*self._failed, *(place for place, _ in self._coming), *rest])
 
 
-def _text(time_ms: int) -> str:
-    """A damaged record has no time; a group of such begins at the epoch."""
+def as_text(time_ms: int) -> str:
+    """A store time in UTC. A damaged record has no time; a group of such begins at the epoch."""
     return datetime.fromtimestamp(max(time_ms, 0) / 1000, UTC).isoformat(timespec="seconds")
 
 

@@ -36,6 +36,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
 from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tests.broker_in_process import running, send
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync
 from tests.waiting import until
@@ -245,7 +246,7 @@ def test_an_index_file_that_can_not_be_made_costs_keys_and_nothing_else(world: W
     world.disk.closed = None
     world.put("orders", 0, b"two", KEYS="k2")
     world.store.after_flush(world.store.flush())
-    assert len(world.store.query("orders", "k2", 10, 0, 1 << 60)) == 1
+    assert len(by_key(world.store, "orders", "k2", 10, 0, 1 << 60)) == 1
 
 
 def test_an_index_file_that_could_not_be_mapped_keeps_no_start_from_reading(
@@ -267,7 +268,7 @@ def test_an_index_file_that_could_not_be_mapped_keeps_no_start_from_reading(
         world.store.after_flush(world.store.flush())
     world.store.shutdown()
     world.open()
-    assert len(world.store.query("orders", "k3", 10, 0, 1 << 60)) == 1
+    assert len(by_key(world.store, "orders", "k3", 10, 0, 1 << 60)) == 1
 
 
 def test_a_popped_message_that_fails_to_come_back_holds_up_no_other(

@@ -42,6 +42,8 @@ def put_one(
     properties = changes.pop("properties", b"")
     if changes.get("keys") and not properties:
         properties = b"KEYS\x01" + changes["keys"].encode() + b"\x02"
+    if changes.get("unique_key") and b"UNIQ_KEY" not in properties:
+        properties += b"UNIQ_KEY\x01" + changes["unique_key"].encode() + b"\x02"
     return store.put(topic, queue_id, body, properties, **(values | changes))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.properties import tags_code
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
 
@@ -151,7 +152,7 @@ def told(store: MessageStore) -> dict[str, Any]:
             for one in queues
         },
         "keys": {
-            (topic, key): store.query(topic, key, 64, 0, 1 << 60)
+            (topic, key): by_key(store, topic, key, 64, 0, 1 << 60)
             for topic in TOPICS
             for key in (*(f"k{number}" for number in range(KEYS)), *" ".join(IDS).split())
         },

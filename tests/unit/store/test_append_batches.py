@@ -14,6 +14,7 @@ from broker.store.errors import MessageIllegal, NotThisTurn, StoreFull, StoreNot
 from broker.store.message_store import MessageStore
 from infra.disk import DiskFull, FileWriter
 from neve.record.codec import iter_records
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
@@ -54,7 +55,7 @@ def test_what_is_appended_together_is_what_is_appended_one_by_one(open_store: Op
             places += store.append(sends(store, range(start, min(start + size, COUNT))), HOST, 1000)
         assert len(places) == COUNT
         assert len(store.segments()) > 4
-        found = [store.query("t", f"key{number}", 1, 0, 1 << 50) for number in (0, 7, COUNT - 1)]
+        found = [by_key(store, "t", f"key{number}", 1, 0, 1 << 50) for number in (0, 7, COUNT - 1)]
         kept.append((places, queues(store), found))
         disk.kill()
         assert queues(open_store(**changes)) == queues(store)
@@ -121,7 +122,7 @@ def test_a_write_that_fails_half_way_stores_nothing_and_nothing_follows_it(open_
         store.flush()
     assert queues(store) == [[body(queue), body(queue + 4)] for queue in range(4)]
     assert store.max_physical_offset == end
-    assert store.query("t", "key9", 1, 0, 1 << 50) == []
+    assert by_key(store, "t", "key9", 1, 0, 1 << 50) == []
     disk.kill()
     after = queues(open_store())
     # Whole records of what was written may come back, in their order: nobody was told what became of them.

@@ -10,6 +10,7 @@ import pytest
 
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
@@ -116,8 +117,8 @@ def test_a_key_is_found_though_its_index_file_began_ahead_of_time(
     clock.set_wall(right + HOUR)
     put(store, keys="later")
     store.after_flush(store.flush())
-    assert len(store.query("t", "later", 10, right, right + 2 * HOUR)) == 1
-    assert store.query("t", "ahead", 10, right, right + 2 * HOUR) == []
+    assert len(by_key(store, "t", "later", 10, right, right + 2 * HOUR)) == 1
+    assert by_key(store, "t", "ahead", 10, right, right + 2 * HOUR) == []
 
 
 def test_a_clock_that_is_set_back_puts_off_no_checkpoint(open_store: Open, put: Put, clock: ManualClock) -> None:

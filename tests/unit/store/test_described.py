@@ -15,6 +15,7 @@ from broker.store.log_end import LogEnd
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.properties import tags_code
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.replicas import IDS, KEYS, TOPICS, Master, log_of, open_store
 from tests.unit.store.test_replica import assert_same
@@ -279,7 +280,7 @@ def test_keys_of_what_is_described_and_of_what_is_not_wait_together(monkeypatch:
     for _ in range(40):
         append(pair.master, 20)
         append(pair.master, 1)
-    pair.master.store.query("orders", "k1", 1, 0, 1)
+    by_key(pair.master.store, "orders", "k1", 1, 0, 1)
     places = [place for batch in added for place in batch]
     assert len(places) > 500
     assert places == sorted(places)

@@ -19,6 +19,7 @@ from infra.clock import ManualClock
 from infra.disk import DiskFull
 from neve.record.codec import decode_record, iter_records
 from neve.remoting.codes import GetMessageStatus as Status
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.replicas import open_store as open_replica
 from tests.unit.store.test_topics_that_come_again import Pair
@@ -121,10 +122,10 @@ def test_neither_by_key_nor_by_place_nor_by_offset_is_one_returned(open_store: O
     places = [put(store, keys="k", unique_key=f"U{number}", topic="t") for number in range(5)]
     others = [put(store, keys="k", topic="other"), put(store, queue_id=1, keys="k")]
     erase(store, 1, 4)
-    found = [decode_record(raw).queue_offset for raw in store.query("t", "k", 10, 0, ALL)]
+    found = [decode_record(raw).queue_offset for raw in by_key(store, "t", "k", 10, 0, ALL)]
     assert sorted(found) == [0, 0, 2, 3], "of both queues"
-    assert store.query("t", "U1", 10, 0, ALL) == []
-    assert len(store.query("t", "U2", 10, 0, ALL)) == 1
+    assert by_key(store, "t", "U1", 10, 0, ALL) == []
+    assert len(by_key(store, "t", "U2", 10, 0, ALL)) == 1
     assert [store.record_at(one.physical_offset) is None for one in places] == [False, True, False, False, True]
     assert all(store.record_at(one.physical_offset) is not None for one in others)
     assert [store.entry("t", 0, at) is None for at in range(5)] == [False, True, False, False, True]
@@ -170,7 +171,7 @@ def test_they_stay_out_of_view_over_a_restart(open_store: Open, put: Put, disk: 
         disk.kill()
     again = open_store(disk.power_cut() if end == "power cut" else disk)
     assert read(again) == [0, 3, 4]
-    assert len(again.query("t", "k", 10, 0, ALL)) == 3
+    assert len(by_key(again, "t", "k", 10, 0, ALL)) == 3
     assert erase(again, 1, 2, 5) == 0, "nothing new, and nothing is written"
     assert put(again).queue_offset == 6
     assert read(again) == [0, 3, 4, 6]

@@ -19,6 +19,7 @@ from infra import collector
 from infra.clock import ManualClock
 from infra.disk import DiskFull
 from neve.record.codec import decode_record, iter_records
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
@@ -191,11 +192,11 @@ def test_a_key_finds_its_messages_over_several_index_files(
         clock.advance(1000)
     long = 1 << 60
     for key in ("k7", "u7"):
-        assert [decode_record(raw).body for raw in store.query("t", key, 10, 0, long)] == [b"7"]
-    newest = [decode_record(raw).body for raw in store.query("t", "shared", 3, 0, long)]
+        assert [decode_record(raw).body for raw in by_key(store, "t", key, 10, 0, long)] == [b"7"]
+    newest = [decode_record(raw).body for raw in by_key(store, "t", "shared", 3, 0, long)]
     assert newest == [b"299", b"298", b"297"]
-    assert store.query("other", "k7", 10, 0, long) == []
-    assert store.query("t", "k7", 10, clock.now_ms(), long) == []
+    assert by_key(store, "other", "k7", 10, 0, long) == []
+    assert by_key(store, "t", "k7", 10, clock.now_ms(), long) == []
     assert len(disk.list_dir(Path("/store/index"))) > 1
 
 
@@ -321,7 +322,7 @@ def test_a_topic_that_comes_again_goes_on_above(open_store: Open, put: Put) -> N
         put(store, keys="k")
     store.delete_topic("t")
     assert store.queues() == {}
-    assert store.query("t", "k", 10, 0, 1 << 60) == []
+    assert by_key(store, "t", "k", 10, 0, 1 << 60) == []
     assert put(store).queue_offset == 5
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (5, 6)
     store.shutdown()
@@ -360,11 +361,11 @@ def test_a_topic_may_begin_again_and_none_of_its_old_messages_comes_back(open_st
         put(store, keys="k", body=b"old")
     store.delete_topic("t", begin_again=True)
     assert put(store, keys="k", body=b"new").queue_offset == 0
-    assert (bodies(store), len(store.query("t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
+    assert (bodies(store), len(by_key(store, "t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
     assert [len(run.physical) for run in store.entries("t", 0, 1 << 60).values()] == [1]
     store.shutdown()
     again = open_store()
-    assert (bodies(again), len(again.query("t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
+    assert (bodies(again), len(by_key(again, "t", "k", 10, 0, 1 << 60))) == ([b"new"], 1)
     assert put(again).queue_offset == 1
 
 
@@ -405,7 +406,7 @@ def test_a_deleted_topic_is_forgotten_when_the_log_has_no_record_of_it_and_stays
     assert (again.deleted_topics(), again.gone_below("t")) == (["u"], 0)
     assert (again.next_offset("t", 0), again.next_offset("u", 0)) == (0, 6)
     assert put(again, body=b"new").queue_offset == 0
-    assert (bodies(again), again.query("t", "k", 10, 0, 1 << 60)) == ([b"new"], [])
+    assert (bodies(again), by_key(again, "t", "k", 10, 0, 1 << 60)) == ([b"new"], [])
     assert len(bodies(again, topic="u")) == 1
 
 

@@ -22,6 +22,7 @@ from broker.store.topic_tails import TopicTails
 from infra import failpoint
 from infra.clock import ManualClock
 from neve.record.codec import decode_record
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 
 Open = Callable[..., MessageStore]
@@ -54,7 +55,7 @@ def test_a_clean_stop_starts_at_once(open_store: Open, put: Put, clock: ManualCl
     report = again.load()
     assert (report.clean, report.records, report.start) == (True, 0, report.end)
     assert [again.max_offset("t", q) for q in range(3)] == [100] * 3
-    assert len(again.query("t", "k5", 5, 0, 1 << 60)) == 1
+    assert len(by_key(again, "t", "k5", 5, 0, 1 << 60)) == 1
     assert put(again).queue_offset == 100
 
 
@@ -70,7 +71,7 @@ def test_an_unclean_stop_indexes_again(open_store: Open, put: Put, disk: SimDisk
     assert (report.clean, report.records, report.cut_bytes, report.reason) == (False, 300, 0, "")
     assert [again.max_offset("t", q) for q in range(3)] == [100] * 3
     assert again.get("t", 1, 0, 1000, 1 << 20, frozenset({(1 << 40) + 298})).count == before.count == 1
-    assert len(again.query("t", "k299", 5, 0, 1 << 60)) == 1
+    assert len(by_key(again, "t", "k299", 5, 0, 1 << 60)) == 1
     assert again.segments() == topics
 
 
@@ -86,7 +87,7 @@ def test_only_what_is_above_the_checkpoint_is_read_again(open_store: Open, put: 
     assert again.load().records == 10
     assert again.max_offset("t", 0) == 210
     for key in ("k0", "k150", "k205"):
-        assert len(again.query("t", key, 5, 0, 1 << 60)) == 1
+        assert len(by_key(again, "t", key, 5, 0, 1 << 60)) == 1
     assert put(again).store_timestamp >= 1_700_000_000_000
 
 
@@ -287,7 +288,7 @@ def test_a_start_returns_what_no_file_says_and_reads_the_rest_into_its_owners(
     assert [(file.base, file.sealed) for file in log.files] == [(part.base, part.sealed) for part in store.segments()]
     assert {topic: queues.following_of(topic) for topic in queues.topics()} == store.following_offsets()
     assert tails.newest() == last.physical_offset
-    assert len(list(index.find("t", "k7", 0, 1 << 60))) == 1
+    assert len([place for place in index.find("t", "k7", 0, 1 << 60) if place is not None]) == 1
 
 
 def test_a_full_disk_only_puts_the_checkpoint_off(open_store: Open, put: Put, disk: SimDisk) -> None:

@@ -15,6 +15,7 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from infra.disk import DiskFull
 from neve.record.codec import decode_record, encode_record
+from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one
 from tests.unit.store.replicas import Link, Master, log_of, open_store, told
@@ -422,4 +423,4 @@ def test_an_id_at_the_end_of_the_properties_is_found_at_a_slave_too() -> None:
     put_one(master.store, "a", 0, b"body", properties=b"UNIQ_KEY\x01ABCDEF0123", unique_key="ABCDEF0123")
     Link(master, slave, 0).run()
     for store in (master.store, slave):
-        assert len(store.query("a", "ABCDEF0123", 64, 0, 1 << 60)) == 1
+        assert len(by_key(store, "a", "ABCDEF0123", 64, 0, 1 << 60)) == 1
