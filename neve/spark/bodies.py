@@ -6,7 +6,7 @@ Everything here takes any DataFrame, of a batch or a stream, that has neve's col
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +25,12 @@ SAMPLE_BYTES = 4 << 20
 ARRAY_BYTES = (1 << 31) - 1  # an Arrow array of bytes holds no more
 
 _UNFIT = "the JSON is not of the schema"
+_NO_VARIANT = "the body is JSON that no VARIANT holds: a name occurs twice in an object, or a value is NaN or infinite"
+_JSON_OPTIONS = {"allowSingleQuotes": "false"}
+_NAMED_FIELDS_MAX = 100  # each is one more expression in the query's plan
+_TINYINT_MAX = 127
+_FLOAT_MAX = 3.4028234663852886e38
+_TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the last second of the year 9999; Spark reads a number as seconds
 _NUMBER_END = 5  # of the number of a registry's schema, and the 0 before it
 _NO_NUMBER = "the body does not begin with 0 and four bytes, so it names no schema of a registry"
 _CORRUPT = "__neve_corrupt"  # where from_json puts the text of what is not of its schema
@@ -139,7 +145,8 @@ def json_schema(frame: DataFrame, rows: int = 1000) -> StructType:
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, DataType, StructType
 
-    texts = decode_bodies(frame, "text").select("text").where(f.try_parse_json("text").isNotNull())
+    is_json = f.try_parse_json("text").isNotNull() & _is_single_value(f.col("text"))
+    texts = decode_bodies(frame, "text").select("text").where(is_json)
     sample: list[str] = []
     size = 0
     for row in texts.limit(rows).toLocalIterator():
@@ -211,35 +218,155 @@ def _as_json(
 
 
 def _json(text: Column, error: Column, schema: StructType | str | None) -> _Decoded:
+    """Return the column `value` of a JSON text that is exactly one JSON value, and the reason where it is null."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-    of, value = f.try_parse_json(text), f.col(_VALUE)
-    no_json = f.lit("the body is not JSON")
+    variant, value, single = f.try_parse_json(text), f.col(_VALUE), _is_single_value(text)
+    not_json = (
+        f.when(text.startswith("\ufeff"), "the body begins with a byte order mark")
+        .when(variant.isNotNull(), "the body has more after its first JSON value")
+        .otherwise("the body is not JSON")
+    )
     if schema is None:
-        return _Decoded("value", value, f.coalesce(error, f.when(value.isNull(), no_json)), of)
+        no_variant = f.when(_is_json(text), f.lit(_NO_VARIANT)).otherwise(not_json)
+        wrong = f.when(value.isNull() | ~single, no_variant)
+        return _Decoded("value", value, f.coalesce(error, wrong), variant)
     kind = DataType.fromDDL(schema) if isinstance(schema, str) else schema
-    is_json = f.when(of.isNull(), no_json)
+    broken = f.when(~single, not_json)
     if not isinstance(kind, StructType):
-        wrong = f.when(value.isNull(), f.coalesce(is_json, f.lit(_UNFIT)))
-        return _Decoded("value", value, f.coalesce(error, wrong), f.from_json(text, kind))
+        is_wrong = value.isNull() | _out_of_range(text, kind)
+        misfit = f.when(is_wrong, f.when(_is_json(text), f.lit(_UNFIT)).otherwise(not_json))
+        return _Decoded("value", value, f.coalesce(error, broken, misfit), f.from_json(text, kind, _JSON_OPTIONS))
     with_corrupt = StructType([*kind.fields, StructField(_CORRUPT, StringType())])
-    parsed = f.from_json(text, with_corrupt, {"columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"})
-    is_wrong = value.isNull() | value.getField(_CORRUPT).isNotNull()
-    wrong = f.when(is_wrong, f.coalesce(is_json, _unfit(value, text, kind)))
-    return _Decoded("value", value.dropFields(_CORRUPT), f.coalesce(error, wrong), parsed)
+    options = {**_JSON_OPTIONS, "columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"}
+    parsed = f.from_json(text, with_corrupt, options)
+    is_wrong = value.isNull() | value.getField(_CORRUPT).isNotNull() | _out_of_range(text, kind)
+    misfit = f.when(is_wrong, f.when(_is_json(text), _misfit(text, kind)).otherwise(not_json))
+    return _Decoded("value", value.dropFields(_CORRUPT), f.coalesce(error, broken, misfit), parsed)
 
 
-def _unfit(value: Column, text: Column, kind: StructType) -> Column:
-    """Names the fields that have a value in the text and none of their type."""
+def _is_single_value(text: Column) -> Column:
+    """Return whether nothing but white space follows the first JSON value of the text. Never null.
+
+    Spark's JSON functions parse the first value and ignore the rest of the text. This check is cheaper than `_is_json`
+    and leaves it to the parser of the value to reject a text that is not JSON.
+    """
     from pyspark.sql import functions as f
 
-    names = [
-        f.when(value.getField(name).isNull() & f.get_json_object(text, f"$['{name}']").isNotNull(), f.lit(name))
-        for name in kind.names
-        if "'" not in name
-    ]
-    return f.concat_ws(": ", f.lit(_UNFIT), f.nullif(f.concat_ws(", ", *names), f.lit("")))
+    # An object without another `}` than its last one has no room for a rest.
+    flat = text.startswith("{") & (f.instr(text, "}") == f.length(f.rtrim(text, f.lit(" \t\r\n"))))
+    alone, followed = _in_brackets(text)
+    strict = (f.json_array_length(alone) == 1) & (f.json_array_length(followed) == 2)
+    return f.when(flat | strict, True).otherwise(_is_json(text))
+
+
+def _is_json(text: Column) -> Column:
+    """Return whether the text is exactly one JSON value, as `from_json` with `_JSON_OPTIONS` reads it. Never null."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import ArrayType, StringType
+
+    alone, followed = (f.from_json(one, ArrayType(StringType()), _JSON_OPTIONS) for one in _in_brackets(text))
+    return f.coalesce((f.size(alone) == 1) & (f.size(followed) == 2), f.lit(False))
+
+
+def _in_brackets(text: Column) -> tuple[Column, Column]:
+    """Return `[text]` and `[text,0]`, which have one and two elements if and only if the text is one JSON value.
+
+    A text that closes the brackets itself has the same number of elements in both, so one of the two differs.
+    """
+    from pyspark.sql import functions as f
+
+    return f.concat(f.lit("["), text, f.lit("]")), f.concat(f.lit("["), text, f.lit(",0]"))
+
+
+def _misfit(text: Column, kind: StructType) -> Column:
+    """Return an error that names the fields which have a value of another type; evaluated for wrong bodies only."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    named = list(_leaves(kind))
+    if len(named) > _NAMED_FIELDS_MAX:
+        named = [(field.name, StructType([field])) for field in kind.fields][:_NAMED_FIELDS_MAX]
+    options = {**_JSON_OPTIONS, "columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"}
+
+    def is_wrong(alone: StructType) -> Column:
+        parsed = f.from_json(text, StructType([*alone.fields, StructField(_CORRUPT, StringType())]), options)
+        return parsed.getField(_CORRUPT).isNotNull() | _out_of_range(text, alone)
+
+    names = f.concat_ws(", ", *[f.when(is_wrong(alone), f.lit(name)) for name, alone in named])
+    is_object = text.rlike(r"^\s*\{")  # of a list or a number no field is to blame
+    return f.concat_ws(": ", f.lit(_UNFIT), f.when(is_object, f.nullif(names, f.lit(""))))
+
+
+def _leaves(kind: StructType) -> Iterator[tuple[str, StructType]]:
+    """Yield `a.b` for each field that is no struct, and the schema that has this field alone."""
+    from pyspark.sql.types import StructField, StructType
+
+    for field in kind.fields:
+        if not isinstance(field.dataType, StructType):
+            yield field.name, StructType([field])
+            continue
+        for name, inner in _leaves(field.dataType):
+            yield f"{field.name}.{name}", StructType([StructField(field.name, inner)])
+
+
+def _out_of_range(text: Column, kind: DataType) -> Column:
+    """Return whether a number of the text exceeds the type that the schema gives it. Never null.
+
+    Spark's JSON parser wraps such numbers around in TINYINT and TIMESTAMP and makes FLOAT infinite, without an error.
+    The fields of these types are parsed once more as wider types; a schema without them costs nothing.
+    """
+    from pyspark.sql import functions as f
+
+    wider = _wider(kind)
+    if wider is None:
+        return f.lit(False)
+    parsed = f.from_json(text, wider, _JSON_OPTIONS)
+    return f.coalesce(_exceeds(parsed, wider, kind), f.lit(False))
+
+
+def _wider(kind: DataType) -> DataType | None:
+    """Return the type with only its TINYINT, FLOAT and TIMESTAMP parts, widened; None where it has none."""
+    from pyspark.sql import types as t
+
+    if isinstance(kind, t.ByteType | t.TimestampType):
+        return t.StringType()  # digits as they stand in the text
+    if isinstance(kind, t.FloatType):
+        return t.DoubleType()
+    if isinstance(kind, t.ArrayType):
+        element = _wider(kind.elementType)
+        return None if element is None else t.ArrayType(element)
+    if isinstance(kind, t.MapType):
+        held = _wider(kind.valueType)
+        return None if held is None else t.MapType(t.StringType(), held)
+    if isinstance(kind, t.StructType):
+        fields = [(field.name, _wider(field.dataType)) for field in kind.fields]
+        wide = [t.StructField(name, inner) for name, inner in fields if inner is not None]
+        return t.StructType(wide) if wide else None
+    return None
+
+
+def _exceeds(value: Column, wider: DataType, kind: DataType) -> Column:
+    """Return whether a value of the type that `_wider` made of `kind` is beyond what `kind` holds; null may mean no."""
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+
+    if isinstance(wider, t.StructType) and isinstance(kind, t.StructType):
+        inner = [_exceeds(value.getField(one.name), one.dataType, kind[one.name].dataType) for one in wider.fields]
+        return f.coalesce(*[f.when(one, True) for one in inner], f.lit(False))
+    if isinstance(wider, t.ArrayType) and isinstance(kind, t.ArrayType):
+        return f.exists(value, lambda one: f.coalesce(_exceeds(one, wider.elementType, kind.elementType), f.lit(False)))
+    if isinstance(wider, t.MapType) and isinstance(kind, t.MapType):
+        held = f.map_values(value)
+        return f.exists(held, lambda one: f.coalesce(_exceeds(one, wider.valueType, kind.valueType), f.lit(False)))
+    if isinstance(kind, t.FloatType):
+        return (f.abs(value) > f.lit(_FLOAT_MAX)) & (f.abs(value) < f.lit(float("inf")))  # NaN is above infinity
+    number = f.when(value.rlike("^-?[0-9]+$"), value.try_cast("decimal(38, 0)"))
+    most = f.lit(_TIMESTAMP_SECONDS_MAX) if isinstance(kind, t.TimestampType) else f.lit(_TINYINT_MAX)
+    least = f.lit(-_TIMESTAMP_SECONDS_MAX) if isinstance(kind, t.TimestampType) else f.lit(-_TINYINT_MAX - 1)
+    too_long = value.rlike("^-?[0-9]{38,}$")
+    return too_long | (number > most) | (number < least)
 
 
 def _inflated(limit: int) -> Column:

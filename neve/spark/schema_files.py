@@ -86,6 +86,7 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
         import base64
         import io
         import json
+        import math
 
         import fastavro
         import fastavro._read_py
@@ -123,6 +124,14 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
                 return base64.b64encode(value).decode()
             return str(value.isoformat() if hasattr(value, "isoformat") else value)
 
+        def finite(value: Any) -> Any:
+            """Return the value with the numbers that JSON lacks as text, which Spark reads back as DOUBLE or FLOAT."""
+            if isinstance(value, float) and not math.isfinite(value):
+                return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+            if isinstance(value, dict):
+                return {name: finite(one) for name, one in value.items()}
+            return [finite(one) for one in value] if isinstance(value, list) else value
+
         compiled, careful = fastavro.schemaless_reader, fastavro._read_py.schemaless_reader
         whole = {name: kind for name, kind in named.items() if kind["type"] in ("record", "error")}
         if any(holds_itself(kind, ()) for kind in whole.values()):
@@ -135,7 +144,10 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
             value = read(stream, parsed, None)
             if stream.tell() != len(body):
                 raise ValueError(f"it ends at byte {stream.tell()} of {len(body)}")
-            return json.dumps(value, default=plain, ensure_ascii=False, allow_nan=False)
+            try:
+                return json.dumps(value, default=plain, ensure_ascii=False, allow_nan=False)
+            except ValueError:
+                return json.dumps(finite(value), default=plain, ensure_ascii=False, allow_nan=False)
 
         return one
 

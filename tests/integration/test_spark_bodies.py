@@ -102,10 +102,11 @@ def test_a_spark_without_arrow_functions_inflates_row_by_row(
 def test_avro_and_protobuf_are_values_by_their_schema_files(topics: tuple[Any, Any], tmp_path: Path) -> None:
     (tmp_path / "order.avsc").write_text(json.dumps(ORDER))
     (tmp_path / "order.desc").write_bytes(descriptors())
-    bodies = [avro_body(), protobuf_body(), b"\xff\xff"]
+    not_finite = avro_body({**VALUE, "prices": [float("nan"), float("-inf")]})
+    bodies = [avro_body(), protobuf_body(), b"\xff\xff", not_finite]
     frame = (
         topics[0]
-        .where("queue_offset < 3")
+        .where("queue_offset < 4")
         .withColumn("body", f.element_at(f.array(*map(f.lit, bodies)), f.col("queue_offset").cast("int") + 1))
     )
     typed = "id BIGINT, name STRING, prices ARRAY<DOUBLE>, at TIMESTAMP, paid DECIMAL(9, 2)"
@@ -116,6 +117,7 @@ def test_avro_and_protobuf_are_values_by_their_schema_files(topics: tuple[Any, A
     )  # fmt: skip
     assert found[2][0] is None
     assert str(found[2][1]).startswith("the body is not avro of the schema")
+    assert [str(price) for price in found[3][0].prices] == ["nan", "-inf"]
     variant = decode_bodies(frame, "protobuf", schema_file=tmp_path / "order.desc", message="shop.Order")
     texts = told(variant.withColumn("json", f.to_json("value")), "json")
     assert texts[1] == ('{"order_name":"Zürich","prices":[{"cents":"150"}]}', None)
@@ -199,6 +201,97 @@ def test_json_of_a_schema_is_whole_or_null_and_names_the_fields_that_do_not_fit(
     lists = told(decode_bodies(topics[0], "json", schema="ARRAY<INT>"), "value")
     assert lists[6] == ([6], None)
     assert lists[3] == (None, "the body is not JSON")
+
+
+def with_bodies(frame: Any, *bodies: bytes) -> Any:
+    """The rows 0… of the topic `plain`, with these bodies."""
+    values = f.array(*map(f.lit, bodies))
+    body = f.element_at(values, f.col("queue_offset").cast("int") + 1)
+    return frame.where(f"queue_offset < {len(bodies)}").withColumn("body", body)
+
+
+TRAILING = (
+    b'{"n": 1}\n{"n": 2}',
+    b'{"n": 1}garbage',
+    b'{"n": 1} {"n":',
+    b'{"n": 1},{"n": 2}',
+    b'{"n": 1}],[{"n": 2}',
+    b'{"n": 1}]',
+    b'{"n": {"a": 1}} }',
+    b"[1],[2]",
+)
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, None, "ARRAY<INT>"])
+def test_json_bodies_with_trailing_content_are_errors(topics: tuple[Any, Any], schema: str | None) -> None:
+    frame = with_bodies(topics[0], *TRAILING)
+    found = told(decode_bodies(frame, "json", schema=schema), "value")
+    assert found == dict.fromkeys(range(len(TRAILING)), (None, "the body has more after its first JSON value"))
+    with pytest.raises(PySparkException, match="more after its first JSON value"):
+        decode_bodies(frame, "json", schema=schema, on_error="stop").select("value").collect()
+
+
+def test_json_bodies_within_white_space_are_decoded(topics: tuple[Any, Any]) -> None:
+    frame = with_bodies(topics[0], b' {"n": 1, "q": 2}\n', b'\t{"n": 1, "q": 2, "x": {"y": [{}, "}]"]}} ')
+    for schema in (SCHEMA, None):
+        values = decode_bodies(frame, "json", schema=schema)
+        found = told(values.withColumn("json", f.to_json("value")), "json")
+        assert [error for _, error in found.values()] == [None, None]
+        assert all(str(json).startswith('{"n":1,"q":2') for json, _ in found.values())
+
+
+def test_json_nan_is_a_double_and_no_variant(topics: tuple[Any, Any]) -> None:
+    frame = with_bodies(topics[0], b'{"n": NaN, "q": [{}]}', b'{"n": 1, "n": 2}', b"{'n': 1}", b'\xef\xbb\xbf{"n": 1}')
+    typed = told(decode_bodies(frame, "json", schema="n DOUBLE"), "value")
+    assert str(typed[0][0].n) == "nan"
+    assert typed[1][0].n == 2
+    variant = told(decode_bodies(frame, "json").withColumn("json", f.to_json("value")), "json")
+    assert {str(error)[:35] for _, error in (variant[0], variant[1])} == {"the body is JSON that no VARIANT ho"}
+    for found in (typed, variant):
+        assert [found[at] for at in (2, 3)] == [
+            (None, "the body is not JSON"), (None, "the body begins with a byte order mark")
+        ]  # fmt: skip
+
+
+RANGES = [
+    ("TINYINT", [b"127", b"-128"], [b"128", b"200", b"255", b"-129"]),
+    ("FLOAT", [b"3.4e38", b"NaN"], [b"1e39", b"-1e39"]),
+    (
+        "TIMESTAMP",
+        [b"1767225600", b"253402300799", b'"2026-01-01 00:00:00"'],
+        [b"1767225600000", b"1767225600000000", b"9223372036854775807", b"-9223372036854775807"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "within", "beyond"), RANGES)
+def test_json_numbers_beyond_their_type_are_errors(
+    topics: tuple[Any, Any], kind: str, within: list[bytes], beyond: list[bytes]
+) -> None:
+    schema = f"t {kind}, deep STRUCT<list: ARRAY<{kind}>, map: MAP<STRING, {kind}>>"
+    shapes = (
+        (b'{"t": %s}', "t"),
+        (b'{"deep": {"list": [%s]}}', "deep.list"),
+        (b'{"deep": {"map": {"k": %s}}}', "deep.map"),
+    )
+    for shape, name in shapes:
+        frame = with_bodies(topics[0], *[shape % number for number in (*within, *beyond)])
+        found = told(decode_bodies(frame, "json", schema=schema), "value")
+        errors = [found[at][1] for at in range(len(within) + len(beyond))]
+        assert errors == [None] * len(within) + [f"the JSON is not of the schema: {name}"] * len(beyond)
+
+
+def test_json_errors_name_nested_fields(topics: tuple[Any, Any]) -> None:
+    frame = with_bodies(topics[0], b'{"a": {"b": "x", "c": 1}, "d": [1, "x"]}', b'{"a": 5, "d": []}')
+    found = told(decode_bodies(frame, "json", schema="a STRUCT<b: INT, c: INT>, d ARRAY<INT>, e INT"), "value")
+    assert [found[at][1] for at in (0, 1)] == [
+        "the JSON is not of the schema: a.b, d", "the JSON is not of the schema: a.b, a.c"
+    ]  # fmt: skip
+
+
+def test_json_schema_ignores_bodies_with_trailing_content(topics: tuple[Any, Any]) -> None:
+    frame = with_bodies(topics[0], b'{"a": 1}', b'{"b": 1}x', b'{"c": 1}, {"d": 2}', b'{"e": 1}\n{"e": 2}')
+    assert json_schema(frame).simpleString() == "struct<a:bigint>"
 
 
 def test_json_without_a_schema_is_a_variant(topics: tuple[Any, Any]) -> None:

@@ -93,6 +93,13 @@ def test_avro_is_json_and_what_is_none_says_why(avsc: Path) -> None:
     assert found[4]["error"].endswith(f"it ends at byte {len(whole)} of {len(whole) + 1}")
 
 
+def test_avro_numbers_that_json_lacks_are_text(avsc: Path) -> None:
+    value = {**VALUE, "prices": [float("nan"), float("inf"), float("-inf"), 1.5]}
+    (found,) = json_writer("avro", avsc, None)(pa.array([avro_body(value)])).to_pylist()
+    assert found["error"] is None
+    assert json.loads(found["text"]) == {**AS_JSON, "prices": ["NaN", "Infinity", "-Infinity", 1.5]}
+
+
 def test_an_avro_body_that_nests_too_deep_for_json_says_so(tmp_path: Path) -> None:
     file = tmp_path / "node.avsc"
     file.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": ["null", "N"]}]}', "utf-8")
