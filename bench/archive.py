@@ -31,6 +31,7 @@ from infra import minio
 from infra.object_store.open import open_store
 from neve.archive.catalog import Catalog
 from neve.archive.follow import catalogs
+from tests.servers.admin_port import post_request
 from tests.servers.neve import NeveServer
 
 TOPIC = "bench"
@@ -74,7 +75,7 @@ def store_url(root: Path, *, with_minio: bool) -> Iterator[tuple[str, int | None
 
 
 def offload(server: NeveServer) -> None:
-    call = urllib.request.Request(f"http://{server.admin}/archive/offload?roll=1&evict=1", method="POST")
+    call = post_request(f"http://{server.admin}/archive/offload?roll=1&evict=1")
     with urllib.request.urlopen(call, timeout=600) as answer:
         answer.read()
 

@@ -118,6 +118,7 @@ from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage, parse_levels
 from broker.waiting.timer_message import CODED_TOPICS, TimerMessages, code_of_entry
 from infra.admin_http import AdminHttp
+from infra.admin_token import AdminToken
 from infra.descriptors import budget, mappings_limit
 from infra.metrics import LATENCIES, Histogram, Metrics
 from infra.metrics_page import MetricsPage
@@ -670,7 +671,8 @@ class BrokerController:
         if self._replication.waits:
             keep_promises(self.router, self._replication, self._log_end)
         RoleGate(self.role, self.router, self.arriving)
-        self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES)
+        self._admin_token = AdminToken(self._disk, config.root, system_entropy)
+        self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES, token=self._admin_token)
         self.admin_address: tuple[str, int] | None = None
         #: With `metricsExporterType=PROM`: where RocketMQ's metrics are.
         self.metrics_address: tuple[str, int] | None = None
@@ -1037,6 +1039,7 @@ class BrokerController:
             await self._listen_vip(self.address[1] - _VIP_OFFSET)
             if self.config.admin_port >= 0:
                 self._register_pages()
+                await self._threads.run(self._admin_token.renew)
                 self.admin_address = await self._admin.start()
                 self.config.admin_port = self.admin_address[1]  # who asks for the configuration finds the port by it
             if self._exports:

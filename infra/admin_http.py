@@ -4,23 +4,30 @@ It is for tools on this machine, not for web pages, which a browser here lets as
 page (Origin, Sec-Fetch-Site), or by a name that is not this machine's (Host: a page's own domain may point here), is
 refused. What changes something or costs much is POST, and so many at a time run, no more. A port with metrics alone may
 be public (`is_public`).
+
+Every local account can connect. A POST therefore needs the token of the data directory (`infra/admin_token.py`), and
+neither silent connections nor clients that do not read their answer keep other clients out.
 """
 
 import asyncio
 import ipaddress
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from infra.admin_token import AdminToken
 
 log = logging.getLogger(__name__)
 
 _HEAD_LIMIT = 16 * 1024
 _HEAD_TIMEOUT = 10.0
+_WRITE_TIMEOUT_S = 10.0
+_CHUNK_BYTES = 64 * 1024
 _MAX_CONNECTIONS = 64
-_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-            409: "Conflict", 500: "Internal Server Error", 503: "Service Unavailable"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,8 @@ class Response:
     status: int = 200
     body: bytes = b""
     content_type: str = "text/plain; charset=utf-8"
-    lines: AsyncIterator[object] | None = field(default=None)
+    lines: AsyncGenerator[object, None] | None = field(default=None)
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -70,20 +78,27 @@ class AdminHttp:
         port: int = 0,
         expected: tuple[type[Exception], ...] = (),
         *,
+        token: AdminToken | None = None,
         is_public: bool = False,
     ) -> None:
         """`expected` are failures that whoever asks can act on: told to them (503), with no traceback in the log.
 
+        `token`: required for each request that is not a GET. Without it the port has GET pages only.
         `is_public`: other machines may ask, by any name. It must have pages alone that everybody may read.
         """
         self._host, self._port, self._expected, self._is_public = host, port, expected, is_public
+        self._token = token
         self._routes: dict[tuple[str, str], _Route] = {}
-        self._connections = 0
+        self._connections: set[asyncio.StreamWriter] = set()
+        #: Connections whose request is not complete, the oldest first.
+        self._silent: dict[asyncio.StreamWriter, None] = {}
         self._closers: list[Callable[[], None]] = []
         self._server: asyncio.Server | None = None
 
     def route(self, method: str, path: str, handler: Handler, *, at_once: int = _MAX_CONNECTIONS) -> None:
         """A path that ends with `/` takes everything below it. Above `at_once` the answer is 409."""
+        if method != "GET" and self._token is None:
+            raise ValueError(f"{method} {path} needs a token, and this port has none")
         self._routes[method, path] = _Route(handler, at_once)
 
     async def start(self) -> tuple[str, int]:
@@ -101,22 +116,45 @@ class AdminHttp:
             close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= _MAX_CONNECTIONS:
-            log.warning("admin connection refused: there are %d", self._connections)
+        if len(self._connections) >= _MAX_CONNECTIONS and not self._make_room():
+            log.warning("admin connection refused: connections=%d", len(self._connections))
             writer.transport.abort()
             return
-        self._connections += 1
+        self._connections.add(writer)
+        self._silent[writer] = None
         try:
-            async with asyncio.timeout(_HEAD_TIMEOUT):
-                head = await reader.readuntil(b"\r\n\r\n")
-            await self._answer(parse_head(head), writer)
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
+            await self._converse(reader, writer)
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
             log.debug("admin connection ended: %r", error)
+            writer.transport.abort()
+        finally:
+            self._silent.pop(writer, None)
+            self._connections.discard(writer)
+            writer.close()
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection that has not sent a complete request."""
+        oldest = next(iter(self._silent), None)
+        if oldest is None:
+            return False
+        del self._silent[oldest]
+        self._connections.discard(oldest)
+        oldest.transport.abort()
+        return True
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_HEAD_TIMEOUT):
+            head = await reader.readuntil(b"\r\n\r\n")
+        self._silent.pop(writer, None)
+        try:
+            request = parse_head(head)
         except ValueError as error:
             await self._write(writer, Response(400, f"{error}\n".encode()))
-        finally:
-            self._connections -= 1
-            writer.close()
+        else:
+            await self._answer(request, writer)
+        writer.close()
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):
+            await writer.wait_closed()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
         foreign, route = None if self._is_public else from_elsewhere(request), self._find(request)
@@ -124,6 +162,8 @@ class AdminHttp:
             await self._write(writer, Response(403, f"{foreign}\n".encode()))
         elif route is None:
             await self._write(writer, Response(404, b"no such page\n"))
+        elif (refusal := self._refusal(request)) is not None:
+            await self._write(writer, refusal)
         elif route.running >= route.at_once:
             text = f"{request.path}: {route.running} at a time, and as many run already\n"
             await self._write(writer, Response(409, text.encode()))
@@ -133,6 +173,21 @@ class AdminHttp:
                 await self._write(writer, await self._handled(route.handler, request))
             finally:
                 route.running -= 1
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that needs the token and does not have it."""
+        if request.method == "GET" or self._token is None:
+            return None
+        given = request.headers.get("authorization", "")
+        if self._token.accepts(given):
+            log.info("admin request: method=%s path=%s", request.method, request.path)
+            return None
+        if given:
+            log.warning("admin request refused: wrong token, method=%s path=%s", request.method, request.path)
+        what = "the token sent is not that of" if given else "it needs the token of"
+        text = f"{what} {self._token.path}: send it as `Authorization: Bearer TOKEN`\n"
+        header = {"WWW-Authenticate": f'Bearer realm="neve", token_file="{self._token.path}"'}
+        return Response(401, text.encode(), headers=header)
 
     async def _handled(self, handler: Handler, request: Request) -> Response:
         try:
@@ -145,26 +200,30 @@ class AdminHttp:
 
     async def _write(self, writer: asyncio.StreamWriter, response: Response) -> None:
         kind = "application/x-ndjson" if response.lines is not None else response.content_type
-        status = f"{response.status} {_REASONS.get(response.status, '')}"
-        head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
+        status = f"{response.status} {HTTPStatus(response.status).phrase}"
+        fields = {"Content-Type": kind, "Connection": "close", **response.headers}
         if response.lines is None:
-            writer.write(f"{head}Content-Length: {len(response.body)}\r\n\r\n".encode() + response.body)
-            await writer.drain()
-            return
-        writer.write(f"{head}\r\n".encode())  # The end of the connection is the end of the lines.
-        try:
-            async for item in response.lines:
-                writer.write(json.dumps(item).encode() + b"\n")
-                await writer.drain()
-        except (ConnectionResetError, BrokenPipeError):
-            raise  # who asked has gone
-        except Exception as error:
-            expected = isinstance(error, self._expected)
-            if not expected:
-                log.exception("admin stream")
-            text = str(error) if expected else f"{type(error).__name__}: {error}"
-            writer.write(json.dumps({"error": text}).encode() + b"\n")
-            await writer.drain()
+            fields["Content-Length"] = str(len(response.body))
+        head = f"HTTP/1.1 {status}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        await _send(writer, f"{head}\r\n".encode() + response.body)
+        if response.lines is not None:  # the end of the connection is the end of the lines
+            async with aclosing(response.lines) as lines:
+                await self._stream(writer, lines)
+
+    async def _stream(self, writer: asyncio.StreamWriter, lines: AsyncGenerator[object, None]) -> None:
+        while True:
+            try:
+                item = await anext(lines)
+            except StopAsyncIteration:
+                return
+            except Exception as error:
+                expected = isinstance(error, self._expected)
+                if not expected:
+                    log.exception("admin stream")
+                text = str(error) if expected else f"{type(error).__name__}: {error}"
+                await _send(writer, json.dumps({"error": text}).encode() + b"\n")
+                return
+            await _send(writer, json.dumps(item).encode() + b"\n")
 
     def _find(self, request: Request) -> _Route | None:
         exact = self._routes.get((request.method, request.path))
@@ -174,6 +233,20 @@ class AdminHttp:
             if method == request.method and path.endswith("/") and request.path.startswith(path):
                 return route
         return None
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Send, and wait for a client that reads slowly.
+
+    Raises:
+        TimeoutError: the client reads nothing.
+        OSError: the client disconnected.
+    """
+    view = memoryview(data)
+    for begin in range(0, len(view), _CHUNK_BYTES):
+        writer.write(view[begin : begin + _CHUNK_BYTES])
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):  # of a chunk: a slow client has time for each
+            await writer.drain()
 
 
 def from_elsewhere(request: Request) -> str | None:

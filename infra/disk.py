@@ -100,6 +100,9 @@ class Disk(Protocol):
     def write_atomic(self, path: Path, data: bytes) -> None:
         """Replace the file's content: after a crash it's the old or the new, never a mixture."""
 
+    def write_private(self, path: Path, data: bytes) -> None:
+        """Replace the file's content as `write_atomic` does; only the owner can read the file (mode 0600)."""
+
     def append(self, path: Path, data: bytes) -> None: ...
 
     def fdatasync(self, path: Path) -> None: ...
@@ -228,11 +231,19 @@ class RealDisk:
         return _mincore(address, skipped + size, there) == 0 and there.raw.count(1) == pages
 
     def write_atomic(self, path: Path, data: bytes) -> None:
+        self._replace(path, data, None)
+
+    def write_private(self, path: Path, data: bytes) -> None:
+        self._replace(path, data, 0o600)
+
+    def _replace(self, path: Path, data: bytes, mode: int | None) -> None:
         temporary = path.with_name(f".{path.name}.tmp")
         directory = _open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # first: nothing is half done for want of it
         try:
             descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
+                if mode is not None:
+                    os.fchmod(descriptor, mode)  # before the first byte: also of a temporary file left by a crash
                 view = memoryview(data)
                 while view:
                     view = view[os.write(descriptor, view) :]

@@ -19,6 +19,7 @@ from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from tests.doubles.fake_set import FakeSet
+from tests.servers.admin_port import post_request
 
 DEADLINE_S = 60
 ROOM_ENOUGH = "diskSpaceWarningLevelRatio=99"
@@ -77,5 +78,4 @@ async def offload(broker: BrokerController) -> bytes:
     """Everything into the archive and off the local disk; what the admin port told of it."""
     assert broker.admin_address is not None
     url = "http://{}:{}/archive/offload?roll=1&evict=1".format(*broker.admin_address)
-    request = urllib.request.Request(url, method="POST")
-    return await asyncio.to_thread(lambda: bytes(urllib.request.urlopen(request, timeout=60).read()))
+    return await asyncio.to_thread(lambda: bytes(urllib.request.urlopen(post_request(url), timeout=60).read()))

@@ -17,6 +17,7 @@ from neve.cli.store import open_source
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
+from tests.servers.admin_port import post_request
 from tests.servers.neve import NEVE
 
 Up = Callable[..., AbstractContextManager[Any]]
@@ -82,9 +83,7 @@ def get(neve: Any, path: str) -> Any:
 
 
 def post(neve: Any, path: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(
-        urllib.request.Request(f"http://{neve.admin}{path}", method="POST"), timeout=90
-    ) as response:
+    with urllib.request.urlopen(post_request(f"http://{neve.admin}{path}"), timeout=90) as response:
         return [json.loads(line) for line in response]
 
 

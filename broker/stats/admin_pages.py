@@ -6,7 +6,8 @@ import asyncio
 import functools
 import itertools
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -43,6 +44,7 @@ _PAGE = 10_000
 # What runs in threads has its own: it may wait for the store, and tables are written by asyncio's.
 _THREADS = 8
 _CHEAP = 2
+_MAX_LINES = 1_000  # progress that waits for its client; the last lines are kept
 _FAMILIES_AT_ONCE = 20  # some 0.2 ms of the loop
 _NO_ARCHIVE = Response(409, b"no archive: set storeUrl\n")
 _IN_NO_SET = Response(409, b"this broker is in no set: replication=none\n")
@@ -218,19 +220,8 @@ class AdminPages:
         work = functools.partial(lifecycle.erase.now, wanted, erase_id=run, dry_run=dry_run, evict=evict)
         return Response(lines=self._lines_of(work))
 
-    async def _lines_of(self, work: Callable[..., object]) -> AsyncIterator[object]:
-        """What it tells of its progress, as it comes; its error is raised at the end."""
-        loop = asyncio.get_running_loop()
-        lines: asyncio.Queue[Any] = asyncio.Queue()
-
-        def progress(item: Mapping[str, Any]) -> None:
-            loop.call_soon_threadsafe(lines.put_nowait, dict(item))
-
-        future = asyncio.ensure_future(self._in_thread(functools.partial(work, progress=progress)))
-        future.add_done_callback(lambda _: lines.put_nowait(None))
-        while (item := await lines.get()) is not None:
-            yield item
-        future.result()
+    def _lines_of(self, work: Callable[..., object]) -> AsyncGenerator[object, None]:
+        return progress_lines(self._in_thread, work)
 
     async def ls(self, request: Request) -> Response:
         journal = self._archive.journal
@@ -346,6 +337,35 @@ class AdminPages:
         return json_response({"job": name, "started": True})
 
 
+async def progress_lines(
+    in_thread: Callable[..., asyncio.Future[Any]], work: Callable[..., object]
+) -> AsyncGenerator[object, None]:
+    """Yield the progress of `work` as it runs; at its end raise its error.
+
+    `work` never waits for the client: of the lines that the client has not taken, the oldest are dropped.
+    """
+    loop = asyncio.get_running_loop()
+    lines: deque[dict[str, Any]] = deque(maxlen=_MAX_LINES)
+    changed = asyncio.Event()
+
+    def add(item: dict[str, Any]) -> None:
+        lines.append(item)
+        changed.set()
+
+    def progress(item: Mapping[str, Any]) -> None:
+        loop.call_soon_threadsafe(add, dict(item))
+
+    future = asyncio.ensure_future(in_thread(functools.partial(work, progress=progress)))
+    future.add_done_callback(lambda _: changed.set())
+    while lines or not future.done():
+        changed.clear()
+        while lines:
+            yield lines.popleft()
+        if not future.done():
+            await changed.wait()
+    future.result()
+
+
 def _summary(lifecycle: ArchiveLifecycle, reports: Sequence[RoundReport]) -> dict[str, Any]:
     status = lifecycle.status()
     return {
@@ -374,7 +394,7 @@ def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.route("GET", "/livez", pages.live)
     http.route("GET", "/readyz", pages.ready)
     http.route("GET", "/archive/status", pages.status, at_once=_CHEAP)
-    http.route("GET", "/archive/ls", pages.ls)
+    http.route("GET", "/archive/ls", pages.ls, at_once=_CHEAP)
     http.route("GET", "/archive/journal", pages.journal, at_once=1)
     http.route("POST", "/archive/verify", pages.verify, at_once=1)
     http.route("POST", "/archive/offload", pages.offload, at_once=1)
@@ -383,7 +403,7 @@ def register_pages(http: AdminHttp, pages: AdminPages) -> None:
     http.route("POST", "/archive/unexpire", pages.unexpire, at_once=1)
     http.route("POST", "/topic/trim", pages.trim, at_once=1)
     http.route("POST", "/archive/sweep", pages.sweep, at_once=1)
-    http.route("POST", "/clock/confirm", pages.confirm_clock)
+    http.route("POST", "/clock/confirm", pages.confirm_clock, at_once=_CHEAP)
     http.route("POST", "/jobs/", pages.run_job)
     http.route("GET", "/set", pages.broker_set)
     http.route("POST", "/set/hand-over", pages.hand_over, at_once=1)

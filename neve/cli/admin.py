@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import click
+
 from neve.cli.failures import AUTH, CONFLICT, FAILED, NOT_FOUND, UNREACHABLE, Failure
+from neve.cli.output import ADMIN_TOKEN
 
 _EXIT_CODES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 412: CONFLICT, 503: UNREACHABLE, 504: UNREACHABLE}
 CONNECT_TIMEOUT = 5.0
 # Between two lines of progress: one topic may be long to encode, silence for this long means a dead broker.
 READ_TIMEOUT = 600.0
+#: The name of the token file in a data directory: `infra/admin_token.py`.
+TOKEN_FILE = "adminToken"
+_TOKEN = re.compile(r"[0-9a-f]{64}")
 
 
 def get_json(admin: str, path: str, **query: str) -> Any:
@@ -25,11 +33,6 @@ def get_json(admin: str, path: str, **query: str) -> Any:
 def post_json(admin: str, path: str, **query: str) -> Any:
     with _request(admin, "POST", path, query) as response:
         return json.loads(response.read())
-
-
-def get_text(admin: str, path: str) -> str:
-    with _request(admin, "GET", path, {}) as response:
-        return response.read().decode()
 
 
 def post_lines(admin: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
@@ -46,22 +49,84 @@ def post_lines(admin: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _request(admin: str, method: str, path: str, query: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-    host, _, port = admin.rpartition(":")
-    if not host or not port.isdigit():
-        raise Failure(2, f"--admin {admin!r} is not host:port")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=CONNECT_TIMEOUT)
+    given = _given_token_file()
+    headers = {} if given is None else _authorization(given)
     target = f"{path}?{urlencode(query)}" if query else path
-    try:
-        connection.connect()
-        connection.sock.settimeout(READ_TIMEOUT)
-        connection.request(method, target)
-        response = connection.getresponse()
+    with closing(_Exchange(admin)) as exchange:
+        response = exchange.ask(method, target, headers)
+        if response.status == http.client.UNAUTHORIZED and given is None:
+            response = exchange.ask(method, target, _authorization(_named_token_file(response, admin)))
         if response.status != http.client.OK:
             text = response.read().decode("utf-8", "replace").strip()
             code = _EXIT_CODES.get(response.status, FAILED)
             raise Failure(code, f"{method} {path} at {admin}: {text or response.reason}")
-        yield response
-    except (OSError, http.client.HTTPException) as error:
-        raise Failure(UNREACHABLE, f"the broker's admin port {admin} cannot be reached: {error}") from error
-    finally:
-        connection.close()
+        try:
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(admin, error) from error
+
+
+class _Exchange:
+    """One request after the other, each over a connection of its own: the port keeps none open."""
+
+    def __init__(self, admin: str) -> None:
+        host, _, port = admin.rpartition(":")
+        self._admin = admin
+        self._connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=CONNECT_TIMEOUT)
+
+    def ask(self, method: str, target: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+        self._connection.close()
+        try:
+            self._connection.timeout = CONNECT_TIMEOUT
+            self._connection.connect()
+            self._connection.sock.settimeout(READ_TIMEOUT)
+            self._connection.request(method, target, headers=headers)
+            return self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self._admin, error) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _unreachable(admin: str, error: Exception) -> Failure:
+    return Failure(UNREACHABLE, f"the broker's admin port {admin} cannot be reached: {error}")
+
+
+def _given_token_file() -> Path | None:
+    """The file of `--admin-token` or of the environment."""
+    context = click.get_current_context(silent=True)
+    found = None if context is None else context.meta.get(ADMIN_TOKEN)
+    return found if isinstance(found, Path) else None
+
+
+def _named_token_file(response: http.client.HTTPResponse, admin: str) -> Path:
+    """The token file that the broker names in its refusal.
+
+    Any local process may have taken the port: no file of another name is read.
+    """
+    found = re.search(r'token_file="([^"]+)"', response.headers.get("WWW-Authenticate", ""))
+    path = None if found is None else Path(found[1])
+    if path is None or path.name != TOKEN_FILE:
+        raise Failure(AUTH, f"{admin} refuses the request and names no file {TOKEN_FILE}: is it a neve broker?")
+    return path
+
+
+def _authorization(path: Path) -> dict[str, str]:
+    """The header with the token of a file.
+
+    Raises:
+        Failure: the file can't be read, or holds no token.
+    """
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise Failure(
+            AUTH,
+            f"the broker's admin token {path} cannot be read: {reason}; run the command as the user of the broker "
+            f"(sudo -u neve), or give a copy of the file with --admin-token or {ADMIN_TOKEN}",
+        ) from error
+    if not _TOKEN.fullmatch(token):
+        raise Failure(AUTH, f"{path} holds no admin token: 64 hexadecimal digits are expected")
+    return {"Authorization": f"Bearer {token}"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -12,6 +13,8 @@ import click
 from neve.cli.contexts import from_context
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+#: The environment variable with the path of an admin token file; in `Context.meta`, the path that was given.
+ADMIN_TOKEN = "NEVE_ADMIN_TOKEN_FILE"
 Row = Mapping[str, Any]
 
 
@@ -28,12 +31,41 @@ def output_option(command: Command) -> Command:
 
 
 def admin_option(command: Command) -> Command:
+    """`--admin HOST:PORT` and `--admin-token FILE`; the file is read by `neve.cli.admin`."""
+    command = click.option(
+        "--admin-token",
+        "admin_token",
+        type=click.Path(path_type=Path),
+        envvar=ADMIN_TOKEN,
+        show_envvar=True,
+        expose_value=False,
+        callback=_keep_token_file,
+        metavar="FILE",
+        help="File with the admin token of the broker.  [default: adminToken in the broker's data directory]",
+    )(command)
     return click.option(
         "--admin",
         envvar="NEVE_ADMIN",
         show_envvar=True,
+        callback=_host_and_port,
+        metavar="HOST:PORT",
         help="Admin port of the broker.  [default: that of the name server's broker, or 127.0.0.1:10913]",
     )(command)
+
+
+def _keep_token_file(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
+    context.meta[ADMIN_TOKEN] = path
+
+
+def _host_and_port(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
+    """The address without the `http://` and the final slash of a URL."""
+    if text is None:
+        return None
+    address = text.removeprefix("http://").removesuffix("/")
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        raise click.BadParameter(f"{text!r} is not HOST:PORT, as 127.0.0.1:10913 (the admin port has no TLS)")
+    return address
 
 
 def store_option(required: bool = False) -> Callable[[Command], Command]:

@@ -29,6 +29,7 @@ import neve.archive
 from bench.wire import OPAQUE_FIRST, SEND_V2, SUCCESS, Client, request, send_ext
 from infra.object_store.open import open_store
 from neve.archive.follow import catalogs
+from tests.servers.admin_port import post_request
 from tests.servers.neve import NeveServer
 from tests.waiting import wait_until
 
@@ -210,8 +211,8 @@ WORKER_STEPS = ["offload.after_encode:2", "object_store.mid_put"]
 
 def post_offload(server: NeveServer) -> list[dict[str, object]]:
     """One round with roll and evict; [] where the broker died on the way."""
-    call = urllib.request.Request(f"http://{server.admin}/archive/offload?roll=1&evict=1", method="POST")
     try:
+        call = post_request(f"http://{server.admin}/archive/offload?roll=1&evict=1")
         with urllib.request.urlopen(call, timeout=60) as answer:
             return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
     except (urllib.error.URLError, ConnectionError, TimeoutError, OSError, json.JSONDecodeError):

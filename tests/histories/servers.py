@@ -23,6 +23,7 @@ from tests.histories.clients import now_ms
 from tests.histories.faults import CONTROLLER, NAME_SERVER
 from tests.histories.history import Switched
 from tests.histories.links import Links
+from tests.servers.admin_port import post_request
 from tests.servers.members import NAME, in_sync_in, replicas_in, told_by
 from tests.servers.neve import NEVE, settings_as_options
 from tests.servers.processes import Processes, accepts, free_ports
@@ -309,7 +310,7 @@ class BrokerSet:
             url = f"http://{self._admin[member]}/archive/offload?roll=1&evict=1"
             with (
                 suppress(OSError),
-                urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=_OFFLOAD_S) as answer,
+                urllib.request.urlopen(post_request(url), timeout=_OFFLOAD_S) as answer,
             ):
                 answer.read()
 

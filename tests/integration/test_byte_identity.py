@@ -32,6 +32,7 @@ from neve.record.bodies import encode_batch
 from neve.record.codec import decode_record
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder
+from tests.servers.admin_port import post_request
 from tests.servers.neve import NeveServer
 from tests.waiting import wait_until
 
@@ -185,7 +186,7 @@ def pull_all(client: RawClient) -> dict[tuple[int, int], Pulled]:
 
 
 def told_by(admin: str, order: str) -> list[dict[str, object]]:
-    request = urllib.request.Request(f"http://{admin}/archive/{order}", method="POST", data=b"")
+    request = post_request(f"http://{admin}/archive/{order}")
     with urllib.request.urlopen(request, timeout=1800) as answer:
         return [json.loads(line) for line in answer if line.strip()]
 

@@ -19,6 +19,7 @@ from neve.archive.journal import CommittedName
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running, send
+from tests.servers.admin_port import post_request
 from tests.waiting import until
 from tiered.worker.client import DecodedGroup
 
@@ -51,10 +52,8 @@ def objects_of(broker: BrokerController) -> list[CommittedName]:
 async def compact(broker: BrokerController) -> None:
     """As an operator asks for it."""
     assert broker.admin_address is not None
-    request = urllib.request.Request(
-        "http://{}:{}/archive/compact?topic=T".format(*broker.admin_address), method="POST"
-    )
-    told = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read())
+    url = "http://{}:{}/archive/compact?topic=T".format(*broker.admin_address)
+    told = await asyncio.to_thread(lambda: urllib.request.urlopen(post_request(url), timeout=60).read())
     assert b'"compacted"' in told, told
     assert len(objects_of(broker)) == 1
 

@@ -29,6 +29,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.spark.reader import plan
 from tests.broker_in_process import ask, offload, running, send
 from tests.popping import Member, Taken
+from tests.servers.admin_port import post_request
 from tests.waiting import until
 
 COUNT = 60
@@ -46,8 +47,7 @@ async def send_all(connection: Connection) -> list[str]:
 async def post(broker: BrokerController, **query: str) -> list[Any]:
     assert broker.admin_address is not None
     url = "http://{}:{}/archive/erase?".format(*broker.admin_address) + urllib.parse.urlencode(query)
-    request = urllib.request.Request(url, method="POST")
-    lines = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read().splitlines())
+    lines = await asyncio.to_thread(lambda: urllib.request.urlopen(post_request(url), timeout=60).read().splitlines())
     return [json.loads(line) for line in lines]
 
 

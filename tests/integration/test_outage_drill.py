@@ -34,6 +34,7 @@ from cryptography.x509.oid import NameOID
 import neve
 from infra import minio
 from neve.client import ClientOptions
+from tests.servers.admin_port import post_request
 from tests.servers.neve import NEVE, Serving, settings_as_options
 from tests.servers.processes import free_ports
 from tests.waiting import wait_until
@@ -169,7 +170,7 @@ class Drill:
 
     def runs(self, job: str) -> None:
         url = f"http://{self.broker.admin}/jobs/{job}/run"
-        urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=_S).close()
+        urllib.request.urlopen(post_request(url), timeout=_S).close()
 
     @contextmanager
     def outage(self, ends: Callable[[], object]) -> Iterator[None]:

@@ -14,6 +14,7 @@ import pytest
 from bench.wire import Client
 from infra import minio
 from tests.interop.agent import Agent, Got
+from tests.servers.admin_port import post_request
 from tests.servers.neve import NeveServer
 from tests.waiting import wait_until
 
@@ -44,7 +45,7 @@ class Cluster:
 
     def offload(self) -> list[dict[str, object]]:
         """Everything into the archive, and the local segments away: `neve archive offload --roll --evict`."""
-        request = urllib.request.Request(f"http://{self.server.admin}/archive/offload?roll=1&evict=1", method="POST")
+        request = post_request(f"http://{self.server.admin}/archive/offload?roll=1&evict=1")
         with urllib.request.urlopen(request, timeout=120) as answer:
             return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
 

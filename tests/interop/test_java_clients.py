@@ -18,6 +18,7 @@ from bench import jvm
 from bench.wire import ROUTE, SUCCESS, Client
 from infra import minio
 from tests.interop.agent import FLAGS, Agent
+from tests.servers.admin_port import post_request
 from tests.servers.neve import NEVE, NeveServer
 from tests.waiting import wait_until
 
@@ -202,7 +203,7 @@ def assert_ttl_of_30_days(server: NeveServer, topic: str) -> None:
 
 def offload(server: NeveServer) -> list[dict[str, object]]:
     """Everything into the archive, and the local segments away: what `neve archive offload --roll --evict` asks for."""
-    request = urllib.request.Request(f"http://{server.admin}/archive/offload?roll=1&evict=1", method="POST")
+    request = post_request(f"http://{server.admin}/archive/offload?roll=1&evict=1")
     with urllib.request.urlopen(request, timeout=120) as answer:
         return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from typing_extensions import override
 
+from tests.servers.admin_port import post_request
 from tests.servers.processes import Processes, free_ports
 
 #: The command of the environment that runs this.
@@ -83,8 +84,7 @@ class Serving(Processes):
 
     def post(self, path: str) -> list[dict[str, Any]]:
         """What the admin port tells of an order, an event a line."""
-        request = urllib.request.Request(f"http://{self.admin}{path}", method="POST")
-        with urllib.request.urlopen(request, timeout=_ADMIN_S) as answer:
+        with urllib.request.urlopen(post_request(f"http://{self.admin}{path}"), timeout=_ADMIN_S) as answer:
             return [json.loads(line) for line in answer if line.strip()]
 
     def metric(self, name: str) -> float:

@@ -45,6 +45,7 @@ TOUCH_FILES = {
     "broker/doctor.py": "looks before any broker runs",
     "broker/set_on_one_machine.py": "starts brokers, and gives each the file that its log goes to",
     "neve/archive/source.py": "users read an archive in a directory without a server's packages",
+    "neve/cli/admin.py": "reads the token file that a broker on this machine wrote",
     "neve/cli/contexts.py": "a user's own file",
     "neve/cli/checks.py": "looks at a machine on which nothing runs yet",
     "neve/cli/diverged.py": "what a broker gave up, read on its machine without it",

@@ -27,6 +27,7 @@ from neve.archive.catalog import Catalog
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running, send
+from tests.servers.admin_port import post_request
 from tests.unit.broker.test_plain_slave import FILE_SIZE, SLAVE, Front, run
 from tests.waiting import until
 
@@ -98,8 +99,13 @@ def archived(slave: BrokerController) -> int:
 
 async def page(slave: BrokerController, path: str = "/readyz", method: str = "GET") -> str:
     assert slave.admin_address is not None
-    request = urllib.request.Request("http://{}:{}{}".format(*slave.admin_address, path), method=method)
-    return await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=60).read().decode())
+    url = "http://{}:{}{}".format(*slave.admin_address, path)
+
+    def read() -> str:
+        request = urllib.request.Request(url) if method == "GET" else post_request(url)
+        return str(urllib.request.urlopen(request, timeout=60).read().decode())
+
+    return await asyncio.to_thread(read)
 
 
 async def offload(slave: BrokerController, *, evict: bool = False) -> str:

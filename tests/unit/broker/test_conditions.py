@@ -16,6 +16,7 @@ from infra.disk import Room
 from infra.object_store.protocol import StoreUnavailable
 from neve.remoting.codes import RequestCode
 from tests.broker_in_process import ask, offload, running, send
+from tests.servers.admin_port import post_request
 from tests.waiting import until
 
 
@@ -113,8 +114,8 @@ def test_a_clock_that_is_not_trusted_is_told_and_confirmed(tmp_path: Path) -> No
             assert "clock not trusted since 2" in await page(broker, "readyz")
             assert "neve_clock_trusted 0.0" in await page(broker, "metrics")
             assert broker.admin_address is not None
-            request = urllib.request.Request("http://{}:{}/clock/confirm".format(*broker.admin_address), method="POST")
-            answer = await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=30).read())
+            url = "http://{}:{}/clock/confirm".format(*broker.admin_address)
+            answer = await asyncio.to_thread(lambda: urllib.request.urlopen(post_request(url), timeout=30).read())
             assert json.loads(answer)["before"]["trusted"] is False
             assert await page(broker, "readyz") == "ready\n"
 

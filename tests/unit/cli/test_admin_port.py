@@ -1,0 +1,119 @@
+"""The command line finds the admin port's token, and explains how to provide it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from infra.admin_http import AdminHttp, Request, Response, json_response
+from infra.admin_token import TOKEN_FILE, AdminToken
+from infra.disk import RealDisk
+from neve.cli import admin
+from neve.cli.failures import Failure
+from neve.cli.main import neve
+from neve.entropy import system_entropy
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[str]:
+    """Address of an admin port whose data directory is `tmp_path`."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    token = AdminToken(RealDisk(), tmp_path, system_entropy)
+    token.renew()
+    http = AdminHttp(token=token)
+
+    async def confirm(request: Request) -> Response:
+        return json_response({"event": "confirmed", "before": {"trusted": True}})
+
+    http.route("POST", "/clock/confirm", confirm)
+    host, number = asyncio.run_coroutine_threadsafe(http.start(), loop).result(10)
+    yield f"{host}:{number}"
+    asyncio.run_coroutine_threadsafe(http.shutdown(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+def confirm_clock(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(neve, ["archive", "confirm-clock", *arguments], env=environment)
+
+
+def test_both_sides_name_the_same_token_file() -> None:
+    assert admin.TOKEN_FILE == TOKEN_FILE
+
+
+@pytest.mark.parametrize("form", ["{}", "http://{}", "http://{}/"])
+def test_cli_reads_the_token_that_the_port_names(port: str, form: str) -> None:
+    done = confirm_clock("--admin", form.format(port))
+    assert (done.exit_code, done.exception) == (0, None), done.output
+    assert "trusted already" in done.output
+
+
+@pytest.mark.parametrize("text", ["https://127.0.0.1:1", "127.0.0.1", "http://127.0.0.1:1/x", ":1"])
+def test_admin_address_that_is_not_host_and_port_is_a_usage_error(text: str) -> None:
+    done = confirm_clock("--admin", text)
+    assert done.exit_code == 2
+    assert "is not HOST:PORT" in done.output
+
+
+def test_token_file_may_be_given(port: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    (tmp_path / TOKEN_FILE).rename(copy)
+    assert confirm_clock("--admin", port, "--admin-token", str(copy)).exit_code == 0
+    assert confirm_clock("--admin", port, NEVE_ADMIN_TOKEN_FILE=str(copy)).exit_code == 0
+
+
+def failure(*arguments: str) -> Failure:
+    error = confirm_clock(*arguments).exception
+    assert isinstance(error, Failure)
+    assert error.exit_code == 4
+    return error
+
+
+def test_unreadable_token_is_explained(port: str, tmp_path: Path) -> None:
+    (tmp_path / TOKEN_FILE).unlink()
+    text = str(failure("--admin", port))
+    assert f"{tmp_path / TOKEN_FILE} cannot be read: No such file or directory" in text
+    assert "--admin-token" in text
+
+
+def test_token_of_another_broker_is_refused(port: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("0" * 64)
+    assert "the token sent is not that of" in str(failure("--admin", port, "--admin-token", str(other)))
+
+
+def test_file_without_a_token_is_not_sent(port: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("secret")
+    assert "holds no admin token" in str(failure("--admin", port, "--admin-token", str(other)))
+
+
+def test_no_other_file_is_read_for_a_port_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.admin_token.TOKEN_FILE", "id_rsa")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    token = AdminToken(RealDisk(), tmp_path, system_entropy)
+    token.renew()
+    http = AdminHttp(token=token)
+
+    async def page(request: Request) -> Response:
+        raise AssertionError("reached")
+
+    http.route("POST", "/clock/confirm", page)
+    host, number = asyncio.run_coroutine_threadsafe(http.start(), loop).result(10)
+    try:
+        assert "names no file adminToken" in str(failure("--admin", f"{host}:{number}"))
+    finally:
+        asyncio.run_coroutine_threadsafe(http.shutdown(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
