@@ -97,8 +97,9 @@ def produce(
     With --json a line has `body` (text) or `body_base64`, and if wanted `tags`, `keys`, `properties` and `flag`. What
     it says of where it was stored does not count, and of a stored message no property that clients or brokers added.
 
-    Lines that come together are sent together. The first that can't be sent ends it: it is named, with how many were
-    stored; the exit code is its own.
+    Lines that come together are sent together. Lines keep their order within a queue, except for those with --delay and
+    those of a broker that fails, which go to another broker's queues. The first that can't be sent ends it: it is
+    named, with how many were stored; the exit code is its own.
     """
     from neve.cli.sending import How
 

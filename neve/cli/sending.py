@@ -2,12 +2,17 @@
 
 Messages that came together are sent together, small ones alone: a batch is not deflated, and is for now. So that the
 queues get their share of few lines as well, these are sent in small batches.
+
+One batch at a time is sent to a queue: a broker may store requests that overlap in any order, as Apache RocketMQ's
+does, and lines keep their order within a queue. Delayed messages have no order to keep.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +28,9 @@ from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
-    from neve.client import AsyncClient, Message, SendResult
+    from neve.client import AsyncClient, Message, MessageQueue, SendResult
+
+log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 64
 _BATCH_MESSAGES = 256
@@ -63,9 +70,11 @@ class Sending:
         self._client = client
         self._topic = topic
         self._how = how
-        self._target: dict[str, Any] = {"queue": how.queue, "order_key": how.order_key}
         # In order means: the next is sent when the one before is stored.
         self._in_flight = 1 if how.order_key is not None else _IN_FLIGHT
+        self._has_lanes = how.order_key is None and how.delay is None
+        self._lanes: list[MessageQueue] = []  # the topic's queues, the next in turn first
+        self._busy: set[MessageQueue] = set()
         self._receipts, self._progress = receipts, progress
         self._noun, self._names = noun, names
         self._deflated = client.options.compress_over
@@ -103,16 +112,60 @@ class Sending:
         """
         items, self._collected = self._collected, []
         for batch in self._batches(items):
-            while len(self._waiting) >= self._in_flight:
-                await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+            lane = await self._free_lane()
             # What failed came before, unless it was refused when it was looked at: what is before that is sent.
             if any(number < batch[0].number for number in self._failures):
                 break
             self._last = batch[-1].number
-            task = asyncio.create_task(self._send(batch))
+            task = asyncio.create_task(self._send(batch, lane))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
         self._require_printed()
+
+    async def _free_lane(self) -> MessageQueue | None:
+        """Wait for room, and return the next queue in turn to which no batch is on its way.
+
+        None leaves the choice to the producer: order is not asked for, or the topic has no route yet. In the latter
+        case nothing else is on its way.
+        """
+        if self._has_lanes and not self._lanes:
+            await self._all_answered()
+            self._lanes = await self._queues()
+        while len(self._waiting) >= self._in_flight or (self._lanes and self._busy.issuperset(self._lanes)):
+            await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        lane = next((queue for queue in self._lanes if queue not in self._busy), None)
+        if lane is not None:
+            at = self._lanes.index(lane) + 1
+            self._lanes = self._lanes[at:] + self._lanes[:at]
+            self._busy.add(lane)
+        return lane
+
+    async def _queues(self) -> list[MessageQueue]:
+        try:
+            route = await self._client.topic_route(self._topic)
+        except NeveError as error:
+            log.info("the route of %s is not known: %s", self._topic, error)  # sending reports it, or creates the topic
+            return []
+        return [queue for queue in route.write_queues if self._how.queue in (None, queue.queue_id)]
+
+    def _target(self, lane: MessageQueue | None) -> dict[str, Any]:
+        """Return where a batch goes: at the first attempt to its lane, then to another broker if there is one."""
+        if lane is None:
+            return {"queue": self._how.queue, "order_key": self._how.order_key}
+        attempts = itertools.count()
+
+        def choose(queues: Sequence[MessageQueue], _: Message) -> MessageQueue:
+            if next(attempts) == 0 and lane in queues:
+                return lane
+            fitting = [queue for queue in queues if self._how.queue in (None, queue.queue_id)]
+            others = [queue for queue in fitting if queue.broker_name != lane.broker_name]
+            return others[lane.queue_id % len(others)] if others else lane
+
+        return {"queue": choose}
+
+    async def _all_answered(self) -> None:
+        while self._waiting:
+            await asyncio.wait(self._waiting)
 
     def _require_printed(self) -> None:
         if self._unprinted is not None:
@@ -134,21 +187,24 @@ class Sending:
             batches[-1].append(item)
         return batches
 
-    async def _send(self, batch: list[_Item]) -> None:
+    async def _send(self, batch: list[_Item], lane: MessageQueue | None) -> None:
         try:
             if len(batch) == 1:
-                await self._send_one(batch[0])
+                await self._send_one(batch[0], lane)
             else:
-                await self._send_together(batch)
+                await self._send_together(batch, lane)
         except BaseException as error:  # noqa: BLE001 - told with the lines' numbers
             for item in batch:
                 self._failures.setdefault(item.number, error)
+        finally:
+            if lane is not None:
+                self._busy.discard(lane)
         try:
             await self._receipts.flush()
         except (BrokenPipeError, NotPrinted) as error:
             self._unprinted = error
 
-    async def _send_one(self, item: _Item) -> None:
+    async def _send_one(self, item: _Item, lane: MessageQueue | None) -> None:
         message = item.message
         result = await self._client.send(
             self._topic,
@@ -158,25 +214,26 @@ class Sending:
             properties=message.properties,
             flag=message.flag,
             delay=self._how.delay,
-            **self._target,
+            **self._target(lane),
         )
         self._note([item], result)
 
-    async def _send_together(self, batch: list[_Item]) -> None:
+    async def _send_together(self, batch: list[_Item], lane: MessageQueue | None) -> None:
+        messages = [item.message for item in batch]
         try:
-            result = await self._client.send_batch(self._topic, [item.message for item in batch], **self._target)
+            result = await self._client.send_batch(self._topic, messages, **self._target(lane))
         except BrokerError as error:
             if error.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            await self._send_apart(batch)
+            await self._send_apart(batch, lane)
         else:
             self._note(batch, result)
 
-    async def _send_apart(self, batch: list[_Item]) -> None:
+    async def _send_apart(self, batch: list[_Item], lane: MessageQueue | None) -> None:
         """A broker may take each where it does not take all together, or one of them is at fault."""
         for item in batch:
             try:
-                await self._send_one(item)
+                await self._send_one(item, lane)
             except NeveError as error:
                 self._failures[item.number] = error
                 rest = (other.number for other in batch if other.number > item.number)
@@ -209,8 +266,7 @@ class Sending:
         Raises:
             BrokenPipeError, NotPrinted: as `send`.
         """
-        while self._waiting:
-            await asyncio.wait(self._waiting)
+        await self._all_answered()
         self._require_printed()
 
     def tell_where_it_stopped(self) -> None:

@@ -79,15 +79,17 @@ class SendBack:
         """An ordinary message to %RETRY%group on any broker that takes it; not `delayed`: the group has it at once.
 
         The broker moves one that came too often, or whose group holds locks (it consumes in order), to %DLQ%group.
+
+        Brokers create the retry topic at the first heartbeat of the group, or at the first send, and name servers may
+        not have its route yet. A delayed copy, which only members of the group send, then goes to the message's broker.
         """
         topic = f"{RETRY_PREFIX}{self._group}"
         problem: NeveError = ClientError(f"no broker takes {topic}")
-        route = await self._session.route(topic)
-        for queue in {queue.broker_name: queue for queue in route.write_queues}.values():
+        for queue, beside in await self._retry_queues(topic, message, may_create=delayed):
             try:
                 header = self._header(message, reconsume_times, topic, queue, delayed=delayed)
                 answer = await self._session.pool.invoke(
-                    await self._session.master(queue),
+                    await self._session.master(beside),
                     RequestCode.SEND_MESSAGE_V2,
                     header,
                     body=message.body,
@@ -100,6 +102,22 @@ class SendBack:
                 return
             problem = BrokerError(answer.code, answer.remark or "")
         raise problem
+
+    async def _retry_queues(
+        self, topic: str, message: Message, *, may_create: bool
+    ) -> list[tuple[MessageQueue, MessageQueue]]:
+        """Return a queue of the retry topic on each broker, each with a queue whose route names that broker's master.
+
+        Raises:
+            BrokerError: TOPIC_NOT_EXIST, unless `may_create` and the broker of the message is known.
+        """
+        try:
+            route = await self._session.route(topic)
+        except BrokerError as error:
+            if error.code != ResponseCode.TOPIC_NOT_EXIST or not may_create or message.queue is None:
+                raise
+            return [(MessageQueue(topic, message.queue.broker_name, 0), message.queue)]
+        return [(queue, queue) for queue in {queue.broker_name: queue for queue in route.write_queues}.values()]
 
     def _header(
         self, message: Message, reconsume_times: int, topic: str, queue: MessageQueue, *, delayed: bool

@@ -10,10 +10,11 @@ import pytest
 from neve.client import connect
 from neve.client.group import settlement
 from neve.client.model import MessageQueue
+from neve.errors import BrokerError
 from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.command import RemotingCommand
-from tests.unit.client.fake_cluster import run
+from tests.unit.client.fake_cluster import run, sends
 from tests.unit.client.group_broker import GroupBroker, record
 
 QUEUE = MessageQueue("t", "b0", 0)
@@ -102,6 +103,33 @@ def test_a_member_in_order_gives_its_locks_back(fake_cluster: Any) -> None:
 
 
 # ---- ways back
+
+
+def test_in_order_the_last_nack_needs_no_route_of_the_retry_topic(fake_cluster: Any) -> None:
+    """Name servers may not have the route of %RETRY%g yet; the broker of the message takes the copy."""
+
+    async def work() -> None:
+        broker = GroupBroker(2)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+        ):
+            cluster.unknown_topics = {"%RETRY%g", "TBW102"}
+            in_order: dict[str, Any] = {"in_order": True, "auto_ack": False, "max_redeliveries": 0}
+            async with client.consumer("g", "t", start="first", **in_order) as consumer:
+                first = await consumer.receive()
+                assert first is not None
+                await first.nack()
+                (copy,) = sends(cluster.brokers[0])
+                assert (copy.ext["b"], copy.ext["e"]) == ("%RETRY%g", "0")
+                following = await consumer.receive()
+                assert following is not None
+                assert following.queue_offset == 1
+            with pytest.raises(BrokerError) as caught:
+                await client.send_to_group(first, "g")
+            assert caught.value.code == 17, "an administrator's message creates no group"
+
+    run(work)
 
 
 def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any) -> None:
