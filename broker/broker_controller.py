@@ -380,10 +380,9 @@ class BrokerController:
             self.faults,
             threads,
             self.journal,
+            read_queues=self.topics.read_queues,
         )
-        self.timers = TimerMessages(
-            self.store, self.writer, clock, config, lambda topic: self.topics.select(topic) is not None, self.faults
-        )
+        self.timers = TimerMessages(self.store, self.writer, clock, config, self.topics.read_queues, self.faults)
         self.transactions = HalfMessages(self.store, self.writer, clock)
         revives = revive_log(config.broker_cluster_name)
         self.pops = PopBook(
@@ -814,6 +813,7 @@ class BrokerController:
                 self.topics,
                 GroupDeletion(journal=self.journal, groups=self.groups, offsets=self.offsets, pops=self.pops),
                 self.intake.settled,
+                register_soon=self.registration.soon,
             ),
             config=AdminConfigProcessor(config, self.kept, self.topics),
             stats=AdminStatsProcessor(
@@ -1143,7 +1143,7 @@ class BrokerController:
         broker_metrics.register_following(metrics, self._following, self.synchronize)
         broker_metrics.register_followed(metrics, archive)
         self.tiered.register_metrics(metrics)
-        broker_metrics.register_tasks(metrics, self.health, self.faults, archive)
+        broker_metrics.register_tasks(metrics, self.health, self.faults, archive, self.writer.internal.ignored.total)
         broker_metrics.register_archive(metrics, archive, self.conditions)
 
     async def _start_tasks(self) -> None:

@@ -31,7 +31,7 @@ from broker.intake.replication import STANDS_ALONE, AppendRefused, Replication
 from broker.life import BrokerLife
 from broker.role import BrokerRole
 from broker.store.appender import AppendResult
-from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreNotWritable
+from broker.store.errors import InternalTopic, MessageIllegal, StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import PutResult
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import Clock
@@ -142,6 +142,12 @@ class Intake:
         config = self._topics.topics.get(topic)
         if not names.may_be_sent_to(topic):
             raise BrokerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+        if body_length > self._config.max_message_size:  # first: a send that is refused creates no topic
+            raise BrokerError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal, its body has {body_length} bytes, "
+                f"maxMessageSize is {self._config.max_message_size}",
+            )
         if config is None:
             config = self._create_topic(header)
         self.require_saved(topic)
@@ -152,12 +158,6 @@ class Intake:
             )
         if header.queue_id < 0:
             header.queue_id = self.any_queue(config.write_queue_nums)
-        if body_length > self._config.max_message_size:
-            raise BrokerError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal, its body has {body_length} bytes, "
-                f"maxMessageSize is {self._config.max_message_size}",
-            )
         return config
 
     def any_queue(self, queue_nums: int) -> int:
@@ -182,14 +182,20 @@ class Intake:
             raise TopicNotSaved(topic)
 
     def ensure_topic(self, topic: str, queues: int) -> TopicConfig:
-        """A topic that the broker itself puts into: the group's for retries, for dead letters."""
-        found = self._topics.select(topic)
+        """A topic that the broker itself puts into: the group's for retries, for dead letters.
+
+        One that has fewer queues gets as many: its group's retryQueueNums was raised since it was made.
+        """
+        found, queues = self._topics.select(topic), min(queues, self._config.max_queues_per_topic)
         if found is None:
             fault = names.topic_fault(topic)
             if fault is not None:
                 raise BrokerError(ResponseCode.INVALID_PARAMETER, fault)
             found = self._topics.create_plain(topic, queues)
             self._registration.soon()
+        elif self._topics.grow(topic, queues):
+            self._registration.soon()
+            found = self._topics.require(topic)
         return found
 
     async def saved_topic(self, topic: str, queues: int) -> TopicConfig:
@@ -322,6 +328,7 @@ class Intake:
         message.keys = found_by(properties)
         taken: tuple[PutResult, int | None] | None = None
         try:
+            self._writer.check_topic(message.topic)  # also where the message is parked for it first
             for room in waiting_rooms:
                 taken = room.take(message, properties)
                 if taken is not None:
@@ -404,6 +411,8 @@ def refusal(error: StoreError) -> BrokerError:
     """What a client is told of a store that takes nothing now."""
     if isinstance(error, AppendRefused):
         return BrokerError(error.code, str(error))
+    if isinstance(error, InternalTopic):
+        return BrokerError(ResponseCode.NO_PERMISSION, str(error))
     if isinstance(error, MessageIllegal):
         return BrokerError(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {error}")
     return BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}")

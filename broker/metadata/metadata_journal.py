@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from broker.intake.intake import refusal
+from broker.intake.internal_records import WRITTEN_BY_NEVE, InternalRecords
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
 from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
@@ -33,6 +34,11 @@ class MetadataJournal:
         self._position = 0
         self._owed: deque[QueuesRaised] = deque()
         self.settled_in = 0  # the epoch of the last `ArchiveSettled` that was recorded here
+
+    @property
+    def records(self) -> InternalRecords:
+        """The log as it is read back."""
+        return self._writer.internal
 
     @property
     def position(self) -> int:
@@ -66,9 +72,10 @@ class MetadataJournal:
             body=encode_change(change),
             born_timestamp=self._clock.now_ms(),
             born_host=self._store.config.store_host,
+            prepared_transaction_offset=WRITTEN_BY_NEVE,
         )
         try:
-            stored = self._writer.put(message)
+            stored = self._writer.put(message, internal=True)
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
             raise refusal(error) from error
         if isinstance(change, QueuesRaised):

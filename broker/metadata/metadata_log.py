@@ -7,6 +7,9 @@ A table's file says which changes it holds (`broker.tables.state_file`), so what
 applied at the start, and what is in a file already is not applied to that table again. A deletion removes a topic's
 queues below its record, and nothing that a later life of the topic has. One that only a start could finish begins none
 of them at 0: what the archive has named since the record was written is not known there.
+
+Only records that a neve broker wrote are applied (`broker.intake.internal_records`). Foreign records, which clients of
+an Apache master can store in this topic, are passed over.
 """
 
 from __future__ import annotations
@@ -41,12 +44,10 @@ from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.disk import Disk
 from infra.in_steps import Steps
-from neve.record.codec import iter_records
-from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
+from neve.record.codec import MessageRecord
+from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS, is_internal
 
 log = logging.getLogger(__name__)
-
-_COUNT, _BYTES = 512, 4 << 20
 
 
 class ImageNeeded(Exception):
@@ -237,16 +238,17 @@ class MetadataLog:
             raise ImageNeeded(f"the tables have changes up to {start}, this log ends at {end}")
         for followed in self._read(start, end):
             self._apply(followed, [True] * len(self._files), users=True)
+        self._journal.reached(end)  # foreign records behind the last change are passed over
 
     def _follow_settled(self) -> None:
         """The last that settled: behind it all changes that it needed are here, and followed by now."""
         said = self._store.max_offset(METADATA_LOG, SETTLED)
         if said == self._settled_followed:
             return
-        lowest = self._store.min_offset(METADATA_LOG, SETTLED)
-        for followed in self._read(max(said - 1, lowest), said, SETTLED):
-            if isinstance(followed.change, ArchiveSettled):
-                self._on_settled(followed.change.epoch)
+        newest = self._journal.records.last(METADATA_LOG, SETTLED, max(self._settled_followed, 0))
+        change = None if newest is None else _decoded(newest)
+        if isinstance(change, ArchiveSettled):
+            self._on_settled(change.epoch)
         self._settled_followed = said
 
     def lead(self) -> list[str]:
@@ -264,19 +266,14 @@ class MetadataLog:
     # ---- the log
 
     def _read(self, first: int, end: int, queue: int = CHANGES) -> Iterator[Followed]:
-        offset = first
-        while offset < end:
-            got = self._store.get(METADATA_LOG, queue, offset, _COUNT, _BYTES)
-            for buffer in got.buffers:
-                for record in iter_records(buffer):
-                    try:
-                        change = decode_change(record.body)
-                    except UnreadableChange as error:
-                        raise UnreadableChange(f"{METADATA_LOG} at {record.queue_offset}: {error}") from error
-                    yield Followed(record.queue_offset, record.physical_offset + record.size, change)
-            if got.next_offset <= offset:
-                raise UnreadableChange(f"{METADATA_LOG} can't be read at {offset}, below its end at {end}")
-            offset = got.next_offset
+        first = max(first, self._store.min_offset(METADATA_LOG, queue))
+        records, reached = self._journal.records, first
+        for record in records.scan(METADATA_LOG, queue, first, end):
+            reached = record.queue_offset + 1
+            if records.is_own(record):
+                yield Followed(record.queue_offset, record.physical_offset + record.size, _decoded(record))
+        if reached < end:
+            raise UnreadableChange(f"{METADATA_LOG} can't be read at {reached}, below its end at {end}")
 
     def _apply(self, followed: Followed, behind: Sequence[bool], *, users: bool, at_start: bool = False) -> None:
         """The tables stand behind it then; where it can't be applied, they stand at it."""
@@ -429,7 +426,10 @@ class MetadataLog:
         topics, groups = self._topics, self._groups
         if image.topics.version != topics.data_version.to_wire():
             own = {name: topics.topics[name] for name in topics.system if name in topics.topics}
-            topics.install(msgspec.structs.replace(image.topics, topics=own | image.topics.topics))
+            # An Apache broker creates a row for any `rmq_sys_` topic that a client sends to: none of an internal topic
+            # is taken over.
+            others = {name: row for name, row in image.topics.topics.items() if not is_internal(name)}
+            topics.install(msgspec.structs.replace(image.topics, topics=own | others))
         if image.groups.version != groups.data_version.to_wire():
             system = {name: groups.groups[name] for name in SYSTEM_GROUPS if name in groups.groups}
             groups.install(msgspec.structs.replace(image.groups, groups=system | image.groups.groups))
@@ -439,6 +439,13 @@ class MetadataLog:
             self._delays.install(image.delays)
         if image.offsets != self._offsets.table():
             self._offsets.install(image.offsets, {})
+
+
+def _decoded(record: MessageRecord) -> Change:
+    try:
+        return decode_change(record.body)
+    except UnreadableChange as error:
+        raise UnreadableChange(f"{METADATA_LOG} at {record.queue_offset}: {error}") from error
 
 
 def _stands_at(file: StateFile, end: int) -> int:

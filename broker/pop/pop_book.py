@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from broker.intake.intake import refusal
+from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
 from broker.pop.pop_log import Ack, ChangeInvisibleTime, Event, Freed, PopCheckPoint, Reset, decode_event, encode_event
@@ -40,7 +41,7 @@ from neve.remoting.names import REVIVE_LOG_PREFIX
 log = logging.getLogger(__name__)
 
 _LOG_QUEUE = 0
-_BATCH, _BATCH_BYTES = 512, 4 << 20
+_BATCH_BYTES = 4 << 20
 GONE = -1
 
 
@@ -123,7 +124,8 @@ class PopBook:
     def follow(self, at_most: int) -> bool:
         """What the log has behind that, of a slave; False: that is all by now."""
         for event, following in self._events(self._followed):
-            self._apply(event)
+            if event is not None:
+                self._apply(event)
             self._followed = following
             at_most -= 1
             if at_most <= 0:
@@ -137,7 +139,8 @@ class PopBook:
 
     def _lead(self) -> None:
         for event, following in self._events(self._followed):
-            self._apply(event)
+            if event is not None:
+                self._apply(event)
             self._followed = following
         for queue in self.queues.values():
             self._clip(queue)
@@ -165,20 +168,18 @@ class PopBook:
         attempt, offsets, counts = batch
         queue.batch = Batch(attempt, offsets, {o: count for o, count in zip(offsets, counts, strict=True) if count})
 
-    def _events(self, start: int) -> Iterator[tuple[Event, int]]:
-        """With the offset behind each."""
-        offset = start
-        while True:
-            got = self._store.get(self._topic, _LOG_QUEUE, offset, _BATCH, _BATCH_BYTES)
-            if got.next_offset <= offset:
-                return
-            for buffer in got.buffers:
-                for record in iter_records(buffer):
-                    try:
-                        yield decode_event(record.body), record.queue_offset + 1
-                    except msgspec.DecodeError as error:
-                        log.error("revive log at %d: %s", record.queue_offset, error)
-            offset = got.next_offset
+    def _events(self, start: int) -> Iterator[tuple[Event | None, int]]:
+        """Yield each record's event with the offset behind it; None for a record that is to be ignored."""
+        first = max(start, self._store.min_offset(self._topic, _LOG_QUEUE))
+        end, records = self._store.max_offset(self._topic, _LOG_QUEUE), self._writer.internal
+        for record in records.scan(self._topic, _LOG_QUEUE, first, end):
+            event = None
+            if records.is_own(record):
+                try:
+                    event = decode_event(record.body)
+                except msgspec.DecodeError as error:
+                    log.error("revive log at %d: %s", record.queue_offset, error)
+            yield event, record.queue_offset + 1
 
     def _clip(self, queue: PopQueue) -> None:
         _, topic, queue_id = queue.key
@@ -289,10 +290,15 @@ class PopBook:
         """Log and apply. Raises BrokerError when the log takes nothing now."""
         host, now = self._store.config.store_host, self._clock.now_ms()
         said = NewMessage(
-            topic=self._topic, queue_id=_LOG_QUEUE, body=encode_event(event), born_timestamp=now, born_host=host
+            topic=self._topic,
+            queue_id=_LOG_QUEUE,
+            body=encode_event(event),
+            born_timestamp=now,
+            born_host=host,
+            prepared_transaction_offset=WRITTEN_BY_NEVE,
         )
         try:
-            self._writer.put(said)
+            self._writer.put(said, internal=True)
         except (StoreFull, StoreNotWritable) as error:
             raise refusal(error) from error
         except StoreError as error:

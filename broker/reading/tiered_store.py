@@ -37,7 +37,7 @@ from infra.metrics import Histogram, Metrics
 from neve.errors import BrokerError
 from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus, ResponseCode
-from neve.remoting.names import METADATA_LOG
+from neve.remoting.names import is_hidden
 from tiered.read.cold_query import Found, as_text, has_key
 from tiered.read.cold_reader import ColdResult, ColdUnavailable, Located
 
@@ -428,7 +428,7 @@ class TieredStore:
     async def record_at(self, physical_offset: int) -> bytes | None:
         """None: there is none, or it is not for clients. Raises BrokerError SYSTEM_BUSY where that is not sure."""
         found = self._hot.record_at(physical_offset)
-        if found is not None and decode_record(found).topic == METADATA_LOG:
+        if found is not None and is_hidden(decode_record(found).topic):
             return None  # users' secrets
         cold = self._archive()
         if found is not None or cold is None or not 0 <= physical_offset < self._hot.min_physical_offset:

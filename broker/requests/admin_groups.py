@@ -1,5 +1,7 @@
 """Administration: consumer groups, as they are made, changed, deleted and told of, and what they may not read (353)."""
 
+from collections.abc import Callable
+
 from broker.archiving.deletion import GroupDeletion
 from broker.config import BrokerConfig
 from broker.requests.admin_values import Settled, in_range, list_of
@@ -27,9 +29,11 @@ class AdminGroupsProcessor:
         topics: TopicConfigManager,
         deletion: GroupDeletion,
         settled: Settled,
+        *,
+        register_soon: Callable[[], None],
     ) -> None:
         self._config, self._groups, self._topics, self._deletion = config, groups, topics, deletion
-        self._settled = settled
+        self._settled, self._register_soon = settled, register_soon
 
     async def update_group(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         config = convert(lenient_loads(request.body), SubscriptionGroupConfig)
@@ -56,6 +60,9 @@ class AdminGroupsProcessor:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"there are maxGroups={limit} groups")
         for config in configs:
             groups.update(config)
+            retry = names.RETRY_PREFIX + config.group_name
+            if self._topics.select(retry) is not None and self._topics.grow(retry, config.retry_queue_nums):
+                self._register_soon()
         await groups.file.save()
         await self._settled()
 

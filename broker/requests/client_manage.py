@@ -168,11 +168,14 @@ class ClientManageProcessor:
         if config is None:
             return None
         retry = RETRY_PREFIX + group
-        if self._topics.select(retry) is None:
-            flag = _UNIT_SUBSCRIPTION if consumer.unit_mode else 0
-            queue_nums = min(config.retry_queue_nums, self._config.max_queues_per_topic)
+        queue_nums = min(config.retry_queue_nums, self._config.max_queues_per_topic)
+        known = self._topics.select(retry)
+        if known is None or min(known.read_queue_nums, known.write_queue_nums) < queue_nums:
             try:
-                self._topics.create_plain(retry, queue_nums, flag)
+                if known is None:
+                    self._topics.create_plain(retry, queue_nums, _UNIT_SUBSCRIPTION if consumer.unit_mode else 0)
+                else:
+                    self._topics.grow(retry, queue_nums)
             except BrokerError as error:  # it comes with a later heartbeat: reading goes on while the log takes nothing
                 log.debug("%s is not made yet: %s", retry, error.remark)
             else:

@@ -8,6 +8,7 @@ from broker.intake.message import NewMessage
 from broker.reading.tiered_store import TieredStore
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
+from broker.waiting.delivery import delivery_target
 from broker.waiting.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, HalfMessages, immunity
 from infra.clock import Clock
 from infra.remoting_server import Connection
@@ -125,13 +126,12 @@ class EndTransactionProcessor:
     def _commit(self, record: MessageRecord, mark: NewMessage) -> None:
         """With its mark, or not at all: a crash must not leave it to be committed once more."""
         properties = record.properties
-        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
+        topic = properties.get("REAL_TOPIC", "")
         self._topics.require(topic)
-        if not queue.isdigit():
-            raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the prepared message names no queue: {queue!r}")
+        topic, queue = delivery_target(properties, self._topics.read_queues)
         message = NewMessage(
             topic=topic,
-            queue_id=int(queue),
+            queue_id=queue,
             body=record.body,
             properties=record.properties_raw,
             flag=record.flag,

@@ -72,7 +72,7 @@ class SendBackProcessor:
         else:
             level = level or _FIRST_DELAY_LEVEL + record.reconsume_times
             properties["DELAY"] = str(level)
-            queue = intake.any_queue(config.retry_queue_nums)
+            queue = intake.any_queue(retry.read_queue_nums)
             intake.put(_again(record, RETRY_PREFIX + group, queue, properties), properties)
         self._stats.sent_back(record.topic, group)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)

@@ -1,5 +1,6 @@
 """Which request code goes where."""
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from broker.intake.express_lane import ExpressSend
@@ -30,9 +31,13 @@ from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from broker.requests.slave_polls import SlavePollsProcessor
-from infra.remoting_server import Handler
+from infra.remoting_server import Answer, Connection, Handler
 from infra.request_router import RequestRouter
+from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
+from neve.remoting.command import RemotingCommand
+from neve.remoting.names import is_hidden
 
 # What takes its time and changes nothing: it ends when its asker hangs up.
 _READS = frozenset({
@@ -41,6 +46,26 @@ _READS = frozenset({
     Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY,
     Code.QUERY_CONSUME_TIME_SPAN, Code.QUERY_CONSUME_QUEUE,
 })  # fmt: skip
+
+# Requests that read a topic which they name in the field `topic`.
+_READS_A_TOPIC = frozenset({
+    Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.POP_MESSAGE, Code.PEEK_MESSAGE, Code.NOTIFICATION,
+    Code.QUERY_MESSAGE, Code.QUERY_CONSUME_QUEUE, Code.GET_MAX_OFFSET, Code.GET_MIN_OFFSET,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.GET_EARLIEST_MSG_STORETIME, Code.GET_TOPIC_CONFIG, Code.GET_TOPIC_STATS_INFO,
+    Code.QUERY_CONSUME_TIME_SPAN, Code.CONSUME_MESSAGE_DIRECTLY,
+})  # fmt: skip
+
+
+def _refusing_hidden_topics(handler: Handler) -> Handler:
+    """Answer as if a hidden topic did not exist. Reads by log position are refused in `TieredStore.record_at`."""
+
+    def serve(connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
+        topic = request.ext.get("topic", "")
+        if is_hidden(topic):
+            raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
+        return handler(connection, request)
+
+    return serve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +106,7 @@ class Processors:
         for table in (self._messaging(), self._popping(), self._administration(), self._inspection()):
             for code, handler in table.items():
                 router.register(code, handler, reads=code in _READS)
+        router.wrap(_READS_A_TOPIC, _refusing_hidden_topics)
 
     def _messaging(self) -> dict[Code, Handler]:
         consumers, ranges, locks, clients = self.consumers, self.ranges, self.locks, self.clients

@@ -179,12 +179,15 @@ def register_followed(metrics: Metrics, archive: AnyArchive) -> None:
     )
 
 
-def register_tasks(metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive) -> None:
+def register_tasks(
+    metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive, foreign: Callable[[], int]
+) -> None:
     """The broker's own work."""
     counter, gauge, jobs = metrics.counter, metrics.gauge, archive.jobs
     counter("task_failures_total", "failed runs of the broker's own tasks", health.failures)
     gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(health.troubles()))
     counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", faults.total)
+    counter("foreign_records_total", "records in internal topics ignored because no neve broker wrote them", foreign)
     counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))
 
 

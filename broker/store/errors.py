@@ -19,6 +19,10 @@ class MessageIllegal(StoreError):
     """The message can't be stored as it is."""
 
 
+class InternalTopic(MessageIllegal):
+    """Only the broker's own modules may write to this topic."""
+
+
 class NotThisTurn(StoreError):
     """Enough files were made ready in this turn of the loop: the same again in the next one goes on."""
 

@@ -1,6 +1,7 @@
 """What changes in the broker's tables, as records of the metadata log: one JSON object for each change.
 
-    topic     rmq_sys_METADATA_LOG; in no table, so that clients neither see nor read it
+    topic     rmq_sys_METADATA_LOG; in no table, so that clients neither see nor read it. A record counts only if a neve
+              broker wrote it: preparedTransactionOffset proves that (`broker.intake.internal_records`)
     queue 0   changes, in the order in which they hold
     queue 1   delay positions, each record all of them: the last one counts
     queue 2   of a broker set: which master has settled its archive; the last one counts. A neve that knows nothing of

@@ -1,5 +1,6 @@
 """The broker's topics: the table, its file, automatic creation by a send."""
 
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from neve.errors import BrokerError
 from neve.remoting import body, names
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import DEFAULT_TOPIC, PERM_INHERIT, PERM_READ, PERM_WRITE
+
+log = logging.getLogger(__name__)
 
 
 class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
@@ -77,7 +80,7 @@ class TopicConfigManager:
         self.topics.clear()
         self.unsaved.clear()
         value = self.file.load(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
-        self.topics |= value.get("topicConfigTable", {})
+        self.topics |= _visible(value.get("topicConfigTable", {}))
         self.data_version.read(value.get("dataVersion", {}))
 
     def _snapshot(self) -> Mapping[str, Any]:
@@ -116,6 +119,11 @@ class TopicConfigManager:
     def select(self, topic: str) -> TopicConfig | None:
         return self.topics.get(topic)
 
+    def read_queues(self, topic: str) -> int | None:
+        """Return how many queues consumers read, or None if there is no such topic."""
+        config = self.topics.get(topic)
+        return None if config is None else config.read_queue_nums
+
     def require(self, topic: str) -> TopicConfig:
         """BrokerError where there is no such topic."""
         config = self.topics.get(topic)
@@ -144,6 +152,8 @@ class TopicConfigManager:
 
     def put_back(self, config: TopicConfig) -> None:
         """As it is without a change: at a start, or out of a bucket."""
+        if names.is_hidden(config.topic_name):
+            return
         self.topics[config.topic_name] = config
         self.data_version.read(self.data_version.after(self._clock.now_ms()))
         self.file.touch()
@@ -164,9 +174,10 @@ class TopicConfigManager:
 
     def _put(self, config: TopicConfig, version: Mapping[str, int]) -> None:
         is_new = config.topic_name not in self.topics
-        self.topics[config.topic_name] = config
+        if not names.is_hidden(config.topic_name):
+            self.topics[config.topic_name] = config
         self._changed(version)
-        if is_new:
+        if is_new and config.topic_name in self.topics:
             self.unsaved[config.topic_name] = self.file.changes
 
     def lead(self, epoch: int) -> None:
@@ -182,7 +193,7 @@ class TopicConfigManager:
     def install(self, image: TopicsImage) -> None:
         """Take another's table in place of this one."""
         self.topics.clear()  # others hold the table itself
-        self.topics.update(image.topics)
+        self.topics.update(_visible(image.topics))
         self.unsaved.clear()
         self._changed(image.version)
         self.unsaved.update(dict.fromkeys(self.topics, self.file.changes))
@@ -215,6 +226,12 @@ class TopicConfigManager:
         self.update(config)
         return config
 
+    def grow(self, topic: str, queue_nums: int) -> bool:
+        """Raise the queue numbers of an existing topic to at least `queue_nums`; return whether one was lower."""
+        found = self.require(topic)
+        read, write = max(found.read_queue_nums, queue_nums), max(found.write_queue_nums, queue_nums)
+        return self.update(msgspec.structs.replace(found, read_queue_nums=read, write_queue_nums=write))
+
     def create_now(self, topic: str, queue_nums: int) -> TopicConfig:
         """On disk when it returns, in a set in the log. It holds the loop: for what a broker does once in its life."""
         config = self.create_plain(topic, queue_nums)
@@ -242,6 +259,14 @@ class TopicConfigManager:
     def _changed(self, version: Mapping[str, int]) -> None:
         self.data_version.read(version)
         self.file.touch_logged()
+
+
+def _visible(rows: Mapping[str, TopicConfig]) -> Mapping[str, TopicConfig]:
+    """Drop rows of hidden topics, wherever the table comes from: with a row, clients could read their records."""
+    hidden = [name for name in rows if names.is_hidden(name)]
+    if hidden:
+        log.warning("row of a hidden topic dropped: topics=%s", ",".join(hidden))
+    return {name: row for name, row in rows.items() if not names.is_hidden(name)} if hidden else rows
 
 
 def system_topics(broker: str, cluster: str, *, auto_create: bool, queues: int, trace: bool) -> list[TopicConfig]:

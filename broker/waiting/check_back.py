@@ -95,6 +95,9 @@ class CheckBack:
         """One that fails counts as asked: it is given up in the end, and those behind it have their turn."""
         try:
             return self._check(half)
+        except OSError as error:  # a disk fault does not count as a check
+            self._faults.add("a half message", error, f"at {half.physical_offset}")
+            return False
         except Exception as error:  # noqa: BLE001 - one half message, of which anything may be odd
             self._faults.add("a half message", error, f"at {half.physical_offset}")
             return True
@@ -153,7 +156,15 @@ class CheckBack:
         try:
             sys_flag = record.sys_flag & ~TRANSACTION_BITS
             mark = self._transactions.end_mark(half)
-            self._writer.put_copy(record, CHECK_MAX_TOPIC, 0, properties=properties, sys_flag=sys_flag, beside=mark)
+            self._writer.put_copy(
+                record,
+                CHECK_MAX_TOPIC,
+                0,
+                properties=properties,
+                sys_flag=sys_flag,
+                beside=mark,
+                internal=True,
+            )
         except (StoreFull, StoreNotWritable, MessageIllegal) as error:
             log.warning("transaction %s can't be given up now: %s", properties.get("UNIQ_KEY"), error)
             return

@@ -122,7 +122,7 @@ class HalfMessages:
             tags_code=0,
             keys="",
         )
-        stored = self._writer.put(half)
+        stored = self._writer.put(half, internal=True)
         self.added(stored, properties)
         return stored, None
 
@@ -138,7 +138,7 @@ class HalfMessages:
 
     def roll_back(self, half: Half) -> None:
         """Raises StoreError: then it waits as before."""
-        self._writer.put(self.end_mark(half))
+        self._writer.put(self.end_mark(half), internal=True)
         self.ended(half, ROLLBACK)
 
     def end(self, half: Half, outcome: int) -> None:
@@ -164,12 +164,12 @@ class HalfMessages:
 
     def start_over(self, half: Half) -> None:
         """As if nobody had been asked about it yet. Raises StoreError, then nothing has changed."""
-        self._writer.put(self._mark_of(_ANEW, [half.queue_offset]))
+        self._writer.put(self._mark_of(_ANEW, [half.queue_offset]), internal=True)
         half.checks = 0
 
     def put_again(self, record: MessageRecord) -> None:
         """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
-        self.added(self._writer.put_copy(record, HALF_TOPIC, 0), record.properties)
+        self.added(self._writer.put_copy(record, HALF_TOPIC, 0, internal=True), record.properties)
 
     def reappend(self, below: int) -> bool:
         """Append again a batch of what waits below a log position; False: nothing more can go now.
@@ -200,7 +200,9 @@ class HalfMessages:
         assert raw is not None, "its segment is pinned"
         first = half.earlier[0] if half.earlier else half.physical_offset
         op_from = store.max_offset(OP_HALF_TOPIC, 0)
-        stored = self._writer.put_copy(decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1)
+        stored = self._writer.put_copy(
+            decode_record(raw), HALF_TOPIC, 0, prepared_transaction_offset=first + 1, internal=True
+        )
         del self._pending[half.queue_offset]
         half.earlier.append(half.physical_offset)
         self._reappended[half.physical_offset] = half
@@ -222,10 +224,10 @@ class HalfMessages:
             half = Half(offset, record.physical_offset, record.store_timestamp, wish, op_from, checks)
             self._pending[offset] = half
         for start in range(0, max(len(ended), 1), _OFFSETS_IN_MARK):  # one at the least, which says from where on
-            self._writer.put(self._mark_of(_ENDED, ended[start : start + _OFFSETS_IN_MARK]))
+            self._writer.put(self._mark_of(_ENDED, ended[start : start + _OFFSETS_IN_MARK]), internal=True)
         asked = [offset for offset, half in self._pending.items() for _ in range(half.checks)]
         for start in range(0, len(asked), _OFFSETS_IN_MARK):
-            self._writer.put(self._mark_of(_ASKED, asked[start : start + _OFFSETS_IN_MARK]))
+            self._writer.put(self._mark_of(_ASKED, asked[start : start + _OFFSETS_IN_MARK]), internal=True)
 
     def write_marks(self) -> None:
         """Also those that found the disk full earlier."""
@@ -234,14 +236,14 @@ class HalfMessages:
 
     def _mark(self, tag: str, offsets: list[int]) -> bool:
         try:
-            self._writer.put(self._mark_of(tag, offsets))
+            self._writer.put(self._mark_of(tag, offsets), internal=True)
         except (StoreFull, StoreNotWritable) as error:
             log.warning("a transaction's mark can't be written now: %s", error)
             return False
         return True
 
     def _append_end(self, offset: int) -> None:
-        self._writer.put(self._mark_of(_ENDED, [offset]))
+        self._writer.put(self._mark_of(_ENDED, [offset]), internal=True)
 
     def _mark_of(self, tag: str, offsets: list[int], ends: Half | None = None) -> NewMessage:
         """`ends` waits no longer once the mark is in the log."""

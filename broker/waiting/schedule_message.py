@@ -4,6 +4,9 @@ A level's queue is in order of delivery, so only its head is looked at. A positi
 that it passed: a crash delivers a message twice rather than not at all. After each round of deliveries a record of the
 metadata log says all positions, so that a start, or a slave, finds them behind those copies.
 
+A delivery that fails is tried again with the next round, and its level waits for it. Only a message that can never be
+delivered (`broker.waiting.delivery`) is dropped.
+
 What waits for long in a log file that is to go becomes a timer for the same time (`reappend`).
 """
 
@@ -23,6 +26,7 @@ from broker.store.message_store import MessageStore, PutResult
 from broker.tables.changes import DELAYS, DelayPositions, decode_change
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import StateFile, SyncLog
+from broker.waiting.delivery import UNDELIVERABLE, ReadQueues, TopicMissing, delivery_target
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
 from infra.config import ConfigError
@@ -31,7 +35,7 @@ from infra.supervisor import Faults
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records
-from neve.record.properties import PROPERTY_DELAY, PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
+from neve.record.properties import PROPERTY_DELAY
 from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
 
 log = logging.getLogger(__name__)
@@ -77,9 +81,11 @@ class ScheduleMessage:
         faults: Faults,
         threads: Threads = SYSTEM_THREADS,
         journal: Journal = NO_JOURNAL,
+        *,
+        read_queues: ReadQueues,
     ) -> None:
         self._store, self._writer, self._clock, self._journal = store, writer, clock, journal
-        self._levels, self._faults = levels, faults
+        self._levels, self._faults, self._read_queues = levels, faults, read_queues
         # Positions that the log does not say yet.
         self._unsaid = False
         self._offsets: dict[int, int] = {}
@@ -103,14 +109,10 @@ class ScheduleMessage:
 
         Raises UnreadableChange.
         """
-        last = self._store.max_offset(METADATA_LOG, DELAYS) - 1
-        if last < self._store.min_offset(METADATA_LOG, DELAYS):
-            return
-        got = self._store.get(METADATA_LOG, DELAYS, last, 1, _BATCH_BYTES)
-        for record in (record for buffer in got.buffers for record in iter_records(buffer)):
-            said = decode_change(record.body)
-            if isinstance(said, DelayPositions):
-                self.install(said.offsets)
+        newest = self._writer.internal.last(METADATA_LOG, DELAYS)
+        said = None if newest is None else decode_change(newest.body)
+        if isinstance(said, DelayPositions):
+            self.install(said.offsets)
 
     def positions(self) -> dict[int, int]:
         """Level → the queue offset of its next message to deliver."""
@@ -157,7 +159,7 @@ class ScheduleMessage:
             properties=ended_bytes(message.properties) + target_pairs(message.topic, message.queue_id),
             tags_code=self.deliver_time(level, self._clock.now_ms()),
         )
-        return self._writer.put(parked), None
+        return self._writer.put(parked, internal=True), None
 
     def deliver_time(self, level: int, store_ms: int) -> int:
         return store_ms + self._levels[level - 1]
@@ -199,7 +201,7 @@ class ScheduleMessage:
             self._deliver_level(level)
         except (StoreFull, StoreNotWritable):
             raise
-        except Exception as error:  # noqa: BLE001 - one level that can't be read; the others have their turn
+        except Exception as error:  # noqa: BLE001 - one level, which is tried again; the others have their turn
             self._faults.add("a delay level", error, level)
 
     def _deliver_level(self, level: int) -> None:
@@ -215,9 +217,9 @@ class ScheduleMessage:
                 break
             try:
                 self._deliver(record)
-            except (StoreFull, StoreNotWritable):
-                raise
-            except Exception as error:  # noqa: BLE001 - one message that no topic can take; those behind it are due too
+            except TopicMissing as error:
+                log.warning("delayed message dropped: %s; position=%d", error, record.physical_offset)
+            except UNDELIVERABLE as error:
                 self._faults.add("a delayed message", error, f"at {record.physical_offset}")
             self._offsets[level] = record.queue_offset + 1
 
@@ -235,12 +237,8 @@ class ScheduleMessage:
 
     def _deliver(self, record: MessageRecord) -> None:
         properties = record.properties
-        topic = properties.get(PROPERTY_REAL_TOPIC)
-        queue = properties.get(PROPERTY_REAL_QUEUE_ID, "0")
-        if not topic or not queue.isdigit():
-            log.error("scheduled message at %s names no topic: left out", record.physical_offset)
-            return
-        self._writer.put_copy(record, topic, int(queue), properties=properties)
+        topic, queue = delivery_target(properties, self._read_queues)
+        self._writer.put_copy(record, topic, queue, properties=properties)
 
     def reappend(self, below: int, timers: TimerMessages) -> bool:
         """Hand what waits below a log position over to the timers, a batch at most; False: nothing more can go now.

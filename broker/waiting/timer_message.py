@@ -23,18 +23,21 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from broker.config import BrokerConfig
+from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.log_writer import REAPPEND_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
 from broker.intake.property_text import ended_bytes, target_pairs
 from broker.store.config import code_of_tags
-from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
+from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
 from broker.store.message_store import MessageStore, PutResult
+from broker.waiting.delivery import UNDELIVERABLE, ReadQueues, TopicMissing, delivery_target
 from infra.clock import Clock
 from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import PROPERTIES_LENGTH_MAX
+from neve.record.properties import PROPERTY_REAL_TOPIC
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import REVIVE_LOG_PREFIX, WHEEL_TIMER_TOPIC
 
@@ -91,11 +94,11 @@ class TimerMessages:
         writer: LogWriter,
         clock: Clock,
         config: BrokerConfig,
-        topic_exists: Callable[[str], bool],
+        read_queues: ReadQueues,
         faults: Faults,
     ) -> None:
         self._store, self._writer, self._clock = store, writer, clock
-        self._config, self._topic_exists, self._faults = config, topic_exists, faults
+        self._config, self._read_queues, self._faults = config, read_queues, faults
         self._log_takes_nothing = False
         # Entries are (time of delivery, queue offset, log position).
         self._heap: list[tuple[int, int, int]] = []
@@ -135,7 +138,7 @@ class TimerMessages:
             + target_pairs(topic, message.queue_id),
             tags_code=-when if recall else when,
         )
-        stored = self._writer.put(parked)
+        stored = self._writer.put(parked, internal=True)
         self.added(when, stored, recall)
         return stored, when
 
@@ -241,12 +244,8 @@ class TimerMessages:
                 if offset not in self._waiting:  # it was reappended: its copy comes at the same time
                     heapq.heappop(heap)
                     continue
-                try:
-                    self._deliver(position, offset)
-                except (StoreFull, StoreNotWritable):
-                    raise
-                except Exception as error:  # noqa: BLE001 - one timer; those behind it are due too
-                    self._faults.add("a timer message", error, f"at {position}")
+                if not self._try(position, offset):
+                    break
                 heapq.heappop(heap)
                 self._done(offset)
                 self._delivered = (when, offset)
@@ -260,6 +259,24 @@ class TimerMessages:
         else:
             self._log_takes_nothing = False
         return done
+
+    def _try(self, position: int, offset: int) -> bool:
+        """Deliver one message, or drop one that can never be delivered; False: it is to be tried again.
+
+        Raises StoreFull and StoreNotWritable.
+        """
+        try:
+            self._deliver(position, offset)
+        except (StoreFull, StoreNotWritable):
+            raise
+        except TopicMissing as error:
+            log.warning("timer message dropped: %s; position=%d", error, position)
+        except UNDELIVERABLE as error:
+            self._faults.add("a timer message", error, f"at {position}")
+        except Exception as error:  # noqa: BLE001 - the disk, for example; nothing that waits is lost by it
+            self._faults.add("a timer delivery", error, f"at {position}")
+            return False
+        return True
 
     def _is_shown(self, entry: tuple[int, int, int]) -> bool:
         """Whether it can be read: what a set has confirmed, or a sync covers, may end within its record."""
@@ -279,13 +296,10 @@ class TimerMessages:
             return
         if self._is_recalled(properties):
             return
-        topic, queue = properties.get("REAL_TOPIC", ""), properties.get("REAL_QID", "")
-        if topic.startswith(REVIVE_LOG_PREFIX):
+        if properties.get(PROPERTY_REAL_TOPIC, "").startswith(REVIVE_LOG_PREFIX):
             return  # of an Apache master's pops: who became master in its place has them in its book
-        if not queue.isdigit() or not self._topic_exists(topic):
-            log.warning("timer message at %d: its topic %r is gone", position, topic)
-            return
-        self._put(record, topic, int(queue), properties)
+        topic, queue = delivery_target(properties, self._read_queues)
+        self._put(record, topic, queue, properties)
 
     def _is_recalled(self, properties: Mapping[str, str]) -> bool:
         topic, unique = properties.get("REAL_TOPIC", ""), properties.get("UNIQ_KEY", "")
@@ -299,17 +313,14 @@ class TimerMessages:
             raw = raw.removesuffix(taken_over)
         elif len(raw) + len(stamp) < PROPERTIES_LENGTH_MAX:
             raw = ended_bytes(raw) + stamp
-        try:
-            self._writer.put_copy(
-                record,
-                topic,
-                queue,
-                properties_raw=raw,
-                properties=properties,
-                prepared_transaction_offset=record.prepared_transaction_offset,
-            )
-        except MessageIllegal as error:
-            log.error("the timer message at %d is too large by now: %s", record.physical_offset, error)
+        self._writer.put_copy(
+            record,
+            topic,
+            queue,
+            properties_raw=raw,
+            properties=properties,
+            prepared_transaction_offset=record.prepared_transaction_offset,
+        )
 
     # ---- its place in the log is wanted
 
@@ -340,7 +351,9 @@ class TimerMessages:
         raw = ended_bytes(record.properties_raw) + _out_at_the_end(str(when))
         if len(self) >= self._config.timer_max_pending or len(raw) > PROPERTIES_LENGTH_MAX:
             return False
-        stored = self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw)
+        stored = self._writer.put_copy(
+            record, WHEEL_TIMER_TOPIC, _MESSAGES, code=when, properties_raw=raw, internal=True
+        )
         self._add((when, stored.queue_offset, stored.physical_offset))
         self._reappended_at[stored.queue_offset] = self._clock.now_ms()
         return True
@@ -358,10 +371,8 @@ class TimerMessages:
             # as long as it was, so that it fits: both are milliseconds of these years
             raw = record.properties_raw.replace(_out(abs(due)), _out(when))
             code = when if due >= 0 else -when
-            self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=code, properties_raw=raw)
-        body = f"{left.time},{covered},{below}".encode()
-        now = self._clock.now_ms()
-        self._writer.put(NewMessage(topic=WHEEL_TIMER_TOPIC, queue_id=_MARKS, body=body, born_timestamp=now))
+            self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=code, properties_raw=raw, internal=True)
+        self._put_mark(f"{left.time},{covered},{below}".encode())
 
     def _goes(self, entry: tuple[int, int, int], below: int) -> bool:
         when, offset, position = entry
@@ -388,6 +399,7 @@ class TimerMessages:
             _MESSAGES,
             code=when if recall is None else -when,
             prepared_transaction_offset=record.prepared_transaction_offset,
+            internal=True,
         )
         self._done(offset)
         self._add((when, stored.queue_offset, stored.physical_offset))
@@ -405,9 +417,17 @@ class TimerMessages:
     def _mark(self) -> None:
         pinned = self.pinned_from()
         position = self._store.max_physical_offset if pinned is None else pinned
-        body = f"{self._delivered[0]},{self._delivered[1]},{position}".encode()
-        now = self._clock.now_ms()
-        self._writer.put(NewMessage(topic=WHEEL_TIMER_TOPIC, queue_id=_MARKS, body=body, born_timestamp=now))
+        self._put_mark(f"{self._delivered[0]},{self._delivered[1]},{position}".encode())
+
+    def _put_mark(self, body: bytes) -> None:
+        mark = NewMessage(
+            topic=WHEEL_TIMER_TOPIC,
+            queue_id=_MARKS,
+            body=body,
+            born_timestamp=self._clock.now_ms(),
+            prepared_transaction_offset=WRITTEN_BY_NEVE,
+        )
+        self._writer.put(mark, internal=True)
 
     def pinned_from(self) -> int | None:
         """The lowest log position that a waiting message needs."""
@@ -444,14 +464,12 @@ class TimerMessages:
             self._recalls[decode_record(raw).properties.get(RECALL_KEY, "")] = offset
 
     def _read_mark(self) -> int:
-        end = self._store.max_offset(WHEEL_TIMER_TOPIC, _MARKS)
-        if not end:
+        mark = self._writer.internal.last(WHEEL_TIMER_TOPIC, _MARKS)
+        if mark is None:
             return 0
-        for buffer in self._store.get(WHEEL_TIMER_TOPIC, _MARKS, end - 1, 1, 1 << 20).buffers:
-            time, offset, position = decode_record(buffer).body.decode("ascii").split(",")
-            self._delivered = (int(time), int(offset))
-            return int(position)
-        return 0
+        time, offset, position = mark.body.decode("ascii").split(",")
+        self._delivered = (int(time), int(offset))
+        return int(position)
 
 
 def _out(when: int) -> bytes:

@@ -36,8 +36,8 @@ SYSTEM_TOPICS = frozenset(
 NOT_FOR_SENDING = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
-# The broker believes what it finds there.
-_OWN_BOOKS = (REVIVE_LOG_PREFIX, METADATA_LOG, WHEEL_TIMER_TOPIC, f"{SYSTEM_PREFIX}SYNC_BROKER_MEMBER_")
+# The broker executes the records of these topics.
+_EXECUTED = (REVIVE_LOG_PREFIX, METADATA_LOG, WHEEL_TIMER_TOPIC, f"{SYSTEM_PREFIX}SYNC_BROKER_MEMBER_")
 
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
@@ -112,7 +112,17 @@ def retry_version(stored: str, group: str, topic: str) -> str:
 
 def may_be_sent_to(topic: str) -> bool:
     """By a client: not what the broker writes for itself."""
-    return topic not in NOT_FOR_SENDING and not topic.startswith(_OWN_BOOKS)
+    return topic not in NOT_FOR_SENDING and not topic.startswith(_EXECUTED)
+
+
+def is_internal(topic: str) -> bool:
+    """Whether only a broker's own modules write to the topic, and messages of clients never arrive there."""
+    return not may_be_sent_to(topic)
+
+
+def is_hidden(topic: str) -> bool:
+    """Whether no client may read the topic or see it in a table: its records hold users' secrets."""
+    return topic == METADATA_LOG
 
 
 def is_system_topic(topic: str) -> bool:

@@ -6,9 +6,11 @@ import asyncio
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker.broker_controller import BrokerController
+from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.message import NewMessage
 from broker.pop.pop_log import PopCheckPoint, encode_event
 from broker.waiting.half_messages import TRANSACTION_BITS
@@ -137,7 +139,16 @@ def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_acknowledge
             pops.load()
             store.lead()  # the next master's pops, in its stead
             taken = PopCheckPoint("g", "popped", 0, 4, 7, 1 << 60, False, [2, 3])
-            broker.writer.put(NewMessage(topic=pops._topic, queue_id=0, body=encode_event(taken), born_timestamp=1))
+            event = NewMessage(
+                topic=pops._topic,
+                queue_id=0,
+                body=encode_event(taken),
+                born_timestamp=1,
+                prepared_transaction_offset=WRITTEN_BY_NEVE,
+            )
+            broker.writer.put(event, internal=True)
+            foreign = msgspec.structs.replace(event, body=b'["r","g","popped",0,6]', prepared_transaction_offset=0)
+            broker.writer.put(foreign, internal=True)
             store.follow()
             while pops.follow(10):
                 pass

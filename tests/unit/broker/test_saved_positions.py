@@ -62,7 +62,15 @@ class World:
         self.offsets = ConsumerOffsetManager(disk, ROOT / "config" / "consumerOffset.json", sync_log)
         writer = LogWriter(self.store)
         self.schedule = ScheduleMessage(
-            self.store, writer, clock, [SECOND], disk, ROOT / "config" / "delayOffset.json", sync_log, Faults()
+            self.store,
+            writer,
+            clock,
+            [SECOND],
+            disk,
+            ROOT / "config" / "delayOffset.json",
+            sync_log,
+            Faults(),
+            read_queues=lambda topic: 8,
         )
         path = ROOT / "config" / "popState.json"
         self.pops = PopBook(self.store, writer, self.offsets, clock, disk, path, revive_log("c"), sync_log)

@@ -34,7 +34,15 @@ class Delays:
         disk.make_dirs(root / "config")
         positions = root / "config" / "delayOffset.json"
         self.schedule = ScheduleMessage(
-            self.store, LogWriter(self.store), self.clock, [DELAY], disk, positions, nothing_to_sync, Faults()
+            self.store,
+            LogWriter(self.store),
+            self.clock,
+            [DELAY],
+            disk,
+            positions,
+            nothing_to_sync,
+            Faults(),
+            read_queues=lambda topic: 8,
         )
         self.schedule.load()
 

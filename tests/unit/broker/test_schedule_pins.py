@@ -31,7 +31,15 @@ def test_waiting_messages_are_pinned_when_the_position_is_older_than_the_log(tmp
     positions = tmp_path / "delayOffset.json"
     positions.write_text(json.dumps({"offsetTable": {"1": 1}}))
     schedule = ScheduleMessage(
-        store, LogWriter(store), SystemClock(), [60_000], RealDisk(), positions, nothing_to_sync, Faults()
+        store,
+        LogWriter(store),
+        SystemClock(),
+        [60_000],
+        RealDisk(),
+        positions,
+        nothing_to_sync,
+        Faults(),
+        read_queues=lambda topic: 8,
     )
     schedule.load()
     assert schedule.oldest_pending_physical() == places[3]

@@ -25,10 +25,12 @@ from broker.pop.revive import PopRevive
 from broker.store.config import SYNC_FLUSH, StoreConfig
 from broker.store.message_store import MessageStore
 from broker.waiting.check_back import CheckBack
+from broker.waiting.delivery import ReadQueues
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import ManualClock
+from infra.disk import OutOfDescriptors
 from infra.startup import EXIT_FAILED
 from infra.supervisor import FAILING_RUNS, HANGING_S, Faults
 from neve.record.codec import iter_records
@@ -99,6 +101,7 @@ def test_a_delayed_message_that_no_topic_can_take_holds_up_neither_its_level_nor
         Path("/store/delay"),
         nothing_to_sync,
         world.faults,
+        read_queues=lambda topic: 8,
     )
     world.put(SCHEDULE_TOPIC, 0, b"odd", REAL_TOPIC="orders", REAL_QID=NO_QUEUE)
     world.put(SCHEDULE_TOPIC, 0, b"behind it", REAL_TOPIC="orders", REAL_QID="0")
@@ -120,6 +123,7 @@ def test_a_delay_level_that_can_not_be_read_holds_up_no_other(world: World, monk
         Path("/store/delay"),
         nothing_to_sync,
         world.faults,
+        read_queues=lambda topic: 8,
     )
     for queue_id in range(2):
         world.put(SCHEDULE_TOPIC, queue_id, b"level %d" % (queue_id + 1), REAL_TOPIC="orders", REAL_QID="0")
@@ -141,7 +145,7 @@ def test_a_delay_level_that_can_not_be_read_holds_up_no_other(world: World, monk
 
 def test_a_timer_that_no_topic_can_take_holds_up_no_other(world: World) -> None:
     timers = TimerMessages(
-        world.store, LogWriter(world.store), world.clock, world.config, lambda topic: True, world.faults
+        world.store, LogWriter(world.store), world.clock, world.config, lambda topic: 8, world.faults
     )
     when = world.clock.now_ms() + 1000
     for body, queue in ((b"odd", NO_QUEUE), (b"behind it", "0")):
@@ -151,6 +155,112 @@ def test_a_timer_that_no_topic_can_take_holds_up_no_other(world: World) -> None:
     timers.deliver_due()
     assert (world.bodies("orders"), len(timers)) == ([b"behind it"], 0)
     assert world.faults.counts == {"a timer message": 1}
+
+
+def make_schedule(world: World, read_queues: ReadQueues = lambda topic: 8) -> ScheduleMessage:
+    return ScheduleMessage(
+        world.store,
+        LogWriter(world.store),
+        world.clock,
+        [1000, 2000],
+        world.disk,
+        Path("/store/delay"),
+        nothing_to_sync,
+        world.faults,
+        read_queues=read_queues,
+    )
+
+
+def make_timers(world: World, read_queues: ReadQueues = lambda topic: 8) -> TimerMessages:
+    return TimerMessages(world.store, LogWriter(world.store), world.clock, world.config, read_queues, world.faults)
+
+
+def park_timer(world: World, timers: TimerMessages, body: bytes, topic: str = "orders", queue: str = "0") -> None:
+    when = world.clock.now_ms() + 1000
+    timers.added(when, world.put(WHEEL_TIMER_TOPIC, 0, body, when, REAL_TOPIC=topic, REAL_QID=queue), None)
+
+
+def fail_appends_to(world: World, topic: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = world.store.put
+
+    def failing(to: str, *rest: Any, **more: Any) -> Any:
+        if to == topic:
+            raise error
+        return put(to, *rest, **more)
+
+    monkeypatch.setattr(world.store, "put", failing)
+
+
+TRANSIENT = (OSError(errno.EIO, "Input/output error"), OutOfDescriptors(errno.EMFILE, "Too many open files"))
+
+
+@pytest.mark.parametrize("error", TRANSIENT, ids=repr)
+def test_delayed_message_is_retried_after_a_transient_error(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    schedule = make_schedule(world)
+    for body in (b"first", b"second"):
+        world.put(SCHEDULE_TOPIC, 0, body, REAL_TOPIC="orders", REAL_QID="0")
+    world.clock.advance(1000)
+    fail_appends_to(world, "orders", error, monkeypatch)
+    for _ in range(3):
+        assert schedule.deliver_due() == 0
+    assert world.faults.counts == {"a delay level": 3}
+    assert schedule.pending() == 2
+    monkeypatch.undo()
+    assert schedule.deliver_due() == 2
+    assert world.bodies("orders") == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("error", TRANSIENT, ids=repr)
+@pytest.mark.parametrize("fails", ["the append", "the read"])
+def test_timer_message_is_retried_after_a_transient_error(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: Exception, fails: str
+) -> None:
+    timers = make_timers(world)
+    for body in (b"first", b"second"):
+        park_timer(world, timers, body)
+    world.clock.advance(1000)
+    if fails == "the append":
+        fail_appends_to(world, "orders", error, monkeypatch)
+    else:
+
+        def unreadable(position: int) -> bytes:
+            raise error
+
+        monkeypatch.setattr(world.store, "record_at", unreadable)
+    for _ in range(3):
+        assert timers.deliver_due() == 0
+    assert world.faults.counts == {"a timer delivery": 3}
+    monkeypatch.undo()
+    assert timers.deliver_due() == 2
+    assert (world.bodies("orders"), len(timers)) == ([b"first", b"second"], 0)
+
+
+def test_parked_message_of_a_deleted_topic_makes_no_queue(world: World) -> None:
+    schedule = make_schedule(world, lambda topic: None if topic == "gone" else 1)
+    timers = make_timers(world, lambda topic: None if topic == "gone" else 1)
+    for topic in ("gone", "orders"):
+        world.put(SCHEDULE_TOPIC, 0, b"delayed", REAL_TOPIC=topic, REAL_QID="0")
+        park_timer(world, timers, b"timer", topic)
+    world.clock.advance(1000)
+    schedule.deliver_due()
+    timers.deliver_due()
+    assert world.store.queues_of("gone") == []
+    assert world.bodies("orders") == [b"delayed", b"timer"]
+    assert not world.faults.counts, "a deleted topic is no fault"
+
+
+def test_parked_message_goes_to_a_queue_that_consumers_read(world: World) -> None:
+    """The topic had eight queues when it was parked, and has two now."""
+    schedule, timers = make_schedule(world, lambda topic: 2), make_timers(world, lambda topic: 2)
+    for queue in ("0", "1", "5", "7"):
+        world.put(SCHEDULE_TOPIC, 0, b"delayed", REAL_TOPIC="orders", REAL_QID=queue)
+        park_timer(world, timers, b"timer", queue=queue)
+    world.clock.advance(1000)
+    schedule.deliver_due()
+    timers.deliver_due()
+    assert [world.store.max_offset("orders", queue) for queue in range(2)] == [2, 6]
 
 
 class Producer:

@@ -39,7 +39,9 @@ class Machine:
         self.store.load()
         self.config = BrokerConfig()
         writer = LogWriter(self.store)
-        self.timers = TimerMessages(self.store, writer, clock, self.config, lambda topic: topic != "gone", Faults())
+        self.timers = TimerMessages(
+            self.store, writer, clock, self.config, lambda topic: None if topic == "gone" else 8, Faults()
+        )
         self.timers.load()
         self.halves = HalfMessages(self.store, writer, clock)
         self.halves.load()
@@ -475,7 +477,15 @@ def schedule_of(one: Machine) -> ScheduleMessage:
     (one.root / "config").mkdir(exist_ok=True)
     path = one.root / "config" / "delayOffset.json"
     schedule = ScheduleMessage(
-        one.store, LogWriter(one.store), one.clock, LEVELS, RealDisk(), path, nothing_to_sync, Faults()
+        one.store,
+        LogWriter(one.store),
+        one.clock,
+        LEVELS,
+        RealDisk(),
+        path,
+        nothing_to_sync,
+        Faults(),
+        read_queues=lambda topic: 8,
     )
     schedule.load()
     return schedule

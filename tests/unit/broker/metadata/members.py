@@ -15,6 +15,7 @@ from typing import Any
 from access.store import AuthStore, Tables
 from broker.archiving.deletion import GroupDeletion, TopicDeletion
 from broker.archiving.tombstone import NoTombstones
+from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
 from broker.metadata.metadata_journal import MetadataJournal
@@ -24,7 +25,7 @@ from broker.pop.assignment import RequestModes
 from broker.pop.pop_book import PopBook, revive_log
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from broker.tables.changes import QueuesRaised
+from broker.tables.changes import CHANGES, QueuesRaised
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -72,7 +73,17 @@ class Member:
         self.modes = RequestModes(disk, CONFIG / "modes.json", threads, journal)
         path = CONFIG / "delays.json"
         self.schedule = ScheduleMessage(
-            store, self.writer, clock, [DELAY_MS], disk, path, self._sync, Faults(), threads, journal
+            store,
+            self.writer,
+            clock,
+            [DELAY_MS],
+            disk,
+            path,
+            self._sync,
+            Faults(),
+            threads,
+            journal,
+            read_queues=self.topics.read_queues,
         )
         path = CONFIG / "pops.json"
         self.pops = PopBook(store, self.writer, self.offsets, clock, disk, path, revive_log("c"), self._sync, threads)
@@ -143,6 +154,20 @@ class Member:
         """The queue offset that it got."""
         return self.writer.put(NewMessage(topic=topic, queue_id=queue, body=body, born_timestamp=0)).queue_offset
 
+    def put_change(self, body: bytes, queue: int = CHANGES) -> None:
+        """Append to the metadata log what a neve master wrote."""
+        self._put_into_log(body, queue, WRITTEN_BY_NEVE)
+
+    def put_foreign(self, body: bytes, queue: int = CHANGES) -> None:
+        """Append to the metadata log what a client of an Apache master sent there."""
+        self._put_into_log(body, queue, 0)
+
+    def _put_into_log(self, body: bytes, queue: int, proof: int) -> None:
+        message = NewMessage(
+            topic=METADATA_LOG, queue_id=queue, body=body, born_timestamp=0, prepared_transaction_offset=proof
+        )
+        self.writer.put(message, internal=True)
+
     def put_delayed(self, topic: str) -> None:
         message = NewMessage(topic=topic, queue_id=0, body=b"later", properties=b"DELAY\x011\x02", born_timestamp=0)
         assert self.schedule.take(message, {"DELAY": "1"}) is not None
@@ -191,6 +216,7 @@ class Member:
         stored = self.store.put(
             record.topic, record.queue_id, record.body, record.properties_raw, flag=0, sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp, born_host=parse_host(record.born_host),
+            prepared_transaction_offset=record.prepared_transaction_offset,
         )  # fmt: skip
         assert stored.queue_offset == record.queue_offset, f"{record.topic}/{record.queue_id}"
         if follows and record.topic == METADATA_LOG and (b'"topic gone"' in record.body or b'"raised"' in record.body):

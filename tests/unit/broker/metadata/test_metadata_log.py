@@ -12,12 +12,11 @@ import pytest
 
 from access.model import User
 from access.store import Tables
-from broker.intake.message import NewMessage
 from broker.metadata.metadata_log import ImageNeeded
 from broker.pop.pop_log import PopCheckPoint
 from broker.store.errors import StoreNotWritable
 from broker.store.message_store import MessageStore
-from broker.tables.changes import CHANGES, SETTLED, ArchiveSettled, QueuesRaised, UnreadableChange
+from broker.tables.changes import CHANGES, DELAYS, SETTLED, ArchiveSettled, QueuesRaised, UnreadableChange
 from broker.tables.state_file import _BEHIND
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
@@ -289,9 +288,9 @@ def test_a_position_that_is_none_is_damage(member: Member, position: str) -> Non
 def test_what_a_newer_neve_wrote_stops_a_start_and_a_slave_in_front_of_it(member: Member) -> None:
     member.topics.create_plain("before", 1)
     kind = b'{"v":1,"kind":"moon","phase":3}'
-    member.writer.put(NewMessage(topic=METADATA_LOG, queue_id=CHANGES, body=kind, born_timestamp=0))
+    member.put_change(kind)
     behind = b'{"v":1,"kind":"user gone","name":"u"}'
-    member.writer.put(NewMessage(topic=METADATA_LOG, queue_id=CHANGES, body=behind, born_timestamp=0))
+    member.put_change(behind)
     at = member.journal.position
     for _ in range(2):
         with pytest.raises(UnreadableChange, match=r"kind 'moon'.*newer neve"):
@@ -302,9 +301,61 @@ def test_what_a_newer_neve_wrote_stops_a_start_and_a_slave_in_front_of_it(member
         member.kill()
 
 
+FOREIGN = (
+    b'{"v":1,"kind":"user","name":"evil","user":{"password":"s","userType":"Super","userStatus":"enable"}}',
+    b'{"v":1,"kind":"topic gone","topic":"t","ends":{"0":5},"beginsAgain":true,"version":{"counter":9}}',
+    b'{"v":1,"kind":"raised","queues":{"t":{"0":1152921504606846976}}}',
+    b'{"v":1,"kind":"offsets","group":"g","topic":"t","offsets":{"0":5}}',
+    b"garbage",
+)
+
+
+def put_foreign_records(member: Member) -> None:
+    for body in FOREIGN:
+        member.put_foreign(body)
+    member.put_foreign(b'{"v":1,"kind":"delays","offsets":{"1":99}}', DELAYS)
+    member.put_foreign(b'{"v":1,"kind":"settled","epoch":77}', SETTLED)
+
+
+def test_start_ignores_changes_that_no_neve_broker_wrote(member: Member) -> None:
+    deliver_a_delayed_message(member)
+    before, ends = member.tables(), member.store.queues_of("t")
+    put_foreign_records(member)
+    member.kill()
+    assert member.tables() == before
+    assert member.store.queues_of("t") == ends
+    assert member.store.max_offset("t", 0) == 6
+    assert member.writer.internal.ignored[METADATA_LOG] >= len(FOREIGN)
+    member.topics.create_plain("new", 1)  # the next own record follows the foreign ones
+    member.kill()
+    assert "new" in member.topics.topics
+
+
+def test_slave_ignores_changes_that_no_neve_broker_wrote(member: Member) -> None:
+    before = member.tables()
+    put_foreign_records(member)
+    member.put_change(b'{"v":1,"kind":"user gone","name":"u"}')
+    member.put_foreign(b"garbage")
+    member.metadata.catch_up()
+    assert "u" not in member.users.tables.users
+    assert "evil" not in member.users.tables.users
+    assert {**member.tables(), "users": None} == {**before, "users": None}
+    assert not member.settled
+    assert member.metadata.lead() == []
+
+
+def test_last_delay_positions_are_found_before_many_foreign_records(member: Member) -> None:
+    deliver_a_delayed_message(member)
+    for _ in range(600):
+        member.put_foreign(b"garbage", DELAYS)
+    member.schedule.install({})
+    member.schedule.follow()
+    assert member.schedule.positions() == {1: 1}
+
+
 def test_a_change_that_cannot_be_applied_is_not_passed(member: Member) -> None:
     body = b'{"v":1,"kind":"topic","config":{"perm":"x"},"version":{}}'
-    member.writer.put(NewMessage(topic=METADATA_LOG, queue_id=CHANGES, body=body, born_timestamp=0))
+    member.put_change(body)
     at = member.journal.position
     with pytest.raises(UnreadableChange, match="damaged"):
         member.metadata.catch_up()

@@ -13,7 +13,6 @@ import pytest
 from access.guard import Guard, SignatureGuard, Unguarded
 from access.model import SUPER, User
 from access.store import Tables
-from broker.intake.message import NewMessage
 from broker.metadata.images import MAX_IMAGE, MetadataImage, OffsetsImage, decode_offsets_image, deflated, inflated
 from broker.metadata.metadata_log import ImageNeeded
 from broker.metadata.slave_synchronize import IS_IMAGE, MASTER_EPOCH, Master, SlaveSynchronize
@@ -395,7 +394,7 @@ def test_who_cannot_follow_a_change_stops_following(master: Member, slave: Slave
         slave.sync.follow(A)
         await slave.sync.poll()
         body = b'{"v":9,"kind":"from another year"}'
-        master.writer.put(NewMessage(topic=METADATA_LOG, queue_id=CHANGES, body=body, born_timestamp=0))
+        master.put_change(body)
         slave.hear(master)
         slave.sync.advance()
         (why,) = slave.unreadable

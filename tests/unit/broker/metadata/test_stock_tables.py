@@ -186,6 +186,23 @@ def test_what_each_broker_makes_for_itself_stays(slave: Slave, apache: Apache) -
     run(scenario)
 
 
+def test_rows_of_internal_topics_are_not_taken_over(slave: Slave, apache: Apache) -> None:
+    async def scenario() -> None:
+        own = system_topics("b", "c", auto_create=True, queues=8, trace=False)
+        slave.member.topics.ensure_system(own)
+        rows = ("rmq_sys_METADATA_LOG", "rmq_sys_wheel_timer", "rmq_sys_REVIVE_LOG_other")
+        more = "".join(f',"{name}":{{"topicName":"{name}","readQueueNums":7}}' for name in rows)
+        apache.answers[Code.GET_ALL_TOPIC_CONFIG] = TOPICS % (7, more)
+        slave.confirmed = 100
+        slave.sync.follow(APACHE)
+        await slave.sync.poll()
+        topics = slave.member.topics
+        assert topics.topics.keys() == {"t", *(config.topic_name for config in own)}
+        assert topics.topics["rmq_sys_wheel_timer"].read_queue_nums == 1
+
+    run(scenario)
+
+
 def test_changes_of_a_time_before_that_master_do_not_come_back(slave: Slave, apache: Apache, tmp_path: Path) -> None:
     """The log is of a set whose master was a neve broker; its first changes are evicted everywhere."""
 
