@@ -4,19 +4,17 @@ Tags are asked of the queue's entries (`broker/store/reading`, `tiered/read/cold
 records: those of one read are looked through (`record_filter`), and no more of them than the limits here.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from broker.reading.sql92 import SqlError, compile_sql
+from broker.reading.sql92 import SqlError, SqlFilter, compile_sql
 from neve.errors import BrokerError
 from neve.record.properties import tags_code
 from neve.remoting.codes import ResponseCode
 
-# Records that one read looks at for an expression: it runs on the loop, and others wait.
+# Records that one read evaluates an expression for: it runs on the event loop. Fewer if the expression is larger.
 LOOKED_AT_COUNT = 256
 LOOKED_AT_BYTES = 1 << 20
-
-Predicate = Callable[[Mapping[str, str]], bool]
+FULL_COUNT_NODES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +22,17 @@ class MessageFilter:
     """By the hash of the tag, by a predicate over the properties, or neither: all."""
 
     codes: frozenset[int] | None = None
-    predicate: Predicate | None = None
+    predicate: SqlFilter | None = None
 
     def __post_init__(self) -> None:
         assert self.codes is None or self.predicate is None, "a subscription is of one type"
+
+    def limits(self, max_count: int, max_bytes: int) -> tuple[int, int]:
+        """Return how many records and bytes to read: the requested ones, or for an expression those to evaluate."""
+        if self.predicate is None:
+            return max_count, max_bytes
+        share = max(1, self.predicate.nodes // FULL_COUNT_NODES)
+        return LOOKED_AT_COUNT // share, LOOKED_AT_BYTES // share
 
 
 EVERY_MESSAGE = MessageFilter()

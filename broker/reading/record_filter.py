@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from broker.reading.message_filter import Predicate
+from broker.reading.sql92 import SqlFilter
 from broker.store.message_store import GetResult
 from neve.record.codec import raw_properties
 from neve.record.layout import I32, I64, QUEUE_OFFSET_AT
@@ -10,7 +10,7 @@ from neve.record.properties import bytes_to_properties
 from neve.remoting.codes import GetMessageStatus
 
 
-def select(result: GetResult, wanted: Predicate, max_count: int, max_bytes: int) -> GetResult:
+def select(result: GetResult, wanted: SqlFilter, max_count: int, max_bytes: int) -> GetResult:
     """The same read with only what is wanted; ends before the first wanted record that has no room."""
     if result.status != GetMessageStatus.FOUND:
         return result

@@ -1,55 +1,83 @@
-"""The SQL92 subset of subscriptions: text → tokens → expression tree → closures over a message's properties.
+"""SQL92 subscriptions: text → tokens → expression tree → closures over a message's properties.
 
-Three values as in SQL: True, False and None (unknown, from a missing property or a value of the wrong kind).
-A message is sent only when the whole is True.
+Source: RocketMQ 5.3.3, module `filter` (SelectorParser.jj, ComparisonExpression, UnaryExpression, LogicExpression).
+Grammar, precedence and values are RocketMQ's, with its peculiarities, because a migrated consumer must receive the
+messages that it received before. Operators, loosest first:
 
-    expression  NOT e | e AND e | e OR e | (e) | predicate | TRUE | FALSE | property
-    predicate   operand (= <> != > >= < <=) operand | operand [NOT] BETWEEN number AND number
-                property [NOT] IN (literal, …) | property IS [NOT] NULL
-                property [NOT] (CONTAINS | STARTSWITH | ENDSWITH) 'text'
-    operand     property | 'text' | number | TRUE | FALSE | NULL
+    OR
+    AND
+    = <> !=, IS [NOT] NULL
+    > >= < <=, [NOT] BETWEEN, [NOT] IN, [NOT] CONTAINS, STARTSWITH, ENDSWITH
+    NOT - +
+
+Three values as in SQL: True, False and None (unknown). A message is selected only if the whole is True.
+
+If a property does not have the form of the value that it is compared with, RocketMQ raises an exception and skips the
+message. Here only that comparison is unknown, and the rest of the expression decides. Every message that RocketMQ
+selects is selected. `docs/compatibility.md` lists all differences.
 """
 
 import functools
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-TEXT_LIMIT: Final = 2048
-DEPTH_LIMIT: Final = 32
-TERM_LIMIT: Final = 64
+TEXT_LIMIT_BYTES: Final = 256 << 10
+#: Operators and operands; the values of an IN are one operand, because an IN is one look-up in a set.
+NODE_LIMIT: Final = 4096
+#: Of operators within operators, as evaluation and compilation recurse. Brackets and chains of AND or OR do not count.
+DEPTH_LIMIT: Final = 200
+#: Total text of the compiled expressions that are kept. The values of an IN take ten times their text.
+CACHE_LIMIT_BYTES: Final = 2 << 20
 
 Properties = Mapping[str, str]
 Evaluate = Callable[[Properties], Any]
 
 
 class SqlError(ValueError):
-    """The text is no expression of this grammar, or a too large one."""
+    """The text is not an expression of this grammar, or it is too large."""
 
 
 # ---- tokens
 
+# RocketMQ's line comment needs its newline. Looked for in the last line, it would cost a scan for each minus.
+_SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*[\n\r]|/\*.*?\*/)+", re.DOTALL)
+_SKIPPED_IN_LAST_LINE = re.compile(r"(?:[ \t\n\r\f]|/\*.*?\*/)+", re.DOTALL)
 _TOKEN = re.compile(
-    r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?[lL]?|\.\d+(?:[eE][+-]?\d+)?)"
-    r"|(?P<word>[A-Za-z_$][\w$.]*)|(?P<mark><>|!=|>=|<=|[=<>(),+\-]))"
+    r"(?P<text>'(?:[^']|'')*')"
+    # The values of an IN, in one piece: there may be thousands.
+    r"|(?P<list>\([ \t\n\r\f]*+'(?:[^']|'')*+'(?:[ \t\n\r\f]*+,[ \t\n\r\f]*+'(?:[^']|'')*+')++[ \t\n\r\f]*+\))"
+    r"|(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
+    r"|(?P<integer>0|[1-9][0-9]*[lL]?)"
+    r"|(?P<word>[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)*)"
+    r"|(?P<mark><>|!=|>=|<=|[=<>(),+\-])"
 )
+_TEXT = re.compile(r"'((?:[^']|'')*+)'")
 _KEYWORDS = frozenset(
     ["AND", "OR", "NOT", "BETWEEN", "IN", "IS", "NULL", "TRUE", "FALSE", "CONTAINS", "STARTSWITH", "ENDSWITH"]
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     value: str
     at: int
 
 
-def _tokens(text: str) -> list[_Token]:
-    found, position, end = [], 0, len(text.rstrip())
-    while position < end:
+def _tokens(text: str) -> Iterator[_Token]:
+    """Yield the tokens one by one: text behind a line comment that no newline ends is not read."""
+    last_newline = max(text.rfind("\n"), text.rfind("\r"))
+    position = 0
+    while True:
+        skipped = _SKIPPED if position < last_newline else _SKIPPED_IN_LAST_LINE
+        if (space := skipped.match(text, position)) is not None:
+            position = space.end()
+        if position == len(text):
+            break
         match = _TOKEN.match(text, position)
         if match is None:
             raise SqlError(f"{text[position : position + 10]!r} at {position} is not understood")
@@ -57,10 +85,10 @@ def _tokens(text: str) -> list[_Token]:
         value = match[kind]
         if kind == "word" and value.upper() in _KEYWORDS:
             kind, value = "mark", value.upper()
-        found.append(_Token(kind, value, match.start(kind if match.lastgroup == kind else "word")))
+        yield _Token(kind, value, position)
         position = match.end()
-    found.append(_Token("end", "", end))
-    return found
+    while True:
+        yield _Token("end", "", position)
 
 
 # ---- tree
@@ -68,7 +96,7 @@ def _tokens(text: str) -> list[_Token]:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """A message's property as an operand."""
+    """A message's property as an operand: its text."""
 
     name: str
 
@@ -81,6 +109,20 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
+class Negative:
+    """`-e`: unknown (None) unless e is a number. In RocketMQ a property is a text here, so `-property` is unknown."""
+
+    value: int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A property alone as a condition: false if the message has it, whatever its text, as in RocketMQ; else unknown."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Not:
     """NOT e: unknown stays unknown."""
 
@@ -89,16 +131,15 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Logic:
-    """`e AND e` or `e OR e`, in SQL's three values."""
+    """`e AND e AND …` or `e OR e OR …`, in SQL's three values."""
 
     word: str
-    left: "Node"
-    right: "Node"
+    parts: tuple["Node", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """An operand against another: `= <> < > <= >=`. Unknown where a side is missing or they are of different kinds."""
+    """An operand against another: `= < > <= >=`."""
 
     mark: str
     left: "Node"
@@ -107,286 +148,491 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """`property IN (…)`; unknown where the message has no such property."""
+    """`property [NOT] IN (…)`; unknown if the message has no such property."""
 
     name: str
     values: tuple[str | int | float, ...]
+    negated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class IsNull:
-    """`property IS NULL`, the one question that is never unknown."""
+    """`e IS NULL`; never unknown."""
 
-    name: str
+    inner: "Node"
 
 
 @dataclass(frozen=True, slots=True)
 class TextTest:
-    """`property CONTAINS | STARTSWITH | ENDSWITH 'text'`, RocketMQ's additions to SQL92."""
+    """`e [NOT] CONTAINS | STARTSWITH | ENDSWITH 'text'`: false if the text is empty or e is missing, negated or not."""
 
     word: str
-    name: str
+    inner: "Node"
     text: str
+    negated: bool
 
 
-Node = Property | Literal | Not | Logic | Compare | OneOf | IsNull | TextTest
+Node = Property | Literal | Negative | Truth | Not | Logic | Compare | OneOf | IsNull | TextTest
 
-# Binding powers: what stands further down binds tighter.
-_POWER = {"OR": 1, "AND": 2}
-_NOT_POWER = 3
-_COMPARISONS = ("=", "<>", "!=", ">", ">=", "<", "<=")
+_OR, _AND, _EQUALITY, _COMPARISON, _UNARY = range(1, 6)
+_LEVELS = {
+    "OR": _OR, "AND": _AND, "=": _EQUALITY, "<>": _EQUALITY, "!=": _EQUALITY, "IS": _EQUALITY,
+    ">": _COMPARISON, ">=": _COMPARISON, "<": _COMPARISON, "<=": _COMPARISON, "BETWEEN": _COMPARISON, "IN": _COMPARISON,
+    "CONTAINS": _COMPARISON, "STARTSWITH": _COMPARISON, "ENDSWITH": _COMPARISON,
+}  # fmt: skip
+_AFTER_NOT = ("BETWEEN", "IN", "CONTAINS", "STARTSWITH", "ENDSWITH")
 _TEXT_TESTS = ("CONTAINS", "STARTSWITH", "ENDSWITH")
+_BRACKET, _HALF_BETWEEN, _BETWEEN = "(", "BETWEEN …", "BETWEEN … AND …"
+
+
+class _Pending(NamedTuple):
+    """An operator that waits for its last operand, or an open bracket."""
+
+    word: str
+    level: int
+    negated: bool = False
 
 
 class _Parser:
+    """An operator-precedence parser with its own stacks: nested brackets cannot exhaust the interpreter's."""
+
     def __init__(self, text: str) -> None:
+        self._text = text
         self._tokens = _tokens(text)
-        self._position = self._depth = self._terms = 0
+        self._token = next(self._tokens)
+        self._nodes = 0
+        self._pending: list[_Pending] = []
+        self._operands: list[tuple[Node, int]] = []  # with the depth of each
 
-    def parse(self) -> Node:
-        node = self._expression(0)
-        if self._peek().kind != "end":
-            raise self._unexpected(self._peek())
-        return node
+    def parse(self) -> tuple[Node, int]:
+        """The expression, and how many operators and operands it has."""
+        follows = True
+        while follows:
+            self._prefixes()
+            follows = self._suffixes()
+        self._reduce(_OR)
+        if self._pending:
+            raise self._unexpected(", ) was expected")
+        if self._token.kind != "end" and not self._text.startswith("--", self._token.at):
+            raise self._unexpected()
+        return _condition(self._operands.pop()[0]), self._nodes
 
-    def _expression(self, power: int) -> Node:
-        self._depth += 1
-        if self._depth > DEPTH_LIMIT:
-            raise SqlError(f"the expression is nested deeper than {DEPTH_LIMIT}")
-        left = self._prefix()
-        while (word := self._peek().value) in _POWER and self._peek().kind == "mark" and _POWER[word] > power:
+    def _prefixes(self) -> None:
+        """Everything up to and with the next operand."""
+        while True:
+            token = self._next()
+            if token.kind != "mark" or token.value in ("TRUE", "FALSE", "NULL"):
+                self._count()
+                self._push(_operand(token))
+                return
+            if token.value == "(":
+                if len(self._pending) >= NODE_LIMIT:
+                    raise SqlError(f"there are more than {NODE_LIMIT} open brackets")
+                self._pending.append(_Pending(_BRACKET, 0))
+            elif token.value in ("NOT", "-"):
+                self._count()
+                self._pending.append(_Pending(token.value, _UNARY))
+            elif token.value != "+":
+                raise _out_of_place(token)
+
+    def _suffixes(self) -> bool:
+        """Everything behind an operand; true if another operand has to follow."""
+        while True:
+            word = self._mark()
+            if word == ")":
+                self._reduce(_OR)
+                if not self._pending:
+                    return False
+                self._pending.pop()
+                self._next()
+                continue
+            if word == "AND" and self._half_between():
+                self._next()
+                return True
+            negated = word == "NOT"
+            if negated:
+                token = self._next()
+                word = self._mark()
+                if word not in _AFTER_NOT:
+                    raise _out_of_place(token)
+            if word not in _LEVELS:
+                return False
+            self._reduce(_LEVELS[word])
+            self._count()
             self._next()
-            left = Logic(word, left, self._expression(_POWER[word]))
-        self._depth -= 1
-        return left
+            if word in _TEXT_TESTS or word in ("IS", "IN"):
+                inner, depth = self._operands.pop()
+                self._push(self._suffix(word, inner, negated=negated), depth + 1)
+                continue
+            self._pending.append(_Pending(_HALF_BETWEEN if word == "BETWEEN" else word, _LEVELS[word], negated))
+            return True
 
-    def _prefix(self) -> Node:
-        if self._take("NOT"):
-            return Not(self._expression(_NOT_POWER))
-        if self._take("("):
-            inner = self._expression(0)
-            self._expect(")")
-            return inner
-        return self._predicate()
+    def _half_between(self) -> bool:
+        """Whether this AND belongs to a BETWEEN, which then has its lower bound."""
+        self._reduce(_UNARY)
+        if not self._pending or self._pending[-1].word != _HALF_BETWEEN:
+            return False
+        self._pending[-1] = _Pending(_BETWEEN, _COMPARISON, self._pending[-1].negated)
+        return True
 
-    def _predicate(self) -> Node:
-        self._count()
-        start = self._peek()
-        left = self._operand()
-        token = self._peek()
-        if token.kind == "mark" and token.value in _COMPARISONS:
-            self._next()
-            return self._comparison(token, left, self._operand())
-        if self._take("IS"):
+    def _suffix(self, word: str, inner: Node, *, negated: bool) -> Node:
+        if word == "IS":
             negated = self._take("NOT")
             self._expect("NULL")
-            return _negate(IsNull(self._property(left, token)), negated=negated)
-        negated = self._take("NOT")
-        token = self._peek()
-        if self._take("BETWEEN"):
-            return _negate(self._between(token, left), negated=negated)
-        if self._take("IN"):
-            return _negate(OneOf(self._property(left, token), self._list()), negated=negated)
-        if token.kind == "mark" and token.value in _TEXT_TESTS:
-            self._next()
-            return _negate(TextTest(token.value, self._property(left, token), self._text()), negated=negated)
-        if negated or not (isinstance(left, Property) or (isinstance(left, Literal) and isinstance(left.value, bool))):
-            raise self._unexpected(token if negated or token.kind == "end" else start)
-        return left
-
-    def _comparison(self, token: _Token, left: Node, right: Node) -> Node:
-        ordered = token.value in (">", ">=", "<", "<=")
-        for side in (left, right):
-            if isinstance(side, Literal) and (side.value is None or (ordered and isinstance(side.value, str | bool))):
-                raise SqlError(f"{token.value} at {token.at} can't be used with {side.value!r}")
-        return Compare(token.value, left, right)
-
-    def _between(self, token: _Token, left: Node) -> Node:
-        low = self._operand()
-        self._expect("AND")
-        high = self._operand()
-        self._count()
-        for side in (low, high):
-            if not isinstance(side, Literal) or isinstance(side.value, bool) or not isinstance(side.value, int | float):
-                raise SqlError(f"BETWEEN at {token.at} needs two numbers")
-        return Logic("AND", Compare(">=", left, low), Compare("<=", left, high))
+            return Not(IsNull(inner)) if negated else IsNull(inner)
+        if word == "IN":
+            if not isinstance(inner, Property):
+                raise self._unexpected(", IN needs a property before it")
+            return OneOf(inner.name, self._list(), negated)
+        token = self._next()
+        if token.kind != "text":
+            raise _out_of_place(token, f", {word} needs a text behind it")
+        return TextTest(word, inner, _unquoted(token.value), negated)
 
     def _list(self) -> tuple[str | int | float, ...]:
+        if self._token.kind == "list":
+            return tuple(text.replace("''", "'") for text in _TEXT.findall(self._next().value))
         self._expect("(")
         values: list[str | int | float] = []
         while True:
-            token = self._peek()
-            operand = self._operand()
-            if not isinstance(operand, Literal) or operand.value is None or isinstance(operand.value, bool):
-                raise self._unexpected(token)
-            values.append(operand.value)
-            self._count()
+            sign = -1 if self._take("-") else 1
+            token = self._next()
+            operand = _operand(token)
+            value = operand.value if isinstance(operand, Literal) else None
+            if value is None or isinstance(value, bool) or (sign < 0 and isinstance(value, str)):
+                raise _out_of_place(token, ", IN needs texts or numbers")
+            values.append(value if isinstance(value, str) else sign * value)
             if not self._take(","):
                 break
         self._expect(")")
         return tuple(values)
 
-    def _operand(self) -> Node:
-        token = self._next()
-        if token.kind == "word":
-            return Property(token.value)
-        if token.kind == "text":
-            return Literal(token.value[1:-1].replace("''", "'"))
-        if token.kind == "number":
-            return Literal(_number(token.value))
-        if token.value in ("+", "-") and self._peek().kind == "number":
-            value = _number(self._next().value)
-            return Literal(-value if token.value == "-" else value)
-        if token.kind == "mark" and token.value in ("TRUE", "FALSE", "NULL"):
-            return Literal({"TRUE": True, "FALSE": False, "NULL": None}[token.value])
-        raise self._unexpected(token)
+    def _reduce(self, level: int) -> None:
+        """Give their operands to the pending operators that bind as tightly as `level`, or tighter."""
+        while self._pending and self._pending[-1].level >= level:
+            self._apply(self._pending.pop())
 
-    def _property(self, node: Node, token: _Token) -> str:
-        if not isinstance(node, Property):
-            raise SqlError(f"{token.value} at {token.at} needs a property before it")
-        return node.name
+    def _apply(self, pending: _Pending) -> None:
+        right, depth = self._operands.pop()
+        if pending.word == _HALF_BETWEEN:
+            raise self._unexpected(", AND was expected")
+        if pending.word == "-":
+            self._push(_negative(right))
+            return
+        if pending.word == "NOT":
+            self._push(Not(_condition(right)), depth + 1)
+            return
+        left, left_depth = self._operands.pop()
+        if pending.word == _BETWEEN:
+            value, _ = self._operands.pop()
+            self._push(_between(value, left, right, negated=pending.negated), 2)
+        elif pending.level in (_OR, _AND):
+            grows = isinstance(left, Logic) and left.word == pending.word
+            self._push(_logic(pending.word, left, right), max(left_depth + (not grows), depth + 1))
+        else:
+            self._push(_comparison(pending.word, left, right), max(left_depth, depth) + 1)
 
-    def _text(self) -> str:
-        token = self._peek()
-        operand = self._operand()
-        if not isinstance(operand, Literal) or not isinstance(operand.value, str):
-            raise self._unexpected(token)
-        return operand.value
+    def _push(self, node: Node, depth: int = 0) -> None:
+        if depth > DEPTH_LIMIT:
+            raise SqlError(f"the expression is nested deeper than {DEPTH_LIMIT}")
+        self._operands.append((node, depth))
 
     def _count(self) -> None:
-        self._terms += 1
-        if self._terms > TERM_LIMIT:
-            raise SqlError(f"the expression has more than {TERM_LIMIT} terms")
-
-    def _peek(self) -> _Token:
-        return self._tokens[self._position]
+        self._nodes += 1
+        if self._nodes > NODE_LIMIT:
+            raise SqlError(f"the expression has more than {NODE_LIMIT} operators and operands")
 
     def _next(self) -> _Token:
-        token = self._tokens[self._position]
-        self._position = min(self._position + 1, len(self._tokens) - 1)
+        token, self._token = self._token, next(self._tokens)
         return token
 
+    def _mark(self) -> str:
+        return self._token.value if self._token.kind == "mark" else ""
+
     def _take(self, mark: str) -> bool:
-        token = self._peek()
-        if token.kind == "mark" and token.value == mark:
-            self._position += 1
+        if self._mark() == mark:
+            self._next()
             return True
         return False
 
     def _expect(self, mark: str) -> None:
         if not self._take(mark):
-            raise self._unexpected(self._peek(), f", {mark} was expected")
+            raise self._unexpected(f", {mark} was expected")
 
-    @staticmethod
-    def _unexpected(token: _Token, more: str = "") -> SqlError:
-        what = repr(token.value) if token.value else "the end"
-        return SqlError(f"{what} at {token.at} is out of place{more}")
+    def _unexpected(self, more: str = "") -> SqlError:
+        return _out_of_place(self._token, more)
 
 
-def _negate(node: Node, *, negated: bool) -> Node:
-    return Not(node) if negated else node
+def _out_of_place(token: _Token, more: str = "") -> SqlError:
+    found = repr(token.value) if token.value else "the end"
+    return SqlError(f"{found} at {token.at} is out of place{more}")
 
 
-def parse(text: str) -> Node:
-    if len(text.encode("utf-8", "surrogatepass")) > TEXT_LIMIT:
-        raise SqlError(f"the expression has more than {TEXT_LIMIT} bytes")
+def _unquoted(text: str) -> str:
+    return text[1:-1].replace("''", "'")
+
+
+def _operand(token: _Token) -> Node:
+    match token.kind, token.value:
+        case "word", name:
+            return Property(name)
+        case "text", text:
+            return Literal(_unquoted(text))
+        case "integer", digits:
+            whole = int(digits.rstrip("lL")) if len(digits) <= len(str(_LONG_MAX)) + 1 else _LONG_MAX + 1
+            if whole > _LONG_MAX:
+                raise SqlError(f"the number at {token.at} is more than {_LONG_MAX}")
+            return Literal(whole)
+        case "float", digits:
+            number = float(digits)
+            if math.isinf(number):
+                raise SqlError(f"the number at {token.at} is too large")
+            return Literal(number)
+        case "mark", "TRUE" | "FALSE" | "NULL" as word:
+            return Literal({"TRUE": True, "FALSE": False, "NULL": None}[word])
+    raise _out_of_place(token)
+
+
+def _is_boolean(node: Node) -> bool:
+    if isinstance(node, Literal):
+        return node.value is None or isinstance(node.value, bool)
+    return not isinstance(node, Property | Negative)
+
+
+def _condition(node: Node) -> Node:
+    if isinstance(node, Property):
+        return Truth(node.name)
+    if not _is_boolean(node):
+        raise SqlError("a number or a text is no condition")
+    return node
+
+
+def _negative(node: Node) -> Negative:
+    value = node.value if isinstance(node, Literal | Negative) else None
+    return Negative(None if value is None or isinstance(value, str | bool) else -value)
+
+
+def _logic(word: str, left: Node, right: Node) -> Logic:
+    left, right = _condition(left), _condition(right)
+    before = left.parts if isinstance(left, Logic) and left.word == word else (left,)
+    return Logic(word, (*before, right))
+
+
+def _comparison(word: str, left: Node, right: Node) -> Node:
+    if _LEVELS[word] == _COMPARISON:
+        return _ordering(word, left, right)
+    for side in (left, right):
+        if side == Literal(None):
+            raise SqlError(f"{word} can't be used with NULL: write IS NULL")
+    if isinstance(left, Literal) and isinstance(right, Literal) and _is_boolean(left) and not _is_boolean(right):
+        raise SqlError(f"{left.value!r} can't be compared with {right.value!r}")
+    equal = Compare("=", left, right)
+    return equal if word == "=" else Not(equal)
+
+
+def _ordering(word: str, left: Node, right: Node) -> Compare:
+    for side in (left, right):
+        if _is_boolean(side) or (isinstance(side, Literal) and isinstance(side.value, str)):
+            raise SqlError(f"{word} needs numbers or properties on both sides")
+    return Compare(word, left, right)
+
+
+def _between(value: Node, low: Node, high: Node, *, negated: bool) -> Node:
+    if negated:
+        return Logic("OR", (_ordering("<", value, low), _ordering(">", value, high)))
+    both = Logic("AND", (_ordering(">=", value, low), _ordering("<=", value, high)))
+    if isinstance(low, Literal) and isinstance(high, Literal) and (order(high.value, low.value) or 0) < 0:
+        raise SqlError(f"BETWEEN {low.value} AND {high.value} selects nothing")
+    return both
+
+
+def parse(text: str) -> tuple[Node, int]:
+    """The tree of an expression, and how many operators and operands it has. Raises SqlError."""
+    if len(text.encode("utf-8", "surrogatepass")) > TEXT_LIMIT_BYTES:
+        raise SqlError(f"the expression has more than {TEXT_LIMIT_BYTES} bytes")
     return _Parser(text).parse()
+
+
+# ---- values
+
+_LONG_MAX = 2**63 - 1
+# Digits as Java's Character.digit takes them; what does not fit into a long is read as a double.
+_INTEGER = re.compile(r"(?P<sign>[+-]?)(?:0*+(?P<digits>\d{1,19})|0++)")
+# As Java's Double.valueOf takes it.
+_DOUBLE = re.compile(
+    r"[\x00-\x20]*(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)|(?:"
+    r"(?P<decimal>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)"
+    r"|(?P<hex>0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]+))[fFdD]?)[\x00-\x20]*"
+)
+_CACHED_NUMBERS = 256  # several comparisons of one message's property read its text once
+
+
+@functools.lru_cache(_CACHED_NUMBERS)
+def to_integer(text: str) -> int | float | None:
+    """Return a property's value for a comparison with an integer: any number, though RocketMQ takes integers alone."""
+    match = _INTEGER.fullmatch(text)
+    return int(match["sign"] + (match["digits"] or "0")) if match is not None else to_double(text)
+
+
+@functools.lru_cache(_CACHED_NUMBERS)
+def to_double(text: str) -> float | None:
+    """Return a property's value for a comparison with a floating-point number; None if it is no number."""
+    match = _DOUBLE.fullmatch(text)
+    if match is None:
+        return None
+    if match["hex"]:
+        try:
+            return float.fromhex(match["sign"] + match["hex"])
+        except OverflowError:
+            return float(match["sign"] + "inf")
+    return float(match["sign"] + (match["decimal"] or match["name"]))
+
+
+def to_bool(text: str) -> bool:
+    """Return a property's value for a comparison with TRUE or FALSE, by Boolean.valueOf: other texts are false."""
+    return text.lower() == "true"
+
+
+def _like(text: str, other: int | float | bool) -> int | float | bool | None:
+    if isinstance(other, bool):
+        return to_bool(text)
+    return to_integer(text) if isinstance(other, int) else to_double(text)
+
+
+def equal(first: Any, second: Any) -> bool | None:
+    """`first = second` by ComparisonExpression: not symmetric if a side is None; None if a text is no number."""
+    if first is None:
+        return True if second is None else None
+    if second is None:
+        return False
+    if isinstance(first, str):
+        if isinstance(second, str):
+            return first == second
+        first = _like(first, second)
+    elif isinstance(second, str):
+        second = _like(second, first)
+    if first is None or second is None:
+        return None
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    return _sign(first, second) == 0
+
+
+def order(first: Any, second: Any) -> int | None:
+    """Below, at or above zero as `first` is less than, equal to or more than `second`; None if one is no number."""
+    if isinstance(first, str) and isinstance(second, str):
+        first, second = to_double(first), to_double(second)
+    elif isinstance(first, str) and second is not None:
+        first = _like(first, second)
+    elif isinstance(second, str) and first is not None:
+        second = _like(second, first)
+    return None if first is None or second is None else _sign(first, second)
+
+
+def _sign(first: int | float, second: int | float) -> int:
+    """Java's Long.compare, or Double.compare: NaN is above all numbers, and -0.0 below 0.0."""
+    if isinstance(first, int) and isinstance(second, int):
+        return (first > second) - (first < second)
+    first, second = float(first), float(second)
+    if first < second:
+        return -1
+    if first > second:
+        return 1
+    if first == second and first != 0:
+        return 0
+    places = [(one != one, math.copysign(1, one) * (one == 0)) for one in (first, second)]  # noqa: PLR0124 - NaN
+    return (places[0] > places[1]) - (places[0] < places[1])
 
 
 # ---- closures
 
-_NUMBER = re.compile(r"[+-]?(?:\d{1,300}(?:\.\d{0,300})?|\.\d{1,300})(?:[eE][+-]?\d{1,4})?")
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "<>": operator.ne, "!=": operator.ne,
-    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
 }  # fmt: skip
-
-
-def _number(text: str) -> int | float:
-    bare = text.rstrip("lL")
-    return int(bare) if bare.lstrip("+-").isdigit() else float(bare)
-
-
-def to_number(text: str) -> int | float | None:
-    """A property's value as a number; None if it is none."""
-    return _number(text) if text.isascii() and _NUMBER.fullmatch(text) else None
-
-
-def to_bool(text: str) -> bool | None:
-    return {"true": True, "false": False}.get(text.lower())
 
 
 def _build(node: Node) -> Evaluate:
     match node:
-        case Literal(value):
+        case Literal(value) | Negative(value):
             return lambda properties: value
         case Property(name):
-            return lambda properties: None if (text := properties.get(name)) is None else to_bool(text) is True
-        case IsNull(name):
-            return lambda properties: name not in properties
+            return lambda properties: properties.get(name)
+        case Truth(name):
+            return lambda properties: False if name in properties else None
+        case IsNull(inner):
+            get = _build(inner)
+            return lambda properties: get(properties) is None
         case Not(inner):
             return _build_not(_build(inner))
-        case Logic(word, left, right):
-            return _build_logic(_build(left), _build(right), stop=word == "OR")
+        case Logic(word, parts):
+            return _build_logic([_build(part) for part in parts], decides=word == "OR")
         case Compare(mark, left, right):
-            return _build_compare(_OPERATORS[mark], left, right)
-        case OneOf(name, values):
-            return _build_one_of(name, values)
-        case TextTest(word, name, text):
-            return _build_text_test(word, name, text)
+            return _build_compare(mark, left, right)
+        case OneOf(name, values, negated):
+            return _build_one_of(name, values, negated=negated)
+        case TextTest(word, inner, text, negated):
+            return _build_text_test(word, _build(inner), text, negated=negated)
 
 
 def _build_not(inner: Evaluate) -> Evaluate:
     return lambda properties: None if (value := inner(properties)) is None else not value
 
 
-def _build_logic(left: Evaluate, right: Evaluate, *, stop: bool) -> Evaluate:
-    """`stop` decides alone: True for OR, False for AND; unknown stays unless the other side decides."""
+def _build_logic(parts: list[Evaluate], *, decides: bool) -> Evaluate:
+    """`decides` ends it: True for OR, False for AND; unknown stays unless another part decides."""
 
     def evaluate(properties: Properties) -> bool | None:
-        first = left(properties)
-        if first is stop:
-            return bool(stop)
-        second = right(properties)
-        if second is stop:
-            return bool(stop)
-        return None if first is None or second is None else not stop
+        result: bool | None = not decides
+        for part in parts:
+            value: bool | None = part(properties)
+            if value is decides:
+                return decides
+            if value is None:
+                result = None
+        return result
 
     return evaluate
 
 
-def _operand_of(node: Node) -> Evaluate:
-    if isinstance(node, Property):
-        name = node.name
-        return lambda properties: properties.get(name)
-    return _build(node)
-
-
-def _build_compare(compare: Callable[[Any, Any], bool], left: Node, right: Node) -> Evaluate:
-    """Properties are text: one compared with a number or a truth value is read as that kind."""
-    cast_left, cast_right = _cast_for(right), _cast_for(left)
-    get_left, get_right = _operand_of(left), _operand_of(right)
+def _build_compare(mark: str, left: Node, right: Node) -> Evaluate:
+    if (
+        isinstance(left, Property)
+        and isinstance(right, Literal | Negative)
+        and not isinstance(right.value, bool | None)
+    ):
+        if isinstance(right.value, int | float):
+            return _build_number_test(left.name, _SIGNS[mark], right.value)
+        name, text = left.name, right.value
+        return lambda properties: None if (value := properties.get(name)) is None else value == text
+    first, second = _build(left), _build(right)
+    if mark == "=":
+        return lambda properties: equal(first(properties), second(properties))
+    test = _SIGNS[mark]
 
     def evaluate(properties: Properties) -> bool | None:
-        first, second = get_left(properties), get_right(properties)
-        if cast_left is not None and isinstance(first, str):
-            first = cast_left(first)
-        if cast_right is not None and isinstance(second, str):
-            second = cast_right(second)
-        if first is None or second is None or isinstance(first, str) is not isinstance(second, str):
+        sign = order(first(properties), second(properties))
+        return None if sign is None else test(sign, 0)
+
+    return evaluate
+
+
+def _build_number_test(name: str, test: Callable[[Any, Any], bool], number: int | float) -> Evaluate:
+    """`property < 5`: most comparisons. Integers need no order of their own."""
+    read = to_integer if isinstance(number, int) else to_double
+
+    def evaluate(properties: Properties) -> bool | None:
+        text = properties.get(name)
+        value = None if text is None else read(text)
+        if value is None:
             return None
-        return compare(first, second)
+        if value.__class__ is number.__class__ is int:
+            return test(value, number)
+        return test(_sign(value, number), 0)
 
     return evaluate
 
 
-def _cast_for(other: Node) -> Callable[[str], Any] | None:
-    if not isinstance(other, Literal) or isinstance(other.value, str):
-        return None
-    return to_bool if isinstance(other.value, bool) else to_number
-
-
-def _build_one_of(name: str, values: tuple[str | int | float, ...]) -> Evaluate:
+def _build_one_of(name: str, values: tuple[str | int | float, ...], *, negated: bool) -> Evaluate:
     texts = frozenset(value for value in values if isinstance(value, str))
     numbers = frozenset(value for value in values if not isinstance(value, str))
 
@@ -394,23 +640,65 @@ def _build_one_of(name: str, values: tuple[str | int | float, ...]) -> Evaluate:
         text = properties.get(name)
         if text is None:
             return None
-        return text in texts or (bool(numbers) and to_number(text) in numbers)
+        return (text in texts or (bool(numbers) and to_integer(text) in numbers)) is not negated
 
     return evaluate
 
 
-def _build_text_test(word: str, name: str, text: str) -> Evaluate:
+def _build_text_test(word: str, get: Evaluate, text: str, *, negated: bool) -> Evaluate:
     tests: dict[str, Callable[[str], bool]] = {
         "CONTAINS": lambda value: text in value,
         "STARTSWITH": lambda value: value.startswith(text),
         "ENDSWITH": lambda value: value.endswith(text),
     }
     test = tests[word]
-    return lambda properties: None if (value := properties.get(name)) is None else test(value)
+
+    def evaluate(properties: Properties) -> bool:
+        value = get(properties)
+        return bool(text) and isinstance(value, str) and test(value) is not negated
+
+    return evaluate
 
 
-@functools.lru_cache(maxsize=512)
-def compile_sql(text: str) -> Callable[[Properties], bool]:
+# ---- the filter
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """A compiled expression; `nodes` is the work for one message."""
+
+    evaluate: Evaluate
+    nodes: int
+
+    def __call__(self, properties: Properties) -> bool:
+        return self.evaluate(properties) is True
+
+
+class _Cache:
+    """The filters that were used last, up to a total of their texts. An LRU by count would keep 500 large ones."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._size = 0
+        self._filters: OrderedDict[str, SqlFilter] = OrderedDict()
+
+    def get(self, text: str) -> SqlFilter:
+        found = self._filters.get(text)
+        if found is not None:
+            self._filters.move_to_end(text)
+            return found
+        node, nodes = parse(text)
+        made = self._filters[text] = SqlFilter(_build(node), nodes)
+        self._size += len(text)
+        while self._size > self._limit:
+            oldest, _ = self._filters.popitem(last=False)
+            self._size -= len(oldest)
+        return made
+
+
+_cache = _Cache(CACHE_LIMIT_BYTES)
+
+
+def compile_sql(text: str) -> SqlFilter:
     """A predicate over properties. Raises SqlError."""
-    evaluate = _build(parse(text))
-    return lambda properties: evaluate(properties) is True
+    return _cache.get(text)

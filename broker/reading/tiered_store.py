@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from broker.config import BrokerConfig
-from broker.reading.message_filter import EVERY_MESSAGE, LOOKED_AT_BYTES, LOOKED_AT_COUNT, MessageFilter
+from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter
 from broker.reading.old_reads import OldReads, Piece, pieces_of
 from broker.reading.record_filter import select
 from broker.store.message_store import GetResult, MessageStore
@@ -210,9 +210,7 @@ class TieredStore:
         message_filter: MessageFilter,
     ) -> Answer:
         hot, predicate = self._hot, message_filter.predicate
-        count, size = max_count, max_bytes
-        if predicate is not None:
-            count, size = LOOKED_AT_COUNT, LOOKED_AT_BYTES
+        count, size = message_filter.limits(max_count, max_bytes)
         old_below = hot.max_physical_offset - self._config.hot_bytes
         got = hot.get(topic, queue_id, offset, count, size, message_filter.codes, old_below=old_below)
         if self._cold is not None:
@@ -277,7 +275,7 @@ class TieredStore:
     ) -> GetResult:
         """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive is silent."""
         predicate = message_filter.predicate
-        count, size = (max_count, max_bytes) if predicate is None else (LOOKED_AT_COUNT, LOOKED_AT_BYTES)
+        count, size = message_filter.limits(max_count, max_bytes)
         self.cold_reads += 1
         self.cold_parked += 1
         loop = asyncio.get_running_loop()

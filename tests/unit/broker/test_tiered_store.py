@@ -10,6 +10,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.reading.message_filter import MessageFilter
+from broker.reading.sql92 import compile_sql
 from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.requests.slave_pull import moves_on
 from broker.store.message_store import GetResult
@@ -191,7 +192,7 @@ def test_memory_has_no_say_where_the_topic_was_made_again_or_a_filter_looks_at_m
         tiered = tiered_over(source, hot=hot)
         assert (await read(tiered, 3)).count == 4
         assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), GetResult)
-        every = MessageFilter(None, lambda properties: True)
+        every = MessageFilter(predicate=compile_sql("TRUE"))
         assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20, every), PendingRead)
         hot.ended = HOT.start
         assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
