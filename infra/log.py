@@ -35,5 +35,7 @@ def configure(level: str = "INFO", warnings: Sequence[str] = ()) -> None:
     # Their INFO repeats each request.
     for chatty in ("botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # It warns each time that a job is due while it still runs.
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)
     for text in warnings:
         logging.getLogger("neve").warning("%s", text)

@@ -25,8 +25,8 @@ PACKAGES = ("neve", "infra", "access", "namesrv", "controller", "tiered", "lifec
 
 #: What `neve[server]` brings. Some are only loaded by workers, hours after the start: an upgrade without its packages
 #: must not look well until then.
-REQUIRED = ("aiohttp", "click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "obstore", "prometheus_client",
-            "uvloop", "zlib_ng")  # fmt: skip
+REQUIRED = ("aiohttp", "apscheduler", "click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "obstore",
+            "prometheus_client", "uvloop", "zlib_ng")  # fmt: skip
 
 
 class StartupError(Exception):

@@ -1,7 +1,12 @@
-"""Jobs at their periods: a thread for each, waiting by the monotonic clock. A wall clock that is set moves no job.
+"""Jobs at their periods, by APScheduler with the injected clock and threads.
 
-A job never overlaps itself: its period begins when it has ended. A failure is counted and logged, with its traceback
-unless it is one that operators know; the job comes again at its next time.
+APScheduler asks `datetime` for the present in the scheduler's time zone, and Python asks the time zone. The
+time zone here is `_SteadyTime`: it counts the injected monotonic clock. Setting the wall clock moves no interval job,
+and in a simulation jobs run by simulated time.
+
+A job never overlaps itself (`max_instances=1`). Runs that came due while it ran, or while the process was suspended,
+are one run (`coalesce`), however late (`misfire_grace_time=None`). A failure is counted and logged, with its traceback
+unless its kind is in `KNOWN_FAILURES`; the job runs again at its next time.
 """
 
 from __future__ import annotations
@@ -9,11 +14,23 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any, NamedTuple
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, JobExecutionEvent
+from apscheduler.executors.base import BaseExecutor
+from apscheduler.jobstores.base import JobLookupError
+from apscheduler.jobstores.memory import MemoryJobStore
+from apscheduler.schedulers.base import STATE_STOPPED, BaseScheduler
+from apscheduler.triggers.base import BaseTrigger
+from apscheduler.triggers.combining import OrTrigger
+from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
+from typing_extensions import override
 
 from infra.clock import Clock
-from infra.locks import Event
 from infra.object_store.protocol import ObjectStoreError
 from infra.threads import SYSTEM_THREADS, Thread, Threads
 from lifecycle.safe_clock import ClocksDisagree
@@ -21,8 +38,11 @@ from neve.archive.journal import NewerFormat
 from tiered.journal.errors import Fenced
 
 log = logging.getLogger(__name__)
-#: What a store, a clock or another owner does to a job: an operator needs no traceback for it.
+#: Failures whose cause is a store, a clock or another owner: an operator needs no traceback for them.
 KNOWN_FAILURES = (ObjectStoreError, Fenced, ClocksDisagree, NewerFormat)
+_STEADY_START = datetime(2000, 1, 1, tzinfo=UTC)
+_STEP = timedelta(microseconds=1)
+_STORE = "default"  # of APScheduler's job stores, the one that jobs go to
 
 
 class Failing(NamedTuple):
@@ -35,55 +55,52 @@ class Failing(NamedTuple):
 
 
 class _Job:
-    def __init__(self, name: str, seconds: float, work: Callable[[], object], wanted: Event) -> None:
-        self.name, self.seconds, self.work = name, seconds, work
-        self.wanted = wanted
-        self.thread: Thread | None = None
-        self.began: float | None = None  # of the run under way
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.requested = False  # by `run_now`, and not begun yet
+        self.began: float | None = None  # monotonic seconds, of the run in progress
         self.failed = 0  # in a row, with the same kind of error
         self.failing_since = 0.0
         self.error: BaseException | None = None
 
 
 class JobScheduler:
-    """The jobs of one broker, their threads and what became of their runs. A job never overlaps itself."""
+    """The jobs of one broker and the outcome of their runs."""
 
     def __init__(self, clock: Clock, threads: Threads = SYSTEM_THREADS) -> None:
-        self._clock, self._threads = clock, threads
+        self._clock = clock
         self.runs: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self._jobs: dict[str, _Job] = {}
-        self._stopping = False
+        self._executor = _ThreadForEachJob(clock, threads)
+        self._scheduler = _Scheduler(clock, threads, self._executor)
+        self._scheduler.add_listener(self._ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
 
-    def every(self, name: str, seconds: float, work: Callable[[], object]) -> None:
-        """First after one period."""
-        self._jobs[name] = _Job(name, seconds, work, self._threads.event())
+    def every(self, name: str, seconds: float, work: Callable[[], object], at_hours: Collection[int] = ()) -> None:
+        """Run `work` each `seconds`, first after one period, and on the hour at `at_hours` of the machine's day."""
+        job = self._jobs[name] = _Job(name)
+        start = self._scheduler.now().astimezone(UTC) + timedelta(seconds=seconds)
+        trigger = IntervalTrigger(seconds=seconds, start_date=start, timezone=UTC)
+        if at_hours:
+            trigger = OrTrigger([trigger, _OnTheHour(at_hours, self._clock)])
+        self._scheduler.add_job(functools.partial(self._run, job, work), trigger, id=name, name=name)
 
     def run_now(self, name: str) -> None:
-        """Once more as soon as it can; raises KeyError for an unknown name."""
-        self._jobs[name].wanted.set()
+        """Run a job as soon as possible, once more if it is running; raises KeyError for an unknown name."""
+        job = self._jobs[name]
+        job.requested = True
+        self._bring_forward(job)
 
     def names(self) -> list[str]:
         return sorted(self._jobs)
 
     def start(self) -> None:
-        for job in self._jobs.values():
-            # A call into a store that hangs must not keep the process from ending.
-            job.thread = self._threads.start(f"job-{job.name}", functools.partial(self._serve, job))
+        self._scheduler.start()
 
     def shutdown(self, timeout_s: float) -> list[str]:
-        """Start no further ones and wait for those that run; returns the names of those that did not end in time."""
-        self._stopping = True
-        for job in self._jobs.values():
-            job.wanted.set()
-        deadline = self._clock.monotonic() + timeout_s
-        hanging = []
-        for job in self._jobs.values():
-            if job.thread is not None:
-                job.thread.join(max(0.0, deadline - self._clock.monotonic()))
-                if job.thread.is_alive():
-                    hanging.append(job.name)
-        return hanging
+        """Start no further runs and wait for those in progress; returns the names of jobs that did not end in time."""
+        self._scheduler.shutdown(wait=False)
+        return self._executor.join(timeout_s)
 
     def failing(self) -> dict[str, Failing]:
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
@@ -91,41 +108,45 @@ class JobScheduler:
         for job in self._jobs.values():
             if (error := job.error) is not None:
                 since_ms = now_ms - int((now - job.failing_since) * 1000)
-                found[job.name] = Failing(job.failed, since_ms, _told(error), type(error))
+                found[job.name] = Failing(job.failed, since_ms, f"{type(error).__name__}: {error}", type(error))
         return found
 
     def running(self) -> dict[str, float]:
-        """Seconds since the runs that are under way began."""
+        """Seconds since the runs in progress began."""
         now = self._clock.monotonic()
         begun = {job.name: job.began for job in self._jobs.values()}
         return {name: now - began for name, began in begun.items() if began is not None}
 
-    def _serve(self, job: _Job) -> None:
-        while not self._stopping:
-            job.wanted.wait(job.seconds)
-            job.wanted.clear()
-            if not self._stopping:
-                self._run(job)
-
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Job, work: Callable[[], object]) -> None:
+        job.requested = False
         job.began = self._clock.monotonic()
         try:
-            job.work()
-        except Exception as error:  # noqa: BLE001 - this is where a job's errors end: told, and the job lives on
-            self._failed(job, error)
-        else:
-            self._worked(job)
+            work()
         finally:
             job.began = None
-            self.runs[job.name] += 1
 
-    def _worked(self, job: _Job) -> None:
+    def _bring_forward(self, job: _Job) -> None:
+        with suppress(JobLookupError):  # the scheduler was shut down
+            self._scheduler.modify_job(job.name, next_run_time=self._scheduler.now())
+
+    def _ended(self, event: JobExecutionEvent) -> None:
+        """Listen to the end of each run."""
+        job = self._jobs[event.job_id]
+        if event.exception is None:
+            self._succeeded(job)
+        else:
+            self._failed(job, event.exception)
+        self.runs[job.name] += 1
+        if job.requested:
+            self._bring_forward(job)
+
+    def _succeeded(self, job: _Job) -> None:
         failed, job.failed, job.error = job.failed, 0, None
         if failed:
             log.info("job %s works again after %d failures", job.name, failed)
 
     def _failed(self, job: _Job, error: BaseException) -> None:
-        """Said the first time, and when the failures in a row have doubled: a store may be away for hours."""
+        """Log the first failure, and later ones when the failures in a row have doubled."""
         self.failures[job.name] += 1
         if job.error is None:
             job.failing_since = self._clock.monotonic()
@@ -137,5 +158,123 @@ class JobScheduler:
         job.error = error.with_traceback(None)  # its frames would keep what they hold
 
 
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+class _SteadyTime(tzinfo):
+    """A time zone whose present is counted by the monotonic clock, from an arbitrary start.
+
+    Only APScheduler's look at the present uses it: triggers have UTC as their time zone.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now(self) -> datetime:
+        return (_STEADY_START + timedelta(seconds=self._clock.monotonic())).replace(tzinfo=self)
+
+    @override
+    def fromutc(self, _: datetime) -> datetime:
+        return self.now()
+
+    @override
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    @override
+    def dst(self, _: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    @override
+    def tzname(self, _: datetime | None) -> str:
+        return "steady"
+
+
+class _OnTheHour(BaseTrigger):  # type: ignore[misc]  # APScheduler ships no types
+    """A cron trigger at hours of the machine's day, whose scheduler has another time than the wall clock.
+
+    The time to the next hour is computed again after each run: a wall clock that was set, or daylight saving, counts
+    from the next run on.
+    """
+
+    def __init__(self, hours: Collection[int], clock: Clock) -> None:
+        self._clock = clock
+        # Local times are given to it as if they were UTC: the C library's time zone counts, as for `deleteWhen` itself.
+        self._cron = CronTrigger(hour=",".join(map(str, sorted(hours))), minute=0, second=0, timezone=UTC)
+
+    def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
+        local = datetime.fromtimestamp(self._clock.now_ms() / 1000).replace(tzinfo=UTC)  # noqa: DTZ006
+        due = self._cron.get_next_fire_time(None, local + _STEP)
+        return None if due is None else now.astimezone(UTC) + (due - local)
+
+
+class _Scheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ships no types
+    """APScheduler in a thread of the injected kind."""
+
+    def __init__(self, clock: Clock, threads: Threads, executor: BaseExecutor) -> None:
+        self._threads, self._woken = threads, threads.event()
+        self._time, self._store = _SteadyTime(clock), MemoryJobStore()
+        super().__init__(
+            timezone=self._time,
+            jobstores={_STORE: self._store},
+            executors={"default": executor},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+
+    def now(self) -> datetime:
+        return self._time.now()
+
+    def start(self, paused: bool = False) -> None:
+        super().start(paused)
+        self._threads.start("scheduler", self._serve)
+
+    def shutdown(self, wait: bool = True) -> None:
+        """End the thread, too, as soon as it is not starting a job. A second call has no effect."""
+        if self.state != STATE_STOPPED:
+            super().shutdown(wait)
+            self.wakeup()
+
+    def wakeup(self) -> None:
+        self._woken.set()
+
+    def _serve(self) -> None:
+        while self.state != STATE_STOPPED:
+            self._process_jobs()  # its answer, the time to wait, is converted between time zones: no use here
+            self._woken.wait(self._next_in_s())
+            self._woken.clear()
+
+    def _next_in_s(self) -> float | None:
+        with self._jobstores_lock:
+            due = self._store.get_next_run_time()
+        return None if due is None else max(0.0, (due - self._time.now()).total_seconds())
+
+
+class _ThreadForEachJob(BaseExecutor):  # type: ignore[misc]  # APScheduler ships no types
+    """At most one thread for each job, because a job does not overlap itself.
+
+    A job that waits for its turn, or hangs in its store, keeps no thread from another. The threads do not keep the
+    process from ending, unlike those of the pools that APScheduler ships.
+    """
+
+    def __init__(self, clock: Clock, threads: Threads) -> None:
+        super().__init__()
+        self._clock, self._threads = clock, threads
+        self._started: dict[str, Thread] = {}
+
+    def join(self, timeout_s: float) -> list[str]:
+        """Once the scheduler is shut down: wait for the runs in progress; returns the jobs that did not end in time."""
+        deadline = self._clock.monotonic() + timeout_s
+        started = sorted(self._started.items())
+        for _, thread in started:
+            thread.join(max(0.0, deadline - self._clock.monotonic()))
+        return [name for name, thread in started if thread.is_alive()]
+
+    def _do_submit_job(self, job: Any, run_times: list[datetime]) -> None:
+        run = functools.partial(self._run, job, run_times[-1])
+        self._started[job.id] = self._threads.start(f"job-{job.id}", run)
+
+    def _run(self, job: Any, due: datetime) -> None:
+        try:
+            job.func()
+        except Exception as error:  # noqa: BLE001 - the listener counts and logs it, and the job runs again
+            ended = JobExecutionEvent(EVENT_JOB_ERROR, job.id, _STORE, due, exception=error)
+        else:
+            ended = JobExecutionEvent(EVENT_JOB_EXECUTED, job.id, _STORE, due)
+        self._run_job_success(job.id, [ended])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from broker.archiving.attach import Attached, attach
@@ -126,7 +126,7 @@ class WithoutArchive:
 
     def start_jobs(self) -> None:
         """The broker serves."""
-        _plan_local_jobs(self.jobs, self.lifecycle, self.safe_clock)
+        _plan_local_jobs(self.jobs, self.lifecycle, self.safe_clock, self._local.config.delete_hours)
         self.jobs.start()
 
     async def write_last_state(self) -> None:
@@ -376,9 +376,14 @@ async def open_archive(
     return Archive(local, attachment, attached)
 
 
-def _plan_local_jobs(jobs: JobScheduler, lifecycle: LocalLifecycle | ArchiveLifecycle, clock: SafeClock) -> None:
+def _plan_local_jobs(
+    jobs: JobScheduler,
+    lifecycle: LocalLifecycle | ArchiveLifecycle,
+    clock: SafeClock,
+    delete_hours: Collection[int] = (),
+) -> None:
     jobs.every("clock", _CLOCK_SECONDS, clock.look)
-    jobs.every("retention", _RETENTION_SECONDS, lifecycle.evict.run)
+    jobs.every("retention", _RETENTION_SECONDS, lifecycle.evict.run, at_hours=delete_hours)
     jobs.every("ttl", _TTL_SECONDS, lifecycle.expire.run)
 
 

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import logging
+import random
 import threading
+from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
 from infra.clock import ManualClock, SystemClock
 from infra.object_store.protocol import StoreUnavailable
 from lifecycle.scheduler import JobScheduler
+from tests.simulation.messaging.loop import SimClock, SimLoop, SimThreads
 from tests.waiting import wait_until
 
 
@@ -98,6 +105,95 @@ def test_no_job_goes_by_the_wall_clock() -> None:
         assert by_hand.wait(10)
     finally:
         assert scheduler.shutdown(10) == []
+
+
+def test_jobs_follow_the_monotonic_clock_when_the_wall_is_set() -> None:
+    """The job runs by simulated time: a wall clock, simulated or the machine's, would not bring it forward."""
+    clock = SimClock(1_700_000_000_000)
+    scheduler, ran = JobScheduler(clock, SimThreads()), list[float]()
+    scheduler.every("ttl", 60, lambda: ran.append(clock.monotonic()))
+    with running(scheduler, clock) as loop:
+        loop.run_for(30)
+        for hours in (0, -8, 8, 24 * 400):
+            clock.set_wall(clock.now_ms() + hours * 3_600_000)
+            before = len(ran)
+            loop.run_for(600)
+            assert len(ran) - before == 10, f"the wall clock was set by {hours} h"
+        gaps = {round(later - earlier) for earlier, later in itertools.pairwise(ran)}
+    assert gaps == {60}, "seconds between two runs"
+
+
+@pytest.mark.parametrize("set_by_s", [0, 3600, -3600])
+def test_a_job_runs_on_the_hour_of_a_time_of_day(set_by_s: int) -> None:
+    noon = int(datetime(2026, 3, 3, 12, 0, 0).timestamp())  # noqa: DTZ001 - the machine's day
+    clock = SimClock((noon - 25) * 1000 - set_by_s * 1000)
+    scheduler, ran = JobScheduler(clock, SimThreads()), list[int]()
+    scheduler.every("retention", 10, lambda: ran.append(clock.now_ms() // 1000 - noon), at_hours={4, 12})
+    with running(scheduler, clock) as loop:
+        clock.set_wall(clock.now_ms() + set_by_s * 1000)
+        loop.run_for(60)
+    assert ran == [-15, -5, 0, 10, 20, 30]
+
+
+@contextlib.contextmanager
+def running(scheduler: JobScheduler, clock: SimClock) -> Iterator[SimLoop]:
+    loop = SimLoop(clock, random.Random(1))
+
+    async def start() -> None:
+        scheduler.start()
+
+    loop.run(start(), 60)
+    yield loop
+    assert loop.run(asyncio.to_thread(scheduler.shutdown, 10), 60) == []
+    loop.abandon()
+
+
+def test_a_job_that_outlasts_its_period_does_not_overlap_itself() -> None:
+    running_now, most, over = threading.Semaphore(1), threading.Event(), threading.Semaphore(0)
+
+    def work() -> None:
+        if not running_now.acquire(blocking=False):
+            most.set()
+        threading.Event().wait(0.05)  # five periods
+        running_now.release()
+        over.release()
+
+    scheduler = JobScheduler(SystemClock())
+    scheduler.every("offload", 0.01, work)
+    scheduler.start()
+    try:
+        for _ in range(4):
+            assert over.acquire(timeout=10)
+    finally:
+        assert scheduler.shutdown(10) == []
+    assert not most.is_set()
+
+
+def test_run_now_of_a_running_job_runs_it_once_more() -> None:
+    began, may_end = threading.Semaphore(0), threading.Semaphore(0)
+
+    def work() -> None:
+        began.release()
+        assert may_end.acquire(timeout=10)
+
+    scheduler = JobScheduler(SystemClock())
+    scheduler.every("checkpoint", 3600, work)
+    scheduler.start()
+    try:
+        scheduler.run_now("checkpoint")
+        assert began.acquire(timeout=10)
+        scheduler.run_now("checkpoint")
+        scheduler.run_now("checkpoint")  # one run answers both
+        may_end.release()
+        assert began.acquire(timeout=10)
+        may_end.release()
+        wait_until(lambda: scheduler.runs["checkpoint"] == 2)
+        assert scheduler.running() == {}
+    finally:
+        may_end.release()
+        assert scheduler.shutdown(10) == []
+    assert scheduler.runs["checkpoint"] == 2
+    scheduler.run_now("checkpoint")  # after the end: no effect
 
 
 def test_it_is_told_since_when_a_job_fails_though_the_clock_was_set_meanwhile() -> None:
