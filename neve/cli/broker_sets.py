@@ -28,6 +28,7 @@ from neve.remoting.command import RemotingCommand
 _CONNECT_S = 3.0
 _ASK_S = 10.0
 _POLL_S = 0.25
+_APACHE_MASTER = 0  # Apache's master of a set answers with this id, neve's members with their own
 _SECONDS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 
@@ -128,19 +129,25 @@ class BrokerSets:
         }
         await self._of_controller(RequestCode.CLEAN_BROKER_DATA, ext)
 
-    async def until_in_sync(self, name: str, address: str, seconds: float) -> Replica:
-        """The member at `address`, once it is. Raises Failure."""
+    async def until_in_sync(self, name: str, address: str, seconds: float, *, other_than: int = 0) -> Replica:
+        """Return the member at `address` when it is in sync; `other_than` is the id of its predecessor there.
+
+        Raises:
+            Failure: it is not in sync after `seconds`.
+        """
         found: Replica | None = None
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     replicas = (await self.state(name)).replicas
-                    found = next((one for one in replicas if one.address == address), None)
+                    there = [one for one in replicas if one.address == address and one.id != other_than]
+                    found = next((one for one in there if one.alive), there[0] if there else None)
                     if found is not None and found.in_sync and found.alive:
                         return found
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            what = "is no member" if found is None else f"is member {found.id}, and not in sync"
+            new = "new " if other_than else ""
+            what = f"is no {new}member" if found is None else f"is member {found.id}, and not in sync"
             raise Failure(FAILED, f"{address} {what} of {name} after {seconds:.0f} s") from None
 
     async def until_it_leads(self, name: str, member: Replica, seconds: float, *, in_sync: int = 1) -> SetState:
@@ -162,12 +169,22 @@ class BrokerSets:
         """All keys in force."""
         return await _configuration(self._pool, address)
 
-    async def log(self, address: str) -> LogOf | None:
-        """None of one that cannot be reached."""
-        answer = await self._of_member(address, RequestCode.GET_BROKER_EPOCH_CACHE)
+    async def logs(self, state: SetState, members: Sequence[Replica]) -> list[LogOf | None]:
+        """Return the log of each of these members, None for a member that does not answer.
+
+        A member is asked at its address, where another member may run by now, in an empty directory.
+        """
+        living = {one.address: one.id for one in state.replicas if one.alive}
+        asked = (self._log(one) if living.get(one.address, one.id) == one.id else _none() for one in members)
+        return await asyncio.gather(*asked)
+
+    async def _log(self, member: Replica) -> LogOf | None:
+        answer = await self._of_member(member.address, RequestCode.GET_BROKER_EPOCH_CACHE)
         if answer is None:
             return None
         told = parse_body(answer)
+        if int(told.get("brokerId") or _APACHE_MASTER) not in {member.id, _APACHE_MASTER}:
+            return None
         entries = tuple((one["epoch"], one["startOffset"], one["endOffset"]) for one in told["epochList"])
         return LogOf(int(told["maxOffset"]), entries)
 
@@ -285,6 +302,10 @@ def _state(name: str, told: Mapping[str, Any]) -> SetState:
         int(told.get("syncStateSetEpoch") or 0),
         tuple(sorted(replicas)),
     )
+
+
+async def _none() -> None:
+    return None
 
 
 def _refuse(connection: Connection, request: RemotingCommand) -> None:

@@ -117,7 +117,7 @@ async def _members(namesrv: str, controllers: str | None, name: str) -> list[dic
 
 
 async def _rows_of(sets: BrokerSets, state: SetState) -> list[dict[str, Any]]:
-    logs = await asyncio.gather(*(sets.log(one.address) for one in state.replicas))
+    logs = await sets.logs(state, state.replicas)
     master = state.living_master
     end = next((log.end for one, log in zip(state.replicas, logs, strict=True) if one is master and log), None)
     return [
@@ -152,8 +152,9 @@ async def _epochs(namesrv: str, controllers: str | None, name: str) -> tuple[lis
     from neve.cli.broker_sets import broker_sets
 
     async with broker_sets(namesrv, controllers) as (sets, _):
-        replicas = (await sets.state(name)).replicas
-        logs = await asyncio.gather(*(sets.log(one.address) for one in replicas))
+        state = await sets.state(name)
+        replicas = state.replicas
+        logs = await sets.logs(state, replicas)
     rows = [
         {"member": one.id, "epoch": epoch, "start": start, "end": end}
         for one, log in zip(replicas, logs, strict=True)
@@ -229,7 +230,7 @@ async def _successor(sets: BrokerSets, state: SetState, former: Replica, target:
     able = [one for one in state.replicas if one.in_sync and one.alive and one.id != former.id]
     if not able:
         raise Failure(CONFLICT, f"no slave of {state.name} is in sync")
-    logs = await asyncio.gather(*(sets.log(one.address) for one in able))
+    logs = await sets.logs(state, able)
     ends = {one: log.end if log else -1 for one, log in zip(able, logs, strict=True)}
     return max(able, key=lambda one: ends[one])
 
@@ -378,8 +379,9 @@ async def _replace(
     async with broker_sets(namesrv, controllers) as (sets, _):
         state = await sets.state(name)
         gone = state.replica(old)
-        if gone.address == address:
-            raise Failure(NOT_FOUND, f"{address} is {old} itself: it comes back by being started")
-        new = await sets.until_in_sync(name, address, within)
+        has_successor = any(one.address == address and one.id != old for one in state.replicas)
+        if gone.address == address and gone.alive and not has_successor:
+            raise Failure(CONFLICT, f"{address} is member {old} itself, and it is alive: nothing to replace")
+        new = await sets.until_in_sync(name, address, within, other_than=old)
         await _forget(sets, await sets.state(name), (old,), living=False, yes=yes)
         return f"{name}: {new.id} at {address} is in sync, {old} is forgotten"

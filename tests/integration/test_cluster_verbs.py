@@ -76,6 +76,29 @@ def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: Bro
         assert takes(slave)
 
 
+def test_replace_accepts_a_new_member_at_the_address_of_the_old(brokers: BrokerSet, neve: Neve) -> None:
+    slave = brokers.slaves[0]
+    old = member(neve, slave.broker)["id"]
+    neve("replace", NAME, str(old), "--by", slave.broker, "--yes", code=CONFLICT)
+    assert "it is alive" in neve.err
+    slave.stop()
+    store_of(slave).rename(store_of(slave).with_name("lost"))
+    slave.start()
+    neve("add", NAME, "--wait-for", slave.broker, "--within", "60")
+    wait_until(lambda: {row["id"]: row["alive"] for row in neve.rows("members", NAME)}[old] is False, "gone", _CHANGE_S)
+
+    rows = {row["id"]: row for row in neve.rows("members", NAME)}
+    assert (rows[old]["epoch"], rows[old]["log_end"], rows[old]["behind"]) == (None, None, None)
+    (new,) = [row for row in rows.values() if row["address"] == slave.broker and row["id"] != old]
+    assert new["log_end"] > 0
+    neve("epochs", NAME, code=FAILED)
+    assert f"not reached: {old} at {slave.broker}" in neve.err
+
+    neve("replace", NAME, str(old), "--by", slave.broker, "--yes", "--within", "60")
+    assert {row["id"] for row in neve.rows("members", NAME)} == rows.keys() - {old}
+    assert takes(brokers.master)
+
+
 def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
     brokers: BrokerSet, neve: Neve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
