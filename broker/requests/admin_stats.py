@@ -52,8 +52,12 @@ class AdminStatsProcessor:
         async for queue in in_slices(range(config.queue_nums)):
             described = self._queue_stats.of_topic(topic, queue)
             if with_tiers and (offset := self._tiers.archived_offset(topic, queue)) is not None:
-                described["archivedOffset"] = max(min(offset, described["maxOffset"]), described["minOffset"])
-                oldest = self._queue_stats.stored_ms(topic, queue, described["archivedOffset"])
+                high = described["maxOffset"]
+                archived_to = described["archivedOffset"] = max(min(offset, high), described["minOffset"])
+                waiting = self._queue_stats.count_messages(topic, queue, archived_to, high)
+                if waiting != high - archived_to:
+                    described["notArchived"] = waiting
+                oldest = self._queue_stats.stored_ms(topic, queue, archived_to)
                 if oldest > 0:
                     described["notArchivedSince"] = oldest
             table.add(MessageQueue(topic, self._broker_name, queue), described)

@@ -25,7 +25,14 @@ class QueueStats:
         local = tiered.local_min_offset(topic, queue)
         if local > low:
             described["localMinOffset"] = local  # what is below it, the archive alone has
+            cold = tiered.count_messages(topic, queue, low, min(local, high))
+            if cold != min(local, high) - low:
+                described["coldMessages"] = cold
         return described
+
+    def count_messages(self, topic: str, queue: int, first: int, end: int) -> int:
+        """Return the number of messages in [first, end), without offsets that hold none."""
+        return self._tiered.count_messages(topic, queue, first, end)
 
     def stored_ms(self, topic: str, queue: int, offset: int) -> int:
         """When the message there was stored; -1: there is none, or its time is not at hand."""

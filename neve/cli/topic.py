@@ -126,9 +126,7 @@ async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[
             "max_offset": one.max_offset,
             "messages": one.messages,
             "hot_offset": one.local_min_offset,
-            "cold": None
-            if one.local_min_offset is None
-            else min(max(0, one.local_min_offset - one.min_offset), one.messages),
+            "cold": None if one.local_min_offset is None else one.cold_messages,
             "last_stored": time_text(one.last_update_ms or None),
         }
         for queue, one in stats.items()

@@ -60,7 +60,10 @@ def tiers_of(topic: str, told: Mapping[str, Mapping[str, Any]], now_ms: int) -> 
                 "bytes": int(archived["bytes"]),
             }
         )
-        waiting = sum(row["max"] - row["archived"] for row in own)
+        waiting = sum(
+            int(entry.get("notArchived", row["max"] - row["archived"]))
+            for row, (_, entry) in zip(own, queues, strict=True)
+        )
         since = [int(entry["notArchivedSince"]) for _, entry in queues if entry.get("notArchivedSince")]
         syncs.append(
             {
@@ -90,7 +93,7 @@ def _queue(broker: str, queue: int, entry: Mapping[str, Any], *, has_archive: bo
     messages = int(entry.get("messages", high - low))
     hot = min(int(entry.get("localMinOffset", low)), high)
     archived = int(entry.get("archivedOffset", low)) if has_archive else None
-    cold = min(max(hot - low, 0), messages) if has_archive else None
+    cold = min(int(entry.get("coldMessages", max(hot - low, 0))), messages) if has_archive else None
     return {
         "broker": broker,
         "queue": queue,

@@ -136,4 +136,5 @@ def _trim(broker: str, queue: int, entry: Mapping[str, Any], to: int) -> Trim:
     existing = int(entry.get("messages", high - low))
     hot = min(int(entry.get("localMinOffset", low)), high)
     # of offsets that exist nowhere it is not told where they are: no more than there are messages
-    return Trim(broker, queue, low, end, min(end - low, existing), min(max(min(hot, end) - low, 0), existing))
+    cold = min(int(entry.get("coldMessages", existing)), max(min(hot, end) - low, 0))
+    return Trim(broker, queue, low, end, min(end - low, existing), min(cold, existing))

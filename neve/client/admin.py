@@ -131,7 +131,9 @@ class Admin:
                 low, high = int(entry["minOffset"]), int(entry["maxOffset"])
                 changed = int(entry.get("lastUpdateTimestamp") or 0)
                 messages, local = int(entry.get("messages", high - low)), entry.get("localMinOffset")
-                stats[queue] = QueueStats(low, high, changed, messages, None if local is None else int(local))
+                cold = min(int(entry.get("coldMessages", max(int(local or low) - low, 0))), messages)
+                hot_from = None if local is None else int(local)
+                stats[queue] = QueueStats(low, high, changed, messages, hot_from, cold)
         return dict(sorted(stats.items()))
 
     # ---- groups

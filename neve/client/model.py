@@ -125,7 +125,7 @@ class QueueStats:
     """The offsets that a queue holds: from `min_offset`, below `max_offset`. `last_update_ms` is 0 for an empty one.
 
     `messages` may be fewer than that: offsets that were lost, or that a restore left out, exist nowhere. Messages below
-    `local_min_offset` the archive alone has; None where the broker tells of none such.
+    `local_min_offset` the archive alone has, `cold_messages` of them; None and 0 if there are none.
     """
 
     min_offset: int
@@ -133,6 +133,7 @@ class QueueStats:
     last_update_ms: int
     messages: int
     local_min_offset: int | None = None
+    cold_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

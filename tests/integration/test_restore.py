@@ -143,7 +143,9 @@ def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: P
         assert (moved.code, moved.ext["nextBeginOffset"]) == (GOES_ON, str(new))
         kept = {**{index: b"%d" % index for index in range(6)}, new: b"new"}
         assert read_all(neve) == kept
+        assert (tiers(neve)["in_archive_alone"], tiers(neve)["on_brokers"], tiers(neve)["not_archived"]) == (6, 1, 1)
         assert offload(neve, "?roll=1&evict=1")["event"] == "done"
+        assert (tiers(neve)["in_archive_alone"], tiers(neve)["not_archived"]) == (7, 0)
         assert read_all(neve) == kept
         assert post(neve, "/archive/verify?deep=true")[0]["findings"] == []
         (config,) = [topic for topic in get_topics(neve) if topic["topicName"] == TOPIC]
@@ -151,6 +153,14 @@ def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: P
     with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:  # and it starts again as any other
         assert read_all(neve) == kept
         assert send(neve, b"next") == [new + 1]
+
+
+def tiers(neve: Any) -> dict[str, Any]:
+    """The summary of `neve topic describe --tiers`."""
+    command = [NEVE, "topic", "describe", TOPIC, "--tiers", "-o", "json", "-n", neve.namesrv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout)["summary"])
 
 
 def get_topics(neve: Any) -> list[dict[str, Any]]:

@@ -31,6 +31,19 @@ def test_each_part_of_a_queue_is_counted_where_it_is() -> None:
     assert tiers.syncs == [{"broker": "a", "newest_archived_ms": 4_000, "not_archived": 47, "behind_ms": 15_000}]
 
 
+def test_offsets_that_a_restore_left_out_are_in_no_tier() -> None:
+    told = answer(
+        q0={"minOffset": 0, "maxOffset": 1_010, "messages": 13, "localMinOffset": 1_008, "coldMessages": 10}
+        | {"archivedOffset": 10, "notArchived": 3, "notArchivedSince": 5_000},
+        q1={"minOffset": 0, "maxOffset": 1_010, "messages": 10, "localMinOffset": 1_010, "coldMessages": 10}
+        | {"archivedOffset": 10, "notArchived": 0},
+    )
+    told["archived"] = {"objects": 2, "rows": 20, "bytes": 4096, "newest_ms": 4_000}
+    tiers = tiers_of("T", {"a": told}, 20_000)
+    assert (tiers.summary["in_archive_alone"], tiers.summary["on_brokers"]) == (20, 3)
+    assert tiers.summary["not_archived"] == 3
+
+
 def test_a_broker_without_an_archive_has_no_tiers() -> None:
     tiers = tiers_of("T", {"a": answer(q0={"minOffset": 2, "maxOffset": 5})}, 0)
     assert (tiers.sizes, tiers.syncs) == ([], [])
