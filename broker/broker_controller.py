@@ -201,7 +201,7 @@ class BrokerController:
         self._threads, self._restore = machine.outside.threads, restore
         self.kept = KeptConfig(config, machine.disk, config.root / "config" / kept_config.FILE_NAME, self._threads)
         # Records and ids carry the port: it has to be known before the log is opened.
-        ha_port = config.ha_listen_port or (config.listen_port + 1 if config.listen_port else 0)
+        self._ha_port = config.ha_port
         config.listen_port = config.listen_port or free_port(config.bind_address)
         #: What clients dial.
         self.address = (self._own_host(), config.listen_port)
@@ -214,7 +214,7 @@ class BrokerController:
         self._used_ratio = functools.partial(used_ratio, self._disk, config.root)
         self._settings = settings_of(config)
         self._make_store(store_config)
-        self._make_membership(ha_port, broker_set)
+        self._make_membership(self._ha_port, broker_set)
         self._make_log()
         self._make_tables(config.root / "config")
         self._make_clients(config.root / "config" / "auth" / "auth.json")
@@ -932,6 +932,8 @@ class BrokerController:
     async def _check_ports(self) -> None:
         self._machine.check_port(self.config.bind_address, self.config.listen_port, "port")
         self._machine.check_port("127.0.0.1", max(self.config.admin_port, 0), "adminPort")
+        if self.replicas is not None:
+            self._machine.check_port(self.config.bind_address, self._ha_port, "haListenPort")
         if self._exports:
             self.config.metrics_labels  # noqa: B018 - what is wrong with them is said now
             host = self.config.metrics_prom_exporter_host or self.address[0]

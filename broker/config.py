@@ -149,6 +149,11 @@ class BrokerConfig(SecurityConfig):
         return Path(self.store_path_root_dir).expanduser()
 
     @property
+    def ha_port(self) -> int:
+        """The port for slaves: `haListenPort`, or the one above `listenPort`; 0: any free port."""
+        return self.ha_listen_port or (self.listen_port + 1 if self.listen_port else 0)
+
+    @property
     def name_servers(self) -> list[str]:
         return [part.strip() for part in re.split(r"[;,]", self.namesrv_addr) if part.strip()]
 

@@ -107,6 +107,11 @@ def _check_ports(config: BrokerConfig, *, running: bool) -> Iterator[Check]:
         yield vip if vip.state == OK else Check(vip.check, WARN, f"{vip.found}; only old clients use it")
     if config.admin_port > 0:
         yield check_free_port("adminPort", "127.0.0.1", config.admin_port, running=running)
+    if config.replication != "none" and config.ha_port:
+        yield check_free_port("haListenPort", bind, config.ha_port, running=running)
+    if config.metrics_exporter_type == "PROM" and config.metrics_prom_exporter_port:
+        host = config.metrics_prom_exporter_host or config.broker_ip1 or bind
+        yield check_free_port("metricsPromExporterPort", host, config.metrics_prom_exporter_port, running=running)
 
 
 def _check_name_servers(config: BrokerConfig) -> Iterator[Check]:

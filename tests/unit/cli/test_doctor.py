@@ -160,6 +160,28 @@ def test_a_taken_port_is_a_fault_unless_it_is_the_running_brokers_own(tmp_path: 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("key", "keys"),
+    [
+        ("haListenPort", {"replication": "sync", "controllerAddr": "127.0.0.1:1"}),
+        ("metricsPromExporterPort", {"metricsExporterType": "PROM", "metricsPromExporterHost": "127.0.0.1"}),
+    ],
+)
+def test_taken_port_of_slaves_or_metrics_is_a_fault(
+    tmp_path: Path, listening: str, key: str, keys: dict[str, str]
+) -> None:
+    taken = listening.rpartition(":")[2]
+    told = found(written(tmp_path, listening, **keys, **{key: taken}))
+    assert (told[key].state, "in use" in told[key].found) == ("fail", True)
+
+
+def test_taken_port_of_slaves_is_found_where_it_follows_from_listen_port(tmp_path: Path, listening: str) -> None:
+    taken = int(listening.rpartition(":")[2])
+    keys = {"replication": "sync", "controllerAddr": "127.0.0.1:1", "listenPort": str(taken - 1)}
+    assert found(written(tmp_path, listening, **keys))["haListenPort"].state == "fail"
+    assert "haListenPort" not in found(written(tmp_path, listening, listenPort=str(taken - 1)))
+
+
 def test_what_the_file_names_is_not_named_a_second_time(
     tmp_path: Path, listening: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
