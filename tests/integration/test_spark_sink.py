@@ -153,6 +153,29 @@ def test_a_stream_that_is_killed_loses_no_row_and_repeats_are_told(
     assert once == Counter([*bodies, *[b"another's"] * 5])
 
 
+def test_without_repeats_by_msg_id_reads_copies_of_a_producer_once(spark: Any) -> None:
+    columns = (
+        "topic STRING, broker STRING, queue_id INT, queue_offset BIGINT, msg_id STRING, properties MAP<STRING,STRING>"
+    )
+    rows = [
+        ("t", "a", 0, 0, "1", None),
+        ("t", "b", 3, 7, "1", None),
+        ("other", "a", 0, 0, "1", None),
+        ("t", "a", 0, 1, None, None),
+        ("t", "a", 0, 2, None, None),
+        ("t", "a", 0, 3, "2", {"NEVE_SINK": "q/0/0/0"}),
+        ("t", "a", 0, 4, "3", {"NEVE_SINK": "q/0/0/0"}),
+    ]
+    frame = spark.createDataFrame(rows, columns)
+    assert neve_spark.without_repeats(frame).count() == 6
+    once = neve_spark.without_repeats(frame, by="msg_id").collect()
+    assert Counter((row.topic, row.msg_id in ("2", "3") or row.msg_id) for row in once) == Counter(
+        [("t", "1"), ("other", "1"), ("t", None), ("t", None), ("t", True)]
+    )
+    with pytest.raises(ValueError, match="by must be None or 'msg_id', got 'keys'"):
+        neve_spark.without_repeats(frame, by="keys")
+
+
 async def until_stored(namesrv: str, topic: str, count: int) -> None:
     async with connect(namesrv) as client:
 

@@ -9,7 +9,7 @@ group's retry topic, goes alone: brokers take no batches of such.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,9 +17,9 @@ from neve.client.model import Message, MessageQueue
 from neve.client.net.connection import ConnectionFailed
 from neve.client.net.session import Session
 from neve.client.send.draft import Draft
-from neve.client.send.producer import Producer
+from neve.client.send.producer import Producer, Repeats
 from neve.client.send.queue_selector import OrderKey, select_by_hash
-from neve.errors import BrokerError, ClientError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import RETRY_PREFIX
 
@@ -39,12 +39,17 @@ class ToSend(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Of a batch, of how many are on their way, and for how many seconds one is tried again that nobody takes."""
+    """How large a batch is, how many are in flight, and how long one is sent again.
+
+    A batch costs a broker more than a message, and several wait there together. A request that is given up too early is
+    sent again and stored twice, so it waits longer than those of single messages.
+    """
 
     messages: int = 200
     size: int = 256 << 10
     in_flight: int = 8
-    patience: float = 30.0
+    patience: float = 30.0  # seconds for which a batch is sent again while it is not stored
+    attempt_timeout: float = 10.0  # seconds that one request waits for its answer
 
 
 def _size(message: Message) -> int:
@@ -65,9 +70,10 @@ class _Filling:
 
 
 class BatchSender:
-    """`put` as often as there is something, then `flush`. Whoever gets an error from either is done with it.
+    """`put` as often as there is something, then `flush`. After an error from either, use another one.
 
-    `sent` counts the messages that brokers have stored.
+    `sent` counts the messages that brokers have stored. `repeated` counts messages that were sent again although an
+    earlier request may have stored them: readers may find them twice, with one `msg_id`.
     """
 
     def __init__(self, session: Session, producer: Producer, limits: BatchLimits) -> None:
@@ -76,8 +82,18 @@ class BatchSender:
         self._limits = limits
         self._filling: dict[_Lane, _Filling] = {}
         self._in_flight: dict[asyncio.Task[None], _Lane] = {}
-        self._failure: BaseException | None = None
+        self._failure: NeveError | None = None
+        self._not_stored: list[Message] = []
         self.sent = 0
+        self.repeated = 0
+
+    @property
+    def not_stored(self) -> list[Message]:
+        """After an error: the messages without a confirmation, among them those that were never sent.
+
+        Those of a request without an answer (UnknownOutcome) may be stored all the same.
+        """
+        return self._not_stored + [message for filling in self._filling.values() for message in filling.messages]
 
     async def put(self, messages: Iterable[ToSend]) -> None:
         """Returns when all are on their way but what fills no batch yet.
@@ -86,11 +102,23 @@ class BatchSender:
             BrokerError, UnknownOutcome, ConnectionFailed: as of `AsyncClient.send`, of any batch until now.
             ClientError: one of them no broker would take.
         """
+        rest = iter(messages)
+        try:
+            await self._put(rest)
+        except NeveError:
+            self._not_stored += [one.message for one in rest]
+            raise
+
+    async def _put(self, messages: Iterator[ToSend]) -> None:
         selected: dict[str, Sequence[MessageQueue]] = {}
         for one in messages:
-            lane = await self._lane(one, selected)
+            try:
+                lane = await self._lane(one, selected)
+            except NeveError:
+                self._not_stored.append(one.message)
+                raise
             if one.timing or one.message.topic.startswith(RETRY_PREFIX):
-                await self._begin(lane, self._producer.drafts.single(one.message, one.timing), 1)
+                await self._begin(lane, [one.message], one.timing)
                 continue
             size = _size(one.message)
             filling = self._filling.get(lane)
@@ -126,34 +154,62 @@ class BatchSender:
         return _Lane(topic, select_by_hash(one.order_key)(queues, one.message))
 
     async def _begin_filled(self, lane: _Lane) -> None:
-        messages = self._filling.pop(lane).messages
-        drafts = self._producer.drafts
-        draft = drafts.single(messages[0]) if len(messages) == 1 else drafts.batch(lane.topic, messages)
-        await self._begin(lane, draft, len(messages))
+        await self._begin(lane, self._filling.pop(lane).messages)
 
-    async def _begin(self, lane: _Lane, draft: Draft, count: int) -> None:
-        while self._failure is None and not self._has_room(lane):
-            await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
-        if self._failure is not None:
-            await self._settle()
-            raise self._failure
-        task = asyncio.create_task(self._deliver(draft, lane, count))
+    async def _begin(self, lane: _Lane, messages: list[Message], timing: Mapping[str, str] | None = None) -> None:
+        try:
+            drafts = self._producer.drafts
+            is_single = len(messages) == 1
+            draft = drafts.single(messages[0], timing) if is_single else drafts.batch(lane.topic, messages)
+            while self._failure is None and not self._has_room(lane):
+                await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure is not None:
+                await self._settle()
+                raise self._failure
+        except BaseException:
+            self._not_stored += messages
+            raise
+        task = self._session.spawn(self._deliver(draft, lane, messages), f"batch to {lane.topic}")
         self._in_flight[task] = lane
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._in_flight.pop)
 
     def _has_room(self, lane: _Lane) -> bool:
         if len(self._in_flight) >= self._limits.in_flight:
             return False
         return lane.queue is None or lane not in self._in_flight.values()
 
-    async def _deliver(self, draft: Draft, lane: _Lane, count: int) -> None:
-        """Until it is stored, or patience ends. It stays the same draft: a message sent twice has one id."""
+    async def _deliver(self, draft: Draft, lane: _Lane, messages: list[Message]) -> None:
+        """Send until the batch is stored or patience ends; what becomes of it is noted here."""
+        try:
+            await self._store(draft, lane, len(messages))
+        except NeveError as error:
+            self._failed(messages, error)
+        except BaseException:
+            self._failed(messages, UnknownOutcome(f"the client ended while messages to {lane.topic} were on their way"))
+            raise
+        else:
+            self.sent += len(messages)
+
+    def _failed(self, messages: list[Message], error: NeveError) -> None:
+        self._not_stored += messages
+        self._failure = self._failure or error
+
+    async def _store(self, draft: Draft, lane: _Lane, count: int) -> None:
+        """It stays the same draft: a message sent twice has one id."""
         now = asyncio.get_running_loop().time
         deadline = now() + self._limits.patience
         pauses = iter(_PAUSES_S)
+        repeats = Repeats()
         while True:
+            before = repeats.count
             try:
-                await self._producer.deliver(draft, lane.queue, None)
+                await self._producer.deliver(
+                    draft,
+                    lane.queue,
+                    max(self._session.options.timeout, self._limits.attempt_timeout),
+                    attempt_timeout=self._limits.attempt_timeout,
+                    repeats=repeats,
+                )
             except (BrokerError, ConnectionFailed, UnknownOutcome) as error:
                 pause = next(pauses, _PAUSES_S[-1])
                 is_final = isinstance(error, BrokerError) and error.code not in _PASSING
@@ -161,14 +217,9 @@ class BatchSender:
                     raise
                 await asyncio.sleep(pause)
             else:
-                self.sent += count
                 return
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._in_flight[task]
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if self._failure is None:
-            self._failure = error
+            finally:
+                self.repeated += (repeats.count - before) * count
 
     async def _settle(self) -> None:
         """What became of a batch is known of each."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import logging
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.net.connection import NOT_MASTER, ConnectionFailed
@@ -21,6 +23,8 @@ from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import send_v2_fields
 
+log = logging.getLogger(__name__)
+
 #: Refusals after which another broker may take the message. `send_async` gives up at any refusal, as Java's does.
 RETRYABLE = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 _STATUS = {
@@ -33,6 +37,21 @@ _STATUS = {
 
 _PATIENCE_S = 1.0  # an answer takes so long only where something is wrong
 _ELECTION_PAUSES_S = (0.05, 0.1, 0.2)
+
+
+@dataclass(slots=True)
+class Repeats:
+    """How many requests of a draft left after one without an answer: its messages may be stored more than once."""
+
+    cause: UnknownOutcome | None = None  # of the latest request without an answer
+    count: int = 0
+
+    def left(self, draft: Draft) -> None:
+        """Note that a request was sent; `cause` is still that of an earlier one."""
+        if self.cause is not None:
+            self.count += 1
+            first = draft.msg_id.partition(",")[0]
+            log.warning("sent again, may be stored twice: topic=%s msg_id=%s cause=%s", draft.topic, first, self.cause)
 
 
 class Producer:
@@ -98,15 +117,22 @@ class Producer:
         *,
         group: str | None = None,
         retry_on: Collection[int] = RETRYABLE,
+        attempt_timeout: float | None = None,
+        repeats: Repeats | None = None,
     ) -> SendResult:
         """Up to 1 + `send_retries` attempts within `timeout`.
 
         What a broker with replicas did not take because it is not, or has not, the master now is no attempt: there may
         be one soon.
 
+        Args:
+            attempt_timeout: seconds that one attempt waits for its answer; by default those of the options.
+            repeats: of earlier calls with this draft.
+
         Raises:
             BrokerError: refused, and no other broker took it.
             UnknownOutcome: no attempt succeeded and at least one may have been carried out.
+            ConnectionFailed: no attempt left this client.
         """
         options = self._session.options
         group = group or options.producer_group
@@ -115,8 +141,9 @@ class Producer:
         deadline = now() + (timeout or options.timeout)
         tried: list[str] = []
         reserved: SendResult | None = None
-        unknown: UnknownOutcome | None = None
+        repeats = repeats or Repeats()
         problem: NeveError | None = None
+        limit = attempt_timeout or options.attempt_timeout
         attempts = waits = 0
         while attempts <= options.send_retries and (remaining := deadline - now()) > 0:
             try:
@@ -128,18 +155,20 @@ class Producer:
             tried.append(target.broker_name)
             may_be_elected = False
             try:
-                result = await self._attempt(draft, target, route, deadline, group)
+                result = await self._attempt(draft, target, route, min(deadline, now() + limit), group)
             except BrokerError as error:
                 if error.code not in retry_on:
                     raise
                 problem = error
                 may_be_elected = error.code in NOT_MASTER and route.is_set(target.broker_name)
             except UnknownOutcome as error:
-                problem = unknown = error
+                repeats.left(draft)
+                problem = repeats.cause = error
             except ConnectionFailed as error:
                 problem = error
                 may_be_elected = route.is_set(target.broker_name)
             else:
+                repeats.left(draft)
                 if result.status is SendStatus.SEND_OK or not options.retry_when_not_stored_ok:
                     return result
                 reserved = result  # stored, but with a reservation: another broker may do better
@@ -154,17 +183,17 @@ class Producer:
                 await asyncio.sleep(min(pause, max(deadline - now(), 0)))
         if reserved is not None:
             return reserved
-        raise unknown or problem or UnknownOutcome(f"no route to {draft.topic} in time")
+        raise repeats.cause or problem or ConnectionFailed(f"no route to {draft.topic} in time")
 
     async def _attempt(
         self, draft: Draft, target: MessageQueue, route: TopicRoute, deadline: float, group: str
     ) -> SendResult:
-        """One request; what came of it is remembered about the broker."""
+        """One request, answered before `deadline`; what came of it is remembered about the broker."""
         now = asyncio.get_running_loop().time
         began = now()
         code = RequestCode.SEND_BATCH_MESSAGE if draft.is_batch else RequestCode.SEND_MESSAGE_V2
         code = RequestCode.SEND_REPLY_MESSAGE_V2 if draft.is_reply else code
-        limit = max(min(self._session.options.attempt_timeout, deadline - began), 0.001)
+        limit = max(deadline - began, 0.001)
         header = self._header(draft, target, group)
         try:
             address = route.require_master(target.broker_name)
