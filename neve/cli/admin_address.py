@@ -55,7 +55,10 @@ async def _ask_name_server(namesrv: str, broker: str | None) -> tuple[str, str]:
         if len(names) > 1:
             raise Failure(USAGE, f"which broker? {', '.join(names)}: name one with --broker")
         name = names[0]
-        host = known[name].addresses[0].rpartition(":")[0].strip("[]")
+        master = known[name].master
+        if master is None:
+            raise Failure(UNREACHABLE, f"broker {name} has no master now: name a member's admin port by --admin")
+        host = master.rpartition(":")[0].strip("[]")
         port = int((await client.broker_config(name)).get("adminPort", "-1"))
     if port < 0:
         raise Failure(UNREACHABLE, f"broker {name} has no admin port (adminPort=-1)")

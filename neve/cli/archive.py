@@ -129,7 +129,9 @@ def verify(*, deep: bool, broker: str | None, store: str | None, admin: str | No
         from neve.cli.admin import post_json
 
         answer = post_json(find_admin(admin, broker, namesrv), "/archive/verify", **({"deep": "true"} if deep else {}))
-        findings = list(answer.get("findings") or answer.get("problems") or ()) if isinstance(answer, dict) else []
+        if not isinstance(answer, dict):
+            raise Failure(FAILED, f"the broker's answer to a verification is no report: {answer!r:.200}")
+        findings = list(answer.get("findings") or answer.get("problems") or ())
         summary = {k: v for k, v in answer.items() if k not in {"findings", "problems"}}
     if output == "json":
         click.echo(json.dumps({**summary, "findings": findings}, ensure_ascii=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -41,6 +42,7 @@ from neve.client.model import (
     SendResult,
     TopicConfig,
 )
+from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions
@@ -108,11 +110,12 @@ class AsyncClient:
         return self._close(current_asker())
 
     async def _close(self, closer: Asker) -> None:
-        await self._consumers.close(closer)
-        await self._checks.close()
-        if self._trace_sender is not None:
-            await self._trace_sender.close()
-        await self._session.close()
+        async with AsyncExitStack() as stack:  # from the last to the first, whichever of them fails
+            stack.push_async_callback(self._session.close)
+            if self._trace_sender is not None:
+                stack.push_async_callback(self._trace_sender.close)
+            stack.push_async_callback(self._checks.close)
+            stack.push_async_callback(self._consumers.close, closer)
 
     @property
     def options(self) -> ClientOptions:
@@ -203,7 +206,11 @@ class AsyncClient:
         flag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Sends and asks for no answer: it may be lost without a trace."""
+        """Sends and asks for no answer: it may be lost without a trace.
+
+        Raises:
+            ConnectionFailed: it was not sent.
+        """
         what = sending(
             topic,
             body,
@@ -215,14 +222,16 @@ class AsyncClient:
             flag=flag,
             timeout=timeout,
         )
-        await self._session.within(timeout, self._producer.send_oneway(what))
+        await self._session.within(timeout, self._producer.send_oneway(what), too_late=ConnectionFailed)
 
     def batch_sender(self, **limits: Any) -> BatchSender:
         """For many messages: they are packed into batches, and several of these are on their way at a time.
 
         `put` them as they come, `flush` at the end. `limits` are fields of `BatchLimits`: `messages` and `size` (bytes)
         of a batch, `in_flight`, and `patience`, the seconds for which a batch is sent again while no broker can be
-        reached or all are busy.
+        reached, all are busy, or no answer came within `attempt_timeout` seconds.
+
+        A batch without an answer may be stored twice: `repeated` counts such messages, and a warning is logged.
         """
         return BatchSender(self._session, self._producer, BatchLimits(**limits))
 
@@ -619,7 +628,7 @@ class AsyncClient:
 
     async def broker_config(self, broker: str) -> dict[str, str]:
         """The configuration in force of a broker, by name."""
-        return await self._admin.broker_config(broker)
+        return await self._session.within(None, self._admin.broker_config(broker))
 
     async def view_message(self, msg_id: str, topic: str | None = None) -> Message:
         return await self._admin.view_message(msg_id, topic)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from neve.client.group.in_work import Endings, handling_for
 from neve.client.group.received import Received
+from neve.client.net.session import ended
 from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)
@@ -33,24 +34,27 @@ async def consume(source: Source, endings: Endings, handler: Handler, workers: i
     """Runs up to `workers` handlers beside each other until the consumer is closed.
 
     A handler that returns acks; one that raises nacks with `delay_level`, and the error is logged. A broker that cannot
-    be told so delivers the message again; that ends nothing. When this is cancelled the messages in work are left
-    unsettled, so they come again.
+    be told so delivers the message again; that ends nothing. When this is cancelled the handlers are cancelled and have
+    ended when it returns; their messages are left unsettled, so they come again.
+
+    Raises:
+        NeveError: of `source.next`. The other handlers are cancelled then.
     """
     if workers < 1:
         raise ClientError(f"{workers} workers")
-    async with asyncio.TaskGroup() as group:
-        for _ in range(workers):
-            group.create_task(_work(source, endings, handler, delay_level))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(_work(source, endings, handler, delay_level))
+    except BaseExceptionGroup as several:  # callers handle the error itself, and the first one ended the others
+        raise several.exceptions[0] from None
 
 
 async def _work(source: Source, endings: Endings, handler: Handler, delay_level: int) -> None:
     while (message := await source.next()) is not None:
         with handling_for(endings):
             run = asyncio.ensure_future(handler(message))
-        try:
-            await asyncio.wait({run})
-        finally:
-            run.cancel()
+        await ended(run)
         error = asyncio.CancelledError("cancelled by itself") if run.cancelled() else run.exception()
         try:
             if error is None:

@@ -34,5 +34,10 @@ class OpenConsumers:
         return consumer
 
     async def close(self, closer: Asker) -> None:
-        """All of them, beside each other."""
-        await asyncio.gather(*(consumer.close_for(closer) for consumer in self._open))
+        """Close all of them, beside each other; if some fail, raise the error of the first when all have ended."""
+        outcomes = await asyncio.gather(
+            *(consumer.close_for(closer) for consumer in self._open), return_exceptions=True
+        )
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome

@@ -12,7 +12,7 @@ from neve.client.group.in_work import Asker
 from neve.client.group.pop_requests import Popper, Receipt
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
-from neve.errors import NeveError
+from neve.errors import NeveError, UnknownOutcome
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +68,13 @@ class Acker:
     async def _send(self, broker: str) -> None:
         try:
             while batch := self._pending[broker][:_ACKS_PER_REQUEST]:
-                del self._pending[broker][:_ACKS_PER_REQUEST]
                 await self._send_batch(batch)
+                del self._pending[broker][: len(batch)]
         finally:
             del self._senders[broker]
+            for _, outcome in self._pending.pop(broker):  # none, unless this ended early: nothing may wait for ever
+                if not outcome.done():
+                    outcome.set_exception(UnknownOutcome(f"the client ended while an ack to {broker} was on its way"))
 
     async def _send_batch(self, batch: list[tuple[Held, asyncio.Future[None]]]) -> None:
         first = batch[0][0]

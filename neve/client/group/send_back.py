@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from neve.client.model import Message, MessageQueue
+from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES
 from neve.client.net.session import Session
 from neve.errors import BrokerError, ClientError, NeveError
@@ -71,7 +72,7 @@ class SendBack:
         }
         try:
             address = await self._session.master(message.queue)
-        except ClientError:
+        except ConnectionFailed:
             address = message.store_host
         await self._session.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
 

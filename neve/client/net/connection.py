@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._received = 0
+        self._is_retiring = False
         self.is_closed = False
 
     @property
@@ -129,16 +130,17 @@ class Connection(asyncio.Protocol):
             await self._wait_writable(timeout)
             timeout = max(timeout - (self._loop.time() - began), 0.001)  # what is left of it for the answer
         opaque = self._next_opaque()
+        # First, because a request that cannot be encoded raises here: nothing waits for its answer then.
+        self._write(RemotingCommand(code=code, opaque=opaque, ext=self._fields(ext, body), body=body))
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         self._waiting[opaque] = future
-        received = self._received
-        timer = self._loop.call_later(timeout, self._expire, opaque, received, timeout)
-        self._write(RemotingCommand(code=code, opaque=opaque, ext=self._fields(ext, body), body=body))
+        timer = self._loop.call_later(timeout, self._expire, opaque, self._received, timeout)
         try:
             return await future
         finally:
             timer.cancel()
             self._waiting.pop(opaque, None)
+            self._close_if_retired()
 
     async def send_oneway(self, code: int, ext: Mapping[str, str], body: bytes, timeout: float) -> None:
         await self._wait_writable(timeout)
@@ -164,6 +166,15 @@ class Connection(asyncio.Protocol):
         self.is_closed = True
         if self._transport is not None:
             self._transport.abort()
+
+    def retire(self) -> None:
+        """Close the connection as soon as no request on it waits for an answer."""
+        self._is_retiring = True
+        self._close_if_retired()
+
+    def _close_if_retired(self) -> None:
+        if self._is_retiring and not self._waiting and not self.is_closed:
+            self.close()
 
     def close(self) -> None:
         self.is_closed = True
@@ -239,6 +250,7 @@ class ConnectionPool:
         self._on_lost = on_lost  # a connection to the address ended, or could not be made
         self._on_refused = on_refused  # a broker says what one says that is not the master, and others when busy
         self._connections: dict[str, Connection] = {}
+        self._retiring: set[Connection] = set()  # answers are due over them, and no new request takes them
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._pid = os.getpid()
         self._is_closed = False
@@ -266,28 +278,30 @@ class ConnectionPool:
     ) -> RemotingCommand:
         """The answer, whatever its code; `timeout` includes the time to connect."""
         deadline = asyncio.get_running_loop().time() + timeout
-        answer = await self._invoke_once(address, code, ext, body, deadline)
-        if answer.code == ResponseCode.GO_AWAY:  # the broker is about to stop: what comes next needs a new connection
-            stale = self._connections.pop(address, None)
-            if stale is not None:
-                stale.close()
+        connection = self._connections.get(address)
+        if connection is None or connection.is_closed or self._pid != os.getpid() or self._is_closed:
+            connection = await self._connected(address, deadline)
+        remaining = deadline - asyncio.get_running_loop().time()
+        answer = await connection.invoke(code, ext, body, max(remaining, 0.001))
+        if answer.code == ResponseCode.GO_AWAY:
+            self._retire(connection)
         elif answer.code in _NOT_HERE:
             self._on_refused(address)
         return answer
+
+    def _retire(self, connection: Connection) -> None:
+        """The broker is about to stop: new requests need a new connection, those in flight still get their answers."""
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+        self._retiring = {other for other in self._retiring if not other.is_closed}
+        connection.retire()
+        if not connection.is_closed:
+            self._retiring.add(connection)
 
     def open_connection(self, address: str) -> Connection | None:
         """The one that requests take now."""
         connection = self._connections.get(address)
         return None if connection is None or connection.is_closed else connection
-
-    async def _invoke_once(
-        self, address: str, code: int, ext: Mapping[str, str], body: bytes, deadline: float
-    ) -> RemotingCommand:
-        connection = self._connections.get(address)
-        if connection is None or connection.is_closed or self._pid != os.getpid() or self._is_closed:
-            connection = await self._connected(address, deadline)
-        remaining = deadline - asyncio.get_running_loop().time()
-        return await connection.invoke(code, ext, body, max(remaining, 0.001))
 
     async def _connected(self, address: str, deadline: float) -> Connection:
         try:
@@ -314,9 +328,10 @@ class ConnectionPool:
         self._is_closed = True
         for task in list(self._opening.values()):
             task.cancel()
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._retiring):
             connection.close()
         self._connections.clear()
+        self._retiring.clear()
 
     async def _open(self, address: str) -> Connection:
         try:

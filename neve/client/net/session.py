@@ -57,6 +57,16 @@ def ext_int(answer: RemotingCommand, name: str) -> int:
         raise ProtocolError(f"an answer has no number {name!r}: {answer.ext}") from error
 
 
+async def ended(run: asyncio.Future[Any]) -> None:
+    """Wait until `run` has ended; if the caller is cancelled, `run` is cancelled and waited for as well."""
+    try:
+        await asyncio.wait({run})
+    finally:
+        if not run.done():
+            run.cancel()
+            await asyncio.wait({run})
+
+
 class Session:
     """Opened once per client. Members of groups register their heartbeat data and their request handlers here."""
 
@@ -132,10 +142,12 @@ class Session:
         self._is_closing = True
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for group in list(self._producer_groups):
-            await self.leave_producer_group(group)
-        await self.pool.close()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for group in list(self._producer_groups):
+                await self.leave_producer_group(group)
+        finally:
+            await self.pool.close()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Runs `work` beside the callers until it ends or the client closes; a failure is logged."""
@@ -160,18 +172,25 @@ class Session:
 
     # ---- requests
 
-    async def within(self, timeout: float | None, work: Coroutine[Any, Any, T]) -> T:
+    async def within(
+        self,
+        timeout: float | None,
+        work: Coroutine[Any, Any, T],
+        *,
+        too_late: type[UnknownOutcome | ConnectionFailed] = UnknownOutcome,
+    ) -> T:
         """What `work` gives, if it does so within `timeout` seconds, by default those of a whole call.
 
         Raises:
-            UnknownOutcome: it was not done by then; what it asked for may be done all the same.
+            UnknownOutcome: it was not done by then; what it asked for may be done all the same. Or `too_late`, for work
+                whose last step without a wait is to send: it was not sent.
         """
         limit = timeout or self.options.timeout
         try:
             async with asyncio.timeout(limit):
                 return await work
         except TimeoutError:
-            raise UnknownOutcome(f"not done within {limit:g} s") from None
+            raise too_late(f"not done within {limit:g} s") from None
 
     async def ask(
         self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float | None = None
@@ -206,6 +225,17 @@ class Session:
                     self._namesrvs.append(self._namesrvs.pop(0))
         assert problem is not None
         raise problem
+
+    async def _read_namesrv(self, code: int, ext: Mapping[str, str]) -> RemotingCommand:
+        """As `ask_namesrv`, for questions that precede a request.
+
+        Raises:
+            ConnectionFailed: no name server answers, so the request that needs the answer was not sent.
+        """
+        try:
+            return await self.ask_namesrv(code, ext)
+        except UnknownOutcome as error:
+            raise ConnectionFailed(f"no name server answers: {error}") from error
 
     # ---- routes
 
@@ -260,13 +290,13 @@ class Session:
         """The address of the queue's master.
 
         Raises:
-            ClientError: no master of that broker is known.
+            ConnectionFailed: no master of that broker is known, so nothing was asked of it.
         """
         for fresh in (False, True):
             address = (await self.publish_route(queue.topic, fresh=fresh)).master(queue.broker_name)
             if address is not None:
                 return address
-        raise ClientError(f"no master of {queue.broker_name} is known")
+        raise ConnectionFailed(f"no master of {queue.broker_name} is known")
 
     async def ask_master(
         self,
@@ -329,7 +359,7 @@ class Session:
                 is_final = not may_repeat
             except BrokerError as error:
                 problem, is_final = error, error.code not in NOT_MASTER
-            except (ConnectionFailed, ClientError) as error:
+            except ConnectionFailed as error:
                 problem, is_final = error, False
             if is_final or not self.is_set(queue) or now() >= deadline:
                 raise problem
@@ -423,7 +453,7 @@ class Session:
             self._keep_route(topic)
 
     async def _fetch_route(self, topic: str) -> TopicRoute:
-        answer = require_success(await self.ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}))
+        answer = require_success(await self._read_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}))
         route = parse_route(topic, parse_body(answer))
         self._routes[topic] = (asyncio.get_running_loop().time(), route)
         self._learn(route.brokers)
@@ -431,7 +461,7 @@ class Session:
 
     async def brokers(self) -> dict[str, BrokerInfo]:
         """All brokers by name."""
-        answer = require_success(await self.ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, {}))
+        answer = require_success(await self._read_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, {}))
         found = parse_brokers((parse_body(answer).get("brokerAddrTable") or {}).values())
         self._learn(found)
         return found

@@ -23,7 +23,7 @@ from typing import Self
 
 from neve.client.model import Message, SendResult, SendStatus, message_from_record
 from neve.client.net.connection import Connection
-from neve.client.net.session import Session
+from neve.client.net.session import Session, ended
 from neve.client.send.draft import sending
 from neve.client.send.producer import Producer
 from neve.client.trace.recorder import Traces
@@ -331,10 +331,7 @@ async def _asked(check: Check, message: Message) -> LocalTransactionState:
         return await _decided(check(message))
 
     asking = asyncio.ensure_future(call())
-    try:
-        await asyncio.wait({asking})
-    finally:
-        asking.cancel()
+    await ended(asking)
     if asking.cancelled():
         return LocalTransactionState.UNKNOWN
     error = asking.exception()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from neve.cli import admin
+from neve.cli import admin, admin_address
+from neve.cli.failures import UNREACHABLE, Failure
 from neve.cli.main import neve
+from neve.client.model import BrokerInfo
 
 
 @pytest.mark.parametrize(
@@ -118,3 +121,28 @@ def test_a_broker_that_ends_amid_an_erasure_gives_no_certificate(monkeypatch: py
     done = CliRunner().invoke(neve, ["archive", "erase", "t", "--key", "k", "--admin", "127.0.0.1:1"])
     assert done.exit_code == 1
     assert "before the certificate" in str(done.exception)
+
+
+def test_verify_reports_an_answer_that_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "post_json", lambda *_, **__: ["not", "a", "report"])
+    done = CliRunner().invoke(neve, ["archive", "verify", "--admin", "127.0.0.1:1"])
+    assert isinstance(done.exception, Failure)
+    assert str(done.exception) == "the broker's answer to a verification is no report: ['not', 'a', 'report']"
+
+
+def test_admin_port_of_a_broker_without_a_master_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a set elects its master, the name servers list replicas only."""
+
+    class Electing:
+        async def cluster_info(self) -> dict[str, BrokerInfo]:
+            return {"a": BrokerInfo("c", "a", {1: "127.0.0.1:2"})}
+
+    @asynccontextmanager
+    async def connecting(_: str) -> AsyncIterator[Electing]:
+        yield Electing()
+
+    monkeypatch.setattr(admin_address, "connect", connecting)
+    done = CliRunner().invoke(neve, ["archive", "ls", "-n", "127.0.0.1:1"])
+    assert isinstance(done.exception, Failure)
+    assert done.exception.exit_code == UNREACHABLE
+    assert "broker a has no master now" in str(done.exception)
