@@ -85,6 +85,7 @@ _QUIET = {
     "archiveMaxAge": "1d",
     "statePeriod": "1d",
     "expireGrace": "0s",
+    "archiveReplacedGrace": "0s",
     "journalCheckpointEntries": "2",
 }
 #: As soon as somebody asks, the store is.

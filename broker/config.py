@@ -134,6 +134,7 @@ class BrokerConfig(SecurityConfig):
     cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")
     cold_read_priority: str = key("low", choices=("idle", "low", "normal"))
     expire_grace: int = key(DAY, low=0, high=GRACE_MAX_MS, unit="time")
+    archive_replaced_grace: int = key(HOUR, low=0, high=GRACE_MAX_MS, unit="time")
     default_ttl_hours: int = key(-1, low=-1, high=1_000_000_000)
 
     admin_port: int = key(10913, low=-1, high=65535)

@@ -161,7 +161,7 @@ class Compact:
         return 1
 
     def _swap(self, merge: Merge, made: list[CommittedName]) -> AnyEntry:
-        after = self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms
+        after = self._safe_clock.now_ms(self._journal.store) + self._policy().replaced_grace_ms
         return Replace(old=[one.key for one in merge.inputs], new=made, delete_after_ms=after)
 
 

@@ -22,6 +22,7 @@ from neve.archive.journal import AnyEntry, FellBehind, anchor
 from neve.entropy import Entropy, system_entropy
 from tiered.write.delta_table import DeltaTable, Overtaken
 from tiered.write.set_aside import SetAside
+from tiered.write.symlink_manifest import SymlinkManifests
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class DeltaTables:
         self._topics: MirroredTopics | None = None
         self._tables: dict[str, DeltaTable | None] = {}  # None: set aside, until all is begun again
         self._ahead: dict[int, list[str]] = {}  # entry -> tables that are told through it already
+        self._manifests: SymlinkManifests | None = None  # None: they have to be compared with the journal first
         self.set_aside = SetAside("told to its Delta table")
         self.commits = 0  # since the start
 
@@ -91,6 +93,7 @@ class DeltaTables:
         try:
             topics = self._topics or self._begin(wanted)
             changed = self._follow(topics)
+            self._write_manifests(topics)
             self._keep_short(changed)
         except (FellBehind, Overtaken) as error:
             self._forget()
@@ -102,6 +105,7 @@ class DeltaTables:
 
     def _forget(self) -> None:
         self._wanted, self._topics, self._tables, self._ahead = (), None, {}, {}
+        self._manifests = None
 
     def _begin(self, wanted: tuple[str, ...]) -> MirroredTopics:
         """From the newest checkpoint that is older than what any table was told last; else from the oldest there is."""
@@ -155,6 +159,8 @@ class DeltaTables:
                 return sorted(changed)
             for topic, change in topics.apply(seq, entry, anchor(data)).items():
                 changed.add(topic)
+                if self._manifests is not None:
+                    self._manifests.change(topic, change.gone, change.came)
                 if topic not in self._tables:
                     self._meet(topic, topics, seq, entry.time_ms)
                 else:
@@ -199,6 +205,20 @@ class DeltaTables:
     def _put_aside(self, topic: str, error: NotNeves) -> None:
         self.set_aside.note(topic, error)
         self._tables[topic] = None
+
+    def _write_manifests(self, topics: MirroredTopics) -> None:
+        """Write the symlink manifests of the topics that changed; the first time, of all topics that differ."""
+        if self._is_closed():
+            return
+        journal, manifests = self._journal, self._manifests
+        if manifests is None:
+            manifests = SymlinkManifests(journal.store, journal.broker, journal.prefix)
+            differing = topics.topics()
+        else:
+            differing = manifests.flush()
+        for topic in differing:
+            manifests.rewrite(topic, topics.shown(topic))
+        self._manifests = manifests
 
     def _keep_short(self, changed: Iterable[str]) -> None:
         retention = self._rules().journal_retention_ms

@@ -55,7 +55,8 @@ class Policy:
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
     force_mark: float = 0.75
     journal_retention_ms: int = 7 * 24 * HOUR_MS  # archiveJournalRetention
-    grace_ms: int = 24 * HOUR_MS
+    grace_ms: int = 24 * HOUR_MS  # expireGrace
+    replaced_grace_ms: int = HOUR_MS  # archiveReplacedGrace
     upload_bytes_per_second: int = 0  # 0: no limit
     compaction: bool = False  # by itself
     compaction_bytes_per_second: int = 0  # of objects that are read; 0: no limit

@@ -36,6 +36,7 @@ class ConfiguredPolicy:
             disk_mark=crowded,
             force_mark=crowded if archiving else forced,
             grace_ms=config.expire_grace,
+            replaced_grace_ms=config.archive_replaced_grace,
             journal_retention_ms=config.archive_journal_retention,
             upload_bytes_per_second=config.archive_upload_bytes_per_second,
             compaction=config.archive_compaction_enable,

@@ -182,7 +182,8 @@ def sweep(repair: bool, broker: str | None, admin: str | None, namesrv: str) -> 
 def compact(topic: str | None, dry_run: bool, broker: str | None, admin: str | None, namesrv: str) -> None:
     """Make few objects of a topic's small ones, or of all topics'. Prints progress as JSON lines.
 
-    Objects of one day become one of 128 MB, also of a day that has not ended; the old ones go after expireGrace.
+    Objects of one day become one of 128 MB, also of a day that has not ended. The old ones are deleted after
+    archiveReplacedGrace (1 h).
     As fast as archiveCompactionBytesPerSecond lets it. Exit code 1: some were not made.
     """
     from neve.cli.admin import post_lines

@@ -39,7 +39,7 @@ class MemoryStore:
     """A store in a dictionary. `fail()` arms faults, `on_call` lets a test act between two calls."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.url = "memory:"
+        self.url = "s3://memory"
         self.requests: Counter[str] = Counter()
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.faults: list[Fault] = []

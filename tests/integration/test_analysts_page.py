@@ -20,8 +20,8 @@ Up = Callable[..., AbstractContextManager[Any]]
 PAGE = (Path(__file__).parents[2] / "docs" / "analysts.md").read_text()
 
 
-def block(heading: str, language: str) -> str:
-    return str(re.findall(rf"```{language}\n(.*?)```", PAGE.partition(f"## {heading}\n")[2], re.DOTALL)[0])
+def block(heading: str, language: str, number: int = 0) -> str:
+    return str(re.findall(rf"```{language}\n(.*?)```", PAGE.partition(f"## {heading}\n")[2], re.DOTALL)[number])
 
 
 def run(*command: str, given: str = "") -> str:
@@ -51,6 +51,8 @@ def test_the_archive_is_read_as_the_page_says(tmp_path: Path, neve_up: Up) -> No
         "engines": block("DuckDB, Polars, pandas", "python"),
         "delta": block("Delta tables", "python") + "print(rows)",
         "records": block("Message by message, in Python", "python"),
+        "manifest": "import duckdb\nfor query in "
+        f"{block('DuckDB, Polars, pandas', 'sql', 1).split(';')[:2]!r}: found = duckdb.sql(query)\nprint(found)",
         "sql": f"import duckdb\nprint(duckdb.sql({block('DuckDB, Polars, pandas', 'sql')!r}))",
     }
     said = {}
@@ -61,4 +63,5 @@ def test_the_archive_is_read_as_the_page_says(tmp_path: Path, neve_up: Up) -> No
     assert re.search(r"message \d+", said["engines"])
     assert re.search(r"EWR.*150\b", said["delta"], re.DOTALL)
     assert re.search(r"EWR\W+150\b", said["sql"])
+    assert re.search(r"EWR\W+150\b", said["manifest"])
     assert re.match(r"100 \d{13} \{.*'TAGS': 'EWR'.*\} b'message \d+'\n$", said["records"])

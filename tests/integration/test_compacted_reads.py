@@ -95,7 +95,13 @@ def sent(queue: int, first: int = 0, end: int = COUNT) -> list[tuple[int, bytes]
 
 def served(tmp_path: Path, work: Callable[[BrokerController, Connection], Any], *settings: str) -> None:
     async def main() -> None:
-        own = (f"storeUrl=dir:{tmp_path / 'archive'}", "expireGrace=0", "archiveMinBytes=1", *settings)
+        own = (
+            f"storeUrl=dir:{tmp_path / 'archive'}",
+            "expireGrace=0",
+            "archiveReplacedGrace=0",
+            "archiveMinBytes=1",
+            *settings,
+        )
         async with running(tmp_path / "data", *own) as (broker, connection):
             await fill(broker, connection)
             await work(broker, connection)

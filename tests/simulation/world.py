@@ -113,6 +113,7 @@ class World:
             archive_max_age=pick((1000, MINUTE, HOUR)),
             file_reserved_time=pick((1, 3, 72)),
             expire_grace=pick((0, 10 * MINUTE, 5 * HOUR)),
+            archive_replaced_grace=pick((0, MINUTE, HOUR)),
             default_ttl_hours=pick((-1, -1, 2, 24)),
             journal_checkpoint_entries=pick((2, 2, 5, 20, 256)),
             archive_journal_retention=pick((HOUR, HOUR, 6 * HOUR, 168 * HOUR)),

@@ -47,6 +47,7 @@ from neve.archive.delta.table import (
     shown,
 )
 from neve.archive.journal import Expire, Unexpire
+from neve.archive.keys import escape
 from neve.archive.schema import SCHEMA
 from tests.doubles.archive_at_random import T0, ArchiveAtRandom
 from tests.doubles.memory_store import MemoryStore
@@ -412,6 +413,10 @@ class Follower:
                     self.streamed += [key[0]] if told["dataChange"] else []
 
     def check(self, archive: ArchiveAtRandom) -> None:
+        assert manifest_lines(self.store, archive.broker) == shown_uris(archive)
+        self.check_table(archive)
+
+    def check_table(self, archive: ArchiveAtRandom) -> None:
         """Each file with the rows that the archive has of it; in the stream each that a round made once."""
         self.follow()
         minimums = {queue: archive.catalog.recorded_minimum(TOPIC, queue) for queue in range(3)}
@@ -424,6 +429,52 @@ class Follower:
         mine = {key: told for key, told in self.files.items() if told["partitionValues"]["broker"] == archive.broker}
         assert mine.keys() == wanted.keys()
         assert len(self.streamed) == len(set(self.streamed))
+
+
+def manifest_lines(store: ObjectStore, broker: str = "b") -> list[str]:
+    """The lines of all symlink manifests of a broker."""
+    keys = [one.key for one in store.list(f"topic={TOPIC}/_symlink_format_manifest/")]
+    mine = [key for key in keys if key.endswith(f"/broker={escape(broker)}/manifest")]
+    assert all(store.get(key) for key in mine), "an empty manifest is deleted"
+    return sorted(line for key in mine for line in store.get(key).decode().splitlines())
+
+
+def shown_uris(archive: ArchiveAtRandom, base: str = "s3://memory") -> list[str]:
+    minimums = {queue: archive.catalog.recorded_minimum(TOPIC, queue) for queue in range(3)}
+    return sorted(f"{base}/{name.key}" for name in archive.live() if shown(name, minimums) is not None)
+
+
+def test_symlink_manifests_name_the_current_objects_after_each_entry(tmp_path: Path) -> None:
+    store = open_store(f"dir:{tmp_path}/store")
+    dice = random.Random(7)
+    archives = [ArchiveAtRandom(store, broker, tmp_path / str(n), n) for n, broker in enumerate(("a", "b%2 ü"))]
+    jobs = [tables(store, one.broker) for one in archives]
+    kinds = set[str]()
+    for _ in range(60):
+        number = dice.randrange(2)
+        kinds.add(archives[number].step())
+        if dice.random() < 0.2:
+            jobs[number] = tables(store, archives[number].broker)
+        jobs[number].run()
+        for one in archives:
+            expected = shown_uris(one, f"file://{tmp_path}/store")
+            assert manifest_lines(store, one.broker) == expected
+            assert all(Path(uri.removeprefix("file://")).is_file() for uri in expected)
+    assert {"Commit", "Expire", "Replace", "Erase"} <= kinds
+
+
+def test_symlink_manifest_that_is_missing_is_written_from_all_objects(tmp_path: Path) -> None:
+    store = MemoryStore(ManualClock(T0))
+    archive = ArchiveAtRandom(store, "b", tmp_path / "log", 3)
+    for _ in range(4):
+        archive.commit()
+    job = of_broker(store)
+    job.run()
+    for key in [key for key in store.objects if "_symlink_format_manifest" in key]:
+        del store.objects[key]
+    archive.commit()
+    job.run()
+    assert manifest_lines(store) == shown_uris(archive)
 
 
 def history(store: MemoryStore, directory: Path, seed: int, entries: int) -> ArchiveAtRandom:
