@@ -11,7 +11,7 @@ MODES ?= sync sync-available async
 SEED ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations check bench format clean
+.PHONY: help setup lock demo demo-ha servers test test-interop test-spark test-own identity kills stream-kills pipeline fuzz simulate year histories beside-apache delta seam soak zipapp drill lines migrations stock-tests check bench format clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -128,6 +128,9 @@ lines: setup ## a million lines through `neve produce` and `neve consume`, timed
 MESSAGES ?= 100000
 migrations: setup ## the four ways from an Apache broker to neve, line by line, with messages and what is on its way (MESSAGES=100000)
 	NEVE_MIGRATION_MESSAGES=$(MESSAGES) $(BIN)/pytest -s -o timeout=0 -o faulthandler_timeout=0 tests/interop/test_migration_page.py
+
+stock-tests: setup ## RocketMQ's own integration tests of notifications and of resets of pop groups (ROCKETMQ=a checkout of its release 5.3.3)
+	$(BIN)/python -m tests.interop.stock_tests $(ROCKETMQ)
 
 check: setup ## lint, types, import order
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@
   server-5.3.3/   the whole of Apache RocketMQ: name server, broker, client, tools
   client-4.9.8/   the last client of the 4.x line, which most installations still run
   proxy-5.3.3/    Apache's gRPC proxy
+  stock-tests-5.3.3/  the libraries of RocketMQ's own integration tests
   classes-*/      our own programs, named by a hash of their sources and of the jars that they were compiled against
 """
 
@@ -21,11 +22,16 @@ from pathlib import Path
 SERVER = "server-5.3.3"
 CLIENT_OLD = "client-4.9.8"
 PROXY = "proxy-5.3.3"
+STOCK_TESTS = "stock-tests-5.3.3"
 _GROUP = "org.apache.rocketmq"
 _ARTIFACTS = {
     SERVER: ["rocketmq-namesrv", "rocketmq-broker", "rocketmq-client", "rocketmq-tools"],
     CLIENT_OLD: ["rocketmq-client", "rocketmq-tools"],
     PROXY: ["rocketmq-proxy"],
+    STOCK_TESTS: [
+        *("rocketmq-namesrv", "rocketmq-broker", "rocketmq-client", "rocketmq-tools", "junit:junit:4.13.2"),
+        *("com.google.truth:truth:0.30", "org.assertj:assertj-core:3.22.0", "org.awaitility:awaitility:4.1.0"),
+    ],
 }
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _FETCH_TIMEOUT_S = 900
@@ -52,9 +58,10 @@ def _locked(name: str) -> Iterator[Path]:
 
 def _pom(name: str) -> str:
     version = name.rpartition("-")[2]
+    places = [artifact.split(":") if ":" in artifact else [_GROUP, artifact, version] for artifact in _ARTIFACTS[name]]
     dependencies = "".join(
-        f"<dependency><groupId>{_GROUP}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>"
-        for artifact in _ARTIFACTS[name]
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{number}</version></dependency>"
+        for group, artifact, number in places
     )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'

@@ -1,6 +1,7 @@
 """Administration: topics, as they are made, changed, deleted and told of ."""
 
 import asyncio
+import logging
 
 from broker.archiving.deletion import TopicDeletion
 from broker.clients.registration import Registration
@@ -15,6 +16,8 @@ from neve.remoting.body import convert, dumps
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, optional_int, require_int, require_str
+
+log = logging.getLogger(__name__)
 
 
 class AdminTopicsProcessor:
@@ -84,6 +87,9 @@ class AdminTopicsProcessor:
         if new > topics.room and new:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"there are maxTopics={self._config.max_topics} topics")
         changed = [config.topic_name for config in configs if topics.update(config)]
+        for config in configs:
+            if config.topic_name in changed:
+                _warn_of_attributes(config)
         await topics.keep()
         await self._settled()
         if changed:
@@ -118,6 +124,17 @@ class AdminTopicsProcessor:
     def system_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         own = sorted(names.SYSTEM_TOPICS | self._topics.system)
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"topicList": own}))
+
+
+def _warn_of_attributes(config: TopicConfig) -> None:
+    for name, value in names.WITHOUT_EFFECT.items():
+        if config.attributes.get(name) == value:
+            log.warning(
+                "topic attribute without effect: topic=%s %s=%s, the topic is an ordinary one",
+                config.topic_name,
+                name,
+                value,
+            )
 
 
 def _queues(config: BrokerConfig, name: str, number: int) -> int:

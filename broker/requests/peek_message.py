@@ -45,7 +45,11 @@ class PeekMessageProcessor:
         return pop_response(request, asked, result, code)
 
     def notification(self, connection: Connection, request: RemotingCommand) -> None:
-        """As a pop that waits, it doesn't count among a connection's requests in work."""
+        """Answer whether there is a message, after a wait if need be.
+
+        At the deadline the queues are looked at once more: a message wakes one notification of a group, and the others
+        report it then. As a pop that waits, it does not count among a connection's requests in work.
+        """
         header = parse_header(request.ext, PopHeader)
         asked = self._checks.checked(header, 1)
         deadline = self._checks.deadline(header, request)
@@ -55,9 +59,10 @@ class PeekMessageProcessor:
         self, connection: Connection, request: RemotingCommand, header: PopHeader, asked: PopRequest, deadline: float
     ) -> RemotingCommand | None:
         polling, ext = self._polling, {"hasMsg": "false", "pollingFull": "false"}
+        timed_out = False
         while not self._service.has_message(asked):
             left = deadline - self._clock.monotonic()
-            if left <= 0 or not self._life.accepting:
+            if timed_out or left <= 0 or not self._life.accepting:
                 break
             if polling.count >= self._config.max_pop_polling_size:
                 ext["pollingFull"] = "true"
@@ -68,7 +73,7 @@ class PeekMessageProcessor:
                 async with asyncio.timeout(left):
                     await waiter.future
             except TimeoutError:
-                break
+                timed_out = True
             finally:
                 polling.remove(waiter)
             if connection.is_closed:

@@ -102,7 +102,9 @@ class PopMessageProcessor:
                 async with asyncio.timeout(left if result.failure is None else min(left, service.unreadable_seconds)):
                     await waiter.future
         except TimeoutError:
-            return result, ResponseCode.POLLING_TIMEOUT if clock.monotonic() >= deadline else None
+            # The attempt's batch may have gone to another request of the same attempt, which wakes no one.
+            found = clock.monotonic() < deadline or service.has_message(asked)
+            return result, None if found else ResponseCode.POLLING_TIMEOUT
         except asyncio.CancelledError:
             polling.pass_on(waiter)
             raise

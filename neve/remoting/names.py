@@ -46,11 +46,13 @@ _ILLEGAL = re.compile(r"[^%|A-Za-z0-9_-]")
 
 RESERVE_TIME = "reserve.time"
 _ATTRIBUTE_VALUES = {
-    "queue.type": ("SimpleCQ",),
-    "cleanup.policy": ("DELETE",),
+    "queue.type": ("SimpleCQ", "BatchCQ"),
+    "cleanup.policy": ("DELETE", "COMPACTION"),
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION"),
 }
 _UNCHANGEABLE = ("queue.type", "cleanup.policy")
+#: Attributes that are stored and reported, and have no effect: the topic is an ordinary one.
+WITHOUT_EFFECT = {"queue.type": "BatchCQ", "cleanup.policy": "COMPACTION"}
 _RESERVE_TIME_MAX = 2**53
 
 

@@ -126,6 +126,35 @@ def test_a_notification_is_silent_while_the_queue_is_blocked_and_speaks_when_it_
     with_member(tmp_path, work)
 
 
+def test_notification_reports_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None:
+    """RocketMQ's NotificationIT: the message wakes one notification, and its attempt's batch is free for it again."""
+
+    async def work(member: Member, clock: ManualClock) -> None:
+        taken = await member.pop(MESSAGES)
+        told = [asyncio.create_task(member.is_told(attempt=attempt, poll=500)) for attempt in "AAB"]
+        await member.until_in_line(len(told))
+        await member.ack(*taken)
+        await send(member.connection, "t", b"next")
+        assert [one.body for one in await member.pop(1, attempt="A")] == [b"next"]
+        assert (await told[0], await told[1], await told[2]) == (True, True, False)
+
+    with_member(tmp_path, work)
+
+
+def test_pop_gets_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None:
+    async def work(member: Member, clock: ManualClock) -> None:
+        taken = await member.pop(MESSAGES)
+        waiting = [asyncio.create_task(member.pop(1, attempt="A", poll=500)) for _ in range(2)]
+        await member.until_in_line(len(waiting))
+        await member.ack(*taken)
+        await send(member.connection, "t", b"next")
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        clock.advance(500)
+        assert [one.body for got in await asyncio.gather(*waiting) for one in got] == [b"next", b"next"]
+
+    with_member(tmp_path, work)
+
+
 def test_a_notification_does_not_use_up_what_wakes_a_pop(tmp_path: Path) -> None:
     async def work(member: Member, clock: ManualClock) -> None:
         batch = await member.pop(MESSAGES)
