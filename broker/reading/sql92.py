@@ -182,6 +182,7 @@ _LEVELS = {
 }  # fmt: skip
 _AFTER_NOT = ("BETWEEN", "IN", "CONTAINS", "STARTSWITH", "ENDSWITH")
 _TEXT_TESTS = ("CONTAINS", "STARTSWITH", "ENDSWITH")
+_SHOWN = 40  # characters of a token in an error: a text may be very long
 _BRACKET, _HALF_BETWEEN, _BETWEEN = "(", "BETWEEN …", "BETWEEN … AND …"
 
 
@@ -327,8 +328,11 @@ class _Parser:
             value, _ = self._operands.pop()
             self._push(_between(value, left, right, negated=pending.negated), 2)
         elif pending.level in (_OR, _AND):
-            grows = isinstance(left, Logic) and left.word == pending.word
-            self._push(_logic(pending.word, left, right), max(left_depth + (not grows), depth + 1))
+            depths = [
+                below + (not (isinstance(side, Logic) and side.word == pending.word))
+                for side, below in ((left, left_depth), (right, depth))
+            ]
+            self._push(_logic(pending.word, left, right), max(depths))
         else:
             self._push(_comparison(pending.word, left, right), max(left_depth, depth) + 1)
 
@@ -364,7 +368,8 @@ class _Parser:
 
 
 def _out_of_place(token: _Token, more: str = "") -> SqlError:
-    found = repr(token.value) if token.value else "the end"
+    shown = token.value if len(token.value) <= _SHOWN else f"{token.value[:_SHOWN]}…"
+    found = repr(shown) if shown else "the end"
     return SqlError(f"{found} at {token.at} is out of place{more}")
 
 
@@ -413,9 +418,10 @@ def _negative(node: Node) -> Negative:
 
 
 def _logic(word: str, left: Node, right: Node) -> Logic:
-    left, right = _condition(left), _condition(right)
-    before = left.parts if isinstance(left, Logic) and left.word == word else (left,)
-    return Logic(word, (*before, right))
+    parts: list[Node] = []
+    for side in (_condition(left), _condition(right)):
+        parts += side.parts if isinstance(side, Logic) and side.word == word else (side,)
+    return Logic(word, tuple(parts))
 
 
 def _comparison(word: str, left: Node, right: Node) -> Node:

@@ -118,9 +118,10 @@ def test_a_wrong_expression_is_refused(text: str) -> None:
         f"n = '5' OR n = '{'x' * 200_000}'",
         "(" * 1000 + "n = 5" + ")" * 1000,
         "(" * 1000 + "n = 5" + "".join(f" OR n = {number})" for number in range(1000)),
+        "".join(f"n = {number} OR (" for number in range(1000)) + "n = 5" + ")" * 1000,
         "NOT " * 150 + "(n = 5)",
     ],
-    ids=["values", "comparisons", "text", "brackets", "nested OR", "NOT"],
+    ids=["values", "comparisons", "text", "brackets", "OR nested left", "OR nested right", "NOT"],
 )
 def test_a_large_expression_is_taken(text: str) -> None:
     assert compile_sql(text)(PROPERTIES)
@@ -140,6 +141,12 @@ def test_a_large_expression_is_taken(text: str) -> None:
 def test_a_too_large_expression_is_refused_with_the_limit(text: str, limit: str) -> None:
     with pytest.raises(SqlError, match=limit):
         compile_sql(text)
+
+
+def test_the_error_of_a_long_token_is_short() -> None:
+    with pytest.raises(SqlError) as caught:
+        compile_sql(f"n = 5 '{'x' * 1000}'")
+    assert str(caught.value) == f'"\'{"x" * 39}…" at 6 is out of place'
 
 
 @pytest.mark.parametrize("end", ["", "x"])
