@@ -33,8 +33,8 @@ def main() -> int:
         neve("topic", "create", topic, "--queues", str(queues), "--namesrv", options.namesrv)
     sent = {FLIGHTS: flight_messages(flights), WEATHER: weather_messages(weather)}
     asyncio.run(send(options.namesrv, sent))
-    admin = ("--admin", options.admin) if options.admin else ()
-    neve("archive", "offload", "--roll", *admin)
+    where = ("--admin", options.admin) if options.admin else ("--namesrv", options.namesrv)
+    neve("archive", "offload", "--roll", *where)
     print(f"{len(flights)} flights and {len(weather)} hours of weather of {options.date} are archived")
     return 0
 

@@ -55,6 +55,7 @@ def init(
         raise Failure(USAGE, str(error)) from error
     for file in files:
         click.echo(str(file))
+    say(f"the table `windows` gets a window when a message arrives that is {late} newer than the window's end")
     say(f"next: neve pipeline dry-run {directory}, then neve pipeline run {directory}")
 
 

@@ -155,6 +155,8 @@ def json_schema(frame: DataFrame, rows: int = 1000) -> StructType:
         size += len(row.text)
         sample.append(row.text)
     if not sample:
+        if frame.isEmpty():
+            raise ValueError("there are no messages to sample: the topic has nothing in the archive yet")
         raise ValueError("no body of the sample is JSON")
     of_all = f.schema_of_json(f.lit(f"[{','.join(sample)}]"))
     told = str(frame.sparkSession.range(1).select(of_all).collect()[0][0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,8 @@ def session(
     if not is_served:
         find_java()
         pyspark_jars()
+    # PySpark warns of every pandas 3, with which neve's tests run.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     from pyspark.sql import SparkSession
 
     # The workers would otherwise start the first python3 on PATH, which need not have pyarrow.
@@ -94,6 +97,9 @@ def session(
     master = master or (None if remote or "MASTER" in os.environ else "local[*]")
     if master:
         builder = builder.master(master)
+        if master.startswith("local"):
+            # Driver and workers are on this machine: Spark need not look for another address, nor warn that it did.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     parsed = [parse_store(url) for url in stores]
     options = OF_SESSIONS | dict(conf or {}) if is_served else _options(parsed, jars, conf or {})
     for name, value in options.items():

@@ -314,6 +314,8 @@ def test_a_schema_is_found_in_a_sample_and_reads_what_it_was_found_in(topics: tu
         json_schema(topics[0])
     with pytest.raises(ValueError, match="no body of the sample is JSON"):
         json_schema(topics[0].where("queue_offset = 3"))
+    with pytest.raises(ValueError, match="no messages to sample"):
+        json_schema(topics[0].where("queue_offset < 0"))
 
 
 def test_stop_ends_the_query_at_the_first_with_its_place(topics: tuple[Any, Any]) -> None:

@@ -32,7 +32,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory, neve_up: Up) -> Iterator[p
     home = tmp_path_factory.mktemp("day")
     store = f"dir:{home / 'archive'}"
     with neve_up(home / "up", "--store", store) as server, pytest.MonkeyPatch.context() as patch:
-        command = [sys.executable, "-m", "examples.day", "--namesrv", server.namesrv, "--admin", server.admin]
+        command = [sys.executable, "-m", "examples.day", "--namesrv", server.namesrv]
         done = subprocess.run(
             [*command, "--date", DATE], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
         )
@@ -72,7 +72,16 @@ def test_a_first_look_in_five_lines(archive: pd.DataFrame) -> None:
     assert {name: int(count) for name, count in origins} == archive.groupby("origin").size().to_dict()
 
 
+def test_a_stream_that_is_restarted_has_each_row_once(archive: pd.DataFrame) -> None:
+    _, _, _, stopped, _, again, _ = run("3-a-stream-into-a-table.ipynb")
+    before = re.search(r"stopped with (\d+) rows", printed(stopped))
+    assert before
+    assert 100 <= int(before[1]) < 500
+    assert "550 rows, 550 different ones" in printed(again)
+
+
 def test_a_day_with_plots_and_progress_below_the_cell(archive: pd.DataFrame) -> None:
+    """The third notebook has run before: its invented flights are in a topic of their own."""
     cells = run("2-a-day-with-plots.ipynb")
     hours = cells[1]
     assert f"{len(archive)} flights in {archive.time_hour.nunique()} hours" in printed(hours)
@@ -83,14 +92,6 @@ def test_a_day_with_plots_and_progress_below_the_cell(archive: pd.DataFrame) -> 
     assert int(done[1]) > 0
     plots = [out for cell in cells for out in cell.outputs if "image/png" in out.get("data", {})]
     assert len(plots) == 2
-
-
-def test_a_stream_that_is_restarted_has_each_row_once(archive: pd.DataFrame) -> None:
-    _, _, stopped, _, again, _ = run("3-a-stream-into-a-table.ipynb")
-    before = re.search(r"stopped with (\d+) rows", printed(stopped))
-    assert before
-    assert 100 <= int(before[1]) < len(archive)
-    assert f"{len(archive) + 50} rows, {len(archive) + 50} different ones" in printed(again)
 
 
 def test_what_is_kept_has_no_outputs() -> None:
