@@ -111,6 +111,8 @@ class ColdTier(Protocol):
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int | None: ...
 
+    def has_time_below(self, topic: str, queue_id: int, timestamp: int, offset: int) -> bool: ...
+
 
 class TieredStore:
     """One log out of two tiers (RocketMQ's TieredMessageStore): callers ask by offset, time, key or place and see no
@@ -361,12 +363,19 @@ class TieredStore:
         return self._cold.count_existing(topic, queue_id, first, end)
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
-        """Over both tiers. The oldest hot message decides which one is asked: times run back only with the clock."""
+        """Search both tiers: the archive if it may have a message of that time which the local log has not.
+
+        Times run backwards after a step of the clock, so an archived message may be younger than the oldest local one.
+        Lower searches find it. The local log is searched as if its times were in order, as RocketMQ does.
+        """
         hot_min, high = self._hot.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
         cold = self._archive()
         if cold is not None and self.min_offset(topic, queue_id) < hot_min:
             oldest_hot = self._hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
-            if oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper):
+            is_older = oldest_hot < 0 or timestamp < oldest_hot or (timestamp == oldest_hot and not upper)
+            if is_older or (
+                not upper and await self._in_thread(cold.has_time_below, topic, queue_id, timestamp, hot_min)
+            ):
                 try:
                     found = await self._in_thread(cold.offset_by_time, topic, queue_id, timestamp, upper)
                 except ColdUnavailable as error:

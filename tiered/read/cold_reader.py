@@ -223,6 +223,11 @@ class ColdReader:
             return None if first is None else max(first, low)
         return max((high if first is None else first) - 1, low)
 
+    def has_time_below(self, topic: str, queue_id: int, timestamp: int, offset: int) -> bool:
+        """Whether a row group that ends below an offset may hold a message stored at or after a time; out of memory."""
+        found = self._catalog.by_time(topic, queue_id, timestamp)
+        return found is not None and found.last < offset
+
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
         """Records with a key, stored in [begin, end], newest first, and what was not searched."""
         return self._query.by_key(topic, key, max_num, begin, end)

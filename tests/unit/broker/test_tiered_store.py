@@ -158,6 +158,30 @@ def test_what_a_deleted_topic_had_does_not_come_back_while_the_archive_does_not_
     asyncio.run(main())
 
 
+def test_search_by_time_finds_archived_messages_younger_than_local_ones(source: Source) -> None:
+    """After a step of the clock the oldest local message may be older than archived ones."""
+
+    class SetBack(Hot):
+        def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+            return 1
+
+        def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
+            return HOT.start
+
+        def shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool) -> int:
+            return offset
+
+    async def main() -> None:
+        tiered = tiered_over(source, hot=SetBack())
+        rows_of_time = {time: time * ROWS for time in range(GROUPS)}
+        for time, first in rows_of_time.items():
+            assert (await tiered.offset_by_time("t", 0, time, upper=False)) // ROWS * ROWS == first
+        assert await tiered.offset_by_time("t", 0, GROUPS, upper=False) == HOT.start
+        tiered.close()
+
+    asyncio.run(main())
+
+
 def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
     async def main() -> None:
         tiered = tiered_over(source)
