@@ -366,7 +366,7 @@ class TieredStore:
         """Search both tiers: the archive if it may have a message of that time which the local log has not.
 
         Times run backwards after a step of the clock, so an archived message may be younger than the oldest local one.
-        Lower searches find it. The local log is searched as if its times were in order, as RocketMQ does.
+        Lower searches find it.
         """
         hot_min, high = self._hot.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
         cold = self._archive()

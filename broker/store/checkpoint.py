@@ -26,6 +26,7 @@ class StoreCheckpoint(msgspec.Struct):
     index_count: int = 0
     # the topic table of the file that holds `physical`
     topics: dict[str, tuple[int, int]] = {}
+    high_time: int = 0  # of the same file, see `LogFile`
     version: int = _VERSION
 
 

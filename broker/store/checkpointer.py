@@ -136,7 +136,8 @@ class Checkpointer:
         base, count = self._index.state()
         # before the queues are clean: which topics may have changed is known by who is dirty
         topics = self._end.topics()
-        content = StoreCheckpoint(self._end.appended, self._end.last_time, base, count, topics)
+        end = self._end
+        content = StoreCheckpoint(end.appended, end.last_time, base, count, topics, end.high_time)
         self._due = DueCheckpoint(content, self._queues.take_dirty(), self._index.take_dirty()).after(self._due)
         self._described_at, self._described_time = self._end.appended, self._clock.monotonic()
 

@@ -32,6 +32,7 @@ class _TableFile(msgspec.Struct):
     version: int
     newest_store_time: int
     topics: dict[str, tuple[int, int]]
+    high_time: int = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +52,9 @@ class LogFile:
     crc_position: int = 0
     sealed: bool = False
     newest_store_time: int = 0
+    # The newest store time that a later record of the file is older than, because the clock was set back; 0: the
+    # records are in the order of their times.
+    high_time: int = 0
     # topic -> (physical offset of its last record, newest store time); complete once the file is sealed
     topics: dict[str, tuple[int, int]] = field(default_factory=dict)
     table_written: bool = False
@@ -133,12 +137,13 @@ class CommitLog:
         if table.version > _TABLE_VERSION:
             raise StoreCorrupt(f"{path} has version {table.version}; this broker knows {_TABLE_VERSION}")
         file.topics, file.newest_store_time, file.table_written = table.topics, table.newest_store_time, True
+        file.high_time = table.high_time
 
     def write_tables(self, below: int) -> None:
         """Persist the tables of sealed files that end at or below an offset known to be on the disk."""
         for file in list(self.files):
             if file.sealed and not file.table_written and file.end <= below:
-                content = _TableFile(_TABLE_VERSION, file.newest_store_time, file.topics)
+                content = _TableFile(_TABLE_VERSION, file.newest_store_time, file.topics, file.high_time)
                 self._disk.write_atomic(self._table_path(file), msgspec.json.encode(content))
                 file.table_written = True
 
@@ -147,7 +152,7 @@ class CommitLog:
         if file.table_written:
             self._disk.remove(self._table_path(file))
             self._disk.fsync_dir(self.table_directory)
-        file.topics, file.newest_store_time, file.table_written = {}, 0, False
+        file.topics, file.newest_store_time, file.high_time, file.table_written = {}, 0, 0, False
 
     def at(self, physical_offset: int) -> LogFile | None:
         """The file that holds an offset."""

@@ -105,9 +105,8 @@ class LogEnd:
         self.failure: OSError | None = None
         #: The time of the records that come next, as the clock says it. A slave's bring their own.
         self.advance_time: Callable[[int], None] = self._advance_time
-        # The newest record's store time; of the file, the newest from before a step back of the clock, 0: there was
-        # none; how many steps there were.
-        self.last_time = self.high_time = self.steps_back = 0
+        # The newest record's store time, and how often the clock was set back.
+        self.last_time = self.steps_back = 0
 
     # -- states
 
@@ -223,6 +222,16 @@ class LogEnd:
         self.high_time, self.last_time = max(self.high_time, self.last_time), now
         self.steps_back += 1
 
+    @property
+    def high_time(self) -> int:
+        """See `LogFile.high_time`, of the file at the end."""
+        return 0 if self.file is None else self.file.high_time
+
+    @high_time.setter
+    def high_time(self, store_time: int) -> None:
+        if self.file is not None:
+            self.file.high_time = store_time
+
     def reach_time(self, store_time: int) -> None:
         """Records with later times than any here are known of."""
         self.last_time = max(self.last_time, store_time)
@@ -335,7 +344,6 @@ class LogEnd:
         file = self._log.allocate(base)
         if previous is not None and not previous.sealed:
             self._seal(previous)
-        self.high_time = 0
         self.file, self.position, self.appended = file, 0, base
         self._set_limit()
         failpoint.hit("store.roll")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker.store.commit_log import CommitLog, LogFile
 from broker.store.consume_queue import ConsumeQueue
@@ -207,9 +208,18 @@ def _holds_data(file: LogFile) -> bool:
     return file.map[:END_SIZE] != bytes(END_SIZE)
 
 
-def walk_topics(file: LogFile, end: int = 1 << 62) -> tuple[dict[str, tuple[int, int]], int]:
+class Walked(NamedTuple):
+    """The table of a file, read from its records; the fields are those of `LogFile`."""
+
+    topics: dict[str, tuple[int, int]]
+    newest_store_time: int
+    high_time: int
+
+
+def walk_topics(file: LogFile, end: int = 1 << 62) -> Walked:
     """The topic table of a file below the checkpoint, read again from its records; of those below a place in it."""
     found: dict[bytes, tuple[int, int]] = {}
+    last_time = high_time = 0
     position, view = 0, memoryview(file.map)
     while position < end and file.size - position >= END_SIZE:
         size, magic = SIZE_AND_MAGIC.unpack_from(view, position)
@@ -224,6 +234,9 @@ def walk_topics(file: LogFile, end: int = 1 << 62) -> tuple[dict[str, tuple[int,
         name = bytes(view[name_at : name_at + int.from_bytes(view[topic_at:name_at], "big")])
         _, newest = found.get(name, (0, 0))
         found[name] = (file.base + position, max(newest, store_time))
+        if store_time < last_time:
+            high_time = max(high_time, last_time)
+        last_time = store_time
         position += size
     topics = {name.decode("utf-8", "surrogateescape"): place for name, place in found.items()}
-    return topics, max((newest for _, newest in found.values()), default=0)
+    return Walked(topics, max((newest for _, newest in found.values()), default=0), high_time)

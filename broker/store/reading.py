@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.store import erased
-from broker.store.commit_log import CommitLog
+from broker.store.commit_log import CommitLog, LogFile
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.errors import StoreError
 from broker.store.layout import (
@@ -20,6 +20,9 @@ from broker.store.layout import (
 )
 from neve.record.layout import (
     BORN_HOST_AT,
+    BORN_HOST_V6,
+    HOST_V4_SIZE,
+    HOST_V6_SIZE,
     MAGIC_V1,
     MAGIC_V2,
     PHYSICAL_OFFSET_AT,
@@ -33,6 +36,7 @@ from neve.remoting.codes import GetMessageStatus
 Entry = tuple[int, int, int]  # as QUEUE_ENTRY
 _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 assert _ENTRY_TYPE.itemsize == QUEUE_ENTRY_SIZE
+_READ_TOGETHER = 1 << 16  # records whose times are looked at together
 
 
 class GetResult(msgspec.Struct, frozen=True):
@@ -225,16 +229,58 @@ def store_time(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
 
 
 def offset_by_time(log: CommitLog, queue: ConsumeQueue, minimum: int, timestamp: int, *, upper: bool) -> int:
-    """Lower: the first offset stored at or after a time, or the end. Upper: the last at or before, or the first."""
-    low, high = minimum, queue.visible
+    """Search a queue by time; times may run backwards, where the clock was set back.
+
+    Lower: the first offset stored at or after a time, or the end. Upper: the offset before the first that was stored
+    after the time, or the minimum.
+    """
     wanted = timestamp + 1 if upper else timestamp
+    found = _first_stored(log, queue, minimum, wanted)
+    return max(found - 1, minimum) if upper else found
+
+
+def _first_stored(log: CommitLog, queue: ConsumeQueue, minimum: int, wanted: int) -> int:
+    end = queue.visible
+    for file in list(log.files):
+        if file.sealed and file.newest_store_time < wanted:
+            continue
+        low, stop = max(queue.first_at(file.base), minimum), min(queue.first_at(file.end), end)
+        if low < stop:
+            search = _first_by_reading if file.high_time else _first_by_halving
+            if (found := search(log, file, queue, low, stop, wanted)) < stop:
+                return found
+    return max(end, minimum)
+
+
+def _first_by_halving(log: CommitLog, _: LogFile, queue: ConsumeQueue, low: int, high: int, wanted: int) -> int:
     while low < high:
         middle = (low + high) // 2
         if store_time(log, queue, queue.next_existing(middle)) < wanted:
             low = middle + 1
         else:
             high = middle
-    return max(low - 1, minimum) if upper else low
+    return low
+
+
+def _first_by_reading(_: CommitLog, file: LogFile, queue: ConsumeQueue, low: int, stop: int, wanted: int) -> int:
+    """In a file in which the clock was set back: no order helps."""
+    data = np.frombuffer(file.map, np.uint8)
+    for first, view in queue.looked_at(low, stop):
+        places = np.frombuffer(view, _ENTRY_TYPE)["physical"].astype(np.int64) - file.base
+        for start in range(0, len(places), _READ_TOGETHER):
+            found = np.flatnonzero(_store_times(data, places[start : start + _READ_TOGETHER]) >= wanted)
+            if len(found):
+                return first + start + int(found[0])
+    return stop
+
+
+def _store_times(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """As `store_time_at`, of many records at once."""
+    flags = data[places + SYS_FLAG_AT + INT.size - 1]
+    hosts = np.where(flags & BORN_HOST_V6, HOST_V6_SIZE, HOST_V4_SIZE)
+    begins = places + BORN_HOST_AT + hosts
+    times: npt.NDArray[np.int64] = data[begins[:, None] + np.arange(LONG.size)].view(">i8")[:, 0].astype(np.int64)
+    return times
 
 
 def log_bytes(log: CommitLog, start: int, end: int, limit: int, *, padding: bool) -> tuple[int, memoryview]:

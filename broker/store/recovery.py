@@ -16,7 +16,7 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreCorrupt
 from broker.store.key_index import KeyIndex
-from broker.store.log_scan import LogScan, Recovered, RecoveryReport, walk_topics, zero_above
+from broker.store.log_scan import LogScan, Recovered, RecoveryReport, Walked, walk_topics, zero_above
 from broker.store.queue_table import QueueTable
 from broker.store.topic_tails import TopicTails
 from broker.store.truncation import read_truncation
@@ -122,15 +122,16 @@ class Recovery:
             if file.end <= first.base:
                 file.sealed = True
                 if not file.table_written:
-                    file.topics, file.newest_store_time = walk_topics(file)
+                    file.topics, file.newest_store_time, file.high_time = walk_topics(file)
         # at a border they are those of the file before it
         rows = (row for row in checkpoint.topics.values() if row[0] >= first.base)
         newest = max((store_time for _, store_time in rows), default=0)
+        high_time = checkpoint.high_time if checkpoint.physical > first.base else 0
         scan = LogScan(
             log,
             report,
             store_time=checkpoint.store_time,
-            high_time=newest if newest > checkpoint.store_time else 0,
+            high_time=max(newest, high_time) if newest > checkpoint.store_time else high_time,
             queue_of=self._queue_of,
             code_of=self._config.code_of,
             strict=strict,
@@ -155,17 +156,17 @@ class Recovery:
     def _below(self, checkpoint: StoreCheckpoint, to: int) -> StoreCheckpoint:
         """One at the place where the log is cut: all that it speaks of is on the disk, for it was below a later one."""
         file = self._log.at(to)
-        topics, newest = walk_topics(file, to - file.base) if file is not None else ({}, 0)
+        topics, newest, stepped = walk_topics(file, to - file.base) if file is not None else Walked({}, 0, 0)
         last = self._log.last_record_below(to)
         store_time = decode_record(last).store_timestamp if last is not None else 0
         high = newest if newest > store_time else 0  # there was a step back: too late rather than too early
         topics = {topic: (place, max(time, high)) for topic, (place, time) in topics.items()}
         base, count = self._index.below(to, checkpoint.index_base, checkpoint.index_count)
-        return StoreCheckpoint(to, store_time, base, count, topics)
+        return StoreCheckpoint(to, store_time, base, count, topics, max(high, stepped))
 
     def _seal(self, file: LogFile, last_time: int, high_time: int) -> None:
         """All of its records have been accepted."""
-        file.topics = self._tails.since(file.base, high_time)
+        file.topics, file.high_time = self._tails.since(file.base, high_time), high_time
         file.newest_store_time = max(last_time, high_time) if file.topics else 0
 
     def _queue_of(self, record: MessageRecord) -> ConsumeQueue | None:

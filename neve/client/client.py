@@ -564,7 +564,11 @@ class AsyncClient:
         return await self._at(topic, queue, self._puller.max_offset)
 
     async def offset_by_time(self, topic: str, queue: int | MessageQueue, time_ms: int) -> int:
-        """The first offset that was stored at `time_ms` or later."""
+        """The first offset that was stored at `time_ms` or later.
+
+        Apache RocketMQ's brokers assume that store times are in order; after a step of the clock they may return a
+        later offset.
+        """
         return await self._at(topic, queue, lambda target: self._puller.offset_by_time(target, time_ms))
 
     async def committed(self, group: str, topic: str, queue: int | MessageQueue) -> int | None:

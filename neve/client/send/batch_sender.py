@@ -41,8 +41,8 @@ class ToSend(NamedTuple):
 class BatchLimits:
     """How large a batch is, how many are in flight, and how long one is sent again.
 
-    A batch costs a broker more than a message, and several wait there together. A premature timeout stores a second copy
-    of each message, so batches wait longer for an answer than single messages.
+    A batch costs a broker more than a message, and several wait there together. A premature timeout stores a second
+    copy of each message, so batches wait longer for an answer than single messages.
     """
 
     messages: int = 200

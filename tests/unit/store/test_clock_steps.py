@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
+from neve.record.layout import BORN_HOST_V6
 from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
 
@@ -106,6 +108,55 @@ def test_a_search_by_time_finds_nothing_later_than_what_was_asked_for(
     store.after_flush(store.flush())
     for number in (*range(20), *range(30, 60)):
         assert store.offset_by_time("t", 0, times[number], False) <= number
+
+
+V6 = ("2001:db8::1", 4000)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_search_by_time_is_exact_where_the_clock_was_set_back(
+    open_store: Open, put: Put, clock: ManualClock, disk: SimDisk, seed: int
+) -> None:
+    """Two queues over some files; after each start, also without the files' tables, and after a power cut."""
+    random = Random(seed)
+    changes = {"checkpoint_bytes": random.choice([1, 2_000, 1 << 30])}
+    store, right = open_store(**changes), clock.now_ms()
+    times: list[list[int]] = [[], []]
+
+    def check(of: MessageStore) -> None:
+        for queue, stored in enumerate(times):
+            for wanted in {right - 1, *(time + more for time in stored for more in (-1, 0, 1))}:
+                first = next((at for at, time in enumerate(stored) if time >= wanted), len(stored))
+                assert of.offset_by_time("t", queue, wanted, False) == first
+                later = next((at for at, time in enumerate(stored) if time > wanted), len(stored))
+                assert of.offset_by_time("t", queue, wanted, True) == max(later - 1, 0)
+
+    def more(of: MessageStore) -> None:
+        for _ in range(random.randrange(20, 60)):
+            step = random.choice([1, 1, 1, 10, 10, 5_000, -3_000, -20_000]) if random.random() < 0.5 else 1
+            clock.set_wall(clock.now_ms() + step)
+            host = {"born_host": V6, "sys_flag": BORN_HOST_V6} if random.random() < 0.3 else {}
+            queue = random.randrange(2)
+            times[queue].append(put(of, queue_id=queue, body=b"x" * random.randrange(900), **host).store_timestamp)
+            if random.random() < 0.02:
+                of.roll()
+        of.after_flush(of.flush())
+
+    more(store)
+    check(store)
+    for number in range(3):
+        if number == 2:
+            again = open_store(disk.power_cut(seed), **changes)
+            check(again)
+            return
+        store.shutdown()
+        if number == 1:
+            for name in disk.list_dir(Path("/store/commitlogtable")):
+                disk.remove(Path("/store/commitlogtable") / name)
+        store = open_store(**changes)
+        check(store)
+        more(store)
+        check(store)
 
 
 def test_a_key_is_found_though_its_index_file_began_ahead_of_time(
