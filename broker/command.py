@@ -58,7 +58,7 @@ def broker(
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), default=Path("neve-data"), show_default=True,
               help="Directory for all data.")  # fmt: skip
-@click.option("--store", default=None, help="Archive store; default: a directory beside the data. '' switches it off.")
+@click.option("--store", default=None, help="Archive store; default: dir:DATA/archive. '' switches it off.")
 @click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True,
               help="Name server; 0 takes any.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=10911, show_default=True, help="Broker; 0 takes any.")
@@ -80,7 +80,9 @@ def up(  # noqa: PLR0917 - the command line's own
     restore_from: str | None,
     dry_run: bool,
 ) -> None:
-    """Run a name server and a broker in one process; one JSON line says when they are ready.
+    """Run a name server and a broker in one process, for development; a JSON line reports when they are ready.
+
+    They listen on 127.0.0.1 only, with archiveMaxAge=10m and mappedFileSizeCommitLog=64m. --set overrides each key.
 
     With --replicas 3 a whole broker set on this machine, to try it: a name server and a controller in this process,
     the members in processes of their own, over directories 1, 2 and 3 of the data. One that is killed begins again 5

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _ID = re.compile(r"e\d+\.\d+")
 # Failures of an object; others are the store's, or the worker's.
 _OF_ONE_OBJECT = frozenset({"DamagedObject", "NotFound"})
-_WITH_ITS_OBJECT = "had expired, and was in an object with what was erased"
+WITH_ITS_OBJECT = "had expired, and was in an object with what was erased"
 _TOLD_EVERY_S = 5.0
 #: (topic, queue, first offset, last offset)
 Row = tuple[str, int, int, int]
@@ -503,7 +503,7 @@ def _rest_of(merge: Merge) -> Gap | None:
     if not rest:
         return None
     (topic, queue, first, last), *more = rest
-    return Gap(topic=topic, queue=queue, first=first, last=last, reason=_WITH_ITS_OBJECT, more=more)
+    return Gap(topic=topic, queue=queue, first=first, last=last, reason=WITH_ITS_OBJECT, more=more)
 
 
 def _rows_of(merge: Merge) -> list[Row]:

@@ -20,7 +20,7 @@ from lifecycle.checkpoint import WriteCheckpoint
 from lifecycle.compact import Compact
 from lifecycle.delta_tables import DeltaTables
 from lifecycle.due import Due, ages_ms
-from lifecycle.erase import EraseKey, Eraser
+from lifecycle.erase import WITH_ITS_OBJECT, EraseKey, Eraser
 from lifecycle.evict import EVERYTHING, Evict, NothingArchived, SettledInArchive
 from lifecycle.expire import ExpireArchived, ExpireLocal
 from lifecycle.forget import ForgetNames
@@ -110,6 +110,7 @@ class ArchiveLifecycle:
         caches have of objects.
         """
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
+        self._counted_gaps = (-1, 0)  # the journal's next entry at the count, and the count
         #: Whether rounds may tell what is there, and what is not.
         self.is_settled = settled or _always
         turns = self.turns = Turns(threads)
@@ -181,6 +182,15 @@ class ArchiveLifecycle:
         """Journal against objects: one HEAD per object; `deep` reads each of them as well. Takes no turn."""
         return verify(self._journal.catalog, self._journal.store, deep=deep)
 
+    def _lost_ranges(self) -> int:
+        """Return the number of gaps that no erasure made; counted when the journal has grown."""
+        catalog = self._journal.catalog
+        counted, lost = self._counted_gaps
+        if counted != (seq := catalog.next_seq):
+            lost = sum(not (gap.is_erased or gap.reason == WITH_ITS_OBJECT) for gap in catalog.gaps())
+            self._counted_gaps = seq, lost
+        return lost
+
     def status(self, backlog: Mapping[str, Pending] | None = None) -> dict[str, Any]:
         """Figures for metrics and the admin page, of a backlog that was seen just now; reads the local log only."""
         journal, worker = self._journal, self._worker
@@ -190,7 +200,7 @@ class ArchiveLifecycle:
             "epoch": journal.epoch,
             "journal_entries": journal.catalog.next_seq,
             "objects": journal.catalog.object_count,
-            "gaps": journal.catalog.gap_count,
+            "gaps": self._lost_ranges(),
             "open_names": sum(map(len, journal.catalog.open_intents().values())),
             "orphans": self.sweep.orphan_count,
             "compacted_objects": self.compact.replaced,

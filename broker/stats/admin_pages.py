@@ -75,7 +75,7 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("compacted_bytes_total", "compacted_bytes", 1, "bytes of objects whose place one made of them took"),
     ("delta_commits_total", "delta_commits", 1, "commits to logs of Delta tables"),
     ("delta_entries_behind", "delta_entries_behind", 1, "entries of the journal that no Delta table was told yet"),
-    ("gaps", "gaps", 1, "ranges recorded as lost"),
+    ("gaps", "gaps", 1, "offset ranges recorded as lost, without erased ones"),
     ("open_names", "open_names", 1, "objects that a round named and has not published"),
     ("topics_set_aside", "topics_set_aside", 1, "topics whose messages can't be archived or expired as they are"),
 )

@@ -8,6 +8,7 @@ from infra.clock import Clock, SystemClock
 from infra.object_store.open import open_store
 from infra.object_store.probe import probe_steps
 from infra.object_store.protocol import ObjectStore, ObjectStoreError
+from infra.object_store.s3 import S3Store
 from neve.archive.store_url import BadUrl, DirUrl, parse_store_url
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
@@ -15,7 +16,7 @@ CLOCK_APART_MS = 300_000  # where deleting stops: the archive's format says so
 
 
 def check_store(url: str, clock: Clock | None = None) -> Iterator[Check]:
-    """Write once, refuse a second write, read, list, delete: all that the archive does in a store.
+    """Write once, refuse a second write, read, list, delete; in S3 also begin and abort a multipart upload.
 
     Raises BadStoreUrl. A directory is only looked at: it is not made, the broker's user may be another.
     """
@@ -30,8 +31,18 @@ def check_store(url: str, clock: Clock | None = None) -> Iterator[Check]:
     steps = probe_steps(store)
     for step in steps:
         yield Check(f"store: {step.name}", OK if step.error is None else FAIL, str(step.error or ""))
+    if steps[0].error is None and isinstance(store, S3Store):
+        yield _check_multipart(store)
     if steps[0].error is None:
         yield _check_clock(store, clock or SystemClock())
+
+
+def _check_multipart(store: S3Store) -> Check:
+    try:
+        store.check_multipart_rights()
+    except ObjectStoreError as error:
+        return Check("store: multipart uploads", FAIL, str(error))
+    return Check("store: multipart uploads", OK, "")
 
 
 def _check_clock(store: ObjectStore, clock: Clock) -> Check:

@@ -138,6 +138,27 @@ class MultipartUploads:
                     "multipartAbove can't be written safely there: raise it above the largest object"
                 )
 
+    def check_rights(self) -> None:
+        """Begin an upload, abort it, list uploads: the rights that only multipart uploads need.
+
+        Raises:
+            AccessDenied: a right is missing; the text names it.
+            StoreUnavailable: the store failed.
+        """
+        place = {"Bucket": self._bucket, "Key": f"{self._prefix}.probe-{unique_name(system_entropy)}"}
+        right = "s3:PutObject"
+        try:
+            where = {**place, "UploadId": self._client.create_multipart_upload(**place)["UploadId"]}
+            right = "s3:AbortMultipartUpload"
+            self._client.abort_multipart_upload(**where)
+            right = "s3:ListBucketMultipartUploads on the bucket"
+            list(self._uploads(place["Key"]))
+        except _FAILURES as error:
+            found = _translate(error, "a multipart upload")
+            if isinstance(found, AccessDenied):
+                raise AccessDenied(f"grant access (in S3: {right}): {error}") from error
+            raise found from error
+
     # ---- what crashed writers left behind
 
     def _abort_former(self, place: Where) -> None:

@@ -128,6 +128,15 @@ class S3Store:
             raise _translate(error, key, writing=True) from error
         return PutOutcome((result["e_tag"] or "").strip('"'))
 
+    def check_multipart_rights(self) -> None:
+        """Check the rights that objects above `multipartAbove` need. Loads boto3.
+
+        Raises:
+            AccessDenied: a right is missing; the text names it.
+            StoreUnavailable: the store failed.
+        """
+        self._uploads().check_rights()
+
     def _uploads(self) -> MultipartUploads:
         """obstore can't make the end of a multipart upload conditional; boto3 is only loaded where that is needed."""
         from infra.object_store.multipart import MultipartUploads  # noqa: PLC0415

@@ -87,7 +87,7 @@ _IDLE_COUNTED_S = 60.0
     "message_format",
     metavar="TEXT",
     help=r"Print this of each: %s body, %k keys, %h properties, %t topic, %q queue, %o offset, %T time in ms, \n, "
-    "and more (docs/operators.md).",
+    "and more (docs/command-line.md).",
 )
 @click.option(
     "-D",

@@ -125,7 +125,7 @@ s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME    MinIO and others
 Credentials come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's
 role, never from the URL. The store has to honour If-None-Match: * on PUT:
 
-neve doctor --store URL       tries all that an archive does in it
+neve doctor --store URL       tries each request of an archive, multipart uploads included
 neve archive ls --store URL   what is in it, without a broker
 """,
     ),
@@ -161,7 +161,7 @@ curl http://127.0.0.1:10913/metrics        for Prometheus; conf/prometheus-rules
                                            conf/grafana two boards
 neve broker describe NAME                  the same conditions, from anywhere
 neve group lag GROUP                       what a group has left to read
-neve archive status                        what is archived, jobs, errors
+curl http://127.0.0.1:10913/archive/status what is archived, jobs, errors
 
 metricsExporterType=PROM serves RocketMQ's own metrics as well; name servers and controllers
 have an adminPort, too, off by default.

@@ -42,7 +42,7 @@ VERBS: Mapping[str, Verb] = {
     "cluster": Verb("neve.cli.cluster_verbs:cluster", "Clusters, and broker sets: who is in sync, hand-over, members."),
     "completion": Verb("neve.cli.completion:completion", "Print what completes commands in bash, zsh or fish."),
     "consume": Verb("neve.cli.consume:consume", "Print the messages of a topic."),
-    "context": Verb("neve.cli.context:context", "Clusters by name: add, use, list, forget."),
+    "context": Verb("neve.cli.context:context", "Clusters by name: add, use, ls, rm."),
     "controller": Verb("", "Run a controller: it elects the masters of broker sets."),
     "doctor": Verb("neve.cli.doctor:doctor", "Check this machine, a store, a broker's configuration."),
     "export": Verb("neve.cli.export:export_topics", "Write topics, their groups and positions into a directory."),
@@ -60,7 +60,7 @@ VERBS: Mapping[str, Verb] = {
     "topic": Verb(
         "neve.cli.topic:topic", "Create, list, describe and delete topics; their TTL, their oldest messages."
     ),
-    "user": Verb("neve.cli.user:user", "Users at all servers together: add, alter, list, remove."),
+    "user": Verb("neve.cli.user:user", "Users at all servers together: add, alter, ls, rm."),
     "top": Verb("neve.cli.top:top", "Live traffic by topic, group and tier."),
     "up": Verb("", "Run a name server and a broker for development."),
 }

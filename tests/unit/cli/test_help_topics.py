@@ -52,6 +52,9 @@ def test_a_page_fits_a_screen_and_names_only_what_there_is(name: str, capsys: py
         words = tuple(line.split())
         verb = max((known for known in ALL if known == words[: len(known)]), key=len)
         assert verb, f"neve {line}"
+        follows = words[len(verb)] if len(verb) < len(words) else ""
+        is_example = f"\nneve {line}" in page and isinstance(ALL[verb], click.Group)
+        assert not (is_example and re.match("[a-z]", follows)), f"no such command: neve {line}"
         used = set(re.findall(r"(?<= )--?[a-zA-Z][a-z-]*", line))
         assert used <= options(ALL[verb]) | options(ALL.get((*verb, ""), ALL[verb])), f"neve {line}"
 

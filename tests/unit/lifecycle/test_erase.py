@@ -217,6 +217,7 @@ def test_offsets_stay_dense_and_each_gap_says_why(new: New, log: Log) -> None:
     told = rig.erase()
     for queue in range(4):
         assert rig.check_tiles(TOPIC, queue) == log.next[queue]
+    assert rig.lifecycle.status()["gaps"] == 0, "erased offsets are not lost"
     gaps = read_catalog(rig.store, "b").gaps(TOPIC)
     assert {(gap.queue, at) for gap in gaps for at in range(gap.first, gap.last + 1)} == MEANT
     assert {gap.reason for gap in gaps} == {f"{ERASED}{told['id']}"}
