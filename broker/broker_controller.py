@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -925,7 +926,7 @@ class BrokerController:
                 if step.undo is not None:
                     undo.push_async_callback(step.undo)
             undo.pop_all()
-        log.info("broker %s serves %s:%d", self.config.broker_name, *self.address)
+        log.info("broker %s of neve %s serves %s:%d", self.config.broker_name, version("neve"), *self.address)
         if not self.config.name_servers:
             log.warning("namesrvAddr is empty: clients find no route to this broker, they reach it by its address only")
 

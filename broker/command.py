@@ -188,6 +188,7 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
     try:
         restore = Restore(config, disk) if restoring else None
         controller = BrokerController(config, Machine(clock=SystemClock(), disk=disk), restore)
+        logs.set_level(config.log_level)  # as it was set on the running broker
         catch_signals(controller.stop)
         await controller.start()
         ready: dict[str, Any] = {"broker": "{}:{}".format(*controller.address)}

@@ -143,7 +143,7 @@ class BrokerConfig(SecurityConfig):
     metrics_prom_exporter_host: str = key("")
     metrics_prom_exporter_port: int = key(5557, low=0, high=65535)
     metrics_label: str = key("")
-    log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
 
     @property
     def root(self) -> Path:

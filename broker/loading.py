@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -64,7 +65,7 @@ def recover_log(
         raise StartupError(f"{root}: {error}", EXIT_DISK) from error
     except (StoreError, OSError) as error:
         raise StartupError(f"{root}: {error}", EXIT_FAILED) from error
-    log.info("log recovered: %s", report)
+    log.info("log recovered: %s", " ".join(f"{name}={value}" for name, value in dataclasses.asdict(report).items()))
 
 
 def refuse_members(config: BrokerConfig, disk: Disk) -> None:

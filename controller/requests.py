@@ -32,6 +32,7 @@ from controller.decision import (
     Report,
 )
 from controller.liveness import Liveness
+from infra import log as logs
 from infra.config import ConfigError, parse_properties, to_properties, update_live
 from infra.remoting_server import Connection, Handler
 from infra.request_router import RequestRouter
@@ -286,6 +287,8 @@ class Requests:
             update_live(self._config, changes)
         except (ConfigError, UnicodeDecodeError) as error:
             raise BrokerError(ResponseCode.NO_PERMISSION, str(error)) from error
+        if "logLevel" in changes:
+            logs.set_level(self._config.log_level)
         log.info("%s:%d changed %s", *connection.remote, sorted(changes))
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 

@@ -282,6 +282,25 @@ def time_ms(raw: str, low: int, high: int) -> int:
     return int(_parse(int, raw, {"unit": "time", "low": low, "high": high}))
 
 
+def _allowed(low: int | None, high: int | None, unit: str) -> str:
+    """The values of a whole number, with its unit."""
+    bounds = "a whole number" if low is None else f"a whole number from {low} to {high}"
+    if unit == "time":
+        ends = "" if low is None or high is None else f" ({_time_text(low)} to {_time_text(high)})"
+        return f"allowed: {bounds} ms{ends}, or with a unit, as 500ms, 30s, 10m, 2h, 7d"
+    if unit == "size":
+        return f"allowed: {bounds} bytes, or with a unit, as 64k, 8m, 1g"
+    return f"allowed: {bounds}"
+
+
+def _time_text(ms: int) -> str:
+    """The shortest exact spelling."""
+    for unit in ("d", "h", "m", "s"):
+        if ms and ms % _TIMES[unit] == 0:
+            return f"{ms // _TIMES[unit]}{unit}"
+    return f"{ms}ms"
+
+
 def _parse(kind: Any, raw: str, rules: Mapping[str, Any]) -> Any:
     if kind is bool:
         if raw.lower() not in ("true", "false"):
@@ -293,7 +312,7 @@ def _parse(kind: Any, raw: str, rules: Mapping[str, Any]) -> Any:
             raise ValueError(f"allowed: {', '.join(choices)}")
         return raw
     low, high = rules.get("low"), rules.get("high")
-    allowed = f"allowed: a whole number from {low} to {high}" if low is not None else "allowed: a whole number"
+    allowed = _allowed(low, high, rules.get("unit", ""))
     match = _NUMBER_AND_UNIT.fullmatch(raw)
     units = {"size": _SIZES, "time": _TIMES}.get(rules.get("unit", ""), {"": 1})
     if match is None or match[2].lower() not in units:

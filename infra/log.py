@@ -24,6 +24,11 @@ def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def set_level(level: str) -> None:
+    """Log events of this level and above from now on."""
+    logging.getLogger().setLevel(level)
+
+
 def configure(level: str = "INFO", warnings: Sequence[str] = ()) -> None:
     """From now on; `warnings` are what was to be said before there was a log."""
     handler = logging.StreamHandler(sys.stderr)
@@ -31,7 +36,7 @@ def configure(level: str = "INFO", warnings: Sequence[str] = ()) -> None:
     handler.addFilter(one_line)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    set_level(level)
     # Their INFO repeats each request.
     for chatty in ("botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

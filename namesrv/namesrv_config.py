@@ -32,7 +32,7 @@ class NamesrvConfig(SecurityConfig):
     max_connections: int = key(10_000, low=1, high=1_000_000)
     max_unfinished_bytes: int = key(256 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
     admin_port: int = key(-1, low=-1, high=65535)
-    log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_level: str = key("INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), live=True)
 
     @property
     def kv_path(self) -> Path:

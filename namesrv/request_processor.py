@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from infra import log as logs
 from infra.config import ConfigError, parse_properties, to_properties, update_live
 from infra.remoting_server import Connection
 from infra.request_router import RequestRouter
@@ -237,6 +238,8 @@ class RequestProcessor:
             update_live(self._config, changes)
         except (ConfigError, UnicodeDecodeError) as error:
             raise BrokerError(ResponseCode.NO_PERMISSION, str(error)) from error
+        if "logLevel" in changes:
+            logs.set_level(self._config.log_level)
         log.info("%s:%d changed %s", *connection.remote, sorted(changes))
         return _ok(request)
 

@@ -40,3 +40,8 @@ class UnknownOutcome(NeveError):
 
     def __init__(self, remark: str, code: int | None = None) -> None:
         super().__init__(code, remark)
+
+
+def seconds_text(seconds: float) -> str:
+    """A time limit for a message: a tenth of a second is exact enough above one second."""
+    return f"{round(seconds, 1 if seconds >= 1 else 3):g} s"

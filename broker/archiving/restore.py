@@ -157,7 +157,7 @@ class Restore:
         assert self._marker.plan is not None
         self._disk.remove(self._path)
         self._disk.fsync_dir(self._config.root)
-        log.warning("restored from %s: %s", self._config.store_url, self.report)
+        log.warning("restored: store=%s %s", self._config.store_url, _fields(self.report))
 
     def _write(self) -> None:
         self._disk.write_atomic(self._path, msgspec.json.encode(self._marker))
@@ -276,3 +276,12 @@ def _readable(state: Mapping[str, Any] | None, clock: Clock) -> dict[str, Any] |
         "age_seconds": age,
         "clean_stop": state["clean_stop"],
     }
+
+
+def _fields(report: Mapping[str, Any], prefix: str = "") -> str:
+    """The numbers and texts of a report as key=value, those of an inner report as outer.key=value."""
+    inner = (
+        _fields(value, f"{prefix}{name}.") if isinstance(value, Mapping) else f"{prefix}{name}={value}"
+        for name, value in report.items()
+    )
+    return " ".join(filter(None, inner))

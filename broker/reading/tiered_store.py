@@ -287,7 +287,7 @@ class TieredStore:
                 got = await self._read_cold(group, client, topic, queue_id, offset, count, size, message_filter.codes)
         except (ColdUnavailable, TimeoutError) as error:
             self.cold_failures += 1
-            log.warning("cold read %s/%s at %s: %r", topic, queue_id, offset, error)
+            log.warning("cold read %s/%s at %s: %s", topic, queue_id, offset, str(error) or "timed out")
             if offset < self._hot.min_offset(topic, queue_id):
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, _LATER) from error
             local = self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
@@ -454,7 +454,7 @@ class TieredStore:
             return await self._in_thread(ask, *arguments)
         except ColdUnavailable as error:
             self.cold_failures += 1
-            log.warning("cold %s %s: %r", what, arguments, error)
+            log.warning("cold %s %s: %s", what, " ".join(map(str, arguments)), error)
             return None
 
     async def _in_thread(self, ask: Callable[..., T], *arguments: Any) -> T:

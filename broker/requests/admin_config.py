@@ -5,6 +5,7 @@ import logging
 from broker.config import BrokerConfig
 from broker.kept_config import KeptConfig
 from broker.tables.topic_config_manager import TopicConfigManager
+from infra import log as logs
 from infra.config import ConfigError, live_keys, parse_properties, to_properties
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
@@ -41,13 +42,19 @@ class AdminConfigProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"properties text expected: {error}") from error
         refused = sorted(set(changes) - set(live_keys(self._config)))
         if refused:
-            raise BrokerError(ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(refused)}")
+            raise BrokerError(
+                ResponseCode.NO_PERMISSION,
+                f"Can not update config in black list: {', '.join(refused)}: restart the broker to change "
+                f"{'it' if len(refused) == 1 else 'them'}; nothing was changed",
+            )
         try:
             await self._kept.change(changes, unset)
         except ConfigError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         except OSError as error:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"not changed, for it can't be kept: {error}") from error
+        if "logLevel" in {*changes, *unset}:
+            logs.set_level(self._config.log_level)
         told = [*(f"{key}={value}" for key, value in changes.items()), *(f"{key} as it was given" for key in unset)]
         log.info("changed by %s:%d: %s", *connection.remote, ", ".join(told))
         return RemotingCommand.response(request, ResponseCode.SUCCESS)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 
 from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
@@ -56,6 +57,7 @@ class RuntimeInfoProcessor:
             "brokerActive": "true",
             "brokerVersion": str(int(VERSION)),
             "brokerVersionDesc": "V5_3_3",
+            "neveVersion": version("neve"),
             "commitLogDiskRatio": ratio,
             "consumeQueueDiskRatio": ratio,
             "commitLogMaxOffset": str(store.max_physical_offset),

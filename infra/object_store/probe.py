@@ -21,6 +21,8 @@ from neve.archive.store_url import NO_LEASE
 from neve.entropy import Entropy, system_entropy, unique_name
 
 PROBE_RACERS = 4
+#: Codes of S3 for credentials that it does not accept; AccessDenied is for a right that is missing.
+_WRONG_CREDENTIALS = ("SignatureDoesNotMatch", "InvalidAccessKeyId", "ExpiredToken", "InvalidToken")
 
 
 class Step(NamedTuple):
@@ -150,6 +152,8 @@ def _granted(store: ObjectStore, call: str, right: str) -> Generator[None, None,
     except NotFound as error:
         raise ProbeFailed(f"{store.url}: no such bucket: create it, neve does not") from error
     except AccessDenied as error:
+        if any(code in str(error) for code in _WRONG_CREDENTIALS):
+            raise AccessDenied(f"{call} was refused by {store.url}, the credentials are wrong: {error}") from error
         raise AccessDenied(f"{call} was refused; grant access (in S3: {right}) to {store.url}: {error}") from error
 
 

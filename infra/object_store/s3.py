@@ -49,6 +49,9 @@ PART_SIZE = 32 << 20
 READ_RETRIES = 2
 _BOOKKEEPING = re.compile(r" in [\d.]+[a-zµ]+(, after \d+ retries, max_retries: \d+, retry_timeout: \w+ )?")
 _CAUSE = re.compile(r'^ +message: "([^"]+)"', re.MULTILINE)
+_TIMED_OUT = re.compile(r"\bTimedOut\b|kind: Timeout\b")
+_S3_CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
+_S3_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _METADATA_HOST = "//169.254.169.254/"
 _FAILURES = (errors.BaseError, OSError)  # the library reports 404 as the built-in FileNotFoundError
 
@@ -268,13 +271,20 @@ def _has_profiles() -> bool:
 
 
 def _text(error: Exception) -> str:
-    """The library's first line without its bookkeeping, and the cause that it hides in a dump of its structs."""
-    lines = str(error).splitlines()
+    """Return the first line of the library's text without its bookkeeping, and the cause out of the lines below it."""
+    whole = str(error)
+    lines = whole.splitlines()
     if not lines:
         return type(error).__name__
-    text = _BOOKKEEPING.sub("", lines[0].removeprefix("Generic S3 error: ").removeprefix("Error performing "))[:300]
-    cause = _CAUSE.search("\n".join(lines[1:]))
-    return f"{text}: {cause[1]}" if cause is not None and cause[1] not in text else text
+    first = _BOOKKEEPING.sub("", lines[0].removeprefix("Generic S3 error: ").removeprefix("Error performing "))
+    if (code := _S3_CODE.search(whole)) is not None:
+        said = _S3_MESSAGE.search(whole)
+        return f"{first.partition('<')[0].strip(' :')}: {code[1]}" + (f": {said[1]}" if said is not None else "")
+    text, dump = first[:300], "\n".join(lines[1:])
+    cause = _CAUSE.search(dump)
+    if cause is not None:
+        return text if cause[1] in text else f"{text}: {cause[1]}"
+    return f"{text}: timed out" if _TIMED_OUT.search(dump) else text
 
 
 def _info(meta: Any) -> ObjectInfo:
@@ -291,7 +301,7 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
         )
     if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
         return PreconditionFailed(text)
-    if "<Code>NoSuchBucket<" in text:  # says nothing about the object: it must not look like the end of a journal
+    if "<Code>NoSuchBucket<" in str(error):  # says nothing about the object: it must not look like the end of a journal
         return StoreUnavailable(f"{key}: the bucket does not exist: {_text(error)}")
     if isinstance(error, FileNotFoundError | errors.NotFoundError):
         return NotFound(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import NOT_FOUND, Failure
 from neve.cli.output import ask, emit, output_option, say
@@ -17,7 +18,7 @@ _KINDS = {"topic": "Topic", "group": "Group", "cluster": "Cluster"}
 _ACTIONS = {name.lower(): name for name in ("All", "Pub", "Sub", "Create", "Update", "Delete", "Get", "List")}
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def acl() -> None:
     """Policies: what users may do with topics, groups and clusters, at all brokers and name servers together.
 

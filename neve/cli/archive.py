@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli.admin_address import find_admin
+from neve.cli.aliases import AliasedGroup
 from neve.cli.certificate import certificate
 from neve.cli.cluster import cluster_options
 from neve.cli.cost import cost
@@ -23,7 +24,7 @@ _LAST = ("certificate", "done")  # of an erasure
 LS_COLUMNS = ("topic", "broker", "day", "rows", "size", "from", "to", "key")
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def archive() -> None:
     """Look into the archive, check it, offload into it."""
 

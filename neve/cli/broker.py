@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli import completed
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import FAILED, NOT_FOUND, Failure
 from neve.cli.output import ask, emit, emit_one, output_option, say
@@ -80,7 +81,7 @@ async def member_rows(asked: Brokers, name: str) -> list[dict[str, Any]]:
                 "cluster": info.cluster,
                 "id": number,
                 "address": address,
-                "version": told.get("brokerVersionDesc") if is_master else None,
+                "version": _version(told) if is_master else None,
                 "role": "master" if is_master else "slave",
                 "put_tps": first_rate(told.get("putTps")) if is_master else None,
                 "get_tps": first_rate(told.get("getTotalTps")) if is_master else None,
@@ -106,13 +107,19 @@ async def _one(namesrv: str, name: str) -> dict[str, Any]:
         }
 
 
+def _version(told: Mapping[str, str]) -> str | None:
+    """neve's own version, or the version of Apache RocketMQ."""
+    own = told.get("neveVersion")
+    return told.get("brokerVersionDesc") if own is None else f"neve {own}"
+
+
 def first_rate(rates: str | None) -> float | None:
     """Of the last ten seconds; a minute and ten are behind it. A broker that has just begun has none yet."""
     words = (rates or "").split()
     return round(float(words[0]), 1) if words else None
 
 
-@broker.group()
+@broker.group(cls=AliasedGroup)
 def config() -> None:
     """The configuration of a running broker."""
 
@@ -129,16 +136,16 @@ def get_config(name: str, keys: tuple[str, ...], namesrv: str, output: str) -> N
     """
     found, kept = asyncio.run(_config(namesrv, name))
     found = shown(found)
+    unknown = [key for key in keys if not fnmatch.filter(found, key)]
     if keys:
-        unknown = [key for key in keys if not fnmatch.filter(found, key)]
-        if unknown:
-            raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
         found = {key: found[key] for key in found if any(fnmatch.fnmatchcase(key, wanted) for wanted in keys)}
     if kept is None:
         emit([{"key": key, "value": value} for key, value in found.items()], ["key", "value"], output)
-        return
-    rows = [{"key": key, "value": value, "instead_of": kept.get(key)} for key, value in found.items()]
-    emit(rows, ["key", "value", *(["instead_of"] if kept.keys() & found.keys() else [])], output)
+    else:
+        rows = [{"key": key, "value": value, "instead_of": kept.get(key)} for key, value in found.items()]
+        emit(rows, ["key", "value", *(["instead_of"] if kept.keys() & found.keys() else [])], output)
+    if unknown:
+        raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
 
 
 #: Of Apache's brokers, which tell them to whoever may ask; neve's do not tell them.

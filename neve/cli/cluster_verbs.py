@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from neve.cli import cluster_overview
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, Failure
 from neve.cli.output import ask, emit, output_option, say
@@ -46,7 +47,7 @@ def controller_option(command: Command) -> Command:
     )(command)
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def cluster() -> None:
     """A cluster: its name servers and brokers; and broker sets: who leads, who is in sync, members that come and go."""
 

@@ -16,6 +16,7 @@ from neve.cli.message_formats import as_body, as_json, by_format
 from neve.cli.message_lines import BODY_FORMS
 from neve.cli.output import say
 from neve.cli.printed import Printed
+from neve.cli.quantities import seconds_or_span
 from neve.cli.spans import Wanted, offsets, spans
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ _IDLE_COUNTED_S = 60.0
 )
 @click.option(
     "--idle",
-    type=float,
-    help="With a group, --from last or --follow: end after so many idle seconds.  "
+    type=seconds_or_span,
+    metavar="SECONDS|TIME",
+    help="With a group, --from last or --follow: end after so long without a message, as 5 or 5s.  "
     "[default: 3, with --count 60, with --follow never]",
 )
 @click.option("--queue", type=int, help="Only this queue, of each broker (without a group).")

@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from neve.cli import completed
+from neve.cli.aliases import AliasedGroup
 from neve.cli.contexts import SETTINGS, Contexts, read_contexts, write_contexts
 from neve.cli.output import emit, output_option, say
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def context() -> None:
     """Clusters by name: name servers, credentials, TLS and store of a command that does not say them.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import NOT_FOUND, Failure
 from neve.cli.output import emit, output_option, say, time_text
@@ -16,7 +17,7 @@ from neve.cli.replay import asked_of, begin, filters_of, range_options, rate_of,
 _SHOWN = 20
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def dlq() -> None:
     """Dead letters of consumer groups: list them, send them back."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from neve.cli import completed
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, USAGE, Failure
 from neve.cli.group_moves import Move, is_within, move
@@ -26,7 +27,7 @@ _QUEUE_COLUMNS = ("topic", "broker", "queue", "position", "max_offset", "lag", "
 topic_option = click.option("--topic", help="Only in this topic; otherwise in all where the group has a position.")
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def group() -> None:
     """Consumer groups: members, lag, where they stand and go on.
 

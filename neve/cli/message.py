@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli import completed
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import NOT_FOUND, Failure
 from neve.cli.message_lines import to_line
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _SHOWN = 16 * 1024
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def message() -> None:
     """Single messages: find and show them, their traces, send one again to a group."""
 

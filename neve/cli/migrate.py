@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from neve.cli import completed
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import CONFLICT, FAILED, Failure
 from neve.cli.output import emit, output_option, say
@@ -34,7 +35,7 @@ def _options(command: Command) -> Command:
     return output_option(cluster_options(command))
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def migrate() -> None:
     """Copy topics, groups and positions to another broker, of this cluster or of another one.
 

@@ -174,6 +174,10 @@ def time_text(milliseconds: int | None) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)) and all(isinstance(one, (str, int)) for one in value):
+        return ", ".join(map(str, value))
     if isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False, default=_plain)
     return str(value)

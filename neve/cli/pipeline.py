@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import CONFLICT, FAILED, USAGE, Failure
 from neve.cli.output import emit, output_option, say, store_option, time_text
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def pipeline() -> None:
     """Declared Spark pipelines: from a topic to tables, and to other topics."""
 

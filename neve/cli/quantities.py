@@ -18,6 +18,17 @@ def time(text: object) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def seconds_or_span(text: object) -> float:
+    """Seconds of `5`, `0.5`, or of a span as `time` takes it."""
+    try:
+        seconds = float(str(text))
+    except ValueError:
+        return time(text)
+    if not 0 <= seconds < float("inf"):
+        raise click.BadParameter(f"{text!r} is not a span of time: write 5, 30s, 90m, 6h or 1d")
+    return seconds
+
+
 def size(text: object) -> int:
     """Bytes of `512`, `64k`, `8m` or `1g`."""
     found = re.fullmatch(r"(\d+)([kmg]?)", str(text).strip().lower())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import CONFLICT, FAILED, Failure
 from neve.cli.output import emit, emit_one, output_option, say, size_text, time_text
@@ -28,7 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _TELL_S = 5.0  # between two lines of progress
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def replay() -> None:
     """Send the messages of a topic again, into a topic of this cluster or another."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from neve.cli import completed
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.output import ask, emit, emit_one, output_option, say, time_text
 from neve.cli.topic_names import topic_names
@@ -18,7 +19,7 @@ from neve.cli.ttl import format_ttl, ttl_value
 from neve.remoting.names import RESERVE_TIME
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def topic() -> None:
     """Create, list, describe and delete topics; set their TTL; delete their oldest messages."""
 

@@ -11,6 +11,7 @@ import click
 
 from neve.archive.ttl import FOR_EVER_HOURS, ttl_ms_of
 from neve.cli import completed
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import UNREACHABLE, Failure, explain
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_gone", "bytes_gone", "rows_kept")
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def ttl() -> None:
     """How long a topic's messages are kept, in both tiers."""
 
@@ -44,8 +45,8 @@ def hours_of(attributes: Mapping[str, str]) -> int | None:
 @output_option
 def get_ttl(topic: str, namesrv: str, output: str) -> None:
     """Show a topic's TTL."""
-    hours = asyncio.run(_get(namesrv, topic))
-    emit([_row(topic, hours)], ["topic", "ttl"], output)
+    hours, effective = asyncio.run(_effective(namesrv, topic))
+    emit([{**_row(topic, hours), "effective_hours": effective}], ["topic", "ttl"], output)
 
 
 @ttl.command(name="list")
@@ -70,12 +71,13 @@ def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) 
 
     Before it gets shorter, what would go is shown (with --store) and asked for.
     """
-    before = asyncio.run(_get(namesrv, topic))
+    before, effective = asyncio.run(_effective(namesrv, topic))
     if shorter(hours, before):
         if store is not None:
             emit([_plan_of(store, topic, hours)], PLAN_COLUMNS, "table")
         if not yes:
-            question = f"Shorten the TTL of {topic} from {format_ttl(before)} to {format_ttl(hours)}?"
+            default = f" ({format_ttl(effective)})" if before is None and effective is not None else ""
+            question = f"Shorten the TTL of {topic} from {format_ttl(before)}{default} to {format_ttl(hours)}?"
             ask(question)
     asyncio.run(_change(namesrv, topic, str(hours)))
     say(f"TTL of {topic}: {format_ttl(before)} → {format_ttl(hours)}")
@@ -112,11 +114,14 @@ def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, out
         wanted = [(topic, asyncio.run(_get(namesrv, topic)))]
     else:
         wanted, unreached = asyncio.run(_all(namesrv))
+    from neve.cli.store import open_source
+
+    open_source(store)  # an unusable store is an error also if no topic has a TTL
     rows = [_plan_of(store, name, hours) for name, hours in wanted if hours is not None]
     emit(rows, PLAN_COLUMNS, output)
     _refuse_as_whole(unreached)
     if not rows:
-        say("no topic has a TTL of its own")
+        say("no topic has its own TTL" if topic is None else f"{topic} has no TTL of its own: try one with --ttl")
 
 
 def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
@@ -169,6 +174,22 @@ def _row(topic: str, hours: int | None) -> dict[str, Any]:
 async def _get(namesrv: str, topic: str) -> int | None:
     async with connect(namesrv) as client:
         return hours_of((await client.topic_config(topic)).attributes)
+
+
+async def _effective(namesrv: str, topic: str) -> tuple[int | None, int | None]:
+    """The hours in the topic's attributes, and those in force: without its own TTL the shortest default of its brokers.
+
+    None: a broker that names no default, as Apache's.
+    """
+    from neve.cli.brokers import brokers
+
+    hours = await _get(namesrv, topic)
+    if hours is not None:
+        return hours, hours
+    async with brokers(namesrv) as asked:
+        defaults = [(await asked.config(at.broker)).get("defaultTtlHours", "") for at in await asked.topic(topic, None)]
+    known = [min(int(text), FOR_EVER_HOURS) if int(text) > 0 else FOR_EVER_HOURS for text in defaults if text]
+    return None, min(known) if known and len(known) == len(defaults) else None
 
 
 async def _all(namesrv: str, everything: bool = True) -> tuple[list[tuple[str, int | None]], list[str]]:

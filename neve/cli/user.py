@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options
 from neve.cli.failures import CONFLICT, NOT_FOUND, Failure
 from neve.cli.output import ask, emit, output_option, say
@@ -29,7 +30,7 @@ def password_option(command: Command) -> Command:
     )(command)
 
 
-@click.group()
+@click.group(cls=AliasedGroup)
 def user() -> None:
     """Users, at all brokers and name servers together.
 

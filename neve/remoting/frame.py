@@ -22,6 +22,9 @@ _CHUNK_COST = 64
 # `unpack_from` makes no slice: half the time of `int.from_bytes` for each frame.
 _length_at = Struct(">i").unpack_from
 _mark_at = Struct(">I").unpack_from
+# The first bytes of a TLS record: its type, and the major version.
+_TLS_HANDSHAKE, _TLS_ALERT = 0x1603, 0x1503
+_HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI")
 
 
 class FrameDecoder:
@@ -84,7 +87,7 @@ class FrameDecoder:
             return None
         (length,) = _length_at(self.buffer, self._position)
         if length < MARK_SIZE or length > self._limit:
-            raise ProtocolError(f"frame length {length} is outside 4..{self._limit}")
+            raise ProtocolError(_not_a_frame(length) or f"frame length {length} is outside 4..{self._limit}")
         if available < length:
             if available >= MARK_SIZE:
                 check_mark(self.buffer, start, length)
@@ -107,3 +110,14 @@ def check_mark(buffer: memoryview | bytes, position: int, frame_length: int) -> 
     if length > frame_length - MARK_SIZE:
         raise ProtocolError(f"header length {length} in a frame of {frame_length}")
     return mark >> 24, length
+
+
+def _not_a_frame(length: int) -> str | None:
+    """Name the protocol whose first four bytes were read as a length; None: unknown."""
+    if length >> 16 == _TLS_HANDSHAKE:
+        return "a TLS handshake on a plain-text connection: the server has no tlsCertPath, or tlsServerMode=disabled"
+    if length >> 16 == _TLS_ALERT:
+        return "a TLS alert: the server accepts TLS connections only"
+    if length >= 0 and length.to_bytes(4, "big") in _HTTP:
+        return "an HTTP request: this port speaks RocketMQ's Remoting protocol"
+    return None

@@ -255,9 +255,7 @@ def test_names_and_lifetimes_over_the_wire(tmp_path: Path, neve_up: Up) -> None:
         assert [answer.code for answer in ok] == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("ttl", "said"), [("90m", "not a whole number of hours: the nearest are 1h and 2h"), ("0", "0"), ("soon", "soon")]
-)
+@pytest.mark.parametrize(("ttl", "said"), [("90m", "the nearest are 1h and 2h"), ("0", "0"), ("soon", "soon")])
 def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
     command = [NEVE, "topic", "ttl", "set", "orders", ttl, "--namesrv", "127.0.0.1:9"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

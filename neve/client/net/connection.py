@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from neve.errors import ClientError, NeveError, UnknownOutcome
+from neve.errors import ClientError, NeveError, UnknownOutcome, seconds_text
 from neve.remoting.address import parse_address
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
@@ -39,6 +39,8 @@ NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAIL
 _NOT_HERE = NOT_MASTER | {ResponseCode.SLAVE_NOT_AVAILABLE}
 
 ServerRequestHandler = Callable[["Connection", RemotingCommand], None]
+_WANTS_TLS = " before any answer; if the server accepts TLS only, connect with TLS (--tls, --tls-ca FILE)"
+_WANTS_PLAIN = "; TLS is on: if the server has no certificate, connect without TLS (--no-tls)"
 
 
 class ConnectionFailed(NeveError):
@@ -102,9 +104,12 @@ class Connection(asyncio.Protocol):
         self.is_closed = True
         self._writable.set()
         waiting, self._waiting = self._waiting, {}
+        is_plain = self._transport is None or self._transport.get_extra_info("ssl_object") is None
+        hint = _WANTS_TLS if is_plain and not self._received else ""
         for future in waiting.values():
             if not future.done():
-                future.set_exception(UnknownOutcome(f"the connection to {self.address} broke: {exc or 'closed'}"))
+                text = f"the connection to {self.address} broke: {exc or 'closed'}{hint}"
+                future.set_exception(UnknownOutcome(text))
         if self._on_lost is not None:
             self._on_lost(self.address)
 
@@ -215,7 +220,7 @@ class Connection(asyncio.Protocol):
     def _expire(self, opaque: int, received: int, timeout: float) -> None:
         future = self._waiting.pop(opaque, None)
         if future is not None and not future.done():
-            future.set_exception(UnknownOutcome(f"no answer from {self.address} within {timeout:g} s"))
+            future.set_exception(UnknownOutcome(f"no answer from {self.address} within {seconds_text(timeout)}"))
         if received == self._received:  # not a byte since: the peer is dead, or the network is
             self.close()
 
@@ -353,7 +358,8 @@ class ConnectionPool:
             raise ConnectionFailed(f"{address} is there, but TLS with it failed: {error.reason or error}") from error
         except (OSError, TimeoutError) as error:
             self._lost(address)
-            raise ConnectionFailed(f"{address} cannot be reached: {str(error) or 'timed out'}") from error
+            hint = _WANTS_PLAIN if self._tls and not isinstance(error, ConnectionRefusedError) else ""
+            raise ConnectionFailed(f"{address} cannot be reached: {str(error) or 'timed out'}{hint}") from error
         self._connections[address] = connection
         self._on_connect(address)
         return connection

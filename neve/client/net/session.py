@@ -13,7 +13,7 @@ from neve.client.model import MASTER_ID, BrokerInfo, MessageQueue
 from neve.client.net.connection import NOT_MASTER, Connection, ConnectionFailed, ConnectionPool
 from neve.client.net.route import TopicRoute, parse_brokers, parse_route, route_from_default
 from neve.client.options import ClientOptions
-from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome, seconds_text
 from neve.record.ids import UniqueIdGenerator
 from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -190,7 +190,7 @@ class Session:
             async with asyncio.timeout(limit):
                 return await work
         except TimeoutError:
-            raise too_late(f"not done within {limit:g} s") from None
+            raise too_late(f"not done within {seconds_text(limit)}") from None
 
     async def ask(
         self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float | None = None

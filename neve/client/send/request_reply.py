@@ -18,7 +18,7 @@ from neve.client.net.connection import Connection
 from neve.client.net.session import Session
 from neve.client.send.draft import Sending
 from neve.client.send.producer import Producer
-from neve.errors import ClientError, UnknownOutcome
+from neve.errors import ClientError, UnknownOutcome, seconds_text
 from neve.record.bodies import inflate
 from neve.record.properties import (
     PROPERTY_CLUSTER,
@@ -68,7 +68,9 @@ class Requests:
                 await self._producer.deliver(draft, what.queue, deadline - loop.time())
                 return await reply
         except TimeoutError:
-            raise UnknownOutcome(f"no reply to {draft.msg_id} of {draft.topic} within {timeout:g} s") from None
+            raise UnknownOutcome(
+                f"no reply to {draft.msg_id} of {draft.topic} within {seconds_text(timeout)}"
+            ) from None
         finally:
             self._waiting.pop(correlation, None)
 

@@ -103,3 +103,22 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str
                 pass
 
     asyncio.run(work())
+
+
+def test_log_level_changes_while_the_broker_runs(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    before = root.level
+
+    async def work() -> None:
+        async with running(tmp_path) as (_, connection):
+            assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"logLevel=ERROR\n")).code == 0
+            assert root.level == logging.ERROR
+            assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, unset="logLevel")).code == 0
+            assert root.level == logging.INFO
+            refused = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"listenPort=1\n")
+            assert "listenPort: restart the broker to change it; nothing was changed" in (refused.remark or "")
+
+    try:
+        asyncio.run(work())
+    finally:
+        root.setLevel(before)

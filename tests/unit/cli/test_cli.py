@@ -62,7 +62,7 @@ def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["topic", "ttl", "set", "orders", "90m"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "not a whole number of hours" in captured.err
+    assert "write whole hours, days or weeks" in captured.err
 
 
 def test_nothing_listens_is_6(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from neve.archive.catalog import Catalog
 from neve.archive.expiry import plan_expiry
 from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
 from neve.archive.ttl import FOR_EVER_HOURS
+from neve.cli import broker, main, topic_ttl
 from neve.cli.topic_ttl import expiry_plan, hours_of
 from neve.cli.ttl import format_ttl, parse_ttl, shorter
 
@@ -26,8 +29,8 @@ def test_a_ttl_is_read_as_whole_hours(text: str, hours: int) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("90m", "whole number of hours"),
-        ("1m", "whole number of hours: the shortest is 1h"),
+        ("90m", "the nearest are 1h and 2h"),
+        ("1m", "whole hours, days or weeks, as 36h, 90d, 2w, or forever; the shortest is 1h"),
         ("0h", "at once"),
         ("0d", "at once"),
         ("36", "not a TTL"),
@@ -114,3 +117,36 @@ def test_what_lies_behind_something_live_goes_in_neither_the_dry_run_nor_the_bro
     plan = expiry_plan("t", [catalog], 24, NOW)
     assert (plan["objects_gone"], plan["objects_cut"], plan["rows_gone"], plan["rows_kept"]) == (1, 0, 10, 40)
     assert plan_expiry(catalog.from_oldest("t"), 24 * HOUR, NOW) == (["k0"], {0: 10})
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("720", "720h"), ("unlimited", "forever"), ("-1", "forever, or `unset`"), ("1s", None)]
+)
+def test_refused_ttl_names_the_accepted_spelling(text: str, meant: str | None) -> None:
+    with pytest.raises(ValueError, match="is not a TTL: write whole hours") as refused:
+        parse_ttl(text)
+    assert str(refused.value).endswith("or forever" if meant is None else f"did you mean {meant}?")
+
+
+def test_plan_refuses_an_unusable_store_without_any_ttl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def none(*_: object) -> tuple[list[tuple[str, int | None]], list[str]]:
+        return [("orders", None)], []
+
+    monkeypatch.setattr(topic_ttl, "_all", none)
+    assert main.run(["topic", "ttl", "plan", "--store", f"dir:{tmp_path / 'nowhere'}"]) == 3
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_config_get_prints_known_keys_before_the_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def found(*_: object) -> tuple[dict[str, str], None]:
+        return {"listenPort": "10911", "logLevel": "INFO"}, None
+
+    monkeypatch.setattr(broker, "_config", found)
+    assert main.run(["broker", "config", "get", "b", "log*", "nosuch"]) == 3
+    said = capsys.readouterr()
+    assert "logLevel  INFO" in said.out
+    assert "b has no nosuch" in said.err

@@ -79,6 +79,6 @@ def test_missing_multipart_right_is_named(operation: str) -> None:
 def test_doctor_reports_a_missing_multipart_right(monkeypatch: pytest.MonkeyPatch) -> None:
     store = S3Store("s3://bucket/prefix", "bucket", "prefix", endpoint="http://127.0.0.1:1", region="us-east-1")
     made, _ = uploads("list_multipart_uploads")
-    monkeypatch.setattr(store, "_uploads", lambda: made)
+    monkeypatch.setattr(store, "_uploads", lambda *_: made)
     found = doctor._check_multipart(store)
     assert (found.state, RIGHTS["list_multipart_uploads"] in found.found) == ("fail", True)

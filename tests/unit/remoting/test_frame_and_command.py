@@ -265,3 +265,20 @@ def test_a_language_is_a_word() -> None:
         header = json.dumps(fields).encode()
         with pytest.raises(ProtocolError):
             decode_command(struct.pack(">I", len(header)) + header)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (bytes.fromhex("1603010200010001fc0303"), "a TLS handshake on a plain-text connection"),
+        (bytes.fromhex("15030300020246"), "a TLS alert: the server accepts TLS connections only"),
+        (b"GET /metrics HTTP/1.1\r\n", "an HTTP request"),
+        (bytes.fromhex("7fffffff00000000"), "frame length 2147483647 is outside 4.."),
+        (bytes.fromhex("ffffffff00000000"), "frame length -1 is outside 4.."),
+    ],
+)
+def test_decoder_names_another_protocol(data: bytes, text: str) -> None:
+    decoder = FrameDecoder()
+    decoder.receive_data(data)
+    with pytest.raises(ProtocolError, match=text):
+        decoder.next_frame()
