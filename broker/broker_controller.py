@@ -293,7 +293,7 @@ class BrokerController:
     def _make_tables(self, directory: Path) -> None:
         config, clock, disk, threads = self.config, self.clock, self._disk, self._threads
         sync_log = self._sync_positions
-        sync_tables = None if self.membership is None else sync_log
+        sync_tables = self._save_deletions if self.membership is None else sync_log
         self.topics = TopicConfigManager(
             disk,
             directory / "topics.json",
@@ -352,6 +352,12 @@ class BrokerController:
         await self.flusher.flush_now()
         if leads:
             await self._replication.replicated(end, term)
+        await self._save_deletions()
+
+    async def _save_deletions(self) -> None:
+        """Before a table is saved that holds the deletion of a topic: a start does not read its record again then."""
+        if self.store.has_unsaved_deletions:
+            await self._threads.run(self.store.save_deletions)
 
     def _registered_as(self) -> int | None:
         assert self.replicas is not None
@@ -549,6 +555,7 @@ class BrokerController:
             arriving=self.arriving,
             registration=self.registration,
             doomed=self._doomed,
+            threads=self._threads,
         )
 
     def _make_replicas(self) -> None:
@@ -602,6 +609,8 @@ class BrokerController:
                 table.file for table in (self.topics, self.groups, self.offsets, self.modes, self.schedule, self.pops)
             ],
             go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - settled by the start
+            write_checkpoint=self.flusher.upkeep_now,
+            threads=self._threads,
         )
         self.change_of_role = books
         self.replicas = membership.manager(

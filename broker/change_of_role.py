@@ -7,21 +7,22 @@ to master     confirmed to its end, then       followed to its end, no       rea
               open for own records             group above a queue's end
 to slave      closed for own records, at once  as the log is confirmed       forgotten
 
-To master is one turn of the loop: nobody finds it half done.
+To master are two parts. `prepare` takes its time, on threads and in steps: the checkpoint of all queues, the timers and
+transactions in the log, the offsets of groups. The broker takes nothing meanwhile, and its log does not grow. `lead` is
+one turn of the loop: nothing else finds it half done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from broker.archiving.deletion import DoomedQueues
 from broker.clients.registration import Registration
 from broker.ha.reign import Reign
-from broker.loading import load_all
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
@@ -32,6 +33,9 @@ from broker.tables.state_file import StateFile
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.timer_message import TimerMessages
+from infra.in_steps import in_turns
+from infra.startup import EXIT_FAILED, StartupError
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)
@@ -63,10 +67,13 @@ class ChangeOfRole:
         registration: Registration,
         files: Sequence[StateFile],
         go_on: Callable[[], Mapping[str, Mapping[int, int]]],
+        write_checkpoint: Callable[[], Awaitable[None]],
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """`files`: all that `retreat` reads again. `go_on`: the log does so above all that its archive names; returns
-        where queues go on above their last record.
+        where queues go on above their last record. `write_checkpoint`: returns when the wanted one is on the disk.
         """
+        self._write_checkpoint, self._threads = write_checkpoint, threads
         self._store, self._reign = store, reign
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
         self._pops, self._timers, self._transactions = pops, timers, transactions
@@ -77,23 +84,40 @@ class ChangeOfRole:
         self._has_unsaved = False  # where queues were raised by what the log says
         self._tries = 0
 
+    async def prepare(self) -> None:
+        """All of the log is confirmed and no master is followed: do what takes its time before `lead`.
+
+        If this member is not to lead after all, `follow` and `retreat` take it back. Raises as `lead`.
+        """
+        store = self._store
+        self._synchronize.forget()
+        await self.follow_pops()
+        if store.want_checkpoint(store.max_physical_offset):
+            await self._write_checkpoint()
+        await self._threads.run(store.prepare_to_lead)
+        try:
+            await in_turns(self._transactions.load_steps())
+            await in_turns(self._timers.load_steps())
+        except ValueError as error:
+            raise StartupError(str(error), EXIT_FAILED) from error
+        for line in await in_turns(self._metadata.lead_steps()):
+            log.warning("group offset above the end of its queue: %s", line)
+
     def lead(self, epoch: int) -> None:
-        """All of the log is confirmed: it takes this broker's own records from now on, of this epoch.
+        """Behind `prepare`: the log takes this broker's own records from now on, of this epoch.
 
         Raises StoreError, StartupError and UnreadableChange: then the log is a slave's as before.
         """
         store = self._store
         assert store.confirmed_offset == store.max_physical_offset, "readers see all of it"
-        self._synchronize.forget()
         store.lead()
         self._reign.leads = True
         try:
             raised = self._go_on()
             # First: where a crash tore the end of a transaction from its mark, that is appended before all else.
-            load_all((self._transactions, self._timers))
+            self._transactions.lead()
             self._pops.lead()
-            for line in self._metadata.lead():
-                log.warning("group offset above the end of its queue: %s", line)
+            self._pops.tell_offsets()
             self._topics.lead(epoch)
         except BaseException:
             self._close()

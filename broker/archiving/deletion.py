@@ -17,6 +17,7 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.state_file import SyncLog
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
+from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)
@@ -52,12 +53,8 @@ class DoomedQueues:
         store = self._store
         for topic, end in [item for item in self._topics.items() if item[1] <= store.confirmed_offset]:
             del self._topics[topic]
-            try:
-                if store.gone_below(topic) < end:
-                    store.delete_topic(topic, below=end)
-            except OSError as error:
-                log.error("the queues of %r can't be deleted, a start does it: %s", topic, error)
-                store.fail(error)
+            if store.gone_below(topic) < end:
+                store.delete_topic(topic, below=end)
 
     def forget(self) -> None:
         """This broker is master no more."""
@@ -86,8 +83,10 @@ class TopicDeletion:
         arriving: MessageArriving,
         registration: Registration,
         doomed: DoomedQueues | None = None,
+        threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """`tombstones`: the archive's; it is settled after this is made. `doomed`: of a member of a broker set."""
+        self._threads = threads
         self._doomed = doomed
         self._store, self._journal, self._sync_log, self._tombstones = store, journal, sync_log, tombstones
         self._topics, self._groups, self._offsets, self._retry_names = topics, groups, offsets, retry_names
@@ -97,6 +96,8 @@ class TopicDeletion:
         """With the retry topics that only it has; returns when it is gone on disk, in the archive, for name servers."""
         if self._topics.select(topic) is None:
             return
+        # A disk that refuses the deletion refuses this, and the topic is as it was.
+        await self._threads.run(self._store.write_queue_state, self._store.queue_state_image())
         if self._doomed is not None:
             await self._delete_in_set(topic, self._doomed)
             return
@@ -112,6 +113,7 @@ class TopicDeletion:
         # no await from begin_again to here: no message may come in between
         ends = self._store.following_of(topic)
         self._delete_now(topic, ends, begins_again=begins_again)
+        await self._threads.run(self._store.save_deletions)
         await self._save()
         self._arriving.release_topic(topic)
         for retry in retries:
@@ -137,6 +139,7 @@ class TopicDeletion:
             self._arriving.release_topic(name)
         await self._registration.now()
         await doomed.deleted(term)
+        await self._threads.run(self._store.save_deletions)
         for name, ends in gone.items():
             try:
                 await self._tombstones().record(name, ends)
@@ -148,25 +151,21 @@ class TopicDeletion:
         await self._offsets.file.save()
 
     def _delete_now(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> None:
-        """Decided by its record in the metadata log: where what follows fails this broker ends, and the next start
-        goes on with it, before the archive looks at the queues again. Were the broker to live on, its tables would be
-        saved as if they had the record, the queues would stay, and the archive would name what is to begin again.
+        """Decide, by the record in the metadata log; no I/O but that append.
+
+        No table is saved with this change before the store has saved the deletion: a start would then not read the
+        record again, and find the queues. Where the store can't save it this broker ends, and the next start deletes
+        the queues by the record, before the archive looks at them.
         """
-        self._store.save_queue_state()  # a disk that refuses the deletion refuses this, and the topic is as it was
         change = self._topics.deletion(topic, ends, begins_again=begins_again)
         self._journal.record(change)
-        try:
-            if self._doomed is None:
-                self._store.delete_topic(topic, begin_again=begins_again)
-            else:
-                self._doomed.add(topic)
-        except OSError as error:
-            self._store.fail(error)
-            raise
-        finally:
-            self._topics.apply(change)
-            self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
-            self._offsets.apply(change)
+        if self._doomed is None:
+            self._store.delete_topic(topic, begin_again=begins_again)
+        else:
+            self._doomed.add(topic)
+        self._topics.apply(change)
+        self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
+        self._offsets.apply(change)
 
     async def _record(self, topic: str, ends: Mapping[int, int]) -> None:
         """Whether the tombstone stands may never be known, and the topic goes on then: were these offsets not on the

@@ -129,10 +129,13 @@ class HandOverNotDecided(HandOverRefused):
 
 
 class Books(Protocol):
-    """What the broker keeps besides the log, as a change of role finds it. Called on the loop; nothing of it waits."""
+    """What the broker keeps besides the log, as a change of role finds it. On the loop; `prepare` alone waits."""
+
+    async def prepare(self) -> None:
+        """All of the log is confirmed: do what takes its time before `lead`. Raises as `lead`."""
 
     def lead(self, epoch: int) -> None:
-        """All of the log is confirmed, and takes this broker's own records from now on.
+        """The log takes this broker's own records from now on.
 
         Raises StoreError and ValueError: then the log is as before.
         """
@@ -622,6 +625,8 @@ class ReplicasManager:
                 await self._sync_log()  # the log has whole records alone: of one that came in part, nothing is in it
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
+            case _Lead(confirming=confirming):
+                await self._lead(confirming)
             case _:
                 self._at_once(action)
 
@@ -647,8 +652,6 @@ class ReplicasManager:
             case Withdraw():
                 log.info("waits until the controller has noticed the end of this member's former life")
                 self._controllers.hang_up()
-            case _Lead(confirming=confirming):
-                self._lead(confirming)
             case _Retreat(cut=waiter):
                 self._retreat(waiter)
             case _:
@@ -717,11 +720,15 @@ class ReplicasManager:
             self._is_settled = True
             self._lead_when_confirmed()
 
-    def _lead(self, confirming: Confirm) -> None:
+    async def _lead(self, confirming: Confirm) -> None:
+        """Heartbeats and what controllers say go on meanwhile; where the term ends, `_Retreat` is the next action."""
         if self._confirming is not confirming or self._leads:
             return
         self._has_begun_to_lead = True
         try:
+            await self._books.prepare()
+            if self._confirming is not confirming:
+                return
             self._books.lead(confirming.master_epoch)
         except Exception as error:
             self._failed_to_lead += 1

@@ -43,7 +43,7 @@ from broker.tables.state_file import StateFile
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.disk import Disk
-from infra.in_steps import Steps
+from infra.in_steps import Steps, at_once
 from neve.record.codec import MessageRecord
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS, is_internal
 
@@ -181,6 +181,8 @@ class MetadataLog:
         last = self._store.next_offset(METADATA_LOG, CHANGES)
         if any(file.log_offset is not None and file.log_offset > last for file in self._files):
             self._on_lost()  # before a file says so no more
+        if self._store.has_unsaved_deletions:
+            self._store.save_deletions()  # before a file is saved from which on their records are not read again
         for file in self._files:
             if file.log_offset is None or file.log_offset > end:
                 # it speaks of changes that a power cut took: what comes in their places is not in it
@@ -256,12 +258,16 @@ class MetadataLog:
 
         Returns what stood above. Where groups pop, the book that followed the log beats what was polled.
         """
+        clipped = at_once(self.lead_steps())
+        self._pops.tell_offsets()
+        return clipped
+
+    def lead_steps(self) -> Steps[list[str]]:
+        """The part of `lead` that takes its time, while the log does not grow and no offset changes."""
         self.catch_up()
         end = self._store.next_offset(METADATA_LOG, CHANGES)
         assert self._journal.position == end, "a master's log is confirmed to its end before it takes anything"
-        clipped = self._offsets.clip(self._store.max_offset)
-        self._pops.tell_offsets()
-        return clipped
+        return (yield from self._offsets.clip_steps(self._store.max_offset))
 
     # ---- the log
 
@@ -373,6 +379,8 @@ class MetadataLog:
         self._store.begin_queues(image.ends, image.log_end)
         if not at_start:  # else the book of pops is not read yet
             self.settle()
+        if self._store.has_unsaved_deletions:
+            self._store.save_deletions()
         for file in self._files:
             file.save_now()
         self._disk.remove(self._image_path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from broker.store import erased
 from broker.store.config import StoreConfig
 from broker.store.errors import NotThisTurn, StoreFull
 from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_file_name
+from broker.store.queue_removal import QueueRemoval
 from broker.store.topic_tails import TopicTail
 from infra.collector import Comers
 from infra.disk import Disk, DiskFull, OutOfDescriptors
@@ -73,8 +74,8 @@ class MappedFiles:
     have.
     """
 
-    def __init__(self, limit: int, disk: Disk) -> None:
-        self.disk = disk
+    def __init__(self, limit: int, disk: Disk, removal: QueueRemoval) -> None:
+        self.disk, self.removal = disk, removal
         self._limit = limit
         self._files: deque[QueueFile] = deque()
         self._made = Comers()
@@ -130,6 +131,12 @@ class MappedFiles:
             file.map = None
             self._files.remove(file)
 
+    def take_out(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Forget the files of queues that go away; who closes the queues unmaps them."""
+        gone = {file for queue in queues for file in queue.files if file.map is not None}
+        if gone:
+            self._files = deque(file for file in self._files if file not in gone)
+
     def __len__(self) -> int:
         return len(self._files)
 
@@ -176,6 +183,8 @@ class ConsumeQueue:
         size = min(self._config.queue_first_step, self._config.queue_file_size)
         path = self.directory / file_name(first_offset * QUEUE_ENTRY_SIZE)
         try:
+            if not self.files:
+                self._maps.removal.make_way(self.topic, self.queue_id)
             self._disk.make_dirs(self.directory)
             self._disk.create_preallocated(path, size, sync=sync)
         except (DiskFull, OutOfDescriptors) as error:
@@ -361,17 +370,6 @@ class ConsumeQueue:
         self.tail = self.map = None
         self.position = self.limit = 0
 
-    def delete(self) -> None:
-        """Remove the queue from the disk."""
-        for file in self.files:
-            self._remove(file)
-        self.files.clear()
-        self.tail = self.map = None
-        self.position = self.limit = 0
-        if self._disk.exists(self.directory):
-            self._disk.fsync_dir(self.directory)
-            self._disk.remove_dir(self.directory)
-
     def sync(self) -> None:
         """Bring files and names to the disk (any thread)."""
         # a file or the queue may go away meanwhile: then there is nothing left to sync
@@ -443,12 +441,14 @@ class ConsumeQueue:
         return low
 
     def min_offset(self, min_physical_offset: int) -> int:
-        """The first offset that the local log still has; files below it go."""
+        """The first offset that the local log still has; a thread removes the files below it."""
         if self._minimum_for != min_physical_offset:
             self._minimum = self.first_at(min_physical_offset)
             self._minimum_for = min_physical_offset
             while len(self.files) > 1 and self.files[0].end <= self._minimum:
-                self._remove(self.files.pop(0))
+                file = self.files.pop(0)
+                self._maps.forget(file)
+                self._maps.removal.add_file(file.path)
         return max(self._minimum, self.floor)
 
     def first_here(self, min_physical_offset: int) -> int:

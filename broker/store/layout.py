@@ -6,6 +6,7 @@
       entry               u32 position in the file + 1, u32 CRC-32, i64 tags code
     consumequeue/T/Q/<n>  n = first entry * 20
       entry               i64 physical offset, i32 size, i64 tags code
+    consumequeue.removed/<n>/Q/<n>  files of deleted queues until a thread has removed them; nothing reads them
 
 The CRC covers the record without its body, and begins from the tags code; the body's own CRC is a field of the record.
 So it covers all without a second walk over the body. The tags code is there so that recovery repeats the entry

@@ -45,7 +45,7 @@ from broker.store.replica_appender import ReplicaAppender
 from broker.store.topic_tails import TopicTails
 from broker.store.visibility import AppendCallback, Run, Visibility
 from infra.clock import Clock
-from infra.disk import Disk
+from infra.disk import Disk, OutOfDescriptors
 from infra.locks import NewLock, new_lock
 from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus
@@ -192,12 +192,22 @@ class MessageStore:
             self._end.fail(error)
             raise
 
+    def prepare_to_lead(self) -> None:
+        """Do what `lead` would wait for, while no master is followed: allocate the file for own records. For a thread.
+
+        The other part is the checkpoint: `want_checkpoint` at the end of the log, then `upkeep`.
+        """
+        if self._end.is_at_a_border:
+            with suppress(StoreFull):  # `lead` reports it
+                self._log.prepare_next()
+
     def lead(self) -> None:
         """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`."""
         self._end.check_following()
         self._replica.forget()
         self._end.begin_to_lead()
-        self.checkpoint()
+        if not self._checkpointer.is_current:
+            self.checkpoint()
         self._forget_following()
         self._end.open()
 
@@ -254,6 +264,7 @@ class MessageStore:
         self.after_flush(self.flush())
         if self._visibility.synced < end:
             raise StoreFull("the log can't be synced before it is cut")
+        self.save_deletions()
         kept = truncation.keep(self._log, to, end, epoch=epoch, root=root, disk=disk)
         truncation.decide(root, disk, to)
         log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept)
@@ -262,6 +273,7 @@ class MessageStore:
             # in the order in which a checkpoint takes them: it may sync the log on its way
             with (
                 self._checkpointer.standing_still(),
+                self._queues.removal.standing_still(),
                 self._visibility.standing_still(),
                 self._log.unchanged(),
                 self._log.files_stay(),
@@ -299,6 +311,7 @@ class MessageStore:
         self._end.close()
         try:
             if self.failed is None:
+                self.save_deletions()
                 self.checkpoint()
                 if not self.checkpoint_is_put_off:
                     self._directory.end()
@@ -425,14 +438,30 @@ class MessageStore:
     @property
     def wants_upkeep(self) -> bool:
         """Whether `upkeep` has something to do."""
-        return self._checkpointer.is_due or self._end.wants_next
+        queues = self._queues
+        return (
+            self._checkpointer.is_due
+            or self._end.wants_next
+            or queues.removal.is_pending
+            or queues.has_unsaved_deletions
+        )
 
     def upkeep(self) -> None:
-        """What no send waits for: the checkpoint that is due, the next file ahead. For a thread. Raises as `flush`."""
+        """What no send waits for: the checkpoint that is due, the next file ahead, the files of deleted queues.
+
+        For a thread. Raises as `flush`.
+        """
         if self._end.wants_next:
             with suppress(StoreFull):  # the send that needs the file reports it
                 self._log.prepare_next()
         self._checkpointer.write_due()
+        if self._end.failure is None:
+            self.save_deletions()
+            try:
+                self._queues.remove_deleted()
+            except OSError as error:
+                self._end.fail(error)
+                raise StoreNotWritable(f"the files of deleted queues can't be removed: {error}") from error
 
     def prepare_next(self) -> None:
         """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
@@ -658,7 +687,9 @@ class MessageStore:
         self._queues.save()
 
     def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
-        """Remove a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
+        """Drop a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
+
+        This does no I/O: `save_deletions` makes it durable, and `upkeep` removes the files.
 
         On a slave what lies `below` the place in the log where its master did so; it may have come again since.
 
@@ -669,10 +700,29 @@ class MessageStore:
         if not self._queues.of_topic(topic):
             return
         begin_again = begin_again and self._visibility.set_has is None
-        if self._visibility.is_behind:
-            self.after_flush(self.flush())
         below = self._end.appended if below is None else min(below, self._end.appended)
         self._queues.delete(topic, below, begin_again=begin_again)
+
+    @property
+    def has_unsaved_deletions(self) -> bool:
+        """Whether a `delete_topic` is not on the disk."""
+        return self._queues.has_unsaved_deletions
+
+    def save_deletions(self) -> None:
+        """Returns when all deletions decided by now are on the disk: a start finds none of their queues. Any thread.
+
+        Raises StoreNotWritable: it failed, and the store takes nothing until the next start, which knows the deletion
+        by its record in the metadata log. OutOfDescriptors: it is to be tried again.
+        """
+        if self._end.failure is not None and self._queues.has_unsaved_deletions:
+            raise StoreNotWritable(f"a deletion can't be saved, the disk failed: {self._end.failure}")
+        try:
+            self._queues.write_deletions()
+        except OutOfDescriptors:
+            raise
+        except OSError as error:
+            self._end.fail(error)
+            raise StoreNotWritable(f"a deletion can't be saved: {error}") from error
 
     # -- reads
 

@@ -81,6 +81,11 @@ class QueueStateFile:
         state.version = 4 if state.erased else 3 if any(places) else 2 if state.begins else 1
         return StateImage(self._images, msgspec.json.encode(state))
 
+    @property
+    def written(self) -> int:
+        """The number of the newest image that is on the disk. Any thread."""
+        return self._written
+
     def is_newest(self, image: StateImage) -> bool:
         """Whether none was taken since. On the thread that changes the state."""
         return image.number == self._images

@@ -27,6 +27,7 @@ from broker.store.consume_queue import ConsumeQueue, MappedFiles
 from broker.store.erased import Spans
 from broker.store.errors import MessageIllegal, StoreFull
 from broker.store.layout import QUEUE_ENTRY_SIZE
+from broker.store.queue_removal import QueueRemoval
 from broker.store.queue_state import QueueState, QueueStateFile, StateImage
 from broker.store.topic_tails import TopicTails
 from infra.disk import Disk
@@ -48,12 +49,15 @@ class QueueTable:
     ) -> None:
         self._config, self._disk, self._log, self._tails = config, disk, log, tails
         self._root = config.root / "consumequeue"
-        self._maps = MappedFiles(config.mapped_queue_files, disk)
+        self.removal = QueueRemoval(config, disk, new_lock)
+        self._maps = MappedFiles(config.mapped_queue_files, disk, self.removal)
         self.rooms = self._maps.rooms
         self._file = QueueStateFile(config.root, disk, new_lock)
         self._state = QueueState()
         self._forgetting: set[str] = set()  # the disk may know nothing of them any more
         self._left_out: set[str] = set()  # of the last `image_without`
+        self._loaded_below = 0  # the records of all topics whose tail is not known lie below
+        self._deletions: StateImage | None = None  # of the last deletion: the state that has to get to the disk
         self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: list[ConsumeQueue] = []
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
@@ -64,7 +68,7 @@ class QueueTable:
         """Before it is loaded again: who holds a queue of it holds none of the store's."""
         for queue in self.by_name.values():
             queue.close()
-        self._maps = MappedFiles(self._config.mapped_queue_files, self._disk)
+        self._maps = MappedFiles(self._config.mapped_queue_files, self._disk, self.removal)
         self.by_name.clear()
         self._by_topic.clear()
         self._dirty = []
@@ -75,17 +79,40 @@ class QueueTable:
         `unsynced`: they may be other than on the disk, so that the next checkpoint has to bring all of them there.
         """
         self._disk.make_dirs(self._root)
+        self.removal.load()
+        self._loaded_below = below
         for topic in self._disk.list_dir(self._root):
+            deleted: set[str] = set()
             for name in self._disk.list_dir(self._root / topic):
-                if name.isdigit():
-                    queue = self.add(topic, int(name))
-                    queue.load(below, scrub=scrub)
-                    queue.dirty |= unsynced
-                    if not queue.files:
-                        self._drop(queue)
-                    elif queue.dirty:
-                        self._dirty.append(queue)
+                if name.isdigit() and self._load(topic, name, below, scrub=scrub, unsynced=unsynced):
+                    deleted.add(name)
+            if deleted:
+                self.removal.add(topic, deleted if topic in self._by_topic else None, state=0)
         self._load_begins()
+
+    def _load(self, topic: str, name: str, below: int, *, scrub: bool, unsynced: bool) -> bool:
+        """Whether the queue is one whose removal a stop has interrupted."""
+        queue = self.add(topic, int(name))
+        queue.load(below, scrub=scrub)
+        queue.dirty |= unsynced
+        is_deleted = self._is_left_over(queue)
+        if is_deleted:
+            self._maps.take_out([queue])
+            queue.close()
+        if not queue.files:
+            self._drop(queue)
+        elif queue.dirty:
+            self._dirty.append(queue)
+        return is_deleted
+
+    def _is_left_over(self, queue: ConsumeQueue) -> bool:
+        """Whether all that is loaded of it is of a life of its topic that is deleted; the log has what came since."""
+        mark = self.gone_below(queue.topic)
+        if not mark:
+            return False
+        if queue.used_end:
+            return not _has_from(queue, mark)
+        return queue.end <= self.ended_at(queue.topic, queue.queue_id)
 
     def _load_begins(self) -> None:
         """Of queues without a file; those that have entries from below the checkpoint need no begin any more."""
@@ -245,6 +272,7 @@ class QueueTable:
         if topic in self._forgetting:  # it goes on above, so the disk has to know where
             self.save()
             self._forgetting = set()
+        self._save_deletion_of(topic)
         first = self._state.ended.get(topic, {}).get(str(queue_id), 0)
         queue = self.add(topic, queue_id)
         try:
@@ -270,6 +298,7 @@ class QueueTable:
         """The queue of a record to which its master gave an offset; None: it has an entry there. Raises as a put."""
         queue = self.get(topic, queue_id)
         if queue is None:
+            self._save_deletion_of(topic)
             queue = self.add(topic, queue_id)
             try:
                 queue.create(offset, sync=False)
@@ -367,37 +396,62 @@ class QueueTable:
     # -- a topic goes
 
     def delete(self, topic: str, below: int, *, begin_again: bool) -> None:
-        """Remove the queues of a topic, whose records below a physical offset no longer belong to it.
+        """Drop the queues of a topic, whose records below a physical offset no longer belong to it.
 
-        Those that have messages from above it stay: the topic has come again by now.
+        Those that have messages from above it stay: the topic has come again by now. This does no I/O. The deletion
+        is durable when `write_deletions` or any later `save` returns; until then no queue of the topic is created.
         """
         queues = self.of_topic(topic)
-        doomed = {queue for queue in queues if not _has_from(queue, below)}
-        kept = {str(queue.queue_id) for queue in queues if queue not in doomed}
+        gone = (
+            [queue for queue in queues if not _has_from(queue, below)] if self._may_have_from(topic, below) else queues
+        )
+        kept: set[str] = set()
+        if len(gone) < len(queues):
+            kept = {str(queue.queue_id) for queue in set(queues).difference(gone)}
         state = self._without(topic, below, kept)
         if not begin_again:
-            before = self._state.ended.get(topic, {})
-            ends = {queue: queue.end if queue in doomed else queue.first_at(below) for queue in queues}
-            state.ended[topic] = before | {str(queue.queue_id): end for queue, end in ends.items()}
-        elif doomed:
+            ends = {str(queue.queue_id): queue.end for queue in gone}
+            ends |= {name: self.by_name[topic, int(name)].first_at(below) for name in kept}
+            state.ended[topic] = self._state.ended.get(topic, {}) | ends
+        elif gone:
             # The offsets are going to be other messages'. None is erased but of a topic that an Apache master has.
             state.erased = _without(state.erased, topic, kept)
-        self._file.write(self._file.image_of(state))  # where it fails the topic is as it was
         self._state = state
-        for queue in doomed:
+        self._deletions = image = self._file.image_of(state)
+        self._maps.take_out(gone)
+        for queue in gone:
             self._drop(queue)
-            queue.delete()
-        self._dirty = [queue for queue in self._dirty if queue not in doomed]
-        if not self._disk.exists(self._root / topic):
-            return  # none of them ever had a file
-        for name in set(self._disk.list_dir(self._root / topic)) - kept:
-            # of a queue whose first file a power cut took
-            self._disk.fsync_dir(self._root / topic / name)
-            self._disk.remove_dir(self._root / topic / name)
-        self._disk.fsync_dir(self._root / topic)
-        if not kept:
-            self._disk.remove_dir(self._root / topic)
-            self._disk.fsync_dir(self._root)
+        self._dirty = [queue for queue in self._dirty if queue.topic != topic or str(queue.queue_id) in kept]
+        names = {str(queue.queue_id) for queue in gone} if kept else None
+        self.removal.add(topic, names, state=image.number, open_queues=gone)
+
+    def _may_have_from(self, topic: str, below: int) -> bool:
+        """Whether a queue of the topic may have a record at or above a physical offset, without a look at each."""
+        newest = self._tails.of(topic).physical_offset
+        return newest >= below or (newest < 0 and below < self._loaded_below)
+
+    @property
+    def has_unsaved_deletions(self) -> bool:
+        """Whether a deletion is not on the disk."""
+        return self._deletions is not None and self._deletions.number > self._file.written
+
+    def write_deletions(self) -> None:
+        """Make all deletions durable that are decided by now. On any thread."""
+        image = self._deletions
+        if image is not None:
+            self._file.write(image)
+
+    def _save_deletion_of(self, topic: str) -> None:
+        """Before a queue of a deleted topic is created: a start that did not know of the deletion would mix the two."""
+        if self.removal.state_needed(topic) > self._file.written:
+            try:
+                self.save()
+            except OSError as error:
+                raise StoreFull(f"the deletion of {topic!r} can't be saved: {error}") from error
+
+    def remove_deleted(self) -> None:
+        """Remove files of deleted queues from the disk, a bounded number of them. For a thread. Raises OSError."""
+        self.removal.run(self._file.written)
 
     def _without(self, topic: str, below: int, kept: Set[str]) -> QueueState:
         """The state without a topic, of which nothing is to come again from below a physical offset."""
@@ -428,6 +482,7 @@ class QueueTable:
             topic
             for topic in topics
             if topic not in self._by_topic and self.gone_below(topic) <= log_begin
+            if not self.removal.is_pending_of(topic)  # by its mark a start finds what is to be removed
             if topic in state.ended or topic in state.deleted
         }
         if not gone:
@@ -604,6 +659,11 @@ class QueueTable:
     def dirty_topics(self) -> set[str]:
         """Those of the queues that the next checkpoint brings to the disk."""
         return {queue.topic for queue in self._dirty}
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a checkpoint has queues to bring to the disk."""
+        return bool(self._dirty)
 
     def save(self) -> None:
         """What was asked for is for good. On the thread that asks."""

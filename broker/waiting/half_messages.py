@@ -31,6 +31,7 @@ from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.waiting.queue_records import of_queue
 from infra.clock import Clock
+from infra.in_steps import Steps, at_once
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.record.properties import PROPERTY_TRANSACTION_PREPARED, PROPERTY_UNIQUE_KEY, tags_code
@@ -47,6 +48,7 @@ _ENDED, _ASKED, _ANEW = "d", "c", "r"
 _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
 _REAPPENDED_AT_ONCE = 64
+_A_STEP = 100  # records that are read in one turn of the loop
 
 
 @dataclass(slots=True)
@@ -263,20 +265,28 @@ class HalfMessages:
     # ---- start
 
     def load(self) -> None:
-        """Read the waiting half messages out of the log, at a start and where a slave becomes master."""
-        store = self._store
+        """Read the waiting half messages out of the log, at a start."""
+        at_once(self.load_steps())
+        self.lead()
+
+    def load_steps(self) -> Steps[None]:
+        """Read the waiting half messages out of a log that does not grow meanwhile; `lead` follows."""
         self.forget()
         half_from, op_from = self._floors()
         ended: set[int] = set()
         checks: dict[int, int] = {}
-        for mark in of_queue(self._store, OP_HALF_TOPIC, 0, op_from):
+        for number, mark in enumerate(of_queue(self._store, OP_HALF_TOPIC, 0, op_from), 1):
+            if number % _A_STEP == 0:
+                yield
             offsets = [int(part) for part in mark.body.decode("ascii").split(",") if part]
             tag = mark.properties.get("TAGS")
             if tag == _ENDED:
                 ended.update(offsets)
             for offset in offsets:
                 checks[offset] = checks.get(offset, 0) + 1 if tag == _ASKED else 0
-        for record in of_queue(self._store, HALF_TOPIC, 0, half_from):
+        for number, record in enumerate(of_queue(self._store, HALF_TOPIC, 0, half_from), 1):
+            if number % _A_STEP == 0:
+                yield
             offset = record.queue_offset
             first = record.prepared_transaction_offset - 1
             earlier = [first] if first >= 0 else []
@@ -293,7 +303,10 @@ class HalfMessages:
                     earlier,
                 )
                 self._reappended.update(dict.fromkeys(earlier, half))
-        raw = store.newest_record()
+
+    def lead(self) -> None:
+        """The log takes own records from now on: finish the transaction whose end mark a crash tore off."""
+        raw = self._store.newest_record()
         if raw is not None:
             self._end_if_committed(decode_record(raw))
 

@@ -33,6 +33,7 @@ from broker.store.layout import STANDS_STILL_MS
 from broker.store.message_store import MessageStore, PutResult
 from broker.waiting.delivery import UNDELIVERABLE, ReadQueues, TopicMissing, delivery_target
 from infra.clock import Clock
+from infra.in_steps import Steps, at_once
 from infra.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
@@ -52,6 +53,7 @@ _BATCH = 64
 _BATCHES_AT_ONCE = 8
 # Entries of messages that no longer wait, besides as many as there are that do.
 _STALE_ENTRIES = 1024
+_A_STEP = 500  # entries that are read in one turn of the loop
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 # Those whose entries say something else than their tags.
 CODED_TOPICS = frozenset((WHEEL_TIMER_TOPIC,))
@@ -437,26 +439,35 @@ class TimerMessages:
     # ---- start
 
     def load(self) -> None:
-        """At a start, and as a slave becomes master, find what waits: the entries that the last mark doesn't cover."""
+        """At a start, find the waiting messages: the entries that the last mark doesn't cover."""
+        at_once(self.load_steps())
+
+    def load_steps(self) -> Steps[None]:
+        """As `load`, of a log that does not grow meanwhile."""
         store = self._store
         self.forget()
-        start = self._read_mark()
-        runs = store.entries(WHEEL_TIMER_TOPIC, max(start, store.min_physical_offset), store.max_physical_offset)
-        run = runs.get(_MESSAGES)
-        if run is None:
-            return
-        columns = zip(run.physical.tolist(), run.tags.tolist(), strict=True)
-        for offset, (position, code) in enumerate(columns, run.first_offset):
-            if (abs(code), offset) > self._delivered:
-                self._add((abs(code), offset, position))
-                if code < 0:
-                    self._load_recall(position, offset)
+        start = max(self._read_mark(), store.min_physical_offset)
+        for found in store.entry_slices(WHEEL_TIMER_TOPIC, start, store.max_physical_offset, _A_STEP):
+            if found is None or found.queue_id != _MESSAGES:
+                continue
+            if found.anew:
+                self._forget_waiting()
+            columns = zip(found.run.physical.tolist(), found.run.tags.tolist(), strict=True)
+            for offset, (position, code) in enumerate(columns, found.run.first_offset):
+                if (abs(code), offset) > self._delivered:
+                    self._add((abs(code), offset, position))
+                    if code < 0:
+                        self._load_recall(position, offset)
+            yield
 
     def forget(self) -> None:
         """A slave knows of none: they are its master's to deliver."""
+        self._forget_waiting()
+        self._delivered, self._rewind_below = (0, -1), None
+
+    def _forget_waiting(self) -> None:
         for part in (self._heap, self._stored_order, self._waiting, self._reappended_at, self._recalls):
             part.clear()
-        self._delivered, self._rewind_below = (0, -1), None
 
     def _load_recall(self, position: int, offset: int) -> None:
         raw = self._store.record_at(position)

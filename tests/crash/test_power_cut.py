@@ -43,6 +43,8 @@ class World:
         self.unflushed: list[tuple[str, int, int, bytes, int]] = []
         self.number = 0
         self.deleted_at = dict.fromkeys(TOPICS, 0)  # the newest message at the topic's last deletion
+        # Of topics whose last deletion is not on the disk: `deleted_at` and `flushed` as they were before it.
+        self.undeleted: dict[str, tuple[int, dict[int, dict[int, bytes]]]] = {}
         self.store = self.start()
 
     def start(self) -> MessageStore:
@@ -69,6 +71,8 @@ class World:
             self.evict()
         else:
             self.store.prepare_next()
+        if not self.store.has_unsaved_deletions:
+            self.undeleted.clear()
 
     def put(self) -> None:
         topic, queue_id = self.random.choice(TOPICS), self.random.randrange(QUEUES)
@@ -96,6 +100,8 @@ class World:
         if oldest is None or not oldest.sealed:
             return
         self.store.take_out(oldest.base)()
+        for topic, (deleted_at, _) in self.undeleted.items():
+            self.undeleted[topic] = deleted_at, {}
         for (topic, queue_id), promised in self.flushed.items():
             low = self.store.min_offset(topic, queue_id)
             self.flushed[topic, queue_id] = {offset: body for offset, body in promised.items() if offset >= low}
@@ -103,13 +109,22 @@ class World:
     def delete(self) -> None:
         """The topic comes again with its next message, at offset 0."""
         topic = self.random.choice(TOPICS)
+        before = {queue_id: self.flushed.get((topic, queue_id), {}) for queue_id in range(QUEUES)}
+        self.undeleted.setdefault(topic, (self.deleted_at[topic], before))
         self.deleted_at[topic] = self.number
         self.unflushed = [message for message in self.unflushed if message[0] != topic]
         for queue_id in range(QUEUES):
             self.flushed.pop((topic, queue_id), None)
         self.store.delete_topic(topic, begin_again=True)
+        if self.random.random() < 0.7:
+            self.store.save_deletions()
 
     def power_cut(self) -> None:
+        if self.store.has_unsaved_deletions:
+            for topic, (deleted_at, before) in self.undeleted.items():
+                self.deleted_at[topic] = deleted_at
+                self.flushed.update({(topic, queue_id): found for queue_id, found in before.items()})
+        self.undeleted.clear()
         self.disk = self.disk.power_cut()
         self.unflushed.clear()
         self.store = self.start()
@@ -156,7 +171,17 @@ def test_nothing_flushed_is_lost(seed: int, flush_disk_type: str) -> None:
         world.power_cut()
 
 
-@pytest.mark.parametrize("place", ["store.allocate", "store.roll", "store.flush", "store.checkpoint"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "store.allocate",
+        "store.roll",
+        "store.flush",
+        "store.checkpoint",
+        "store.queues_moved",
+        "store.queue_unlinked",
+    ],
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_power_cut_at_a_place(seed: int, place: str) -> None:
     world = World(seed, "SYNC_FLUSH")

@@ -142,6 +142,7 @@ class SimDisk:
             if file is not None:
                 survivor = survivors.setdefault(id(file), file.after_cut(coin))
                 after._names[path] = after._durable_names[path] = survivor
+                after._directories.update(path.parents)  # of one whose rename was not synced
         return after
 
     def copy(self) -> SimDisk:
@@ -246,8 +247,24 @@ class SimDisk:
 
     def rename(self, source: Path, target: Path) -> None:
         self._need_parent(target)
+        if source in self._directories:
+            self._rename_dir(source, target)
+            return
         self._names[target] = self._file(source)
         del self._names[source]
+
+    def _rename_dir(self, source: Path, target: Path) -> None:
+        """The names inside move one by one for a power cut: harder than a file system, which has one entry to lose."""
+        if self.exists(target):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(target))
+        for table in (self._directories, self._names):
+            for path in [path for path in table if path == source or source in path.parents]:
+                moved = target / path.relative_to(source)
+                if isinstance(table, set):
+                    table.remove(path)
+                    table.add(moved)
+                else:
+                    table[moved] = table.pop(path)
 
     def remove(self, path: Path) -> None:
         self._file(path)

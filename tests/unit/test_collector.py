@@ -19,7 +19,9 @@ import pytest
 from broker.broker_controller import BrokerController
 from broker.clients.client_manager import ClientChannel
 from broker.long_polling.pull_request_hold import HeldPull
+from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue, MappedFiles, QueueFile
+from broker.store.queue_removal import QueueRemoval
 from infra import collector
 from infra.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
@@ -120,7 +122,7 @@ def test_maps_that_take_each_others_place_are_never_all_new_to_the_collector() -
     disk.map = lambda path, size: mmap.mmap(-1, size)  # type: ignore[method-assign] # no file for each
     limit, owner = 3_000, SimpleNamespace(used=False, tail=None, map=None)
     files = [QueueFile(cast("ConsumeQueue", owner), 0, Path(f"/{number}"), 4096) for number in range(2 * limit)]
-    maps = MappedFiles(limit, disk)
+    maps = MappedFiles(limit, disk, QueueRemoval(StoreConfig(Path("/store")), disk))
     new: list[int] = []
     try:
         collector.settle()

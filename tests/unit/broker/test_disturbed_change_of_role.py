@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from bench.wire import send_ext
 from broker.ha import replicas_manager
 from broker.ha.member import State
 from broker.ha.replicas_manager import HandOverRefused
@@ -21,9 +23,12 @@ from broker.tables.changes import CHANGES
 from broker.tables.state_file import StateFile
 from infra.disk import RealDisk
 from neve.errors import BrokerError
+from neve.remoting.codes import RequestCode as Code
+from neve.remoting.codes import ResponseCode
 from neve.remoting.names import METADATA_LOG
+from tests.broker_in_process import ask
 from tests.set_in_process import Member, Set, broker_set
-from tests.unit.broker.test_change_of_role import bodies, hand_to, put, shows
+from tests.unit.broker.test_change_of_role import TOPIC, bodies, hand_to, put, shows
 from tests.waiting import until
 
 
@@ -127,7 +132,7 @@ def test_a_master_that_can_not_read_its_books_at_first_leads_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
-    lead = MetadataLog.lead
+    lead = MetadataLog.lead_steps
 
     def at_the_third(self: MetadataLog) -> Any:
         tried.append(1)
@@ -138,7 +143,7 @@ def test_a_master_that_can_not_read_its_books_at_first_leads_later(
     async def scenario() -> None:
         async with broker_set(tmp_path) as brokers:
             heir = (await brokers.slaves())[0]
-            monkeypatch.setattr(MetadataLog, "lead", at_the_third)
+            monkeypatch.setattr(MetadataLog, "lead_steps", at_the_third)
             await hand_to(brokers, heir)
             await put(heir, b"1")
             assert len(tried) == 3
@@ -265,5 +270,42 @@ def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_was(tmp
             assert file.load(rows=dict)["rows"] == {"of": "the set"}
         await save(lambda: None)
         assert file.load(rows=dict)["rows"] == {"of": "one member"}, "once it was read anew it is saved again"
+
+    run(scenario)
+
+
+def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    async def scenario() -> None:
+        async with broker_set(tmp_path) as brokers:
+            heir = (await brokers.slaves())[0]
+            await put(await brokers.master(), b"1")
+            await shows(heir, b"1")
+            upkeep = heir.broker.store.upkeep
+
+            def slow() -> None:
+                begun.set()
+                assert may_end.wait(60)
+                upkeep()
+
+            monkeypatch.setattr(heir.broker.store, "upkeep", slow)
+            try:
+                elected = asyncio.create_task(hand_to(brokers, heir))
+                await until(lambda: begun.is_set() and heir.state is State.MASTER, "the elected one syncs its queues")
+                asked = heir.replicas.asked["Heartbeat"]
+                await until(lambda: heir.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
+                assert not heir.leads
+                connection = await heir.connect()
+                refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **send_ext(TOPIC, 0))
+                assert refused.code == ResponseCode.SYSTEM_BUSY
+                connection.close()
+            finally:
+                may_end.set()
+            await elected
+            await put(heir, b"2")
+            await shows(heir, b"1", b"2")
 
     run(scenario)

@@ -121,6 +121,7 @@ class Link:
         elif deletions and border <= until:
             _, topic, begin_again = deletions[0]
             slave.delete_topic(topic, begin_again=begin_again)
+            slave.save_deletions()  # here no metadata log repeats it after a crash
             self._deleted += 1
         else:
             return False

@@ -331,10 +331,10 @@ def test_a_topic_that_comes_again_goes_on_above(open_store: Open, put: Put) -> N
 
 
 @pytest.mark.parametrize("begin_again", [True, False])
-def test_a_deletion_that_the_disk_refuses_leaves_the_topic_as_it_was(
+def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
     open_store: Open, put: Put, disk: SimDisk, begin_again: bool
 ) -> None:
-    """Whatever is saved afterwards, and after a restart."""
+    """No queue is created and no file removed before the deletion is on the disk."""
     store = open_store()
     for number in range(5):
         put(store, body=b"%d" % number)
@@ -342,15 +342,17 @@ def test_a_deletion_that_the_disk_refuses_leaves_the_topic_as_it_was(
     assert store.hide_below("t", {0: 1})
     store.save_queue_state()
     room, disk.capacity = disk.capacity, 0
-    with pytest.raises(DiskFull):
-        store.delete_topic("t", begin_again=begin_again)
+    store.delete_topic("t", begin_again=begin_again)
+    with pytest.raises(StoreFull):
+        put(store)
+    with pytest.raises(StoreNotWritable):
+        store.upkeep()
     disk.capacity = room
-    kept = [b"1", b"2", b"3", b"4"]
-    assert (bodies(store), store.deleted_below()) == (kept, {})
-    store.set_min_offset("other", 0, 1)
+    with pytest.raises(StoreNotWritable):
+        put(store, "other")
     store.shutdown()
     again = open_store()
-    assert (bodies(again), again.deleted_below()) == (kept, {})
+    assert (bodies(again), again.deleted_below()) == ([b"1", b"2", b"3", b"4"], {})
     again.delete_topic("t", begin_again=begin_again)
     assert put(again).queue_offset == (0 if begin_again else 5)
 

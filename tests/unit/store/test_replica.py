@@ -289,6 +289,7 @@ def test_a_deletion_that_a_slave_hears_of_late_leaves_what_came_after_it(disk: S
     slave = open_store(disk, clock, following=True)
     Link(master, slave, 0).run()
     slave.delete_topic("orders", below=deleted_at)
+    slave.save_deletions()
     for _ in range(2):
         assert slave.queues() == {"orders": [0]}
         assert (slave.min_offset("orders", 0), slave.max_offset("orders", 0)) == (5, 8)
@@ -313,6 +314,7 @@ def test_in_a_set_no_offset_of_a_deleted_topic_is_given_again(disk: SimDisk, clo
     slave.confirm(slave.max_physical_offset)
     master.store.confirm(slave.max_physical_offset)
     slave.delete_topic("orders", begin_again=True, below=deleted_at)
+    slave.save_deletions()
     assert (slave.min_offset("orders", 0), slave.max_offset("orders", 0)) == (3, 4)
     assert_same(slave, master.store)
 
@@ -356,6 +358,7 @@ def test_a_topic_that_was_deleted_since_its_ends_were_told_does_not_come_back(
     master.put("payments", 0, 10)
     Link(master, slave, 0).run()
     slave.delete_topic("orders", below=slave.max_physical_offset)
+    slave.save_deletions()
     slave.begin_queues({"orders": {0: 1}}, log_end)
     assert slave.queues() == {"payments": [0]}
     assert slave.next_offset("orders", 0) == 1

@@ -136,6 +136,7 @@ def test_a_topic_whose_queues_have_no_file_is_deleted_and_goes_on_where_it_was_t
     put_one(store, "t", 0)
     store.delete_topic("u")
     store.delete_topic("t")
+    store.upkeep()
     assert queue_files(disk) == []
     again = opened(disk.power_cut())
     assert again.following_offsets()["u"] == {1: 10_000_400}

@@ -51,6 +51,7 @@ def test_a_topic_is_deleted_although_a_power_cut_took_a_queues_first_file(open_s
     put(store)
     store.disk.make_dirs(Path("/store/consumequeue/t/1"))
     store.delete_topic("t")
+    store.upkeep()
     assert not store.disk.exists(Path("/store/consumequeue/t"))
 
 
@@ -62,6 +63,7 @@ def test_a_message_after_a_power_cut_is_not_taken_for_a_deleted_one(
     flush(store)
     put(store, topic="other", body=b"x" * 9000)
     store.delete_topic("t")
+    store.save_deletions()
     cut = disk.power_cut(seed=2)
     again = MessageStore(store.config, cut, clock)
     again.load()

@@ -66,11 +66,11 @@ class Member:
         disk.make_dirs(CONFIG)
         self.writer = LogWriter(store)
         self.journal = journal = MetadataJournal(store, self.writer, clock)
-        keep: dict[str, Any] = {"threads": threads, "journal": journal}
+        keep: dict[str, Any] = {"threads": threads, "journal": journal, "sync_log": self._save_deletions}
         self.topics = TopicConfigManager(disk, CONFIG / "topics.json", clock, **keep)
         self.groups = SubscriptionGroupManager(disk, CONFIG / "groups.json", clock, **keep)
         self.offsets = ConsumerOffsetManager(disk, CONFIG / "offsets.json", self._sync, threads, journal)
-        self.modes = RequestModes(disk, CONFIG / "modes.json", threads, journal)
+        self.modes = RequestModes(disk, CONFIG / "modes.json", threads, journal, self._save_deletions)
         path = CONFIG / "delays.json"
         self.schedule = ScheduleMessage(
             store,
@@ -128,6 +128,7 @@ class Member:
             pops=self.pops,
             arriving=told,
             registration=told,
+            threads=InLine(),
         )
         self._group_deletion = GroupDeletion(
             journal=self.journal, groups=self.groups, offsets=self.offsets, pops=self.pops
@@ -135,6 +136,10 @@ class Member:
 
     async def _sync(self) -> None:
         self.store.after_flush(self.store.flush())
+        self.store.save_deletions()
+
+    async def _save_deletions(self) -> None:
+        self.store.save_deletions()
 
     def sync(self) -> None:
         drive(self._sync())
@@ -224,6 +229,7 @@ class Member:
             # queues away would have old records sent again, and a put can't give them their old offsets.
             self.sync()
             self.metadata.catch_up()
+            self.store.save_deletions()  # a start that has to repeat it begins no queue at 0, as in no broker set
 
     # ---- what it says
 

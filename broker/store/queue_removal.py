@@ -1,0 +1,219 @@
+"""Remove the files of deleted queues from the disk, on a thread.
+
+The loop decides: it drops the queues from the table, with a state (`queue_state`) in which their records no longer
+belong to the topic. The thread removes the files, once that state is on the disk:
+
+    moved      a topic's directory, or that of one queue, gets a name in consumequeue.removed/ with one rename
+    unlinked   its files, then its directories
+
+A queue of the same name may be created at any time: `make_way` moves the old directory first. A crash at any point
+leaves directories whose records lie below the topic's mark; a start hands them to this module again. A start never
+reads consumequeue.removed/ for queues.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from broker.store.config import StoreConfig
+from infra import failpoint
+from infra.disk import Disk, OutOfDescriptors
+from infra.locks import Lock, NewLock, new_lock
+
+log = logging.getLogger(__name__)
+
+# Directories of queues that one `run` removes: a checkpoint that is due waits for no more.
+_QUEUES_AT_ONCE = 1024
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Open(Protocol):
+    """A deleted queue, with its maps."""
+
+    def close(self) -> None:
+        """Unmap its files."""
+
+
+class _Topic:
+    """Queues of one topic that are deleted and whose files are still there."""
+
+    __slots__ = ("open", "queues", "state")
+
+    def __init__(self, queues: set[str] | None, state: int, open_queues: list[Open]) -> None:
+        self.queues = queues  # None: all of its directory
+        self.state = state  # the number of the image of the state that has to be on the disk first
+        self.open = open_queues  # closed by the thread, one by one: thousands of them take their time
+
+
+class QueueRemoval:
+    """Removals that are decided and not done. The loop adds, one thread at a time calls `run`."""
+
+    def __init__(self, config: StoreConfig, disk: Disk, new_lock: NewLock = new_lock) -> None:
+        self._disk = disk
+        self._root = config.root / "consumequeue"
+        self._removed = config.root / "consumequeue.removed"
+        self._lock = new_lock()  # held for single renames and unlinks only: the loop may wait for it
+        self._running = new_lock()
+        self._topics: dict[str, _Topic] = {}
+        self._files: deque[Path] = deque()
+        self._moved: deque[Path] = deque()
+        self._numbers = itertools.count(1)
+        self._listed: Path | None = None  # the directory that is being emptied, and what is left in it
+        self._queues: list[str] = []
+
+    # -- on the loop
+
+    def load(self) -> None:
+        """Find what the last run left in consumequeue.removed/. The table adds what it finds among the queues."""
+        self._topics.clear()
+        self._files.clear()
+        self._disk.make_dirs(self._removed)
+        names = sorted(int(name) for name in self._disk.list_dir(self._removed))
+        self._moved = deque(self._removed / str(number) for number in names)
+        self._listed = None
+        self._numbers = itertools.count(max(names, default=0) + 1)
+
+    def add(self, topic: str, queues: set[str] | None, *, state: int, open_queues: Iterable[Open] = ()) -> None:
+        """Remove these queues of a topic, or with None all of its directory, once an image of the state is written."""
+        with self._lock:
+            before = self._topics.get(topic)
+            kept = [] if before is None else before.open
+            if before is not None:
+                queues = None if before.queues is None or queues is None else before.queues | queues
+            self._topics[topic] = _Topic(queues, state, [*kept, *open_queues])
+            self._files = deque(file for file in self._files if not self._includes(file, topic, queues))
+
+    def _includes(self, file: Path, topic: str, queues: set[str] | None) -> bool:
+        directory = file.parent
+        return directory.parent.name == topic and (queues is None or directory.name in queues)
+
+    def add_file(self, path: Path) -> None:
+        """Remove a file of a queue that stays: all of its records are below the begin of the log."""
+        with self._lock:
+            self._files.append(path)
+
+    def state_needed(self, topic: str) -> int:
+        """The image of the state that has to be on the disk before a queue of this topic is created; 0: none."""
+        found = self._topics.get(topic)
+        return 0 if found is None else found.state
+
+    def make_way(self, topic: str, queue_id: int) -> None:
+        """Before a queue's directory is created: move that of an earlier queue of this name. Raises OSError."""
+        if topic not in self._topics:
+            return
+        with self._lock:
+            found, name = self._topics.get(topic), str(queue_id)
+            if found is None:
+                return
+            if found.queues is None:
+                self._move_topic(topic)
+            elif name in found.queues:
+                self._move_queue(topic, name, found.queues)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether `run` has something to do."""
+        return bool(self._topics or self._files or self._moved)
+
+    def is_pending_of(self, topic: str) -> bool:
+        """Whether queues of this topic are still in its directory."""
+        return topic in self._topics
+
+    def standing_still(self) -> Lock:
+        """While it is held, no thread removes anything."""
+        return self._running
+
+    # -- on a thread
+
+    def run(self, written: int) -> None:
+        """Remove a bounded number of queues. `written`: the number of the image of the state that is on the disk.
+
+        Raises OSError; what could not be begun for want of descriptors or of room is tried again by the next call.
+        """
+        with self._running:
+            try:
+                self._remove_files()
+                self._move_deleted(written)
+                for _ in range(_QUEUES_AT_ONCE):
+                    if not self._remove_moved():
+                        break
+            except OSError as error:
+                if not isinstance(error, OutOfDescriptors) and error.errno not in _FULL:
+                    raise
+                log.warning("deleted queues can't be removed now, they are removed later: error=%s", error)
+
+    def _remove_files(self) -> None:
+        while self._files:
+            with self._lock, suppress(FileNotFoundError, IndexError):
+                self._disk.remove(self._files[0])
+                self._files.popleft()
+
+    def _move_deleted(self, written: int) -> None:
+        """Make names free, and make that durable with one sync for each directory that had them."""
+        changed: set[Path] = set()
+        ready = [topic for topic, found in list(self._topics.items()) if found.state <= written]
+        for topic in ready:
+            for _ in range(_QUEUES_AT_ONCE):
+                with self._lock:
+                    found = self._topics.get(topic)
+                    if found is None or found.state > written:
+                        break
+                    open_queues, found.open = found.open, []
+                    if found.queues is None:
+                        changed.add(self._root)
+                        self._move_topic(topic)
+                    else:
+                        changed.add(self._root / topic)
+                        self._move_queue(topic, next(iter(found.queues), ""), found.queues)
+                while open_queues:
+                    open_queues.pop().close()
+        failpoint.hit("store.queues_moved")
+        for directory in changed:
+            with suppress(FileNotFoundError):
+                self._disk.fsync_dir(directory)
+
+    def _move_topic(self, topic: str) -> None:
+        self._move(self._root / topic, self._removed / str(next(self._numbers)))
+        del self._topics[topic]
+
+    def _move_queue(self, topic: str, name: str, queues: set[str]) -> None:
+        if name:
+            target = self._removed / str(next(self._numbers))
+            self._disk.make_dirs(target)
+            self._move(self._root / topic / name, target / name, listed=target)
+            queues.discard(name)
+        if not queues:
+            del self._topics[topic]
+
+    def _move(self, source: Path, target: Path, listed: Path | None = None) -> None:
+        if self._disk.exists(source):
+            self._disk.rename(source, target)
+        if self._disk.exists(listed or target):
+            self._moved.append(listed or target)
+
+    def _remove_moved(self) -> bool:
+        """Remove one directory of a queue that was moved; False: there is none."""
+        if not self._moved:
+            return False
+        directory = self._moved[0]
+        if self._listed != directory:
+            self._listed, self._queues = directory, self._disk.list_dir(directory)
+        if not self._queues:
+            self._disk.remove_dir(directory)
+            self._moved.popleft()
+            self._listed = None
+            return True
+        queue = directory / self._queues[-1]
+        for name in self._disk.list_dir(queue):
+            self._disk.remove(queue / name)
+        failpoint.hit("store.queue_unlinked")
+        self._disk.remove_dir(queue)
+        self._queues.pop()
+        return True

@@ -1,0 +1,166 @@
+"""Deleting a topic: the loop decides without I/O, a thread removes the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.store.message_store import MessageStore
+from infra import failpoint
+from infra.clock import ManualClock
+from infra.failpoint import FailpointError
+from tests.doubles.sim_disk import SimDisk
+from tests.unit.store.conftest import put_one, small_config
+
+QUEUES = 100
+ROOT = Path("/store/consumequeue")
+
+
+class CountingDisk(SimDisk):
+    """Counts the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.synced: list[Path] = []
+
+    def fsync_dir(self, path: Path) -> None:
+        self.synced.append(path)
+        super().fsync_dir(path)
+
+    def __getattribute__(self, name: str) -> object:
+        if name in {"remove", "remove_dir", "fsync_dir", "rename", "write_atomic", "read_at", "fdatasync", "list_dir"}:
+            self.calls += 1
+        return super().__getattribute__(name)
+
+
+def opened(disk: SimDisk) -> MessageStore:
+    store = MessageStore(small_config(), disk, ManualClock())
+    store.load()
+    return store
+
+
+def fill(store: MessageStore, topic: str = "t", queues: int = QUEUES) -> None:
+    for queue in range(queues):
+        put_one(store, topic, queue)
+
+
+def remove_all(store: MessageStore) -> None:
+    while store.wants_upkeep:
+        store.upkeep()
+
+
+@pytest.mark.parametrize("begin_again", [True, False])
+def test_deletion_calls_the_disk_only_on_the_thread(begin_again: bool) -> None:
+    disk = CountingDisk()
+    store = opened(disk)
+    fill(store)
+    before = disk.calls
+    store.delete_topic("t", begin_again=begin_again)
+    assert store.queues_of("t") == []
+    assert disk.calls == before
+    remove_all(store)
+    assert not disk.exists(ROOT / "t")
+    assert disk.list_dir(Path("/store/consumequeue.removed")) == []
+
+
+def test_deletion_of_many_queues_syncs_a_constant_number_of_times() -> None:
+    disk = CountingDisk()
+    store = opened(disk)
+    fill(store)
+    disk.synced.clear()
+    store.delete_topic("t")
+    remove_all(store)
+    assert len(disk.synced) <= 4
+    assert [path for path in disk.synced if ROOT in path.parents] == []
+
+
+def test_topic_created_again_before_the_removal_keeps_its_messages() -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    fill(store)
+    store.delete_topic("t", begin_again=True)
+    assert put_one(store, "t", 7, b"new").queue_offset == 0
+    assert not store.has_unsaved_deletions, "a new queue of the topic needs the deletion on the disk"
+    remove_all(store)
+    assert disk.list_dir(ROOT / "t") == ["7"]
+    for again in (opened(disk.copy()), opened(disk.power_cut())):
+        assert again.queues_of("t") in ([7], [])
+    store.after_flush(store.flush())
+    cut = opened(disk.power_cut())
+    assert (cut.queues_of("t"), cut.max_offset("t", 7)) == ([7], 1)
+
+
+def test_queue_created_again_on_a_slave_moves_only_the_deleted_one() -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    fill(store, queues=3)
+    below = store.max_physical_offset
+    put_one(store, "t", 0, b"new")
+    store.delete_topic("t", below=below)
+    assert store.queues_of("t") == [0]
+    assert put_one(store, "t", 1, b"new").queue_offset == 1
+    remove_all(store)
+    assert disk.list_dir(ROOT / "t") == ["0", "1"]
+    again = opened(disk.copy())
+    assert [again.max_offset("t", queue) for queue in (0, 1)] == [2, 2]
+    assert again.queues_of("t") == [0, 1]
+    assert again.next_offset("t", 2) == 1
+
+
+@pytest.mark.parametrize("place", ["store.queues_moved", "store.queue_unlinked"])
+@pytest.mark.parametrize("seed", range(5))
+def test_power_cut_during_the_removal_resurrects_nothing(place: str, seed: int) -> None:
+    disk = SimDisk(seed=seed)
+    store = opened(disk)
+    fill(store, queues=5)
+    put_one(store, "other")
+    store.after_flush(store.flush())
+    store.checkpoint()
+    store.delete_topic("t")
+    with failpoint.armed(place), pytest.raises((FailpointError, OSError, Exception)) as stopped:
+        store.upkeep()
+    assert "failpoint" in str(stopped.value)
+    after = disk.power_cut()
+    again = opened(after)
+    assert again.queues_of("t") == []
+    assert again.following_of("t") == dict.fromkeys(range(5), 1)
+    assert again.max_offset("other", 0) == 1
+    assert put_one(again, "t", 3, b"new").queue_offset == 1
+    remove_all(again)
+    assert after.list_dir(ROOT / "t") == ["3"]
+    assert after.list_dir(Path("/store/consumequeue.removed")) == []
+
+
+def test_removal_is_bounded_per_run_and_finishes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.store.queue_removal._QUEUES_AT_ONCE", 10)
+    disk = SimDisk()
+    store = opened(disk)
+    fill(store, queues=35)
+    store.delete_topic("t")
+    runs = 0
+    while store.wants_upkeep:
+        store.upkeep()
+        runs += 1
+    assert runs == 4
+    assert not disk.exists(ROOT / "t")
+
+
+def test_reading_a_minimum_removes_no_file() -> None:
+    """The files below the begin of the log are removed by the thread."""
+    disk = CountingDisk()
+    store = opened(disk)
+    for number in range(500):
+        put_one(store, "t", 0, b"%d" % number)
+    store.roll()
+    store.after_flush(store.flush())
+    while len(store.segments()) > 1:
+        store.take_out(store.segments()[0].base)()
+    names = disk.list_dir(ROOT / "t" / "0")
+    assert len(names) == 2
+    assert store.min_offset("t", 0) == 500
+    assert disk.list_dir(ROOT / "t" / "0") == names
+    remove_all(store)
+    assert disk.list_dir(ROOT / "t" / "0") == names[1:]
+    assert opened(disk.copy()).next_offset("t", 0) == 500
