@@ -129,7 +129,7 @@ class HandOverNotDecided(HandOverRefused):
 
 
 class Books(Protocol):
-    """What the broker keeps besides the log, as a change of role finds it. On the loop; `prepare` alone waits."""
+    """The state of the broker besides its log, for a change of role. On the loop; only `prepare` waits."""
 
     async def prepare(self) -> None:
         """All of the log is confirmed: do what takes its time before `lead`. Raises as `lead`."""
@@ -721,7 +721,7 @@ class ReplicasManager:
             self._lead_when_confirmed()
 
     async def _lead(self, confirming: Confirm) -> None:
-        """Heartbeats and what controllers say go on meanwhile; where the term ends, `_Retreat` is the next action."""
+        """Lead the set. Heartbeats and controllers' messages are handled meanwhile; `_Retreat` follows if the term ends."""
         if self._confirming is not confirming or self._leads:
             return
         self._has_begun_to_lead = True

@@ -447,7 +447,7 @@ class MessageStore:
         )
 
     def upkeep(self) -> None:
-        """What no send waits for: the checkpoint that is due, the next file ahead, the files of deleted queues.
+        """Write the checkpoint that is due, allocate the next file, remove files of deleted queues. No send waits for it.
 
         For a thread. Raises as `flush`.
         """

@@ -29,7 +29,7 @@ from infra.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
-# Directories of queues that one `run` removes: a checkpoint that is due waits for no more.
+# Directories of queues that one `run` removes: the next checkpoint waits for the end of the run.
 _QUEUES_AT_ONCE = 1024
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
