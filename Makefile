@@ -153,6 +153,7 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.catalog
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.isolation
+	$(BIN)/python -m bench.beside
 	$(BIN)/python -m bench.spark
 
 clean: ## remove what the commands made

@@ -721,7 +721,7 @@ class ReplicasManager:
             self._lead_when_confirmed()
 
     async def _lead(self, confirming: Confirm) -> None:
-        """Lead the set. Heartbeats and controllers' messages are handled meanwhile; `_Retreat` follows if the term ends."""
+        """Lead the set. Heartbeats continue meanwhile; if the term ends, `_Retreat` is the next action."""
         if self._confirming is not confirming or self._leads:
             return
         self._has_begun_to_lead = True

@@ -447,7 +447,7 @@ class MessageStore:
         )
 
     def upkeep(self) -> None:
-        """Write the checkpoint that is due, allocate the next file, remove files of deleted queues. No send waits for it.
+        """Write the checkpoint that is due, allocate the next file, remove files of deleted queues.
 
         For a thread. Raises as `flush`.
         """
