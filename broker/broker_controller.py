@@ -83,7 +83,7 @@ from broker.requests.peek_message import PeekMessageProcessor
 from broker.requests.pop_ack import PopAckProcessor
 from broker.requests.pop_message import PopMessageProcessor
 from broker.requests.pop_request import PopChecks
-from broker.requests.promises import keep_promises
+from broker.requests.promises import check_answers, keep_promises
 from broker.requests.pull_message import PullMessageProcessor
 from broker.requests.query_assignment import QueryAssignmentProcessor
 from broker.requests.query_message import QueryMessageProcessor
@@ -147,6 +147,8 @@ _CLIENT_SCAN = 10.0
 _SLAVE_DEADLINES = 0.25
 _LOOK_AT_MASTER = 2.0
 _VIP_OFFSET = 2
+# Directories of the data directory whose files hold users' secrets.
+_PRIVATE = ("commitlog", "config", "diverged", "ha")
 
 
 # What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.
@@ -677,6 +679,7 @@ class BrokerController:
             port=config.listen_port,
             in_use=lambda: self.store.descriptors,
         )
+        check_answers(self.router.codes)
         if self._replication.waits:
             keep_promises(self.router, self._replication, self._log_end)
         RoleGate(self.role, self.router, self.arriving)
@@ -960,6 +963,9 @@ class BrokerController:
             refuse_unfinished(self.config, self._disk)
             refuse_unfinished_import(self.config, self._disk)
         await self._threads.run(check_directory, self.config, self._disk)
+        for name in _PRIVATE:  # as new ones are; this one may have been begun with wider modes, or copied
+            if self._disk.exists(self.config.root / name):
+                self._disk.make_private(self.config.root / name)
 
     async def _check_promotion(self) -> None:
         """A slave's directory is to serve alone."""
@@ -994,8 +1000,6 @@ class BrokerController:
             refuse_slaves(self._disk, self.config.root)
             recover_log(self.config, self.store, confirmed=replicas.load())
             replicas.begin()
-        if isinstance(self.guard, SignatureGuard):  # changes of users go through it
-            self._disk.make_private(self.config.root / "commitlog")
 
     def _load_tables(self) -> None:
         # What waits in an Apache master's log is in RocketMQ's own form, and the master's; a set's is its master's.

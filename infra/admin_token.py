@@ -32,7 +32,7 @@ class AdminToken:
         """
         token = self._entropy(_BYTES).hex().encode()
         try:
-            self._disk.write_private(self.path, token + b"\n")
+            self._disk.write_atomic(self.path, token + b"\n")
         except OSError as error:
             if not self._disk.exists(self.path):
                 raise

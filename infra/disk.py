@@ -98,10 +98,7 @@ class Disk(Protocol):
         """Whether a part of a map is in memory now, so that no read of it waits for the device."""
 
     def write_atomic(self, path: Path, data: bytes) -> None:
-        """Replace the file's content: after a crash it's the old or the new, never a mixture."""
-
-    def write_private(self, path: Path, data: bytes) -> None:
-        """Replace the file's content as `write_atomic` does; only the owner can read the file (mode 0600)."""
+        """Replace the content of a file that only its owner reads. After a crash it is the old or the new one."""
 
     def append(self, path: Path, data: bytes) -> None: ...
 
@@ -148,7 +145,12 @@ def allocate(descriptor: int, offset: int, size: int, path: Path) -> None:
 _NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
-def _open(path: Path, flags: int, mode: int = 0o644) -> int:
+# A data directory holds messages, and users' secrets in the log, in tables and in diverged tails: only the owner reads
+# its files.
+_FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
+
+
+def _open(path: Path, flags: int, mode: int = _FILE_MODE) -> int:
     """Raises OutOfDescriptors where another try may go well: it says nothing about the file, nor about the disk."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, mode)
@@ -231,19 +233,12 @@ class RealDisk:
         return _mincore(address, skipped + size, there) == 0 and there.raw.count(1) == pages
 
     def write_atomic(self, path: Path, data: bytes) -> None:
-        self._replace(path, data, None)
-
-    def write_private(self, path: Path, data: bytes) -> None:
-        self._replace(path, data, 0o600)
-
-    def _replace(self, path: Path, data: bytes, mode: int | None) -> None:
         temporary = path.with_name(f".{path.name}.tmp")
         directory = _open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # first: nothing is half done for want of it
         try:
             descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
-                if mode is not None:
-                    os.fchmod(descriptor, mode)  # before the first byte: also of a temporary file left by a crash
+                os.fchmod(descriptor, _FILE_MODE)  # before the first byte: also of a temporary file left by a crash
                 view = memoryview(data)
                 while view:
                     view = view[os.write(descriptor, view) :]
@@ -256,11 +251,7 @@ class RealDisk:
             os.close(directory)
 
     def append(self, path: Path, data: bytes) -> None:
-        try:
-            file = path.open("ab")
-        except OSError as error:
-            raise _told(error, path) from error
-        with file:
+        with os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
             file.write(data)
 
     def fdatasync(self, path: Path) -> None:
@@ -300,10 +291,10 @@ class RealDisk:
         return path.stat().st_ino
 
     def make_dirs(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
 
     def make_private(self, path: Path) -> None:
-        path.chmod(0o700)
+        path.chmod(_DIRECTORY_MODE)
 
     def room(self, path: Path) -> Room:
         status = os.statvfs(path)

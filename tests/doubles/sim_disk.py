@@ -221,10 +221,6 @@ class SimDisk:
         self._names[path] = file
         self.fsync_dir(path.parent)
 
-    def write_private(self, path: Path, data: bytes) -> None:
-        """There is one owner only."""
-        self.write_atomic(path, data)
-
     def append(self, path: Path, data: bytes) -> None:
         self._need_parent(path)
         self._need(len(data), path)

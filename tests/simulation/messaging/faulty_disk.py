@@ -112,10 +112,6 @@ class FaultyDisk:
         self._call("write_atomic", path)
         self.platter.write_atomic(path, data)
 
-    def write_private(self, path: Path, data: bytes) -> None:
-        self._call("write_private", path)
-        self.platter.write_private(path, data)
-
     def append(self, path: Path, data: bytes) -> None:
         self._call("append", path)
         self.platter.append(path, data)

@@ -16,7 +16,7 @@ from bench.wire import send_ext
 from broker.broker_controller import BrokerController
 from broker.intake.message import NewMessage
 from broker.intake.replication import NOT_ENOUGH, AppendRefused
-from broker.requests.promises import PROMISES
+from broker.requests.promises import ANSWERS, PROMISES, check_answers
 from infra.clock import ManualClock
 from infra.remoting_server import Connection
 from neve.record.bodies import encode_batch
@@ -260,6 +260,19 @@ KEEPS_A_COPY = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
 def test_every_request_that_promises_something_is_asked_below() -> None:
     assert REQUESTS.keys() == PROMISES
+
+
+def test_every_served_code_states_what_its_answer_promises(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        assert world.broker.router.codes == ANSWERS.keys(), "no code without a row, and no row without a code"
+
+    in_a_set(tmp_path, work, *SETTINGS)
+
+
+def test_code_without_a_stated_promise_is_not_served() -> None:
+    check_answers(ANSWERS)
+    with pytest.raises(ValueError, match=r"without a row.*\[9999\]"):
+        check_answers([*ANSWERS, 9999])
 
 
 @pytest.mark.parametrize("code", sorted(PROMISES), ids=lambda code: code.name)
