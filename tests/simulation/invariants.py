@@ -15,6 +15,7 @@
 11. A name is forgotten when nothing is left that has one of its offsets (`model.Bucket._forget`, `model.Model.forget`).
 12. What a certificate says was erased neither tier returns from then on, by whatever is asked for (`check_erased`,
     `model.Model.saw`); and a reader of the local log is led over nothing else.
+13. No start executes a change of the metadata log that a foreign master wrote.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from neve.archive.topic_parts import topics_in
 from neve.archive.verify import verify
 from neve.record.codec import decode_record, iter_records
 from tests.by_key import by_key
+from tests.simulation.messaging import foreign
 from tests.simulation.model import Message, joined
 from tests.simulation.process import BROKER, queues_of
 from tests.simulation.traffic import ERASED_KEY
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 def check(world: World) -> None:
     """Everything that is live can be read, and nothing else."""
+    foreign.check_tables(world.process.broker)
     model, bucket = world.model, world.bucket
     hot = {place: _read_hot(world, *place) for place in queues_of(world.process.store)}
     for place, held in model.live.items():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from broker.archiving.erased_rows import Hidden
+from broker.intake.internal_records import InternalRecords
 from broker.store import erased
 from broker.store.queue_table import QueueTable
 from infra import failpoint
@@ -78,6 +79,19 @@ def first_found(world: type[World], seeds: Iterable[int]) -> Violation | None:
 @pytest.mark.parametrize("world", [Sleepers, Buried, Erasers])
 def test_with_the_right_rules_they_break_nothing(world: type[World]) -> None:
     assert first_found(world, SEEDS) is None
+
+
+class Followers(World):
+    """Foreign masters write into the log."""
+
+    def steps(self) -> dict[Callable[[], None], int]:
+        return {self._puts: 5, self._foreign: 3, self._offload: 1, self._power_off: 1}
+
+
+def test_executed_foreign_changes_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert first_found(Followers, range(3)) is None
+    monkeypatch.setattr(InternalRecords, "is_own", lambda self, record: True)
+    assert first_found(Followers, range(3)) is not None
 
 
 def test_a_put_without_a_look_at_the_entry_before_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from broker.config import BrokerConfig
 from broker.store.errors import StoreError
+from broker.tables.changes import CHANGES
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
@@ -26,9 +27,11 @@ from neve.archive.catalog import Catalog
 from neve.archive.follow import CheckpointsGone, following, read_catalog
 from neve.archive.journal import FellBehind, anchor
 from neve.errors import BrokerError
+from neve.remoting.names import METADATA_LOG
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
+from tests.simulation.messaging import foreign
 from tests.simulation.model import Bucket, Message, Model
 from tests.simulation.process import BROKER, Killed, Process, outside, queues_of
 from tests.simulation.workers import AnyWorker, InProcessWorker, QuickWorker, Row
@@ -173,6 +176,7 @@ class World:
             self._pin: 1, self._prepare: 2, self._power_off: 6,   self._back_up: 2,
             self._compact: 5, self._start_backup: 1, self._fork: 1, self._restore: 1,
             self._shorten: 4, self._forget: 2, self._bury: 2, self._read: 3, self._erase: 4, self._hide_erased: 2,
+            self._foreign: 1,
         }  # fmt: skip
 
     def _step(self) -> None:
@@ -433,6 +437,16 @@ class World:
         failpoint.arm(place, _die_at if dies else "error", nth)
 
     # ---- ends and starts
+
+    def _foreign(self) -> None:
+        """A foreign master wrote into the metadata log; the next start must execute none of it."""
+        self.tell("a foreign master wrote into the metadata log")
+        with contextlib.suppress(StoreError, FailpointError):
+            for body in foreign.CHANGE_BODIES:
+                self.process.store.put(
+                    METADATA_LOG, CHANGES, body, b"", flag=0, sys_flag=0, born_timestamp=1, born_host=foreign.HOST
+                )
+        self._die("kill")
 
     def _power_off(self) -> None:
         self._die(self.random.choice(("power cut", "kill", "stop")))

@@ -19,15 +19,18 @@ import pytest
 
 from broker.intake.flusher import Flusher
 from broker.intake.intake import Intake
+from broker.intake.internal_records import InternalRecords
+from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
 from broker.tables.state_file import StateFile
+from broker.waiting import delivery
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.supervisor import Supervisor
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import run
-from tests.simulation.messaging import clients, promises
+from tests.simulation.messaging import clients, foreign, promises
 from tests.simulation.messaging.clients import POPPED
 from tests.simulation.messaging.faulty_disk import SYNCS, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLock, SimLoop, Stuck
@@ -104,6 +107,32 @@ class SendsBack(World):
     def _steps(self) -> dict[Callable[[], None], int]:
         send, back = functools.partial(clients.send_plain, self), functools.partial(clients.send_back, self)
         return {send: 3, back: 3, self._long_rest: 1}
+
+
+class FollowsForeignMasters(World):
+    """Messages that wait, beside records that a foreign master left."""
+
+    def _steps(self) -> dict[Callable[[], None], int]:
+        return {
+            functools.partial(clients.send_delayed, self): 3,
+            functools.partial(clients.send_timer, self): 3,
+            functools.partial(foreign.lay_records, self): 3,
+            functools.partial(foreign.commit_half, self): 3,
+            self._long_rest: 3,
+        }
+
+
+def test_foreign_records_that_are_executed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _first_violation(range(5), FollowsForeignMasters, steps=20)
+    monkeypatch.setattr(InternalRecords, "is_own", lambda self, record: True)
+    assert _first_violation(range(5), FollowsForeignMasters, steps=20)
+
+
+def test_messages_delivered_to_internal_topics_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogWriter, "check_topic", lambda self, topic: None)
+    monkeypatch.setattr(delivery, "is_internal", lambda topic: False)
+    found = _first_violation(range(5), FollowsForeignMasters, steps=20)
+    assert "were delivered into" in found or "committed to an internal topic" in found
 
 
 def test_a_clock_that_went_back_and_holds_timers_up_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

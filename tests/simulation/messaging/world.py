@@ -22,7 +22,7 @@ from broker.config import BrokerConfig
 from broker.store.errors import StoreError
 from infra.startup import StartupError
 from tests.doubles.sim_disk import SimDisk
-from tests.simulation.messaging import clients, promises
+from tests.simulation.messaging import clients, foreign, promises
 from tests.simulation.messaging.faulty_disk import ALLOCATES, MAPS, OPENS, SYNCS, WRITES, Faults, FaultyDisk
 from tests.simulation.messaging.loop import Killed, SimClock, SimLoop
 from tests.simulation.messaging.model import Model
@@ -67,6 +67,8 @@ class World:
         self.server: Server
         self.client: Client
         self.tasks: set[str] = set()
+        self.foreign = 0  # times that a foreign master wrote into the log
+        self.laid: dict[tuple[str, int], int] = {}  # topic, queue → its records there
 
     def _make_config(self) -> BrokerConfig:
         pick = self.random.choice
@@ -155,6 +157,8 @@ class World:
             functools.partial(clients.pull, self): 5,
             functools.partial(clients.set_back, self): 1,
             functools.partial(clients.send_back, self): 4,
+            functools.partial(foreign.lay_records, self): 1,
+            functools.partial(foreign.commit_half, self): 1,
             self._long_rest: 12, self._jump: 2, self._slow: 3, self._break: 3, self._mend: 4,
             self._die_soon: 5, self._power_off: 2, self._stop: 2, self._save_slowly: 1,
         }  # fmt: skip
@@ -271,6 +275,11 @@ class World:
 
     def _power_off(self) -> None:
         how = self.random.choice(("kill", "power cut"))
+        self.tell(how)
+        self._after_death(how)
+
+    def die_now(self, how: str) -> None:
+        """The process ends here."""
         self.tell(how)
         self._after_death(how)
 
