@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from importlib.metadata import version
 
 from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
@@ -115,7 +116,7 @@ class ControllerManager:
         period_s = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period_s, self.scan)
         self._supervisor.every("pulse", self._pulse_ms / 1000, self._look)  # a scan may wait for the register
-        log.info("controller listens on %s:%d", self._config.bind_address, self.port)
+        log.info("controller of neve %s listens on %s:%d", version("neve"), self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
         """Answer what is under way and stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 
 from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
@@ -75,7 +76,7 @@ class NamesrvController:
         period = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period, self.scan, first_s=min(FIRST_SCAN_S, period))
         self._supervisor.every("print-kv", PRINT_KV_S, self.kv.print_all, first_s=FIRST_PRINT_S)
-        log.info("name server listens on %s:%d", self._config.bind_address, self.port)
+        log.info("name server of neve %s listens on %s:%d", version("neve"), self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
         """Answer what is under way and stop."""
