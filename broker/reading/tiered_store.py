@@ -105,6 +105,8 @@ class ColdTier(Protocol):
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int: ...
 
+    def time_bounds(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None: ...
+
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found: ...
 
     def record_at(self, physical_offset: int) -> Found: ...
@@ -393,17 +395,29 @@ class TieredStore:
         near = self._hot.shown_near(topic, queue_id, offset, below=below)
         return near if near >= low else self._hot.shown_near(topic, queue_id, low, below=False)
 
-    def store_time_at_hand(self, topic: str, queue_id: int, offset: int) -> int:
-        """Without waiting; -1: no such message, or it would have to be waited for."""
-        return self._hot.shown_time(topic, queue_id, offset)
+    def store_times_at_hand(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
+        """Bounds of a message's store time, without waiting; they are equal if the local log has the message.
+
+        The bounds of an archived message are those of its row group. None if no tier has such a message.
+        """
+        local = self._hot.shown_time(topic, queue_id, offset)
+        if local >= 0:
+            return local, local
+        cold = self._archive()
+        if cold is None or offset < self.min_offset(topic, queue_id):
+            return None
+        return cold.time_bounds(topic, queue_id, offset)
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """-1: no such message, or its time can't be read now."""
+        """Store time of a message, or its upper bound if the archive can't be read now; -1 if there is no message."""
         cold = self._archive()
         if cold is None or self._is_local(topic, queue_id, offset):
             return self._hot.shown_time(topic, queue_id, offset)
         found = await self._ask_cold("time", cold.store_time, topic, queue_id, offset)
-        return -1 if found is None else found
+        if found is not None:
+            return found
+        bounds = self.store_times_at_hand(topic, queue_id, offset)
+        return -1 if bounds is None else bounds[1]
 
     # ---- messages by key or place
 

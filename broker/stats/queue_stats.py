@@ -5,7 +5,11 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 
 
 class QueueStats:
-    """Only of what is at hand: nothing is fetched for it."""
+    """Figures that are at hand; nothing is fetched.
+
+    The time of an archived message is the newest store time of its row group: it is never earlier than the true time.
+    It is 0, as in RocketMQ, only where no message exists.
+    """
 
     def __init__(self, tiered: TieredStore, offsets: ConsumerOffsetManager) -> None:
         self._tiered, self._offsets = tiered, offsets
@@ -15,7 +19,7 @@ class QueueStats:
         tiered = self._tiered
         high, low = max(tiered.max_offset(topic, queue), 0), max(tiered.min_offset(topic, queue), 0)
         described = {
-            "lastUpdateTimestamp": max(tiered.store_time_at_hand(topic, queue, high - 1), 0) if high else 0,
+            "lastUpdateTimestamp": self._no_earlier_than(topic, queue, high - 1),
             "maxOffset": high,
             "minOffset": low,
         }
@@ -35,18 +39,23 @@ class QueueStats:
         return self._tiered.count_messages(topic, queue, first, end)
 
     def stored_ms(self, topic: str, queue: int, offset: int) -> int:
-        """When the message there was stored; -1: there is none, or its time is not at hand."""
-        return self._tiered.store_time_at_hand(topic, queue, offset)
+        """Store time of a message, or its lower bound if only the archive has it; -1 if there is none."""
+        bounds = self._tiered.store_times_at_hand(topic, queue, offset)
+        return -1 if bounds is None else bounds[0]
+
+    def _no_earlier_than(self, topic: str, queue: int, offset: int) -> int:
+        """Store time of a message, or its upper bound if only the archive has it; 0 if there is none."""
+        bounds = self._tiered.store_times_at_hand(topic, queue, offset) if offset >= 0 else None
+        return 0 if bounds is None else bounds[1]
 
     def of_group(self, group: str, topic: str, queue: int) -> dict[str, int]:
         """As RocketMQ's OffsetWrapper has it, and how many messages are left where that is not its lag."""
         tiered = self._tiered
         high, consumed = max(tiered.max_offset(topic, queue), 0), max(self._offsets.query(group, topic, queue), 0)
-        last = tiered.store_time_at_hand(topic, queue, consumed - 1) if consumed else 0
         described = {
             "brokerOffset": high,
             "consumerOffset": consumed,
-            "lastTimestamp": max(last, 0),
+            "lastTimestamp": self._no_earlier_than(topic, queue, consumed - 1),
             "pullOffset": max(consumed, self._offsets.query_pull(group, topic, queue)),
         }
         if consumed < high:

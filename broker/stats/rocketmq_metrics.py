@@ -241,7 +241,7 @@ class RocketmqMetrics:
                 looked_at = 0
                 await asyncio.sleep(0)
             labels = self._of_pair(lag)
-            for samples, value in zip(told, self._standing(lag, queues, timed=number < _TIMED), strict=True):
+            for samples, value in zip(told, await self._standing(lag, queues, timed=number < _TIMED), strict=True):
                 if value is not None:
                     samples.append(Sample(labels, value))
         return [
@@ -274,12 +274,14 @@ class RocketmqMetrics:
         system = _is_system(topic, lag.group)
         return {"consumer_group": lag.group, "topic": topic, "is_retry": _said(is_retry), "is_system": system}
 
-    def _standing(self, lag: Lag, queues: int, *, timed: bool) -> tuple[float | None, ...]:
-        """Left, in hand, to fetch; how old the oldest of the first and of the last are (ms), None: not looked up."""
+    async def _standing(self, lag: Lag, queues: int, *, timed: bool) -> tuple[float | None, ...]:
+        """Left, in hand, to fetch; ages of the oldest of the first and of the last in ms, None if they are unknown."""
         group, topic, tiered = lag.group, lag.topic, self._tiered
         in_hand = to_fetch = 0
         unacknowledged, unfetched = list[int](), list[int]()
         for queue in range(queues):
+            if queue % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
             end = tiered.max_offset(topic, queue)
             at = max(self._offsets.query(group, topic, queue), 0)
             popped = self._pops.find(group, topic, queue)
@@ -294,15 +296,19 @@ class RocketmqMetrics:
                 unacknowledged += self._time_at(topic, queue, at, end)
                 unfetched += self._time_at(topic, queue, fetched, end)
         now_ms = self._clock.now_ms()
-        ages = [max(now_ms - min(times), 0) if times else 0 for times in (unacknowledged, unfetched)]
+        ages = [
+            max(now_ms - min(times), 0) if times else None if left else 0
+            for left, times in ((lag.messages, unacknowledged), (to_fetch, unfetched))
+        ]
         return (lag.messages, in_hand, to_fetch, *(ages if timed else (None, None)))
 
     def _time_at(self, topic: str, queue: int, offset: int, end: int) -> list[int]:
-        """When the message there was stored; of one that the archive alone has: when the oldest that is here was."""
+        """Store time of the first message from an offset on, or its lower bound if only the archive has it."""
         if offset >= end:
             return []
-        time = self._tiered.store_time_at_hand(topic, queue, max(offset, self._tiered.local_min_offset(topic, queue)))
-        return [time] if time > 0 else []
+        first = max(offset, self._tiered.min_offset(topic, queue))
+        bounds = self._tiered.store_times_at_hand(topic, queue, first)
+        return [bounds[0]] if bounds is not None else []
 
     async def _connections(self, limit: int) -> list[Family]:
         producers: Counter[tuple[tuple[str, str], ...]] = Counter()

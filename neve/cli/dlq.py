@@ -122,7 +122,7 @@ async def _groups(namesrv: str) -> list[dict[str, Any]]:
                 {
                     "group": topic.removeprefix(DLQ_PREFIX),
                     "dead_letters": sum(one.messages for one in stats),
-                    "newest": max((one.last_update_ms for one in stats), default=0),
+                    "newest": max((one.last_update_ms for one in stats), default=0) or None,
                 }
             )
     return rows

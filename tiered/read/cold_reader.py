@@ -210,6 +210,18 @@ class ColdReader:
         row = _first_row(found) + offset - found.first
         return int(self._awaited(found, offset).times[row])
 
+    def time_bounds(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
+        """Oldest and newest store time of the row group that has an offset, or the next one that exists; no fetch.
+
+        None if the archive has no such message or no record of its row group has a time.
+        """
+        found = self._catalog.find(topic, queue_id, offset)
+        while isinstance(found, GapHit):
+            found = self._catalog.find(topic, queue_id, found.next_offset)
+        if found is None or found.group.newest_ms < 0:
+            return None
+        return max(found.group.oldest_ms, 0), found.group.newest_ms
+
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool = False) -> int | None:
         """The first offset stored at or after a time, or (upper) the last at or before it; None: not in the archive.
 
