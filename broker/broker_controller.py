@@ -143,6 +143,7 @@ log = logging.getLogger(__name__)
 _TICK = 1.0
 _REVIVE_PERIOD = 0.5
 _SCHEDULE_PERIOD = 0.1
+_IDLE_POPS = 300.0
 _CLIENT_SCAN = 10.0
 _SLAVE_DEADLINES = 0.25
 _LOOK_AT_MASTER = 2.0
@@ -316,7 +317,14 @@ class BrokerController:
             journal=self.journal,
             sync_log=sync_tables,
         )
-        self.offsets = ConsumerOffsetManager(disk, directory / "consumerOffset.json", sync_log, threads, self.journal)
+        self.offsets = ConsumerOffsetManager(
+            disk,
+            directory / "consumerOffset.json",
+            sync_log,
+            threads,
+            self.journal,
+            limit=lambda: config.max_consumer_offsets,
+        )
         self.modes = RequestModes(disk, directory / "messageRequestMode.json", threads, self.journal, sync_tables)
         self.retry_names = RetryNames(
             self.topics.topics, self.groups.groups, self.offsets.stands, lambda: config.enable_retry_topic_v2
@@ -1148,7 +1156,7 @@ class BrokerController:
         broker_metrics.register_latencies(metrics, self.intake.latency, self.pull_latency)
         server_metrics.register_guard(metrics, self.guard)
         broker_metrics.register_conditions(metrics, self.conditions)
-        broker_metrics.register_pops(metrics, self.revive)
+        broker_metrics.register_groups(metrics, self.offsets, self.pops, self.revive)
         server_metrics.register_server(metrics, self.server)
         broker_metrics.register_clients(
             metrics, self.clients, self.locks, self.hold, self.backlog_turns, self.name_servers
@@ -1189,6 +1197,7 @@ class BrokerController:
         every("totals", _TICK, self.totals.sample)
         every("stats", _TICK, self.stats.sample)
         every("pop-revive", _REVIVE_PERIOD, self.revive.run_due)
+        every("idle-pop-queues", _IDLE_POPS, self.pops.drop_idle)
         every("check-back", config.transaction_check_interval / 1000, self.check_back.run)
         every("prepare-log", _TICK, functools.partial(self._threads.run, self._prepare_log))
         every("clients", _CLIENT_SCAN, self.clients.expire)

@@ -70,6 +70,7 @@ class BrokerConfig(SecurityConfig):
     max_queues_per_topic: int = key(4096, low=1, high=65535, live=True)
     max_topics: int = key(100_000, low=1, high=10_000_000, live=True)
     max_groups: int = key(100_000, low=1, high=10_000_000, live=True)
+    max_consumer_offsets: int = key(2_000_000, low=1000, high=1_000_000_000, live=True)
     max_client_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size", live=True)
     max_queue_locks: int = key(1_000_000, low=1, high=100_000_000, live=True)
     timer_max_delay_sec: int = key(259_200, low=1, high=31_536_000, live=True)

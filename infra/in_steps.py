@@ -5,10 +5,12 @@ What it has seen before it yields may have changed after: it looks again.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from typing import TypeVar, overload
 
 T = TypeVar("T")
+# Queues looked at before others get the loop: each may be a file that has to be opened.
+SLICE = 32
 Steps = Generator[None, None, T]
 _NOT_SHARED = contextlib.nullcontext()
 
@@ -44,3 +46,25 @@ async def in_turns(
             await asyncio.sleep(0)
     steps.close()
     return None
+
+
+class Turns:
+    """Yields to the event loop after each slice of work, however the loops that do the work are nested."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    async def take(self, weight: int = 1) -> None:
+        """After a piece of work that is as much as `weight` queues."""
+        self._taken += weight
+        if self._taken >= SLICE:
+            self._taken = 0
+            await asyncio.sleep(0)
+
+
+async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items; other requests are served after each slice of them."""
+    turns = Turns()
+    for item in items:
+        yield item
+        await turns.take()

@@ -5,7 +5,10 @@ image of the book and applies the records behind it: what was acknowledged stays
 Of a queue that is in the book, the book is the truth and the offset table follows it; who sets the group elsewhere
 comes here first.
 
-Image: {"logOffset": first record of the log behind it, "queues": [[…], …], "isPart": true}
+A queue without a message out leaves the book when it is idle. The offset table, saved before, is the truth then.
+
+Image: {"logOffset": first record of the log behind it, "queues": [[…], …], "floor": pop time, "isPart": true}
+floor   the latest pop time of the queues that left the book: a queue that comes back has later ones
 isPart  records that were in the book were cut off the log: what it has is from behind the cut. Who leads by it gives
         out again what groups had not acknowledged by the offset table.
 queue [group, topic, queue, next, flights, times, batch]
@@ -32,6 +35,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk import Disk
+from infra.in_steps import Steps, in_turns
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
@@ -43,6 +47,10 @@ log = logging.getLogger(__name__)
 _LOG_QUEUE = 0
 _BATCH_BYTES = 4 << 20
 GONE = -1
+# A queue that was not popped for so long, and has no message out, leaves the book.
+_IDLE_MS = 600_000
+# Queues looked at, and dropped by a record of the log each, in one turn of the event loop.
+_IDLE_SLICE, _DROP_SLICE = 2_000, 32
 
 
 class PopBook:
@@ -68,6 +76,7 @@ class PopBook:
         self._topic = topic
         self.queues: dict[Key, PopQueue] = {}
         self._due: list[tuple[int, Key, int]] = []
+        self._floor = 0  # see the image
         self._image: Mapping[str, Any] = {}
         self._log_start = 0
         self._followed = 0  # of a slave: the book has all below this offset of the log
@@ -88,6 +97,7 @@ class PopBook:
         self._due.clear()
         self._changed = self._unlogged = False
         value = self.file.load()
+        self._floor = int(value.get("floor", 0))
         end, behind = self._store.max_offset(self._topic, _LOG_QUEUE), int(value.get("logOffset", 0))
         self._log_start = self._followed = min(behind, end)
         self._is_part = bool(value.get("isPart"))
@@ -206,6 +216,7 @@ class PopBook:
         log_start = self._followed if store.is_following else store.next_offset(self._topic, _LOG_QUEUE)
         image: dict[str, Any] = {
             "logOffset": log_start,
+            "floor": self._floor,
             "queues": [_row(queue) for queue in self.queues.values()],
         }
         if self._is_part:
@@ -228,18 +239,23 @@ class PopBook:
         return self.queues.get((group, topic, queue_id))
 
     def open(self, group: str, topic: str, queue_id: int, initial: int) -> PopQueue:
-        """The queue, for a pop; a group that has no offset starts at `initial`."""
+        """Return the queue for a pop; a group that has no offset starts at `initial`.
+
+        Raises BrokerError if the group has no offset and there is no room for one more.
+        """
         found = self.find(group, topic, queue_id)
         if found is not None:
             return found
         committed = self._offsets.query(group, topic, queue_id)
+        if committed < 0:
+            self._offsets.require_room()
         queue = self._make((group, topic, queue_id), committed if committed >= 0 else initial)
         self._commit(queue)
         return queue
 
     def set_elsewhere(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Somebody sets the group's offset: it goes on there, and what is out is forgotten. False: it doesn't pop."""
-        if (group, topic, queue_id) not in self.queues:
+        if (group, topic, queue_id) not in self.queues or self._store.is_following:
             return False
         self._reset(Reset(group, topic, queue_id, offset))
         return True
@@ -271,6 +287,46 @@ class PopBook:
             log.warning("%s is not in the log yet: %s", event, error)
             self._unlogged = True
             self._apply(event)
+
+    async def drop_idle(self) -> int:
+        """Drop the queues that have no message out and were not popped for a while; returns how many.
+
+        Their offsets are on the disk first: a restart, and the next pop, find them in the offset table.
+        """
+        if self._store.is_following:
+            return 0
+        idle = await in_turns(self._idle())
+        if not idle:
+            return 0
+        await self._offsets.file.save()
+        return await in_turns(self._drop(idle))
+
+    def _idle(self) -> Steps[list[tuple[PopQueue, int]]]:
+        """Idle queues with their offsets."""
+        before = self._clock.now_ms() - _IDLE_MS
+        found = []
+        for number, queue in enumerate(list(self.queues.values()), 1):
+            if queue.is_empty and queue.newest < before and self._offsets.query(*queue.key) == queue.next_offset:
+                found.append((queue, queue.next_offset))
+            if number % _IDLE_SLICE == 0:
+                yield
+        return found
+
+    def _drop(self, idle: Sequence[tuple[PopQueue, int]]) -> Steps[int]:
+        """Drop those that have not changed since their offset was saved."""
+        dropped = 0
+        for number, (queue, offset) in enumerate(idle, 1):
+            is_same = queue.is_empty and queue.next_offset == offset and self._offsets.query(*queue.key) == offset
+            if is_same and self.queues.get(queue.key) is queue and not self._store.is_following:
+                try:
+                    self.record(Reset(*queue.key, GONE))
+                except BrokerError as error:
+                    log.warning("idle queues stay in the pop book: %s", error)
+                    break
+                dropped += 1
+            if number % _DROP_SLICE == 0:
+                yield
+        return dropped
 
     async def settle(self) -> None:
         """Returns when what was set elsewhere outlives a crash, as soon as the log is synced."""
@@ -329,7 +385,7 @@ class PopBook:
     # ---- inside
 
     def _make(self, key: Key, following: int) -> PopQueue:
-        queue = self.queues[key] = PopQueue(key, following)
+        queue = self.queues[key] = PopQueue(key, following, newest=self._floor, floor=self._floor)
         return queue
 
     def _fly(self, queue: PopQueue, offset: int, flight: Flight) -> None:
@@ -341,7 +397,8 @@ class PopBook:
         key = (event.group, event.topic, event.queue_id)
         self._changed = True
         if isinstance(event, Reset) and event.next_offset < 0:
-            self.queues.pop(key, None)
+            gone = self.queues.pop(key, None)
+            self._floor = max(self._floor, 0 if gone is None else gone.newest)
             return None
         queue = self.queues.get(key)
         if queue is None:

@@ -21,6 +21,7 @@ from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from infra.clock import Clock
+from infra.in_steps import Turns
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records, reencode_record
 from neve.record.properties import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK
@@ -104,8 +105,9 @@ class PopConsumerService:
 
     async def pop(self, request: PopRequest) -> PopResult:
         """Raises BrokerError only with nothing in hand."""
-        result = PopResult(self._clock.now_ms())
+        result, turns = PopResult(self._clock.now_ms()), Turns()
         for topic, queue_id in self._message_queues(request):
+            await turns.take()
             try:
                 await self._pop_queue(request, result, topic, queue_id)
             except (BrokerError, OSError):
@@ -118,8 +120,9 @@ class PopConsumerService:
 
     async def peek(self, request: PopRequest) -> PopResult:
         """What a pop would find, without taking it; waits for what has to be read."""
-        result = PopResult(self._clock.now_ms())
+        result, turns = PopResult(self._clock.now_ms()), Turns()
         for topic, queue_id in self._message_queues(request):
+            await turns.take()
             room = request.max_count - result.count
             if room <= 0:
                 break
@@ -131,13 +134,23 @@ class PopConsumerService:
             result.rest += max(got.max_offset - got.next_offset, 0)
         return result
 
-    def has_message(self, request: PopRequest) -> bool:
-        """Something that a pop would get now."""
-        return any(self._has_message_in(request, *queue) for queue in self._message_queues(request))
+    async def has_message(self, request: PopRequest) -> bool:
+        """Whether a pop would get something now.
 
-    def unreadable(self, request: PopRequest) -> str | None:
-        """Why one of its queues can't be read now; nobody is told when it can."""
+        Other requests are served meanwhile: a caller that waits for a message registers with `PopLongPolling` first.
+        """
+        turns = Turns()
         for topic, queue_id in self._message_queues(request):
+            await turns.take()
+            if self._has_message_in(request, topic, queue_id):
+                return True
+        return False
+
+    async def unreadable(self, request: PopRequest) -> str | None:
+        """Why one of its queues can't be read now; nobody is told when it can."""
+        turns = Turns()
+        for topic, queue_id in self._message_queues(request):
+            await turns.take()
             queue = self._pops.find(request.group, topic, queue_id)
             if queue is not None and (why := self._unreadable(request, queue)) is not None:
                 return why
@@ -188,7 +201,9 @@ class PopConsumerService:
         self._offsets.take_reset(group, topic, queue_id)  # the book knows it already
         queue = self._pops.find(group, topic, queue_id)
         if queue is None:
-            queue = self._pops.open(group, topic, queue_id, self._initial_offset(request, topic, queue_id))
+            queue = self._open(request, topic, queue_id)
+        if queue is None:
+            return
         if queue.lock.pass_by():
             return
         why = self._unreadable(request, queue)
@@ -206,6 +221,22 @@ class PopConsumerService:
         finally:
             if queue.lock.release():
                 self._polling.wake(group, topic, queue_id)
+
+    def _open(self, request: PopRequest, topic: str, queue_id: int) -> PopQueue | None:
+        """Open the book's queue if it has something to hand out; else None, so that a look costs no memory.
+
+        An offset is kept all the same where a later pop would begin elsewhere: a group that begins with the newest
+        message must not skip those that come between its pops.
+        """
+        group = request.group
+        start = self._next_offset(request, topic, queue_id)
+        if start < self._tiered.max_offset(topic, queue_id):
+            return self._pops.open(group, topic, queue_id, start)
+        begins_at_newest = request.from_newest and topic == request.topic
+        if begins_at_newest and self._offsets.query(group, topic, queue_id) < 0:
+            self._offsets.require_room()
+            self._offsets.follow(group, topic, queue_id, start)
+        return None
 
     def _unreadable(self, request: PopRequest, queue: PopQueue) -> str | None:
         """Why what a pop would get from here is left alone now."""

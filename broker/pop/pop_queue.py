@@ -20,6 +20,8 @@ from broker.pop.pop_log import PopCheckPoint
 
 Key = tuple[str, str, int]  # group, topic, queue
 MAX_OUT = 20_000
+# RocketMQ keeps a pop's checkpoint as a timer message; these are delayed for three days at most.
+MAX_INVISIBLE_MS = 3 * 24 * 3_600_000
 
 
 @dataclass(slots=True)
@@ -101,6 +103,11 @@ class PopQueue:
             heapq.heappush(self._lowest, offset)
         self.flights[offset] = flight
         self.newest = max(self.newest, flight.pop_time)
+
+    @property
+    def is_empty(self) -> bool:
+        """No message is out, and no pop reads here now."""
+        return not self.flights and not self.lock.held
 
     def low(self) -> int:
         lowest = self._lowest

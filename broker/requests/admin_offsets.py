@@ -5,17 +5,20 @@ from typing import Any
 from broker.clients.client_manager import ClientManager
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin_values import Settled
-from broker.requests.wide_answer import WideMap, in_slices, wide_answer
+from broker.requests.wide_answer import WideMap, wide_answer
 from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import Clock
+from infra.in_steps import Turns, in_slices, in_turns
 from infra.remoting_server import Connection
 from neve.remoting.body import MessageQueue, dumps_object_keys
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_str
 
+# Offsets that are encoded in the time that a look at one queue takes.
+_NUMBERS_PER_LOOK = 32
 _LONG_MAX = (1 << 63) - 1
 
 
@@ -42,8 +45,11 @@ class AdminOffsetsProcessor:
         """43: what every group has consumed, as a stock slave copies it: it saves nothing without a version."""
         offsets = self._offsets
         table = WideMap()
-        async for topic, group in in_slices(offsets.pairs()):
-            table.add(f"{topic}{SEPARATOR}{group}", offsets.queues_of(group, topic))
+        turns = Turns()
+        for topic, group in offsets.pairs():
+            queues = offsets.queues_of(group, topic)
+            table.add_numbers(f"{topic}{SEPARATOR}{group}", queues)
+            await turns.take(1 + len(queues) // _NUMBERS_PER_LOOK)
         version = {"counter": offsets.file.changes, "stateVersion": 0, "timestamp": self._clock.now_ms()}
         return table.answer(request, {"dataVersion": version}, "offsetTable")
 
@@ -64,7 +70,7 @@ class AdminOffsetsProcessor:
                 continue
             online = [live[group] for group in (source, target) if group in live]
             if optional_bool(ext, "offline") or all(topic in info.subscriptions for info in online):
-                self._offsets.clone(source, target, topic)
+                await in_turns(self._offsets.clone(source, target, topic))
         await self._offsets.file.save()
         await self._settled()
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
@@ -75,12 +81,13 @@ class AdminOffsetsProcessor:
         topic, compared = require_str(ext, "topic"), require_str(ext, "compareGroup")
         filtered = {group.strip() for group in (ext.get("filterGroups") or "").split(",")}
         lowest: dict[int, int] = {}
+        turns = Turns()
         for group in self._offsets.groups_of(topic):
+            await turns.take()
             if group in filtered:
                 continue
-            offsets = self._offsets.queues_of(group, topic)
-            async for queue in in_slices(offsets):
-                offset = offsets[queue]
+            for queue, offset in self._offsets.queues_of(group, topic).items():
+                await turns.take()
                 if offset >= self._tiered.min_offset(topic, queue):
                     lowest[queue] = min(offset, lowest.get(queue, _LONG_MAX))
         for queue, offset in self._offsets.queues_of(compared, topic).items():
@@ -92,8 +99,10 @@ class AdminOffsetsProcessor:
         """303."""
         topic, group = require_str(request.ext, "topic"), require_str(request.ext, "group")
         config = self._topics.require(topic)
-        spans = [await self._span(topic, group, queue) async for queue in in_slices(range(config.write_queue_nums))]
-        return await wide_answer(request, {"consumeTimeSpanSet": spans})
+        parts = [b'{"consumeTimeSpanSet":[']
+        async for queue in in_slices(range(config.write_queue_nums)):
+            parts += (b"," if queue else b"", dumps_object_keys(await self._span(topic, group, queue)))
+        return RemotingCommand.response(request, ResponseCode.SUCCESS, parts=[*parts, b"]}"])
 
     async def _span(self, topic: str, group: str, queue: int) -> dict[str, Any]:
         tiered = self._tiered

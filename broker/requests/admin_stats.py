@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager
-from broker.requests.wide_answer import Turns, WideMap, in_slices
+from broker.requests.wide_answer import WideMap
 from broker.stats.queue_stats import QueueStats
 from broker.stats.topic_tiers import TopicTiers
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
+from infra.in_steps import Turns, in_slices
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
@@ -94,6 +95,7 @@ class AdminStatsProcessor:
         behind = in_flight = 0
         turns = Turns()
         for number, group in enumerate(list(self._groups.groups)):
+            await turns.take()
             live = self._clients.consumers.get(group)
             parts.append(b"%b{%b:[" % (b"," if number else b"", dumps(group)))
             separator = b""
@@ -104,16 +106,15 @@ class AdminStatsProcessor:
                     continue
                 if live is not None and topic not in live.subscriptions:
                     continue
-                table = {}
+                table = WideMap()
                 for queue in range(config.write_queue_nums):
                     await turns.take()
-                    table[MessageQueue(topic, self._broker_name, queue)] = stats = self._queue_stats.of_group(
-                        group, topic, queue
-                    )
+                    stats = self._queue_stats.of_group(group, topic, queue)
+                    table.add(MessageQueue(topic, self._broker_name, queue), stats)
                     behind += stats["brokerOffset"] - stats["consumerOffset"]
                     in_flight += stats["pullOffset"] - stats["consumerOffset"]
                 rate = self._stats.get_rate(topic, group)
-                parts += (separator, dumps_object_keys({"consumeTps": rate, "offsetTable": table}))
+                parts += (separator, *table.parts({"consumeTps": rate}, "offsetTable"))
                 separator = b","
             parts.append(b"]}")
         parts.append(b"]," + dumps_object_keys({"totalDiff": behind, "totalInflightDiff": in_flight})[1:])

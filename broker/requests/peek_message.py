@@ -60,16 +60,23 @@ class PeekMessageProcessor:
     ) -> RemotingCommand | None:
         polling, ext = self._polling, {"hasMsg": "false", "pollingFull": "false"}
         timed_out = False
-        while not self._service.has_message(asked):
-            left = deadline - self._clock.monotonic()
-            if timed_out or left <= 0 or not self._life.accepting:
-                break
+        while True:
             if polling.count >= self._config.max_pop_polling_size:
-                ext["pollingFull"] = "true"
+                if await self._service.has_message(asked):
+                    ext["hasMsg"] = "true"
+                elif self._clock.monotonic() < deadline and self._life.accepting:
+                    ext["pollingFull"] = "true"
                 break
             waiter = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=False)
-            polling.add(waiter)
+            polling.add(waiter)  # before it looks: a message that arrives meanwhile wakes it
             try:
+                if await self._service.has_message(asked):
+                    ext["hasMsg"] = "true"
+                    break
+                left = deadline - self._clock.monotonic()
+                if timed_out or left <= 0 or not self._life.accepting:
+                    polling.pass_on(waiter)
+                    break
                 async with asyncio.timeout(left):
                     await waiter.future
             except TimeoutError:
@@ -81,8 +88,6 @@ class PeekMessageProcessor:
                 return None
             self._guard.require(connection, request)
             asked = self._checks.checked(header, 1)
-        else:
-            ext["hasMsg"] = "true"
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
     def polling_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

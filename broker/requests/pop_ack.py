@@ -8,7 +8,7 @@ from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE, ExtraInfo
 from broker.pop.pop_book import PopBook
 from broker.pop.pop_log import Ack, ChangeInvisibleTime
-from broker.pop.pop_queue import MAX_OUT, PopQueue, is_out
+from broker.pop.pop_queue import MAX_INVISIBLE_MS, MAX_OUT, PopQueue, is_out
 from broker.reading.tiered_store import TieredStore
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
@@ -43,8 +43,11 @@ class PopAckProcessor:
     def change_invisible(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         group, topic, queue_id, offset, info = self._message(request)
         invisible = require_int(request.ext, "invisibleTime")
-        if invisible < 0:
-            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {invisible} is below 0")
+        if not 0 <= invisible <= MAX_INVISIBLE_MS:
+            raise BrokerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"invisibleTime must be from 0 to {MAX_INVISIBLE_MS} ms (3 days), got {invisible}",
+            )
         now = self._clock.now_ms()
         queue = self._pops.find(group, topic, queue_id)
         is_ours = queue is not None and bool(is_out(queue, [offset], info.pop_time))

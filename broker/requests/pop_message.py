@@ -94,16 +94,16 @@ class PopMessageProcessor:
         waiter = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=True)
         polling.add(waiter)
         try:
-            if service.has_message(asked):  # it came while the queues were looked at
+            if await service.has_message(asked):  # it came while the queues were looked at
                 result = await service.pop(asked)
             if not result.buffers:
-                result.failure = result.failure or service.unreadable(asked)
+                result.failure = result.failure or await service.unreadable(asked)
                 left = deadline - clock.monotonic()
                 async with asyncio.timeout(left if result.failure is None else min(left, service.unreadable_seconds)):
                     await waiter.future
         except TimeoutError:
             # The attempt's batch may have gone to another request of the same attempt, which wakes no one.
-            found = clock.monotonic() < deadline or service.has_message(asked)
+            found = clock.monotonic() < deadline or await service.has_message(asked) or waiter.future.done()
             return result, None if found else ResponseCode.POLLING_TIMEOUT
         except asyncio.CancelledError:
             polling.pass_on(waiter)

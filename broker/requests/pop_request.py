@@ -7,6 +7,7 @@ from broker.life import BrokerLife
 from broker.long_polling.pop_long_polling import ANY_QUEUE
 from broker.long_polling.pull_request_hold import MAX_HELD_SIZE
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest
+from broker.pop.pop_queue import MAX_INVISIBLE_MS
 from broker.reading.message_filter import parse_expression
 from broker.requests.by_role import FENCED, SLAVE
 from broker.role import BrokerRole, Role
@@ -74,8 +75,11 @@ class PopChecks:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"maxMsgNums {count} is not from 1 to {_MAX_COUNT}")
         if len(header.attempt_id) > _ATTEMPT_ID_MAX:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"attemptId has more than {_ATTEMPT_ID_MAX} characters")
-        if header.invisible_time <= 0:
-            raise BrokerError(ResponseCode.INVALID_PARAMETER, f"invisibleTime {header.invisible_time} is not above 0")
+        if not 0 < header.invisible_time <= MAX_INVISIBLE_MS:
+            raise BrokerError(
+                ResponseCode.INVALID_PARAMETER,
+                f"invisibleTime must be from 1 to {MAX_INVISIBLE_MS} ms (3 days), got {header.invisible_time}",
+            )
         topic = self._topics.require(header.topic)
         if not topic.perm & PERM_READ:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pop message is forbidden")

@@ -1,15 +1,14 @@
 """A group is sent somewhere else (222): its positions, what it has popped, and who waits for either."""
 
-from typing import Any
-
 from broker.long_polling.message_arriving import MessageArriving
 from broker.pop.pop_book import PopBook
 from broker.reading.tiered_store import TieredStore
 from broker.requests.admin_values import Settled
-from broker.requests.wide_answer import in_slices, wide_answer
+from broker.requests.wide_answer import WideMap, wide_answer
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
+from infra.in_steps import in_slices, in_turns
 from infra.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue
@@ -54,20 +53,22 @@ class ResetOffsetProcessor:
             queues = [queue] if queue >= 0 else range(config.read_queue_nums)
             targets = {number: await self._by_time(topic, number, time) async for number in in_slices(queues)}
         self._topics.require(topic)  # the queues were looked at one after the other
-        self._offsets.reset_all(group, topic, targets)
+        await in_turns(self._offsets.reset_all(group, topic, targets))
         await self._pops.settle()
         await self._offsets.file.save()
         await self._settled()
         self._arriving.release_group(group, topic)
         name = self._broker_name
         if request.language == "CPP":
-            table: Any = [
+            table = [
                 {"topic": topic, "brokerName": name, "queueId": number, "offset": target}
                 for number, target in targets.items()
             ]
-        else:
-            table = {MessageQueue(topic, name, number): target for number, target in targets.items()}
-        return await wide_answer(request, {"offsetTable": table})
+            return await wide_answer(request, {"offsetTable": table})
+        found = WideMap()
+        async for number in in_slices(targets):
+            found.add(MessageQueue(topic, name, number), targets[number])
+        return found.answer(request, {}, "offsetTable")
 
     def _given(self, topic: str, queue: int, offset: int) -> int:
         tiered = self._tiered

@@ -17,6 +17,7 @@ from broker.intake.intake import Intake
 from broker.intake.replication import GroupTransfer
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.metadata.slave_synchronize import SlaveSynchronize
+from broker.pop.pop_book import PopBook
 from broker.pop.revive import PopRevive
 from broker.reading.backlog_turns import BacklogTurns
 from broker.role import BrokerRole, Role
@@ -24,6 +25,7 @@ from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
+from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.metrics import Histogram, Metrics
 from infra.supervisor import Faults
@@ -52,9 +54,12 @@ def register_conditions(metrics: Metrics, conditions: Conditions) -> None:
     metrics.labelled("condition", text, "condition", conditions.metric)
 
 
-def register_pops(metrics: Metrics, revive: PopRevive) -> None:
-    """What comes back."""
+def register_groups(metrics: Metrics, offsets: ConsumerOffsetManager, pops: PopBook, revive: PopRevive) -> None:
+    """Offsets of consumer groups and popped messages."""
     counter, gauge = metrics.counter, metrics.gauge
+    text = "offsets of groups, one for each queue; maxConsumerOffsets bounds them"
+    gauge("consumer_offsets", text, lambda: offsets.count)
+    gauge("pop_queues", "queues of groups that the pop book tracks", lambda: len(pops.queues))
     counter("pop_revives_total", "popped messages that came back", lambda: revive.revived)
     gauge("pop_revives_waiting", "messages to come back that wait to be read", lambda: revive.waiting)
 

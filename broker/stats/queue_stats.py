@@ -5,7 +5,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 
 
 class QueueStats:
-    """Figures that are at hand; nothing is fetched.
+    """Describes queues from memory, without a read of the archive.
 
     The time of an archived message is the newest store time of its row group: it is never earlier than the true time.
     It is 0, as in RocketMQ, only where no message exists.

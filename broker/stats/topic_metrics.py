@@ -175,10 +175,20 @@ class TopicMetrics:
             if config is None or self._has_left(group, topic):
                 continue
             if topic != before:  # groups of one topic come one after the other
-                before, ends = topic, [self._store.max_offset(topic, queue) for queue in range(config.read_queue_nums)]
-                looked_at += len(ends)
-            looked_at += len(ends) // 8  # to compare is less than to look up
-            behind = self._behind(group, topic, ends)
+                before, ends = topic, []
+                for queue in range(config.read_queue_nums):
+                    ends.append(self._store.max_offset(topic, queue))
+                    looked_at += 1
+                    if looked_at >= _SLICE:
+                        looked_at = 0
+                        await pace.breathe()
+            behind = 0
+            for first in range(0, len(ends), 8):
+                behind += self._behind(group, topic, ends, first)
+                looked_at += 1  # to compare is less than to look up
+                if looked_at >= _SLICE:
+                    looked_at = 0
+                    await pace.breathe()
             lags.add(behind, Lag(group, topic, behind))
         return lags
 
@@ -195,10 +205,10 @@ class TopicMetrics:
                 if number % _SLICE == _SLICE - 1:
                     yield None
 
-    def _behind(self, group: str, topic: str, ends: list[int]) -> int:
-        """Most groups have read all: where they stand is compared with the ends, and nothing else is looked up."""
+    def _behind(self, group: str, topic: str, ends: list[int], first: int) -> int:
+        """Messages left in eight queues. Most groups have read all: only offsets and ends are compared then."""
         behind, consumed = 0, self._offsets.standing(group, topic)
-        for queue, end in enumerate(ends):
+        for queue, end in enumerate(ends[first : first + 8], first):
             if (at := consumed.get(queue, 0)) < end:
                 behind += self._tiered.count_messages(topic, queue, at, end)
         return behind

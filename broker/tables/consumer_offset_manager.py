@@ -8,10 +8,14 @@ from broker.tables.changes import Change, GroupGone, OffsetsCopied, OffsetsReset
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import Rows, StateFile, SyncLog
 from infra.disk import Disk
-from infra.in_steps import Steps, at_once
+from infra.in_steps import SLICE, Steps, at_once
 from infra.threads import SYSTEM_THREADS, Threads
+from neve.errors import BrokerError
+from neve.remoting.codes import ResponseCode
 
 SEPARATOR = "@"
+# Consumer offsets that requests may add unless a limit is given; each takes about 100 bytes.
+LIMIT = 2_000_000
 # Rows taken for the file before others get their turn: some 0.3 ms, twice that where no cache has them any more.
 _SLICE = 250
 _CLIPPED_AT_ONCE = 2_000  # offsets compared with the ends of their queues in one turn of the loop
@@ -23,6 +27,9 @@ class ConsumerOffsetManager:
 
     Where a group pops, the pop book is the truth and tells this table (`follow`); who sets such a group elsewhere tells
     the book first (`on_set`), or the book would put the old position back.
+
+    Requests name groups, topics and queues in any combination: they add at most `limit` offsets. Offsets from the log,
+    from a file or from another broker are always taken.
     """
 
     def __init__(
@@ -32,8 +39,12 @@ class ConsumerOffsetManager:
         sync_log: SyncLog,
         threads: Threads = SYSTEM_THREADS,
         journal: Journal = NO_JOURNAL,
+        *,
+        limit: Callable[[], int] = lambda: LIMIT,
     ) -> None:
-        self._journal = journal
+        self._journal, self._limit = journal, limit
+        # Offsets in `_offsets` and in `_pulls`.
+        self.count = self.pull_count = 0
         self._offsets: dict[str, dict[int, int]] = {}
         # The names in `_offsets` from either side: who asks for one group or topic doesn't look at all of them.
         self._topics: dict[str, dict[str, None]] = {}
@@ -48,6 +59,7 @@ class ConsumerOffsetManager:
     def load(self) -> None:
         for part in (self._offsets, self._topics, self._groups, self._resets):
             part.clear()
+        self.count = 0
         self._take(self.file.load(offsetTable=dict[str, dict[int, int]]).get("offsetTable", {}))
 
     def _snapshot(self) -> Steps[Mapping[str, Any]]:
@@ -86,6 +98,7 @@ class ConsumerOffsetManager:
         """Take another's table in place of this one, and what running consumers are still to be told."""
         for part in (self._offsets, self._topics, self._groups, self._resets):
             part.clear()
+        self.count = 0
         self._take(table)
         self._resets.update({name: dict(queues) for name, queues in resets.items()})
         self.file.touch()
@@ -97,7 +110,12 @@ class ConsumerOffsetManager:
     def _take(self, table: Mapping[str, Mapping[int, int]]) -> None:
         for name, queues in table.items():
             topic, _, group = name.partition(SEPARATOR)
-            self._queues(group, topic).update(queues)
+            self._merge(self._queues(group, topic), queues)
+
+    def _merge(self, queues: dict[int, int], more: Mapping[int, int]) -> None:
+        before = len(queues)
+        queues.update(more)
+        self.count += len(queues) - before
 
     def _queues(self, group: str, topic: str) -> dict[int, int]:
         """Where the group stands in the topic, to be written to."""
@@ -113,32 +131,51 @@ class ConsumerOffsetManager:
         name = topic + SEPARATOR + group
         if self._resets and queue in self._resets.get(name, ()):
             return
-        queues = self._queues(group, topic)
+        queues = self._offsets.get(name)
+        if queues is None or queue not in queues:
+            self.require_room()
+            queues = self._queues(group, topic)
+            self.count += 1
         if queues.get(queue) != offset:
             self.on_set(group, topic, queue, offset)
             queues[queue] = offset
         self.file.touch()
 
+    def require_room(self, more: int = 1) -> None:
+        """Raise BrokerError SYSTEM_BUSY if a request may not add `more` offsets."""
+        if self.count + more > (limit := self._limit()):
+            raise BrokerError(
+                ResponseCode.SYSTEM_BUSY,
+                f"no room for {more} consumer offsets: the broker has {self.count} of maxConsumerOffsets={limit}",
+            )
+
     def follow(self, group: str, topic: str, queue: int, offset: int) -> None:
         """Where the pop book says that the group stands."""
-        self._queues(group, topic)[queue] = offset
+        self._merge(self._queues(group, topic), {queue: offset})
         self.file.touch()
 
     def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
         """As `reset_all`, of one queue."""
-        self.reset_all(group, topic, {queue: offset})
+        at_once(self.reset_all(group, topic, {queue: offset}))
 
-    def reset_all(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+    def reset_all(self, group: str, topic: str, offsets: Mapping[int, int]) -> Steps[None]:
         """Set a group to offsets, and its running consumers with their next pull or pop.
 
-        Also to where it stands: what it was given above that comes again. Raises BrokerError where the log takes
-        nothing now, and nothing has changed then.
+        The first step changes the table and the log; the others tell the pop book, which must not be left out.
+        An offset that the group has already is set too: what it was given above comes again. Raises BrokerError in the
+        first step if the log takes nothing now or there is no room for more offsets; nothing has changed then.
         """
+        self._require_room_for(group, topic, offsets)
         change = OffsetsReset(group=group, topic=topic, offsets=dict(offsets))
         self._journal.record(change)
-        for queue, offset in offsets.items():
-            self.on_set(group, topic, queue, offset)
         self.apply(change)
+        yield from self._tell_book(group, topic, offsets)
+
+    def _tell_book(self, group: str, topic: str, offsets: Mapping[int, int]) -> Steps[None]:
+        for number, (queue, offset) in enumerate(offsets.items(), 1):
+            self.on_set(group, topic, queue, offset)
+            if number % SLICE == 0:
+                yield
 
     def take_reset(self, group: str, topic: str, queue: int) -> int | None:
         """Where this pull is to go on instead, told once; a pop goes on there by itself."""
@@ -151,26 +188,31 @@ class ConsumerOffsetManager:
             self._resets.pop(name, None)
         return target
 
-    def clone(self, source: str, target: str, topic: str) -> None:
-        """The target group stands in the topic where the source stands. Raises as `reset_all`."""
+    def _require_room_for(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        if more := len(offsets.keys() - self.standing(group, topic).keys()):
+            self.require_room(more)
+
+    def clone(self, source: str, target: str, topic: str) -> Steps[None]:
+        """Copy the offsets of a group in a topic to another group. Raises and takes steps as `reset_all`."""
         queues = self._offsets.get(topic + SEPARATOR + source)
         if queues is not None:
+            self._require_room_for(target, topic, queues)
             change = OffsetsCopied(group=target, topic=topic, offsets=dict(queues))
             self._journal.record(change)
-            for queue, offset in queues.items():
-                self.on_set(target, topic, queue, offset)
             self.apply(change)
+            yield from self._tell_book(target, topic, change.offsets)
 
     def apply(self, change: Change) -> None:
         """What a change that is in the log makes of the table; what is popped is the book's to know."""
         match change:
             case OffsetsReset():
-                self._queues(change.group, change.topic).update(change.offsets)
+                self._merge(self._queues(change.group, change.topic), change.offsets)
                 self._resets.setdefault(change.topic + SEPARATOR + change.group, {}).update(change.offsets)
             case OffsetsCopied():
                 standing = self._queues(change.group, change.topic)
+                self.count -= len(standing)
                 standing.clear()
-                standing.update(change.offsets)
+                self._merge(standing, change.offsets)
             case TopicGone():
                 self.delete_topic(change.topic)
             case GroupGone(with_offsets=True):
@@ -196,7 +238,14 @@ class ConsumerOffsetManager:
         return -1 if queues is None else queues.get(queue, -1)
 
     def commit_pull(self, group: str, topic: str, queue: int, offset: int) -> None:
-        self._pulls.setdefault(topic + SEPARATOR + group, {})[queue] = offset
+        """Remember where a pull ended; a new queue only while there is room, because it is only for statistics."""
+        queues = self._pulls.get(topic + SEPARATOR + group)
+        if queues is None or queue not in queues:
+            if self.pull_count >= self._limit():
+                return
+            queues = self._pulls.setdefault(topic + SEPARATOR + group, {})
+            self.pull_count += 1
+        queues[queue] = offset
 
     def query_pull(self, group: str, topic: str, queue: int) -> int:
         return self._pulls.get(topic + SEPARATOR + group, {}).get(queue, -1)
@@ -245,7 +294,7 @@ class ConsumerOffsetManager:
                 yield topic, group
 
     def _drop(self, group: str, topic: str) -> None:
-        del self._offsets[topic + SEPARATOR + group]
+        self.count -= len(self._offsets.pop(topic + SEPARATOR + group))
         for index, key, value in ((self._topics, group, topic), (self._groups, topic, group)):
             del index[key][value]
             if not index[key]:
@@ -253,9 +302,10 @@ class ConsumerOffsetManager:
         self.file.touch()
 
     def _forget(self, matches: Callable[[str], bool]) -> None:
-        for table in (self._pulls, self._resets):
-            for name in [name for name in table if matches(name)]:
-                del table[name]
+        for name in [name for name in self._pulls if matches(name)]:
+            self.pull_count -= len(self._pulls.pop(name))
+        for name in [name for name in self._resets if matches(name)]:
+            del self._resets[name]
 
 
 def _nobody_pops(group: str, topic: str, queue: int, offset: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
+from infra.in_steps import at_once
 from tests.doubles.sim_disk import SimDisk
 
 
@@ -28,7 +29,7 @@ def test_a_group_and_a_topic_know_each_other_through_commits_copies_deletions_an
     offsets.commit("g", "T", 0, 5)
     offsets.commit("g", "U", 1, 6)
     offsets.reset("h", "T", 0, 7)
-    offsets.clone("g", "copy", "U")
+    at_once(offsets.clone("g", "copy", "U"))
     everything = {("T", "g"), ("U", "g"), ("T", "h"), ("U", "copy")}
     assert _told(offsets) == ({"T", "U"}, {"g", "h"}, everything)
     asyncio.run(offsets.file.save())

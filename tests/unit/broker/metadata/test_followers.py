@@ -84,12 +84,11 @@ class Story:
     def reset(self, master: Member) -> None:
         topic = self.topic
         ends = [master.store.max_offset(topic, queue) for queue in (0, 1)]  # no group stands above them
-        master.offsets.reset_all(
-            self.group, topic, {queue: min(self.dice.randrange(9), end) for queue, end in enumerate(ends)}
-        )
+        targets = {queue: min(self.dice.randrange(9), end) for queue, end in enumerate(ends)}
+        at_once(master.offsets.reset_all(self.group, topic, targets))
 
     def copy(self, master: Member) -> None:
-        master.offsets.clone(self.group, self.group, self.topic)
+        at_once(master.offsets.clone(self.group, self.group, self.topic))
 
     def change_users(self, master: Member) -> None:
         name, secret = self.dice.choice(USERS), str(self.dice.randrange(3))

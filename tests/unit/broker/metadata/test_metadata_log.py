@@ -66,7 +66,7 @@ CHANGES_OF_ALL_KINDS: dict[str, Callable[[Member], object]] = {
     "a group may not read": lambda member: member.groups.set_forbidden("g", "t", forbidden=True),
     "a group pops": lambda member: member.modes.set("t", "g", "POP", 2),
     "a group is set back": lambda member: member.offsets.reset("g", "t", 0, 1),
-    "a group's positions are copied": lambda member: member.offsets.clone("g", "copy", "t"),
+    "a group's positions are copied": lambda member: at_once(member.offsets.clone("g", "copy", "t")),
     "delayed messages are delivered": deliver_a_delayed_message,
 }
 
