@@ -150,6 +150,7 @@ bench: setup ## the benchmarks, side by side with what a user would pick instead
 	$(BIN)/python -m bench.rounds
 	$(BIN)/python -m bench.cold --apache
 	$(BIN)/python -m bench.pauses
+	$(BIN)/python -m bench.one_request
 	$(BIN)/python -m bench.catalog
 	$(BIN)/python -m bench.scale
 	$(BIN)/python -m bench.isolation
