@@ -55,9 +55,9 @@ __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport
 log = logging.getLogger(__name__)
 
 _QUERY_LIMIT = 64
-# One step of a query by key, about 1 ms, and all steps of one query: as long as clients wait for an answer.
-QUERY_STEP, _QUERY_STEP_BYTES = 128, 1 << 20
-QUERY_LOOKS_MAX = 500_000
+# Records that one step of a query by key looks at, about 1 ms, and all steps of one query, about 1 s.
+QUERY_STEP, _QUERY_STEP_BYTES = 64, 1 << 20
+QUERY_LOOKS_MAX = 100_000
 _ALL = 1 << 62
 
 
