@@ -35,7 +35,7 @@ from broker.store.message_store import GetResult, MessageStore
 from infra.in_steps import in_turns
 from infra.metrics import Histogram, Metrics
 from neve.errors import BrokerError
-from neve.record.codec import decode_record
+from neve.record.codec import MessageRecord, decode_record
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.names import is_hidden
 from tiered.read.cold_query import Found, as_text, has_key
@@ -432,35 +432,63 @@ class TieredStore:
 
         steps = self._hot.query(topic, key, max_num, begin, end, is_hit=is_hit)
         found, unsearched_from = await in_turns(steps, shared=self._local_queries)
+        found = self._still_shown(found)
         unsearched = [] if unsearched_from is None else [f"the local log before {as_text(unsearched_from)}"]
         cold = self._archive()
         if cold is None or len(found) >= max_num:
             return Found(found, " and ".join(unsearched))
         older = await self._ask_cold("query", cold.query, topic, key, max_num, begin, end) or _NOT_ASKED
         known = set(found)
-        more = [raw for raw in older.records if raw not in known and not self._is_of_earlier_life(raw)]
+        more = [raw for raw in older.records if raw not in known and self._archive_shows(decode_record(raw))]
         unsearched += [older.unsearched] if older.unsearched else []
-        return Found((found + more)[:max_num], " and ".join(unsearched))
+        return Found((self._still_shown(found) + more)[:max_num], " and ".join(unsearched))
 
-    def _is_of_earlier_life(self, raw: bytes) -> bool:
-        record = decode_record(raw)
-        return record.queue_offset < self._hot.ended_at(record.topic, record.queue_id)
+    def _still_shown(self, records: list[bytes]) -> list[bytes]:
+        """Return records of the local log without those that were hidden since they were found."""
+        shows, decoded = self._hot.shows, ((raw, decode_record(raw)) for raw in records)
+        return [raw for raw, one in decoded if shows(one.topic, one.queue_id, one.queue_offset, one.physical_offset)]
+
+    def _archive_shows(self, record: MessageRecord) -> bool:
+        """Return whether readers may get a message of the archive, as the catalog and the local log are now.
+
+        The local counterpart is `MessageStore.shows`. A record that was fetched from an object is judged again when it
+        is returned: its topic may have been deleted, or its row erased, while the fetch was under way.
+        """
+        topic, queue, offset = record.topic, record.queue_id, record.queue_offset
+        cold = self._archive()
+        return (
+            cold is not None
+            and record.physical_offset >= self._hot.gone_below(topic)
+            and offset >= self.min_offset(topic, queue)
+            and cold.has(topic, queue, offset)
+        )
 
     async def record_at(self, physical_offset: int) -> bytes | None:
         """None: there is none, or it is not for clients. Raises BrokerError SYSTEM_BUSY where that is not sure."""
-        found = self._hot.record_at(physical_offset)
-        if found is not None and is_hidden(decode_record(found).topic):
-            return None  # users' secrets
+        found = self._hot.shown_record_at(physical_offset)
+        if found is not None:
+            return None if is_hidden(decode_record(found).topic) else found  # it has users' secrets
         cold = self._archive()
-        if found is not None or cold is None or not 0 <= physical_offset < self._hot.min_physical_offset:
-            return found
+        if cold is None or not self._may_be_archived(physical_offset):
+            return None
         archived = await self._ask_cold("record", cold.record_at, physical_offset) or _NOT_ASKED
-        if not archived.records and archived.unsearched:
+        shown = [raw for raw in archived.records if self._archive_shows(decode_record(raw))]
+        if not shown and archived.unsearched:
             raise BrokerError(
                 ResponseCode.SYSTEM_BUSY,
                 f"no message found at {physical_offset}, but not all was searched: {archived.unsearched}",
             )
-        return archived.records[0] if archived.records else None
+        return shown[0] if shown else None
+
+    def _may_be_archived(self, physical_offset: int) -> bool:
+        """Whether readers may get the record of a physical offset from the archive, given that the local log has none.
+
+        A queue that goes on above its archive hides its local records below; the archive still shows its own copies.
+        """
+        if physical_offset < self._hot.min_physical_offset:
+            return physical_offset >= 0
+        hidden = self._hot.record_at(physical_offset)
+        return hidden is not None and self._archive_shows(decode_record(hidden))
 
     async def _ask_cold(self, what: str, ask: Callable[..., T], *arguments: Any) -> T | None:
         self.cold_reads += 1

@@ -785,8 +785,24 @@ class MessageStore:
             offset = near if near < queue.visible else erased.before(queue.erased, offset)
         return reading.store_time(self._log, queue, offset)
 
+    def shows(self, topic: str, queue_id: int, offset: int, physical_offset: int) -> bool:
+        """Return whether readers may get a message of the local log; see `QueueTable.shows`."""
+        return self._queues.shows(topic, queue_id, offset, physical_offset)
+
+    def shown_record_at(self, physical_offset: int) -> bytes | None:
+        """Return the record that begins at a physical offset if readers may get it: for every request of a client."""
+        found = reading.record_at(self._log, physical_offset, self._visibility.confirmed)
+        if found is None:
+            return None
+        record = decode_record(found)
+        return found if self.shows(record.topic, record.queue_id, record.queue_offset, physical_offset) else None
+
     def record_at(self, physical_offset: int) -> bytes | None:
-        """The record at a physical offset, if one begins there, is confirmed and was not erased."""
+        """The record at a physical offset, if one begins there, is confirmed and was not erased.
+
+        For the broker's own bookkeeping, which also needs records below a queue's minimum. Requests of clients use
+        `shown_record_at`.
+        """
         found = reading.record_at(self._log, physical_offset, self._visibility.confirmed)
         return None if found is not None and self._queues.has_erased and self._is_erased(found) else found
 
@@ -838,7 +854,7 @@ class MessageStore:
                 continue
             record_size, has_text = reading.find_text(self._log, place, text)
             size += record_size
-            record = self.record_at(place) if has_text else None
+            record = self.shown_record_at(place) if has_text else None
             if record is not None and is_hit(record):
                 hits.append(record)
                 if len(hits) >= limit:

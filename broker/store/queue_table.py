@@ -515,6 +515,21 @@ class QueueTable:
         """The first offset that the local log has and that is not hidden."""
         return queue.min_offset(max(self._log.min_offset, self.gone_below(queue.topic)))
 
+    def shows(self, topic: str, queue_id: int, offset: int, physical_offset: int) -> bool:
+        """Return whether readers may get a message of the local log: the one rule for every request.
+
+        A message is visible if its queue exists, its record belongs to the current life of the topic, its offset lies
+        between the queue's minimum and its visible end, and it was not erased. `reading.read` applies the same bounds
+        to ranges of offsets.
+        """
+        queue = self.get(topic, queue_id)
+        return (
+            queue is not None
+            and physical_offset >= self.gone_below(topic)
+            and self.minimum(queue) <= offset < queue.visible
+            and erased.behind(queue.erased, offset) == offset
+        )
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         """As `minimum`, and no higher than readers see; 0 of an unknown queue."""
         queue = self.get(topic, queue_id)

@@ -18,6 +18,7 @@ TIERS |= {"tiered_storage_level", "newest_segment_base"}
 STREAMS = Path("broker/ha/master_session.py")
 # Reads of the local log alone.
 LOCAL_READS = {"get", "entry", "min_offset", "store_time", "offset_by_time", "query", "record_at"}
+LOCAL_READS |= {"shows", "shown_record_at"}
 # What these read never leaves the local log before they are done with it: their own topics, and the queues themselves.
 OWN_TOPICS = {
     Path("broker/pop/pop_book.py"): {"get"},
