@@ -2,8 +2,10 @@
 
 from neve.errors import BrokerError
 from neve.record.layout import PROPERTIES_LENGTH_MAX
+from neve.record.properties import PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
 from neve.remoting.codes import ResponseCode
 from neve.remoting.headers import SendMessageHeader
+from neve.remoting.names import is_retry_or_dlq
 
 
 def join_properties(properties: dict[str, str]) -> str:
@@ -22,6 +24,17 @@ def ended_bytes(raw: bytes) -> bytes:
 def target_pairs(topic: str, queue_id: int) -> bytes:
     """Where a message that waits under another topic belongs."""
     return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
+
+
+def drop_stated_origin(topic: str, properties: dict[str, str]) -> None:
+    """Remove the origin that came with a message of an ordinary topic, before the broker copies it for a retry.
+
+    Only a message in a retry or dead-letter topic has an origin. In any other topic a client set the property, for
+    example a bridge that republishes messages with all their properties, and an erasure would go by it.
+    """
+    if not is_retry_or_dlq(topic):
+        properties.pop(PROPERTY_RETRY_TOPIC, None)
+        properties.pop(PROPERTY_DLQ_ORIGIN_TOPIC, None)
 
 
 def properties_of(header: SendMessageHeader) -> str:

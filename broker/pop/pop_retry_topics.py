@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from broker.intake.log_writer import LogWriter, found_by
 from broker.intake.message import NewMessage
+from broker.intake.property_text import drop_stated_origin
 from broker.tables.retry_names import RetryNames
 from broker.tables.topic_config_manager import TopicConfigManager
 from neve.record.codec import MessageRecord, fitting_properties
@@ -39,6 +40,7 @@ class PopRetryTopics:
     def put(self, retry: str, record: MessageRecord, pop_time: int) -> None:
         """Raises StoreError."""
         properties = record.properties
+        drop_stated_origin(record.topic, properties)
         properties.pop(PROPERTY_POP_CK, None)
         properties.setdefault(PROPERTY_FIRST_POP_TIME, str(pop_time))
         again = NewMessage(

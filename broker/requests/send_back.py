@@ -4,6 +4,7 @@ from access.guard import Guard
 from broker.broker_stats import BrokerStats
 from broker.intake.intake import Intake
 from broker.intake.message import NewMessage
+from broker.intake.property_text import drop_stated_origin
 from broker.reading.tiered_store import TieredStore
 from broker.requests.send_message import DLQ_QUEUES, VERSION_MAX_RECONSUME
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
@@ -12,7 +13,7 @@ from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record, parse_host
 from neve.record.ids import offset_msg_id
 from neve.record.layout import PROPERTIES_LENGTH_MAX
-from neve.record.properties import properties_to_bytes
+from neve.record.properties import PROPERTY_RETRY_TOPIC, properties_to_bytes
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int, require_int, require_str
@@ -61,7 +62,8 @@ class SendBackProcessor:
             limit = optional_int(ext, "maxReconsumeTimes", limit)
         level = require_int(ext, "delayLevel")
         properties = record.properties
-        properties.setdefault("RETRY_TOPIC", record.topic)
+        drop_stated_origin(record.topic, properties)
+        properties.setdefault(PROPERTY_RETRY_TOPIC, record.topic)
         properties["WAIT"] = "false"
         properties.setdefault("ORIGIN_MESSAGE_ID", offset_msg_id(self._address, physical_offset))
         for name in ("DELAY", "REAL_TOPIC", "REAL_QID", "POP_CK"):

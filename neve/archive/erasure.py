@@ -2,7 +2,8 @@
 
 A key is one in RocketMQ's sense: a word of KEYS, or the unique key. Of a group's retry and dead-letter topics those
 rows are meant whose origin is the topic: a sent back message says so in a property, one that was popped and not
-acknowledged in the name of the topic that it is in. Where that name may mean another topic, too, nobody can tell. Pure.
+acknowledged in the name of the topic that it is in. The broker replaces an origin that a client stated in an ordinary
+topic when it makes such a copy. Where a name may mean another topic, too, the verdict is unknown. Pure.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from enum import Enum, auto
 from neve.archive.journal import ERASED, CommittedName, Gap
 from neve.archive.queue_runs import touching
 from neve.record.codec import MessageRecord
-from neve.record.properties import PROPERTY_KEYS, PROPERTY_RETRY_TOPIC, PROPERTY_UNIQUE_KEY
+from neve.record.properties import (
+    PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_KEYS,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_UNIQUE_KEY,
+)
 
 _RETRY, _DEAD_LETTERS = "%RETRY%", "%DLQ%"
-_DEAD_LETTER_ORIGIN = "DLQ_ORIGIN_TOPIC"
 
 
 class Verdict(Enum):
@@ -40,7 +45,9 @@ def is_meant(record: MessageRecord, topic: str, key: str, topics: Collection[str
         return Verdict.NO
     if record.topic == topic:
         return Verdict.YES
-    origins = [properties[name] for name in (PROPERTY_RETRY_TOPIC, _DEAD_LETTER_ORIGIN) if name in properties]
+    if record.topic.startswith(_RETRY) and "+" in record.topic:
+        return _comes_from(record.topic, topic, topics)  # the name is the broker's; a property may be a client's
+    origins = [properties[name] for name in (PROPERTY_RETRY_TOPIC, PROPERTY_DLQ_ORIGIN_TOPIC) if name in properties]
     verdicts = {_comes_from(origin, topic, topics) for origin in origins or [record.topic]}
     return next((one for one in (Verdict.YES, Verdict.UNKNOWN) if one in verdicts), Verdict.NO)
 

@@ -242,6 +242,33 @@ def test_copies_in_retry_and_dead_letter_topics_are_returned_by_no_request(tmp_p
     asyncio.run(main())
 
 
+def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Path) -> None:
+    """A bridge republishes messages with all their properties, RETRY_TOPIC among them."""
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+    stated = "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02DLQ_ORIGIN_TOPIC\x01elsewhere\x02"
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            sent = await send(connection, "T", b"secret", stated)
+            place = int(sent.ext["msgId"][16:], 16)
+            for level in (-1, 1):
+                back = await ask(
+                    connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=place, delayLevel=level, originTopic="T"
+                )
+                assert back.code == 0, back.remark
+            member = Member(broker, connection, "T", "poppers")
+            assert len(await member.pop(invisible=1000)) == 1
+            copies = ("%DLQ%g", "%RETRY%g", broker.retry_names.of_pair("poppers", "T"))
+            for topic in copies:
+                await until(lambda topic=topic: broker.store.max_offset(topic, 0) == 1, f"the copy in {topic}")
+            assert (await post(broker, topic="elsewhere", key="who"))[-1]["rows"] == 0
+            *_, told = await post(broker, topic="T", key="who")
+            assert (told["complete"], told["rows"]) == (True, 4)
+            assert [await read(connection, topic, 1) for topic in ("T", *copies)] == [{}] * 4
+
+    asyncio.run(main())
+
+
 def is_retry(taken: Taken) -> bool:
     """By its receipt: it goes out under its own topic."""
     return taken.receipt.split(" ")[4] != "0"

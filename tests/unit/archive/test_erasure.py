@@ -156,6 +156,8 @@ TOPICS = {"orders", "a_orders", "events", "big_events"}
         ("%DLQ%g", "KEYS\x01who\x02RETRY_TOPIC\x01%RETRY%g+orders\x02", Verdict.YES),
         ("%RETRY%g+orders", "KEYS\x01who\x02", Verdict.YES),
         ("%RETRY%g+prices", "KEYS\x01who\x02", Verdict.NO),
+        ("%RETRY%g+orders", "KEYS\x01who\x02RETRY_TOPIC\x01prices\x02", Verdict.YES),
+        ("%RETRY%g+prices", "KEYS\x01who\x02DLQ_ORIGIN_TOPIC\x01orders\x02", Verdict.NO),
         ("%RETRY%g_orders", "KEYS\x01who\x02", Verdict.YES),
         ("%RETRY%g_orders", "KEYS\x01who\x02RETRY_TOPIC\x01prices\x02", Verdict.NO),
         ("%RETRY%g_b_orders", "KEYS\x01who\x02", Verdict.YES),
