@@ -483,7 +483,7 @@ class TieredStore:
     def _may_be_archived(self, physical_offset: int) -> bool:
         """Whether readers may get the record of a physical offset from the archive, given that the local log has none.
 
-        A queue that goes on above its archive hides its local records below; the archive still shows its own copies.
+        If a queue was raised above its archive, its local records below are hidden, and the archived copies are not.
         """
         if physical_offset < self._hot.min_physical_offset:
             return physical_offset >= 0

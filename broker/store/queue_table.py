@@ -518,9 +518,9 @@ class QueueTable:
     def shows(self, topic: str, queue_id: int, offset: int, physical_offset: int) -> bool:
         """Return whether readers may get a message of the local log: the one rule for every request.
 
-        A message is visible if its queue exists, its record belongs to the current life of the topic, its offset lies
-        between the queue's minimum and its visible end, and it was not erased. `reading.read` applies the same bounds
-        to ranges of offsets.
+        A message is visible if four conditions hold: its queue exists, its record is not of a deleted topic of the same
+        name, its offset lies between the queue's minimum and its visible end, and it was not erased. `reading.read`
+        applies the same bounds to ranges of offsets.
         """
         queue = self.get(topic, queue_id)
         return (

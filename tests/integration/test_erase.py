@@ -259,8 +259,8 @@ def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Path) ->
             member = Member(broker, connection, "T", "poppers")
             assert len(await member.pop(invisible=1000)) == 1
             copies = ("%DLQ%g", "%RETRY%g", broker.retry_names.of_pair("poppers", "T"))
-            for topic in copies:
-                await until(lambda topic=topic: broker.store.max_offset(topic, 0) == 1, f"the copy in {topic}")
+            store = broker.store
+            await until(lambda: all(store.max_offset(topic, 0) == 1 for topic in copies), "the copies")
             assert (await post(broker, topic="elsewhere", key="who"))[-1]["rows"] == 0
             *_, told = await post(broker, topic="T", key="who")
             assert (told["complete"], told["rows"]) == (True, 4)

@@ -1,4 +1,4 @@
-"""A hidden message is returned by no request: trimmed, expired, erased, of a deleted topic, of its earlier life.
+"""No request returns a hidden message: trimmed, expired, erased, or of a deleted topic, created again or not.
 
 Every request code that a broker serves is classified here. A code that returns or copies stored messages is asked for a
 message while it is visible, where it has to return it, and after it was hidden, where it must not.
@@ -51,7 +51,7 @@ class Place:
         return await ask(self.connection, code, **ext)
 
     async def pull(self, topic: str, code: Code = Code.PULL_MESSAGE) -> bytes:
-        """Return all that a consumer of queue 0 gets that follows the offsets it is told."""
+        """Return the messages of queue 0 to a consumer that follows the offsets of the answers."""
         found, offset = b"", 0
         while True:
             answer = await self.ask(
