@@ -518,9 +518,9 @@ class QueueTable:
     def shows(self, topic: str, queue_id: int, offset: int, physical_offset: int) -> bool:
         """Return whether readers may get a message of the local log: the one rule for every request.
 
-        A message is visible if four conditions hold: its queue exists, its record is not of a deleted topic of the same
-        name, its offset lies between the queue's minimum and its visible end, and it was not erased. `reading.read`
-        applies the same bounds to ranges of offsets.
+        The queue has to exist, and the record must not be of a deleted topic of the same name. The offset has to lie
+        between the minimum and the visible end of the queue, outside the erased spans. `reading.read` applies the same
+        bounds to ranges of offsets.
         """
         queue = self.get(topic, queue_id)
         return (
