@@ -21,7 +21,7 @@ LOCAL_READS = {"get", "entry", "min_offset", "store_time", "offset_by_time", "qu
 LOCAL_READS |= {"shows", "shown_record_at"}
 # What these read never leaves the local log before they are done with it: their own topics, and the queues themselves.
 OWN_TOPICS = {
-    Path("broker/pop/pop_book.py"): {"get"},
+    Path("broker/pop/pop_book.py"): {"get", "min_offset"},
     Path("broker/requests/admin_inspect.py"): {"entry", "min_offset"},
     Path("broker/requests/end_transaction.py"): {"record_at"},
 }
