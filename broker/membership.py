@@ -187,6 +187,9 @@ class MasterPins:
     def lowest(self) -> int | None:
         return None if self._is_crowded() else self._master_begins_at()
 
+    def undelivered_from(self) -> int | None:
+        return 0  # the master knows which of its messages still wait
+
     def reappend(self, below: int) -> bool:
         return False
 
@@ -202,6 +205,9 @@ class NoPins:
 
     def lowest(self) -> int | None:
         return None
+
+    def undelivered_from(self) -> int | None:
+        return 0  # the master knows which of its messages still wait
 
     def reappend(self, below: int) -> bool:
         return True

@@ -5,7 +5,8 @@
         its rows are looked at; where some are meant, INTENT → the object without them → ERASE
     what has left the readers' view and is not deleted yet: never again in view, and gone as soon as the others
     the local log returns none of what was erased, from here on: its bytes have it until their segments go
-    certificate: what was erased, where copies remain and until when
+    the local log is searched for messages of deleted topics, which no round took, and for those that wait for delivery
+    certificate: what was searched, erased and hidden, where copies remain and until when
 
 Objects come and go meanwhile, by compaction above all: it is looked again until none is left that was not looked at.
 Broken off anywhere, what was erased stays so, and the local log follows within seconds (`hot_erasure`); who asks again,
@@ -14,11 +15,13 @@ under the same id, erases the rest. The key itself is in no entry, file or log o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -48,7 +51,9 @@ from neve.archive.journal import ERASE, AnyEntry, CommittedName, Erase, Gap
 from neve.archive.keys import topic_component
 from neve.archive.queue_runs import Location, touching, united
 from neve.archive.unexpiry import may_come_back, stays_out
-from neve.record.codec import MessageRecord
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record
+from neve.record.properties import PROPERTY_REAL_TOPIC
+from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tiered.journal.writer import JournalWriter
 from tiered.worker.failed import WorkerFailed
 from tiered.write.key_rows import GroupReader, KeyRows, rows_with_key
@@ -64,6 +69,9 @@ _ID = re.compile(r"e\d+\.\d+")
 _OF_ONE_OBJECT = frozenset({"DamagedObject", "NotFound"})
 WITH_ITS_OBJECT = "had expired, and was in an object with what was erased"
 _TOLD_EVERY_S = 5.0
+_EVERYTHING = 1 << 62
+# Topics whose records are messages for other topics: delayed, timer and half messages, and half messages given up.
+_WAITING = frozenset({SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC, HALF_TOPIC, CHECK_MAX_TOPIC})
 #: (topic, queue, first offset, last offset)
 Row = tuple[str, int, int, int]
 #: (topic, queue) -> (first, last), in order; they lie apart.
@@ -87,6 +95,24 @@ class Wanted(NamedTuple):
     key: str
     retries: bool = True
     grace_ms: int | None = None
+
+
+class _LocalQueue(NamedTuple):
+    """A queue of the local log: which offsets it has, and which of them requests return."""
+
+    low: int
+    shown_from: int
+    end: int
+    hidden: Sequence[tuple[int, int]]
+
+    def shown_of(self, spans: Sequence[tuple[int, int]]) -> int:
+        """How many offsets of spans, which are apart, are returned by requests."""
+        in_view = [(max(first, self.shown_from), min(last, self.end - 1)) for first, last in spans]
+        in_view = [(first, last) for first, last in in_view if first <= last]
+        return sum(last + 1 - first - _shared(self.hidden, [(first, last)], first) for first, last in in_view)
+
+
+_NO_QUEUE = _LocalQueue(0, 0, 0, ())
 
 
 class _Found(NamedTuple):
@@ -113,15 +139,21 @@ class _Erasure:
     holders: dict[str, list[Row]] = field(default_factory=dict)  # objects in which some were found, in view or not
     gone: list[Row] = field(default_factory=list)  # those of objects that are out of view for good
     objects: int = 0  # that were searched
+    former: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # of deleted topics, in the log alone
+    delivered: list[Row] = field(default_factory=list)  # copies in the log that waited there for their delivery
     told: float | None = None  # when it was said how many
 
     def take(self, rows: Iterable[Row]) -> None:
         self.taken |= _by_queue(rows, self.taken)
 
     def searched(self, clock: Clock) -> None:
+        """Count an object, and report progress."""
+        self.objects += 1
+        self.goes_on(clock)
+
+    def goes_on(self, clock: Clock) -> None:
         """Told now and then: who waits for a certificate gives up a connection on which nothing comes."""
         now = clock.monotonic()
-        self.objects += 1
         if self.told is None:
             self.told = now
         elif now - self.told >= _TOLD_EVERY_S:
@@ -197,8 +229,8 @@ class EraseKey:
             # The journal forgets a gap below all that is there as soon as what held its rows is deleted.
             erasure.take(erased_of(catalog.gaps(), erase_id))
             failpoint.hit("erase.before_hide")
-            with self._turns:
-                self._hot_erasure.hide(self._in_no_object(erasure.gone))
+            self._search_log(erasure)
+            self._hide(erasure)
             if evict:
                 self._offload.run(evict=True, progress=progress)
             if wanted.grace_ms is not None:
@@ -357,6 +389,50 @@ class EraseKey:
             delete_after_ms=self._delete_after_ms(wanted),
         )
 
+    def _hide(self, erasure: _Erasure) -> None:
+        """In the local log. A failure is in the certificate, and the job of `hot_erasure` tries again."""
+        try:
+            with self._turns:
+                self._hot_erasure.hide([*self._in_no_object(erasure.gone), *erasure.delivered])
+        except OSError as error:
+            erasure.unsearched.append(f"the local log could not save what to hide: {error}")
+
+    # ---- the local log
+
+    def _search_log(self, erasure: _Erasure) -> None:
+        """Find messages of deleted topics, which no round took, and copies in topics where messages wait for delivery.
+
+        No request returns the former; their bytes stay until their segments go. A copy that was delivered is hidden. If
+        one may still wait, it is delivered later, and the certificate is incomplete.
+        """
+        wanted, known = erasure.wanted, self._known_topics()
+        former = self._hot.former_ends(topics_to_search(known, wanted.topic, retries=wanted.retries))
+        ranges = {topic: (0, end) for topic, end in former.items()}
+        ranges |= dict.fromkeys(_WAITING & known, (0, _EVERYTHING))
+        undelivered = self._hot.undelivered_from()
+        left: Counter[tuple[str, Verdict]] = Counter()
+        try:
+            for raw in self._hot.search_log(ranges, wanted.key.encode("utf-8", "surrogatepass")) if ranges else ():
+                erasure.goes_on(self._clock)
+                if raw is None:
+                    continue
+                record = decode_record(raw)
+                verdict, place = _verdict_of(record, wanted, known), (record.topic, record.queue_id)
+                if verdict is Verdict.YES and record.topic in former:
+                    erasure.former.setdefault(place, []).append(record.queue_offset)
+                elif verdict is Verdict.YES and (undelivered is None or record.physical_offset < undelivered):
+                    erasure.delivered.append((*place, record.queue_offset, record.queue_offset))
+                elif verdict is not Verdict.NO:
+                    left[record.topic, verdict] += 1
+        except (TopicUnreadable, MalformedRecord) as error:
+            erasure.unsearched.append(f"the local log could not be searched: {error}")
+        for (topic, verdict), count in sorted(left.items(), key=str):
+            is_waiting = verdict is Verdict.YES
+            why = "may wait for delivery: erase again later" if is_waiting else "in the local log are of unknown origin"
+            erasure.unsearched.append(f"{count} messages of {topic} {why}")
+        if erasure.delivered and self._is_member:
+            erasure.unsearched.append("the other members still return copies that were delivered from a waiting topic")
+
     def _in_no_object(self, rows: Iterable[Row]) -> list[Row]:
         """Of those that were found: what readers have in another object is not erased yet, or its search has failed."""
         find = self._journal.catalog.find
@@ -372,13 +448,15 @@ class EraseKey:
     def _not_archived(self, wanted: Wanted, end: int, failed: Collection[str]) -> list[str]:
         """Messages from before that no round could take: nobody has looked at them."""
         catalog, policy = self._journal.catalog, self._policy()
+        # Records of deleted topics are searched in the local log.
         topics = topics_to_search(self._hot.topics(), wanted.topic, retries=wanted.retries)
         left = []
         for topic in topics:
-            settled = settled_below(catalog, topic)
+            settled = max(settled_below(catalog, topic), policy.gone_below(topic))
             # Where its last one is in each segment: the newest of them may have been sent since, one before it not.
             places = [one.topics[topic][0] for one in self._hot.segments() if one.base < end and topic in one.topics]
             if not policy.archived(topic):
+                places = [place for place in places if place >= policy.gone_below(topic)]
                 left += [f"{topic} is not archived: the local log alone has it"] if places else []
             elif any(settled <= place for place in places):
                 left.append(f"{topic} is not archived whole" + (f": {next(iter(failed))}" if failed else ""))
@@ -388,6 +466,7 @@ class EraseKey:
         wanted, erased = erasure.wanted, erasure.taken
         topics = topics_to_search(self._known_topics(), wanted.topic, retries=wanted.retries)
         orphans = self._in_no_view(topics, erasure)
+        local = self._local_copies(topics, erasure)
         left = self._left(erasure)
         return {
             "event": "certificate",
@@ -401,10 +480,11 @@ class EraseKey:
             "erased": [
                 {"topic": topic, "queue": queue, "offsets": spans} for (topic, queue), spans in sorted(erased.items())
             ],
+            "searched": {"topics": topics, "objects": erasure.objects},
             "remains": {
                 "objects": self._objects_left(erasure),
                 "in_no_view": orphans,
-                "local_log": self._local_copies(topics, erasure),
+                "local_log": local,
                 "other_members": self._is_member,
             },
             "not_erased": left,
@@ -453,42 +533,83 @@ class EraseKey:
 
         Whatever was erased of these topics counts: gaps do not say of which key. So does what lies below a minimum, and
         all of a queue that was deleted: segments have it. And what expired so long ago that no object is left of it in
-        which anybody could look. `hidden` are those that no request returns.
+        which anybody could look. `hidden` are those that no request returns. What this erasure took and a request still
+        returns makes the certificate incomplete, whatever the reason.
         """
         catalog = self._journal.catalog
         times: dict[str, list[int]] = {}
         for segment in self._hot.segments():
             for topic in segment.topics:
                 times.setdefault(topic, []).append(segment.newest_store_time)
-        lowest = {topic: self._lowest_offsets(topic) for topic in topics if topic in times}
-        hidden = {topic: self._hot.erased(topic) for topic in lowest}
+        here: dict[str, dict[int, _LocalQueue]] = {}
+        taken = _by_queue(erasure.delivered, erasure.taken)
+        for topic in sorted({*topics, *(topic for topic, _ in taken)}):
+            if topic in times:
+                try:
+                    here[topic] = self._local_queues(topic)
+                except TopicUnreadable as error:
+                    erasure.unsearched.append(f"what the local log returns of {topic} is unknown: {error}")
         gaps = (gap for topic in topics for gap in catalog.gaps(topic))
         rows = [(gap.topic, gap.queue, gap.first, gap.last) for gap in gaps if gap.is_erased]
-        for topic, lows in lowest.items():
+        for topic, queues in here.items():
             below = catalog.nothing_below(topic)
+            lows = {queue: one.low for queue, one in queues.items()}
             rows += [(topic, queue, low, below[queue] - 1) for queue, low in lows.items() if low < below.get(queue, 0)]
-        spans_of = _by_queue(chain(rows, *erasure.holders.values()), erasure.taken)
-        copies = []
-        for (topic, queue), spans in sorted(spans_of.items()):
-            if topic not in lowest:
+        spans_of = _by_queue(chain(rows, *erasure.holders.values()), taken)
+        copies: dict[tuple[str, int], tuple[int, int]] = {}  # rows, and how many of them no request returns
+        for (topic, queue), spans in spans_of.items():
+            if topic not in here:
                 continue
-            low = lowest[topic].get(queue, 0)
-            if hot := sum(max(0, last + 1 - max(first, low)) for first, last in spans):
-                until = max(times[topic]) + self._policy().reserved_ms if min(times[topic]) >= 0 else None
-                unseen = _shared(hidden[topic].get(queue, ()), spans, low)
-                copies.append({"topic": topic, "queue": queue, "rows": hot, "hidden": unseen, "until_ms": until})
-        return copies
+            one = here[topic].get(queue, _NO_QUEUE)
+            if hot := sum(max(0, last + 1 - max(first, one.low)) for first, last in spans):
+                copies[topic, queue] = hot, hot - one.shown_of(spans)
+            if shown := one.shown_of(taken.get((topic, queue), ())):
+                why = self._hot_erasure.failed.get((topic, queue), "the log may have other messages at these offsets")
+                erasure.unsearched.append(f"{shown} messages of {topic}, queue {queue} are not hidden: {why}")
+        for place, former in self._former_copies(erasure, spans_of).items():
+            rows_here, unseen = copies.get(place, (0, 0))
+            copies[place] = rows_here + former, unseen + former
+        reserved = self._policy().reserved_ms
+        until = {topic: max(of_it) + reserved if min(of_it) >= 0 else None for topic, of_it in times.items()}
+        return [
+            {"topic": topic, "queue": queue, "rows": hot, "hidden": unseen, "until_ms": until[topic]}
+            for (topic, queue), (hot, unseen) in sorted(copies.items())
+            if topic in until
+        ]
 
-    def _lowest_offsets(self, topic: str) -> Mapping[int, int]:
-        """Queue -> the lowest offset that the local log has, in view or not. Nothing where it can't be told."""
-        try:
-            return self._hot.first_offsets(topic, self._hot.confirmed_range()[0])
-        except TopicUnreadable as error:
-            log.warning("what the local log has of it: %s", error)
-            return {}
+    def _local_queues(self, topic: str) -> dict[int, _LocalQueue]:
+        """The queues of a topic in the local log. Raises TopicUnreadable."""
+        hot, (begin, end) = self._hot, self._hot.confirmed_range()
+        ends, hidden = hot.first_offsets(topic, end), hot.erased(topic)
+        return {
+            queue: _LocalQueue(low, max(low, hot.min_offset(topic, queue)), ends.get(queue, 0), hidden.get(queue, ()))
+            for queue, low in hot.first_offsets(topic, begin).items()
+        }
+
+    def _former_copies(self, erasure: _Erasure, known: Spans) -> dict[tuple[str, int], int]:
+        """How many messages of deleted topics the local log has, but for those that are `known` by their offsets.
+
+        A topic that began again at offset 0 has other messages at the same offsets.
+        """
+        ended = self._hot.deleted_below()
+        found: dict[tuple[str, int], int] = {}
+        for (topic, queue), offsets in erasure.former.items():
+            below, spans = ended.get(topic, {}).get(queue, 0), known.get((topic, queue), [])
+            found[topic, queue] = sum(1 for at in offsets if at >= below or not touching(spans, at, at))
+        return {place: count for place, count in found.items() if count}
 
 
 def _judged(wanted: Wanted, topics: Collection[str], record: MessageRecord) -> Verdict:
+    return is_meant(record, wanted.topic, wanted.key, topics)
+
+
+def _verdict_of(record: MessageRecord, wanted: Wanted, topics: Collection[str]) -> Verdict:
+    """Whether a record of the local log is meant; one that waits is judged as a message of its real topic."""
+    if record.topic in _WAITING:
+        target = record.properties.get(PROPERTY_REAL_TOPIC, "")
+        if not topics_to_search([target], wanted.topic, retries=wanted.retries):
+            return Verdict.NO
+        record = dataclasses.replace(record, topic=target)
     return is_meant(record, wanted.topic, wanted.key, topics)
 
 

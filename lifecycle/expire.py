@@ -125,7 +125,8 @@ class ExpireArchived:
         queues = {topic: hot.queues_of(topic) for topic in hot.topics()}
         rising = minimums_to_raise(queues, self._journal.catalog.recorded_minimum, hot.min_offset)
         if rising:
-            hot.expire_below(rising, dict.fromkeys(rising, _ANY_TIME))
+            for topic, error in hot.expire_below(rising, dict.fromkeys(rising, _ANY_TIME)).items():
+                self._hot_expiry.set_aside.note(topic, error)  # tried again by the next run
         return sum(map(len, rising.values()))
 
     def _complete_tombstones(self) -> None:

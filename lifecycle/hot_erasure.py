@@ -7,7 +7,7 @@ is hidden that lies in a gap which an ERASE has told: what another gap speaks of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from lifecycle.evict import EVERYTHING
 from lifecycle.hot_store import HotStore
@@ -40,6 +40,8 @@ class HotErasure:
         self._hot, self._journal, self._policy, self._turns = hot, journal, policy, turns
         self._is_of, self._is_copy = is_of, is_copy
         self._hidden_through = -1  # entries, of an own journal: all that they tell is hidden
+        self._again: list[Row] = []  # rows of which no gap speaks and that could not be hidden
+        self.failed: Mapping[tuple[str, int], str] = {}  # (topic, queue) -> why its erased rows are still visible
 
     def run(self) -> int:
         """How many runs of rows are hidden that were not."""
@@ -47,19 +49,29 @@ class HotErasure:
             return self.hide()
 
     def hide(self, more: Iterable[Row] = ()) -> int:
-        """For who has the turn. `more`: rows of which no gap speaks."""
-        catalog, more = self._journal.catalog, list(more)
+        """For a caller that has the turn. `more`: rows of which no gap speaks.
+
+        Queues that could not be hidden are in `failed`; each later call tries them again.
+        """
+        catalog, more = self._journal.catalog, self._again + list(more)
         through = catalog.next_seq
         # A slave's log still gets what its master has erased.
         if not more and through == self._hidden_through and self._journal.leads:
             return 0
         if self._is_of() < EVERYTHING:  # what it calls erased may be other messages here
             return 0
-        hidden = self._hot.hide_erased([row for row in (*_rows(catalog), *more) if self._is_ours(row[0])])
-        self._hidden_through = through
-        if hidden:
-            log.info("of the local log %d runs of messages that were erased are not returned any more", hidden)
-        return hidden
+        self._again = more
+        runs, failed = self._hot.hide_erased([row for row in (*_rows(catalog), *more) if self._is_ours(row[0])])
+        self._again = [row for row in more if row[:2] in failed]
+        if failed != self.failed:
+            for place, reason in failed.items():
+                log.error("erased messages are visible: cannot hide them topic=%s queue=%d: %s", *place, reason)
+        self.failed = failed
+        if not failed:
+            self._hidden_through = through
+        if runs:
+            log.info("erased messages hidden: runs=%d", runs)
+        return runs
 
     def _is_ours(self, topic: str) -> bool:
         """A topic that an Apache master deleted and made again may have other messages at the same offsets."""

@@ -106,7 +106,8 @@ class HotExpiry:
             return self.hide(now_ms)
         if rising:
             # A topic may have come again meanwhile, at offset 0: only what is old now goes.
-            self._hot.expire_below(rising, before)
+            for topic, error in self._hot.expire_below(rising, before).items():
+                self.set_aside.note(topic, error)  # its minimum is unchanged: the next run tries again
         return sum(map(len, rising.values()))
 
     def _within(self, rising: Minimums, end: int) -> Minimums:

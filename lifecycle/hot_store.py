@@ -34,6 +34,13 @@ class Aged(NamedTuple):
     oldest_ms: int  # nothing of it is older; below 0: not known
 
 
+class Hidden(NamedTuple):
+    """Result of `hide_erased`."""
+
+    runs: int  # runs of rows that were not hidden before
+    failed: Mapping[tuple[str, int], str]  # (topic, queue) -> why its rows could not be hidden
+
+
 class HotStore(HotLog, Protocol):
     """The hot store as its owner's jobs see it. Called from their threads; offsets are of the CommitLog or of a queue.
 
@@ -90,10 +97,13 @@ class HotStore(HotLog, Protocol):
         """Queue -> its first offset at or above a CommitLog offset; its end if there is none."""
         ...
 
-    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+    def expire_below(
+        self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
+    ) -> Mapping[str, TopicUnreadable]:
         """Hide for good what lies below these offsets of topics' queues and was stored before the topic's time.
 
         Both are looked at in one step. One write, however many the queues are. All of it is on the disk (`flush`).
+        Returns the topics that could not be hidden, or not completely, each with its error.
         """
         ...
 
@@ -101,16 +111,31 @@ class HotStore(HotLog, Protocol):
         """Undo `expire_below` down to an offset, as far as the log has the messages; returns the minimum then."""
         ...
 
-    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> Hidden:
         """No request returns these from here on, whatever is shown: (topic, queue, first offset, last offset) each.
 
-        As far as the log has them, of a queue that is gone, too. On the disk when this returns. How many runs of them
-        are new.
+        As far as the log has them, of a queue that is gone, too. On the disk when this returns, but for the queues that
+        are returned as failed.
         """
         ...
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         """Queue -> (first, last) of what is hidden so, in order."""
+        ...
+
+    def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
+        """Topic -> the CommitLog offset below which its records are of a deleted topic, which no request returns.
+
+        The end of the log for a topic without queues. Only topics that may have such records in the log.
+        """
+        ...
+
+    def search_log(self, ranges: Mapping[str, tuple[int, int]], text: bytes) -> Iterator[bytes | None]:
+        """Yield the records of topics, each within its range of CommitLog offsets, that contain these bytes.
+
+        Queues are not needed for it. None is yielded between two pieces of the log. Raises TopicUnreadable if a part of
+        the log can't be read.
+        """
         ...
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
@@ -119,6 +144,10 @@ class HotStore(HotLog, Protocol):
 
     def pinned_from(self) -> int | None:
         """The lowest CommitLog offset that a timer, half message or pop checkpoint still needs; None: none does."""
+        ...
+
+    def undelivered_from(self) -> int | None:
+        """The lowest CommitLog offset of a delayed, timer or half message that still waits; None: there is none."""
         ...
 
     def reappend_waiting(self, below: int) -> None:

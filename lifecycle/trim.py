@@ -48,7 +48,7 @@ class TrimLocal:
         self._hot, self._turns, self._is_member = hot, turns, is_member
 
     def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
-        """Raises TrimRefused."""
+        """Raises TrimRefused, TopicUnreadable."""
         if self._is_member:
             raise TrimRefused("a broker set without an archive has nothing by which its slaves would hear of it")
         with self._turns:
@@ -75,7 +75,10 @@ class TrimArchived:
         self._safe_clock, self._turns, self._is_copy = safe_clock, turns, is_copy
 
     def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
-        """Raises TrimRefused, StalePlan where the topic was deleted meanwhile, and what an append raises."""
+        """Raises TrimRefused, StalePlan where the topic was deleted meanwhile, and what an append raises.
+
+        TopicUnreadable: the local log could not hide the messages; the archive does, and a repetition completes it.
+        """
         if self._is_copy:
             raise TrimRefused("this broker keeps another master's log: its messages are deleted there")
         with self._turns:
@@ -129,7 +132,8 @@ def _rising(hot: HotStore, topic: str, wanted: Mapping[int, int]) -> dict[int, i
 def _hide(hot: HotStore, topic: str, rising: Mapping[int, int]) -> None:
     above = {queue: offset for queue, offset in rising.items() if offset > hot.min_offset(topic, queue)}
     if above:
-        hot.expire_below({topic: above}, {topic: _ANY_TIME})
+        for error in hot.expire_below({topic: above}, {topic: _ANY_TIME}).values():
+            raise error
 
 
 def _begins(hot: HotStore, topic: str, wanted: Mapping[int, int]) -> dict[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -11,8 +10,6 @@ from broker.store import erased
 from broker.store.erased import Span, Spans
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Place = tuple[str, int]  # topic, queue
@@ -39,21 +36,29 @@ class _Held(NamedTuple):
     end: int
 
 
+class _Unreadable(NamedTuple):
+    place: Place
+    reason: str
+
+
 class _Change(NamedTuple):
     place: Place
     before: Spans
     after: Spans
 
 
-class Hidden(NamedTuple):
-    """How many runs are new, and whether there is something to save."""
+class HiddenRows(NamedTuple):
+    """How many runs are new, whether there is something to save, and which queues failed."""
 
     runs: int
     is_changed: bool
+    failed: dict[Place, str]  # why the rows of a queue are not hidden
 
 
-def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: Call) -> Hidden:
+def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: Call) -> HiddenRows:
     """Rows are (topic, queue, first offset, last offset); for good once the state is saved.
+
+    A queue whose files can't be read is returned as failed: its rows are still visible, and the others are hidden.
 
     What is hidden already and has left the log is forgotten on the way. What the loop is asked for is small whatever
     was erased: spans are made one where this runs.
@@ -62,11 +67,14 @@ def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: C
     for topic, queue, first, last in rows:
         wanted.setdefault((topic, queue), []).append((first, last))
     left = sorted({*wanted, *call(store.erased_places)})
-    runs, is_changed = 0, False
+    runs, is_changed, failed = 0, False, dict[Place, str]()
     while left:
         some, left = left[:_PLACES_AT_ONCE], left[_PLACES_AT_ONCE:]
         changes: list[_Change] = []
         for held in call(functools.partial(_held, store, some)):
+            if isinstance(held, _Unreadable):
+                failed[held.place] = held.reason
+                continue
             new = _missing(held, wanted.get(held.place, ()))
             kept = erased.within(held.spans, held.low, _NO_END)
             after = erased.united(kept, new) if new else kept
@@ -77,16 +85,16 @@ def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: C
             refused = call(functools.partial(_change, store, changes))
             is_changed |= len(refused) < len(changes)
             left += refused  # they have changed meanwhile
-    return Hidden(runs, is_changed)
+    return HiddenRows(runs, is_changed, failed)
 
 
-def _held(store: MessageStore, places: Sequence[Place]) -> list[_Held]:
-    found = []
+def _held(store: MessageStore, places: Sequence[Place]) -> list[_Held | _Unreadable]:
+    found: list[_Held | _Unreadable] = []
     for place in places:
         try:
             found.append(_Held(place, store.erased_of(*place), *store.erasable(*place)))
         except (StoreError, OSError) as error:
-            log.warning("what was erased of %s, queue %d, is not hidden: %s", *place, error)
+            found.append(_Unreadable(place, str(error)))
     return found
 
 

@@ -33,6 +33,7 @@ def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> dict[
     rising = minimums_to_raise(store.queues(), catalog.recorded_minimum, store.min_offset)
     hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
     # A crash may have come between an ERASE and this; of the copy of another's log nothing is hidden before it leads.
+    # A queue that fails here is tried again by the job `erased`, for the first time before requests are served.
     erased = erased_rows.hide(store, rows_of(catalog.gaps()), erased_rows.at_once)
     if any(hidden) or erased.is_changed:
         store.save_queue_state()

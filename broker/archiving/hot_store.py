@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 from broker.archiving.ask_loop import Ask
@@ -15,9 +16,11 @@ from broker.archiving.pins import Pins
 from broker.archiving.reach import Reach
 from broker.intake.flusher import Flusher
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
+from broker.store.log_search import records_with
 from broker.store.message_store import MessageStore, Segment
 from broker.store.reading import EntrySlice, joined
-from lifecycle.hot_store import Aged
+from lifecycle.hot_store import Aged, Hidden
+from neve.record.codec import decode_record
 from tiered.write.entry_run import EntryRun
 from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 
@@ -123,36 +126,67 @@ class LoopHotStore:
         return self._call(lambda: store.forget_deleted(image))
 
     def min_offset(self, topic: str, queue: int) -> int:
-        return self._call(lambda: self._store.min_offset(topic, queue))
+        return self._call_of(topic, lambda: self._store.min_offset(topic, queue))
 
-    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+    def expire_below(
+        self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
+    ) -> Mapping[str, TopicUnreadable]:
         store = self._store
-        hidden = False
+        hidden, failed = False, dict[str, TopicUnreadable]()
         for topic, offsets in rising.items():
             try:
                 left = iter(offsets.items())
                 while some := dict(islice(left, _QUEUES_AT_ONCE)):
                     hidden |= self._call_of(topic, functools.partial(store.expire_below, topic, some, before[topic]))
             except TopicUnreadable as error:
-                log.warning("the TTL of %s takes no more now: %s", topic, error)
+                failed[topic] = error
         if hidden:
             store.write_queue_state(self._call(store.queue_state_image))
+        return failed
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self._call_of(topic, lambda: self._store.show_from(topic, queue, offset))
 
-    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> Hidden:
         store = self._store
         hidden = hide(store, rows, self._call)
         self._is_unsaved |= hidden.is_changed
         if self._is_unsaved:
             store.write_queue_state(self._call(store.queue_state_image))
             self._is_unsaved = False
-        return hidden.runs
+        return Hidden(hidden.runs, hidden.failed)
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         store = self._store
         return self._call(lambda: {q: store.erased_of(t, q) for t, q in store.erased_places() if t == topic})
+
+    def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
+        return self._call(lambda: self._store.former_ends(topics))
+
+    def search_log(self, ranges: Mapping[str, tuple[int, int]], text: bytes) -> Iterator[bytes | None]:
+        for segment in self.segments():
+            wanted = {topic: ranges[topic] for topic in segment.topics if topic in ranges}
+            if not any(start < segment.end and segment.base < end for start, end in wanted.values()):
+                continue
+            try:
+                yield from self._search_segment(segment, wanted, text)
+            except FileNotFoundError as error:
+                if segment.base >= self.confirmed_range()[0]:
+                    raise TopicUnreadable(f"the file of the log at {segment.base} is missing") from error
+            except (StoreError, OSError) as error:
+                raise TopicUnreadable(f"the file of the log at {segment.base}: {error}") from error
+
+    def _search_segment(
+        self, segment: Segment, wanted: Mapping[str, tuple[int, int]], text: bytes
+    ) -> Iterator[bytes | None]:
+        for path, base, _ in self.files(segment.base, segment.end):
+            for raw in records_with(self._store.disk, Path(path), segment.end - base, text):
+                if raw is not None:
+                    record = decode_record(raw)
+                    start, end = wanted.get(record.topic, (0, 0))
+                    if not start <= record.physical_offset < end:
+                        continue
+                yield raw
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
         # what is appended from here on is no older, whichever queue it comes to
@@ -199,6 +233,9 @@ class LoopHotStore:
 
     def pinned_from(self) -> int | None:
         return self._call(self._pins.lowest)
+
+    def undelivered_from(self) -> int | None:
+        return self._call(self._pins.undelivered_from)
 
     def reappend_waiting(self, below: int) -> None:
         self._ask.wait(self._pins.save())

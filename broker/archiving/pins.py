@@ -19,6 +19,10 @@ class Pins(Protocol):
         """The lowest log position that a message in waiting needs; nothing from it on may be evicted. None: no pin."""
         ...
 
+    def undelivered_from(self) -> int | None:
+        """The lowest log position of a delayed, timer or half message that is not delivered. None: there is none."""
+        ...
+
     def reappend(self, below: int) -> bool:
         """Append again some of what waits below a position; True: there is more."""
         ...
@@ -47,14 +51,14 @@ class WaitingMessages:
         self._metadata = metadata
 
     def lowest(self) -> int | None:
-        parts = (
-            self._schedule.oldest_pending_physical(),
-            self._timers.pinned_from(),
-            self._transactions.pinned_from(),
-            self._pops.oldest_needed_physical(),
-            self._metadata.oldest_needed_physical(),
+        return _lowest(
+            self.undelivered_from(), self._pops.oldest_needed_physical(), self._metadata.oldest_needed_physical()
         )
-        return min((position for position in parts if position is not None), default=None)
+
+    def undelivered_from(self) -> int | None:
+        return _lowest(
+            self._schedule.oldest_pending_physical(), self._timers.pinned_from(), self._transactions.pinned_from()
+        )
 
     def reappend(self, below: int) -> bool:
         return (
@@ -72,6 +76,10 @@ class WaitingMessages:
             "delayed": self._schedule.pending(),
             "half_messages": len(self._transactions),
         }
+
+
+def _lowest(*positions: int | None) -> int | None:
+    return min((position for position in positions if position is not None), default=None)
 
 
 class SetPins:
@@ -106,6 +114,9 @@ class SetPins:
         self._looks.clear()
         lowest = self._pins.lowest()  # what this broker's own files need
         return self._frontier if lowest is None else min(lowest, self._frontier)
+
+    def undelivered_from(self) -> int | None:
+        return self._pins.undelivered_from()
 
     def reappend(self, below: int) -> bool:
         return self._pins.reappend(below)

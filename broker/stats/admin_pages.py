@@ -36,6 +36,7 @@ from lifecycle.trim import TrimRefused
 from neve.archive.follow import entries
 from tiered.journal.named_topics import StalePlan
 from tiered.write.offload import RoundReport
+from tiered.write.offload_plan import TopicUnreadable
 from tiered.write.progress import Progress
 
 R = TypeVar("R")
@@ -296,6 +297,8 @@ class AdminPages:
             done = await self._in_thread(self._archive.lifecycle.trim.run, topic, pairs)
         except (TrimRefused, StalePlan) as error:
             return Response(409, f"{error}\n".encode())
+        except TopicUnreadable as error:
+            return Response(500, f"not hidden in the local log, trim again: {error}\n".encode())
         return json_response({"event": "trimmed", **done._asdict()})
 
     async def sweep(self, request: Request) -> Response:

@@ -553,6 +553,16 @@ class MessageStore:
         """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
         return self._queues.gone_below(topic)
 
+    def former_ends(self, topics: Collection[str]) -> dict[str, int]:
+        """Topic -> the physical offset below which its records are of a deleted topic; the log's end without queues.
+
+        Only of topics that may have such records in the log.
+        """
+        ends = {
+            topic: self.gone_below(topic) if self._queues.of_topic(topic) else self._end.appended for topic in topics
+        }
+        return {topic: end for topic, end in ends.items() if end > self._log.min_offset}
+
     def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
         """Hide the messages below an offset, for good."""
         if self.hide_below(topic, {queue_id: offset}):

@@ -39,7 +39,7 @@ def _remains(remains: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _returned(copies: Mapping[str, Any]) -> str:
-    left = copies["rows"] - copies.get("hidden", 0)  # a broker of before returned them all
+    left = copies["rows"] - copies["hidden"]
     if left:
         return f"of these {left} may still be returned: nobody could look whether they have the key, or hide them"
     return "on the disk alone: no request returns them"

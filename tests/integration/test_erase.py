@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import mmap
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,13 +14,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from typing_extensions import override
 
 import neve.archive
 from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
 from infra import failpoint
+from infra.disk import OutOfDescriptors, RealDisk
 from infra.object_store.open import open_store
 from infra.remoting_server import Connection
+from lifecycle.lifecycle import ArchiveLifecycle
 from neve.archive.follow import catalogs
 from neve.archive.selection import Selection
 from neve.archive.verify import verify
@@ -26,6 +31,7 @@ from neve.cli.main import neve as neve_command
 from neve.record.codec import iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
+from neve.remoting.names import SCHEDULE_TOPIC
 from neve.spark.reader import plan
 from tests.broker_in_process import ask, offload, running, send
 from tests.popping import Member, Taken
@@ -343,5 +349,121 @@ def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it(tmp_p
             assert set(await read(connection, "T", COUNT)) == {*range(COUNT)} - MEANT
             *_, told = await post(broker, topic="T", key="who")
             assert (told["complete"], told["rows"]) == (True, 0)
+
+    asyncio.run(main())
+
+
+class FailingQueueFiles(RealDisk):
+    """The files of a topic's queues can't be opened while `topic` names it."""
+
+    topic = ""
+    refused = 0
+
+    def _check(self, path: Path) -> None:
+        if self.topic and f"/consumequeue/{self.topic}/" in str(path):
+            self.refused += 1
+            raise OutOfDescriptors(errno.EMFILE, "no more open files", str(path))
+
+    @override
+    def map(self, path: Path, size: int) -> mmap.mmap:
+        self._check(path)
+        return super().map(path, size)
+
+    @override
+    def read_at(self, path: Path, offset: int, size: int) -> bytes:
+        self._check(path)
+        return super().read_at(path, offset, size)
+
+
+def test_certificate_is_incomplete_until_queue_files_can_be_read(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+    disk = FailingQueueFiles()
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            await send(connection, "T", b"secret", "KEYS\x01who\x02")
+            await send(connection, "T", b"other")
+            await archive_all(broker)
+        async with running(tmp_path / "data", *settings, disk=disk) as (broker, connection):
+            disk.topic = "T"
+            *_, told = await post(broker, topic="T", key="who")
+            disk.topic = ""
+            assert disk.refused
+            assert (told["complete"], told["rows"]) == (False, 1)
+            assert "no more open files" in told["not_erased"][0]
+            await asyncio.to_thread(lifecycle_of(broker).hot_erasure.run)
+            assert await read(connection, "T", 2) == {1: b"other"}
+            assert await by_key(connection, "T", "who") == []
+            *_, told = await post(broker, topic="T", key="who", id=told["id"])
+            assert (told["complete"], told["rows"]) == (True, 1)
+
+    asyncio.run(main())
+
+
+def lifecycle_of(broker: BrokerController) -> ArchiveLifecycle:
+    lifecycle = broker.archive.lifecycle
+    assert isinstance(lifecycle, ArchiveLifecycle)
+    return lifecycle
+
+
+async def archive_all(broker: BrokerController) -> None:
+    """Archive all messages, and evict nothing."""
+    await asyncio.to_thread(lambda: lifecycle_of(broker).offload.run(roll=True))
+
+
+@pytest.mark.parametrize("how", ["deleted", "created again", "its tail"])
+def test_messages_of_a_deleted_topic_are_searched_in_the_local_log(tmp_path: Path, how: str) -> None:
+    """They were never archived, or the newest of them were not."""
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1g", "archiveMaxAge=30d", "archivePeriod=24h")
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            if how == "its tail":
+                await send(connection, "T", b"archived", "KEYS\x01other who\x02")
+                await archive_all(broker)
+            places = []
+            for body, keys in ((b"secret", "who"), (b"other", "whose"), (b"secret", "a who b")):
+                sent = await send(connection, "T", body, f"KEYS\x01{keys}\x02")
+                places.append(int(sent.ext["msgId"][16:], 16))
+            back = await ask(
+                connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[0], delayLevel=-1, originTopic="T"
+            )
+            assert back.code == 0, back.remark
+            for topic in ("T", "%DLQ%g"):
+                assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=topic)).code == 0
+            if how == "created again":
+                for _ in range(3):
+                    await send(connection, "T", b"later", "KEYS\x01later\x02")
+            *_, told = await post(broker, topic="T", key="who")
+            assert (told["complete"], told["not_erased"]) == (True, [])
+            assert {"T", "%DLQ%g"} <= set(told["searched"]["topics"])
+            rows = {one["topic"]: (one["rows"], one["hidden"]) for one in told["remains"]["local_log"]}
+            assert rows.pop("%DLQ%g") == (1, 1)
+            assert sum(count for count, _ in rows.values()) == 2 + (how == "its tail"), told
+            assert all(rows == hidden for rows, hidden in rows.values())
+            seen = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code for place in places]
+            assert 0 not in seen
+            *_, told = await post(broker, topic="T", key="later")
+            assert (told["complete"], told["rows"]) == (True, 3 if how == "created again" else 0)
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_waited_for_its_delivery_is_hidden_where_it_waited(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+
+    async def main() -> None:
+        async with running(tmp_path / "data", *settings) as (broker, connection):
+            await send(connection, "T", b"now")
+            await send(connection, "T", b"soon", "KEYS\x01who\x02DELAY\x011\x02")
+            waiting = broker.store.entries(SCHEDULE_TOPIC, 0, 1 << 60)[0].physical.tolist()
+            await until(lambda: broker.store.max_offset("T", 0) == 2, "the delivery")
+            assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code == 0
+            *_, told = await post(broker, topic="T", key="who")
+            assert (told["complete"], told["rows"]) == (True, 1)
+            assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code != 0
+            await send(connection, "T", b"later", "KEYS\x01late\x02DELAY\x0118\x02")
+            *_, told = await post(broker, topic="T", key="late")
+            assert told["not_erased"] == [f"1 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]
 
     asyncio.run(main())

@@ -21,7 +21,7 @@ from infra.disk import RealDisk
 from infra.failpoint import FailpointError
 from infra.object_store.open import open_store
 from infra.s3_server import S3Server, create_bucket
-from lifecycle.hot_store import Segment
+from lifecycle.hot_store import Hidden, Segment
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
@@ -31,6 +31,7 @@ from tests.servers import versitygw
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
 from tiered.write.entry_run import EntryRun
+from tiered.write.offload_plan import TopicUnreadable
 
 pytestmark = pytest.mark.servers
 HOST = ("127.0.0.1", 10911)
@@ -84,15 +85,24 @@ class StoreAdapter(OneByOne):
     def min_offset(self, topic: str, queue: int) -> int:
         return self.store.min_offset(topic, queue)
 
-    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+    def expire_below(
+        self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
+    ) -> Mapping[str, TopicUnreadable]:
         for topic, offsets in rising.items():
             self.store.expire_below(topic, offsets, before[topic])
         self.store.save_queue_state()
+        return {}
 
-    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> Hidden:
         hidden = hide(self.store, rows, at_once)
         self.store.save_queue_state()
-        return hidden.runs
+        return Hidden(hidden.runs, hidden.failed)
+
+    def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
+        return self.store.former_ends(topics)
+
+    def search_log(self, ranges: Mapping[str, tuple[int, int]], text: bytes) -> Iterator[bytes | None]:
+        raise AssertionError("no topic is deleted here")
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         return {queue: self.store.erased_of(topic, queue) for queue in self.store.queues_of(topic)}
@@ -111,6 +121,9 @@ class StoreAdapter(OneByOne):
 
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]:
         return self.store.files(start, end)
+
+    def undelivered_from(self) -> int | None:
+        return None
 
     def reappend_waiting(self, below: int) -> None:
         """Nothing waits here."""

@@ -173,6 +173,9 @@ class _Pins:
     def lowest(self) -> int | None:
         return self._process.pinned
 
+    def undelivered_from(self) -> int | None:
+        return self._process.pinned
+
     def reappend(self, below: int) -> bool:
         return False
 

@@ -48,6 +48,9 @@ class Pins:
     def lowest(self) -> int | None:
         return self.at
 
+    def undelivered_from(self) -> int | None:
+        return self.at
+
     def reappend(self, below: int) -> bool:
         return False
 

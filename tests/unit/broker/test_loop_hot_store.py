@@ -353,11 +353,11 @@ def test_what_was_erased_is_hidden_by_a_write_beside_the_loop_which_is_made_agai
         with pytest.raises(DiskFull):
             await asyncio.to_thread(hot.hide_erased, rows)
         disk.capacity = room
-        assert await asyncio.to_thread(hot.hide_erased, rows) == 0, "they are hidden already"
+        assert await asyncio.to_thread(hot.hide_erased, rows) == (0, {}), "they are hidden already"
         writers = [thread for name, thread in disk.written if name == "queue_state"]
         assert len(writers) == 2
         assert threading.get_ident() not in writers
-        assert await asyncio.to_thread(hot.hide_erased, rows) == 0
+        assert await asyncio.to_thread(hot.hide_erased, rows) == (0, {})
         assert len(disk.written) == 2, "nothing is new"
         assert 0 < looks.most <= 16, "a queue's file may have to be opened for each"
         assert await asyncio.to_thread(hot.erased, "t") == dict.fromkeys(range(QUEUES), ((1, 1),))

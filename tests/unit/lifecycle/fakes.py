@@ -13,11 +13,12 @@ import numpy as np
 from infra.clock import ManualClock
 from infra.disk import RealDisk
 from infra.object_store.protocol import PreconditionFailed
-from lifecycle.hot_store import Aged
+from lifecycle.hot_store import Aged, Hidden
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
 from neve.archive.journal import CommittedName, IntentName, RowGroup
+from neve.record.codec import decode_record
 from tests.doubles.deferred_uploads import DeferredUploads
 from tests.doubles.memory_store import MemoryStore
 from tests.doubles.one_by_one import OneByOne
@@ -63,6 +64,10 @@ class FakeHot(OneByOne):
         self.minimums: dict[tuple[str, int], int] = {}
         self.minimum_writes = 0
         self.hidden: dict[tuple[str, int], set[int]] = {}  # erased, and returned to nobody
+        self.unreadable: set[str] = set()  # topics whose rows can't be hidden
+        self.former: dict[str, int] = {}
+        self.raw: list[bytes] = []  # records of deleted topics, and those that wait for delivery
+        self.is_log_unreadable = False
         self.next: dict[tuple[str, int], int] = {}
         self.deleted: dict[str, dict[int, int]] = {}
         self.pinned: int | None = None
@@ -157,22 +162,41 @@ class FakeHot(OneByOne):
     def min_offset(self, topic: str, queue: int) -> int:
         return self.minimums.get((topic, queue), 0)
 
-    def expire_below(self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+    def expire_below(
+        self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
+    ) -> Mapping[str, TopicUnreadable]:
         self.minimum_writes += 1
         for topic, offsets in rising.items():
             for queue, offset in offsets.items():
                 expired = min(offset, self.offset_by_time(topic, queue, before[topic], False))
                 self.minimums[topic, queue] = max(self.min_offset(topic, queue), expired)
+        return {}
 
-    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> int:
+    def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> Hidden:
         new = 0
+        failed = {row[:2]: "it can't be read" for row in rows if row[0] in self.unreadable}
         for topic, queue, first, last in rows:
+            if (topic, queue) in failed:
+                continue
             here = {record[3] for record in self.records if record[1:3] == (topic, queue)}
             wanted = here & set(range(first, last + 1)) - self.hidden.get((topic, queue), set())
             if wanted:
                 self.hidden.setdefault((topic, queue), set()).update(wanted)
                 new += 1
-        return new
+        return Hidden(new, failed)
+
+    def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
+        return {topic: self.former[topic] for topic in topics if topic in self.former}
+
+    def search_log(self, ranges: Mapping[str, tuple[int, int]], text: bytes) -> Iterator[bytes | None]:
+        if self.is_log_unreadable:
+            raise TopicUnreadable("the log can't be read")
+        for raw in self.raw:
+            record = decode_record(raw)
+            start, end = ranges.get(record.topic, (0, 0))
+            if text in raw and start <= record.physical_offset < end:
+                yield raw
+            yield None
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         of_topic = {queue: sorted(held) for (name, queue), held in self.hidden.items() if name == topic}
@@ -198,6 +222,9 @@ class FakeHot(OneByOne):
             yield topic, Aged(risen, min([newest, *times]))
 
     def pinned_from(self) -> int | None:
+        return self.pinned
+
+    def undelivered_from(self) -> int | None:
         return self.pinned
 
     def reappend_waiting(self, below: int) -> None:

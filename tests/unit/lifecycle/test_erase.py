@@ -19,6 +19,7 @@ from infra.failpoint import FailpointError
 from infra.object_store.protocol import NotFound, ObjectInfo, ObjectStoreError, PreconditionFailed, StoreUnavailable
 from lifecycle import erase as erase_module
 from lifecycle.erase import Wanted
+from lifecycle.hot_store import Hidden
 from lifecycle.retention import Policy
 from neve.archive.erasure import Verdict, erased_of
 from neve.archive.follow import read_catalog
@@ -43,6 +44,7 @@ from neve.archive.keys import data_key
 from neve.archive.reader import Archive
 from neve.archive.verify import verify
 from neve.record.codec import MessageRecord
+from neve.remoting.names import SCHEDULE_TOPIC
 from tests.doubles.checkpoints import restored
 from tests.unit.archive.test_compactor import DAY, Log, Sealed
 from tests.unit.archive.test_exactness import TOPIC, record
@@ -63,6 +65,7 @@ from tiered.journal.errors import Fenced, WouldLoseRows
 from tiered.worker.client import DecodedGroup
 from tiered.worker.failed import WorkerFailed
 from tiered.worker.frames import MayHold
+from tiered.write.offload_plan import TopicUnreadable
 from tiered.write.segment_writer import GROUP_SIZES
 
 KEY = "who-is-meant"
@@ -651,9 +654,10 @@ def test_what_the_local_log_alone_has_of_what_expired_is_said(new: New, monkeypa
     rig.journal.append(Expire(keys=[rig.names[0].key], delete_after_ms=rig.clock.now_ms(), minimums={TOPIC: {0: 9}}))
     rig.lifecycle.expire.run()
     assert rig.names[0].key not in rig.store.objects
+    rig.hot.minimums[TOPIC, 0] = 9
     (copies,) = (one for one in rig.erase()["remains"]["local_log"] if one["queue"] == 0)
     assert copies["rows"] == 9 + 2, "all that nobody could look at, and what was erased"
-    assert copies["hidden"] == 2, "what was erased"
+    assert copies["hidden"] == copies["rows"], "no request returns what lies below the minimum"
 
 
 def test_the_local_log_returns_none_of_it_before_the_certificate_is_told(
@@ -723,10 +727,10 @@ def test_of_a_topic_that_is_gone_what_stays_out_of_view_is_hidden_too(
 
 
 def of_no_queue(until: int) -> list[dict[str, Any]]:
-    """What was erased of queues that the log has not, or no more: that it has none of it, nobody can tell."""
+    """Rows of queues that the log does not have: their records may still be there, and no request returns them."""
     return [
-        {"topic": TOPIC, "queue": 1, "rows": 1, "hidden": 0, "until_ms": until},
-        {"topic": TOPIC, "queue": 3, "rows": 4, "hidden": 0, "until_ms": until},
+        {"topic": TOPIC, "queue": 1, "rows": 1, "hidden": 1, "until_ms": until},
+        {"topic": TOPIC, "queue": 3, "rows": 4, "hidden": 4, "until_ms": until},
     ]
 
 
@@ -861,3 +865,110 @@ def test_caches_forget_what_was_erased_once_nobody_can_fetch_it(new: New, log: L
     rig.clock.advance(25 * HOUR)
     rig.lifecycle.expire.run()
     assert forgotten == [name.key for name in rig.names if name.key != rig.names[2].key]
+
+
+# ---- the local log
+
+
+def former(offset: int, keys: str = KEY, *, topic: str = TOPIC, at: int = 0, more: str = "") -> bytes:
+    """A record that no queue has: of a deleted topic, or one that waits for its delivery."""
+    properties = f"KEYS\x01{keys}\x02{more}".encode()
+    return record(offset, topic=topic.encode(), queue_id=7, physical_offset=at, properties=properties, body=b"plain")
+
+
+def test_erasure_searches_messages_of_deleted_topics_in_the_log(new: New) -> None:
+    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig.hot.put(TOPIC, 7, 1)
+    rig.hot.former = {TOPIC: 500, "%RETRY%g": 1 << 40}
+    retry = f"RETRY_TOPIC\x01{TOPIC}\x02"
+    rig.hot.raw = [
+        former(0), former(1), former(2, "another"), former(3, at=500),
+        former(4, topic="%RETRY%g", more=retry), former(5, topic="%RETRY%g"), former(6, topic="other"),
+    ]  # fmt: skip
+    told = rig.erase()
+    assert told["complete"]
+    until = rig.clock.now_ms() + 7 * HOUR
+    found = [one for one in told["remains"]["local_log"] if one["queue"] == 7]
+    assert found == [{"topic": TOPIC, "queue": 7, "rows": 2, "hidden": 2, "until_ms": until}], "of one in its segments"
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_certificate_is_incomplete_where_the_log_cannot_be_searched(new: New, is_damaged: bool) -> None:
+    rig = new()
+    rig.hot.former = {TOPIC: 500}
+    if is_damaged:
+        rig.hot.raw = [former(0)[:-3]]
+        rig.hot.search_log = lambda ranges, text: iter(rig.hot.raw)  # type: ignore[method-assign]
+    rig.hot.is_log_unreadable = not is_damaged
+    told = rig.erase()
+    assert (told["complete"], told["rows"]) == (False, len(MEANT))
+    assert told["not_erased"][0].startswith("the local log could not be searched: ")
+
+
+def test_certificate_is_incomplete_while_messages_wait_for_delivery(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = new(Policy(reserved_ms=7 * HOUR))
+    rig.hot.put(SCHEDULE_TOPIC, 7, 3)
+    target, other = f"REAL_TOPIC\x01{TOPIC}\x02", "REAL_TOPIC\x01other\x02"
+    rig.hot.raw = [former(at, topic=SCHEDULE_TOPIC, at=at * 100, more=target) for at in range(3)]
+    rig.hot.raw.append(former(9, topic=SCHEDULE_TOPIC, at=900, more=other))
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    rig.hot.pinned = 100
+    told = rig.erase()
+    assert told["not_erased"] == [f"2 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]
+    assert rig.hot.hidden == {(SCHEDULE_TOPIC, 7): {0}}, "that one was delivered"
+    rig.hot.pinned = None
+    told = rig.erase()
+    assert told["complete"]
+    assert rig.hot.hidden == {(SCHEDULE_TOPIC, 7): {0, 1, 2}}
+    until = rig.clock.now_ms() + 7 * HOUR
+    found = [one for one in told["remains"]["local_log"] if one["queue"] == 7]
+    assert found == [{"topic": SCHEDULE_TOPIC, "queue": 7, "rows": 3, "hidden": 3, "until_ms": until}]
+
+
+def test_certificate_is_incomplete_until_all_rows_are_hidden(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+    rig.hot.unreadable = {TOPIC}
+    told = rig.erase()
+    assert (told["complete"], told["rows"]) == (False, len(MEANT))
+    assert told["not_erased"] == [f"4 messages of {TOPIC}, queue 0 are not hidden: it can't be read"]
+    (copies,) = (one for one in told["remains"]["local_log"] if one["queue"] == 0)
+    assert (copies["rows"], copies["hidden"]) == (4, 0)
+    assert rig.lifecycle.hot_erasure.run() == 0 and rig.hot.hidden == {}
+    rig.hot.unreadable = set()
+    assert rig.lifecycle.hot_erasure.run() > 0, "without a new entry of the journal"
+    again = rig.erase(erase_id=told["id"])
+    assert (again["complete"], again["rows"]) == (True, len(MEANT))
+
+
+def test_certificate_is_incomplete_where_the_hidden_rows_cannot_be_saved(
+    new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+
+    def refuse(rows: object) -> Hidden:
+        raise OSError("no room")
+
+    with monkeypatch.context() as full:
+        full.setattr(rig.hot, "hide_erased", refuse)
+        told = rig.erase()
+    assert told["not_erased"][0] == "the local log could not save what to hide: no room"
+    assert rig.lifecycle.hot_erasure.run() > 0
+
+
+def test_certificate_is_incomplete_where_the_queues_cannot_be_looked_up(
+    new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = new()
+    rig.hot.put(TOPIC, 0, 15)
+    monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
+
+    def unreadable(topic: str, start: int) -> dict[int, int]:
+        raise TopicUnreadable(f"topic {topic}: no descriptor")
+
+    monkeypatch.setattr(rig.hot, "first_offsets", unreadable)
+    told = rig.erase()
+    assert told["not_erased"] == [f"what the local log returns of {TOPIC} is unknown: topic {TOPIC}: no descriptor"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lifecycle.hot_erasure import HotErasure
+from lifecycle.hot_store import Hidden
 from lifecycle.retention import Policy
 from neve.archive.journal import ERASED, Expire, Gap
 from tests.unit.lifecycle.fakes import Rig
@@ -40,7 +41,7 @@ def test_what_comes_is_looked_at_once_and_what_is_hidden_is_not_asked_for_again(
 ) -> None:
     hide, asked = rig.hot.hide_erased, list[int]()
 
-    def hide_erased(rows: list[tuple[str, int, int, int]]) -> int:
+    def hide_erased(rows: list[tuple[str, int, int, int]]) -> Hidden:
         asked.append(len(rows))
         return hide(rows)
 
