@@ -118,6 +118,7 @@ class SimDisk:
         self.capacity = capacity
         self.fail_sync: Callable[[Path], bool] = lambda _path: False
         self.fail_write: Callable[[Path], bool] = lambda _path: False  # half of it gets there
+        self.fail_read: Callable[[Path], bool] = lambda _path: False  # also of a new map
         self.syncs = 0
         self._random = random.Random(seed)
         self._names: dict[Path, _File] = {}
@@ -194,7 +195,12 @@ class SimDisk:
             self._need(size - file.size(), path)
             os.ftruncate(file.descriptor, size)
 
+    def _check_readable(self, path: Path) -> None:
+        if self.fail_read(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
     def map(self, path: Path, size: int) -> mmap.mmap:
+        self._check_readable(path)
         file = self._file(path)
         if file.size() < size:
             raise OSError(errno.EINVAL, f"shorter than the {size} bytes to map", str(path))
@@ -208,6 +214,7 @@ class SimDisk:
         return self._file(path).content()
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes:
+        self._check_readable(path)
         return os.pread(self._file(path).descriptor, size, offset)
 
     def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:

@@ -65,20 +65,34 @@ def check(world: World) -> None:
 
 
 def check_erased(world: World) -> None:
-    """By its place, by its key, by its offset: the local log may have it."""
+    """No read of the local log returns it: by its place, by its key, by its offset."""
     store, given, by_number = world.process.store, world.model.given, world.model.by_number
     for place in world.model.certified:
         is_gone = place[2] < store.min_offset(*place[:2])  # a queue's file may still have its entry
         assert is_gone or store.entry(*place) is None, f"{place} was erased, and its entry is returned"
         message = by_number[given[place]]
-        raw = store.record_at(message.physical)
+        raw = store.shown_record_at(message.physical)
         assert raw != message.record, f"{place} was erased, and is returned by its place, {message.physical}"
+    _check_covered(world)
     for topic in {place[0] for place in world.model.certified}:
         for raw in by_key(store, topic, ERASED_KEY, 64, 0, 1 << 62):
             record = decode_record(raw)
             place = record.topic, record.queue_id, record.queue_offset
             is_it = place in world.model.certified and by_number[given[place]].record == raw
             assert not is_it, f"{place} was erased, and is returned by its key"
+
+
+def _check_covered(world: World) -> None:
+    """A complete certificate covers all messages with the key, also those of deleted topics that no round took."""
+    store, model = world.process.store, world.model
+    covered = [model.by_number[number] for number in sorted(model.unreadable)]
+    for message in covered:
+        raw = store.shown_record_at(message.physical)
+        assert raw != message.record, f"a complete certificate covers message {message.number}, returned by its place"
+    records = {message.record for message in covered}
+    for topic in sorted({message.topic for message in covered}):
+        found = [raw for raw in by_key(store, topic, ERASED_KEY, 64, 0, 1 << 62) if raw in records]
+        assert not found, f"{topic}: a complete certificate covers {len(found)} messages that are returned by their key"
 
 
 def _read_hot(world: World, topic: str, queue: int) -> set[int]:

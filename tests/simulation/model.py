@@ -29,6 +29,7 @@ from neve.archive.journal import (
     Topic,
     decode_entry,
 )
+from neve.record.codec import decode_record
 from tests.doubles.memory_store import MemoryStore
 
 Place = tuple[str, int]  # topic, queue
@@ -49,6 +50,10 @@ class Message:
     @property
     def end(self) -> int:
         return self.physical + len(self.record)
+
+    @property
+    def properties(self) -> bytes:
+        return decode_record(self.record).properties_raw
 
 
 class Span(NamedTuple):
@@ -337,6 +342,7 @@ class Model:
         self.by_number: dict[int, Message] = {}
         self.told: dict[Place, int] = {}
         self.certified: set[tuple[str, int, int]] = set()  # topic, queue, offset that a certificate named
+        self.unreadable: set[int] = set()  # numbers of messages that a complete certificate covers, archived or not
         self.deleted_at: dict[str, int] = {}  # topic -> number of the newest message at its last deletion
         self.uncertain: dict[Place, int] = {}  # a deletion that did not end: below this, nothing is promised
         self.log_end = 0
@@ -366,6 +372,9 @@ class Model:
         message = self.by_number[number]
         assert record == message.record, f"{topic}/{queue}/{offset} is not message {number} byte for byte"
         assert (topic, queue, offset) not in self.certified, f"{topic}/{queue}/{offset}: what was erased is returned"
+        assert number not in self.unreadable, (
+            f"{topic}/{queue}/{offset}: a complete certificate covers message {number}"
+        )
         assert number > self.deleted_at.get(topic, 0), f"{topic}/{queue}/{offset}: deleted message {number} is back"
 
     def lose(self, end: int, bucket: Bucket, *, keep_names: bool) -> list[Message]:
@@ -389,6 +398,12 @@ class Model:
         for topic, queue, offset in erased:
             message = self.live.get((topic, queue), {}).pop(offset, None)
             assert message is None or key in message.record, f"{topic}/{queue}/{offset} had not the key"
+
+    def with_key(self, topic: str, key: str) -> set[int]:
+        """Numbers of all messages of a topic that have a key, also of deleted ones."""
+        word = key.encode()  # no other property of this traffic has it
+        of_topic = (message for message in self.by_number.values() if message.topic == topic)
+        return {message.number for message in of_topic if word in message.properties}
 
     def certify(self, told: Iterable[tuple[str, int, int]]) -> None:
         self.certified |= set(told)

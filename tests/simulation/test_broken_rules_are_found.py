@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from broker.archiving.erased_rows import Hidden
+from broker.archiving.erased_rows import HiddenRows
 from broker.intake.internal_records import InternalRecords
 from broker.store import erased
 from broker.store.queue_table import QueueTable
@@ -67,6 +67,27 @@ class Erasers(World):
         return {self._puts: 10, self._offload: 2, self._erase: 6, self._arm: 2, self._power_off: 4, self._ttl: 1}
 
 
+class ErasersOfDeleted(World):
+    """An operator erases from a topic that is deleted and comes again, at times while its queues can't be read."""
+
+    def steps(self) -> dict[Callable[[], None], int]:
+        return {
+            self._puts: 10,
+            self._offload: 1,
+            self._delete_topic: 3,
+            self._erase: 4,
+            self._hide_erased: 1,
+            self._power_off: 3,
+        }
+
+
+class FailingHides(World):
+    """Messages are archived before a start, so that an erasure looks up their queues when it hides them."""
+
+    def steps(self) -> dict[Callable[[], None], int]:
+        return {self._puts: 3, self._offload_all: 4, self._erase: 6, self._power_off: 4}
+
+
 def first_found(world: type[World], seeds: Iterable[int]) -> Violation | None:
     for seed in seeds:
         try:
@@ -76,7 +97,7 @@ def first_found(world: type[World], seeds: Iterable[int]) -> Violation | None:
     return None
 
 
-@pytest.mark.parametrize("world", [Sleepers, Buried, Erasers])
+@pytest.mark.parametrize("world", [Sleepers, Buried, Erasers, ErasersOfDeleted, FailingHides])
 def test_with_the_right_rules_they_break_nothing(world: type[World]) -> None:
     assert first_found(world, SEEDS) is None
 
@@ -123,10 +144,17 @@ def test_what_is_hidden_in_memory_alone_is_found(monkeypatch: pytest.MonkeyPatch
             queue.erased = erased.NONE
 
     monkeypatch.setattr(QueueTable, "cut_erased", forget)
-    monkeypatch.setattr("broker.archiving.going_on.erased_rows.hide", lambda *_: Hidden(0, is_changed=False))
+    monkeypatch.setattr(
+        "broker.archiving.going_on.erased_rows.hide", lambda *_: HiddenRows(0, is_changed=False, failed={})
+    )
     assert first_found(Erasers, SEEDS) is not None
 
 
 def test_a_read_that_leaves_out_more_than_was_erased_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(erased, "united", lambda spans, more: ((0, max(last for _, last in (*spans, *more))),))
     assert first_found(Erasers, SEEDS) is not None
+
+
+def test_a_record_of_a_deleted_topic_that_is_returned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QueueTable, "shows", lambda *_: True)
+    assert first_found(ErasersOfDeleted, SEEDS) is not None

@@ -95,6 +95,7 @@ class World:
         self.missing: set[str] = set()  # topics that an older copy did not have yet
         self.fork_in = -1  # requests until another process takes over, in the middle of a job
         self.alone = False  # the process that runs has no clients: it is superseded
+        self.unreadable = ""  # the topic whose queues' files can't be read
         self.busy = False  # a job runs: others may act between its requests
         self.decoded: dict[str, tuple[bytes, list[Row]]] = {}
         self.crowded = False
@@ -231,12 +232,23 @@ class World:
         """An operator asks; what the certificate names, if there is one, is returned by nobody from then on."""
         topic, grace_ms = self.random.choice(TOPICS), self.random.choice((None, None, 0))
         told: list[dict[str, Any]] = []
+        covered = self.model.with_key(topic, traffic.ERASED_KEY)
 
         def erase() -> str:
             told.append(self.process.lifecycle.erase.now(Wanted(topic, traffic.ERASED_KEY, grace_ms=grace_ms)))
-            return f"{told[0]['rows']} rows, complete: {told[0]['complete']}"
+            return f"{told[0]['rows']} rows, complete: {told[0]['complete']}, {told[0]['not_erased']}"
 
-        self._do(f"erase from {topic}, grace {grace_ms}", erase)
+        unreadable = self.random.choice(("never", "never", "at all", "while it hides"))
+        if unreadable == "at all":
+            self._fail_reads_of(topic)
+        elif unreadable == "while it hides":
+            failpoint.arm("erase.before_hide", lambda _: self._fail_reads_of(topic), 1)
+        try:
+            self._do(f"erase from {topic}, grace {grace_ms}, queues unreadable: {unreadable}", erase)
+        finally:
+            self._fail_reads_of("")
+            if unreadable == "while it hides":
+                failpoint.disarm("erase.before_hide")
         self._observe()
         for certificate in told:
             rows = [(one["topic"], one["queue"], *span) for one in certificate["erased"] for span in one["offsets"]]
@@ -245,7 +257,17 @@ class World:
             assert not left or certificate["not_erased"], f"a certificate of {left}, which no entry says"
             self.model.certify(places & self.bucket.erased & self.model.given.keys())
             self.counts["rows erased"] += len(places)
+            if certificate["complete"]:
+                self.model.unreadable |= covered
+                self.counts["messages covered"] += len(covered)
+            else:
+                self.counts["incomplete certificates"] += 1
             invariants.check_erased(self)
+
+    def _fail_reads_of(self, topic: str) -> None:
+        """Refuse each read of the files of a topic's queues; "" refuses none."""
+        self.unreadable = topic
+        self.disk.fail_read = lambda path: bool(self.unreadable) and f"/consumequeue/{topic}/" in str(path)
 
     def _hide_erased(self) -> None:
         self._do("hide what was erased", self.process.lifecycle.hot_erasure.run)
@@ -632,7 +654,7 @@ class World:
                 self.tell("  meanwhile another process takes over")
                 self._take_over()
                 return
-        if self.random.random() < 0.05:
+        if self.random.random() < 0.05 and not self.unreadable:
             self._put_some(self.random.randrange(1, 3))
         if self.random.random() < 0.02:
             self._flush()
