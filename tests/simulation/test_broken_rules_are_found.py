@@ -15,7 +15,8 @@ from broker.intake.internal_records import InternalRecords
 from broker.store import erased
 from broker.store.queue_table import QueueTable
 from infra import failpoint
-from lifecycle.hot_erasure import HotErasure
+from lifecycle.erase import EraseKey
+from lifecycle.hot_erasure import HotErasure, Row
 from neve.archive.catalog import Catalog
 from neve.archive.journal import Topic
 from tests.simulation import traffic
@@ -158,3 +159,17 @@ def test_a_read_that_leaves_out_more_than_was_erased_is_found(monkeypatch: pytes
 def test_a_record_of_a_deleted_topic_that_is_returned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QueueTable, "shows", lambda *_: True)
     assert first_found(ErasersOfDeleted, SEEDS) is not None
+
+
+def test_a_certificate_that_ignores_a_failure_to_hide_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither looks at the queues again, nor does the job try again."""
+    hide = HotErasure.hide
+
+    def hidden(job: HotErasure, more: Iterable[Row] = ()) -> int:
+        runs = hide(job, more)
+        job.failed, job._hidden_through = {}, job._journal.catalog.next_seq
+        return runs
+
+    monkeypatch.setattr(HotErasure, "hide", hidden)
+    monkeypatch.setattr(EraseKey, "_local_queues", lambda *_: {})
+    assert first_found(FailingHides, SEEDS) is not None

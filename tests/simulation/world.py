@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import logging
 import random
@@ -242,15 +243,17 @@ class World:
         if unreadable == "at all":
             self._fail_reads_of(topic)
         elif unreadable == "while it hides":
-            failpoint.arm("erase.before_hide", lambda _: self._fail_reads_of(topic), 1)
+            failpoint.arm("erase.before_hide", lambda _: self._fail_hides_of(topic), 1)
         try:
             self._do(f"erase from {topic}, grace {grace_ms}, queues unreadable: {unreadable}", erase)
         finally:
             self._fail_reads_of("")
-            if unreadable == "while it hides":
-                failpoint.disarm("erase.before_hide")
+            failpoint.disarm("erase.before_hide")
+            vars(self.process.store).pop("erasable", None)
         self._observe()
         for certificate in told:
+            if any(" are not hidden: " in why for why in certificate["not_erased"]):
+                self._hide_erased()  # the job that tries again
             rows = [(one["topic"], one["queue"], *span) for one in certificate["erased"] for span in one["offsets"]]
             places = {(topic, queue, at) for topic, queue, first, last in rows for at in range(first, last + 1)}
             left = places - self.bucket.erased  # another object has it in view still, and that is said
@@ -268,6 +271,18 @@ class World:
         """Refuse each read of the files of a topic's queues; "" refuses none."""
         self.unreadable = topic
         self.disk.fail_read = lambda path: bool(self.unreadable) and f"/consumequeue/{topic}/" in str(path)
+
+    def _fail_hides_of(self, topic: str) -> None:
+        """As if nothing of its queues' files were in memory, and they can't be read: this world looks at them often."""
+        erasable = self.process.store.erasable
+
+        def fail(name: str, queue: int) -> tuple[int, int]:
+            if name == topic:
+                self.counts["failed hides"] += 1
+                raise OSError(errno.EIO, "injected")
+            return erasable(name, queue)
+
+        setattr(self.process.store, "erasable", fail)  # noqa: B010 - for mypy a method is none to be set
 
     def _hide_erased(self) -> None:
         self._do("hide what was erased", self.process.lifecycle.hot_erasure.run)

@@ -32,6 +32,7 @@ from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import MemberHot
 from tests.waiting import wait_until
 from tiered.worker.failed import WorkerFailed
+from tiered.write.offload_plan import TopicUnreadable
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -335,9 +336,9 @@ def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too
     rig.clock.advance(TTL * HOUR)
     expire = rig.hot.expire_below
 
-    def expired(rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> None:
+    def expired(rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]) -> Mapping[str, TopicUnreadable]:
         _begin_again(rig, "a")
-        expire(rising, before)
+        return expire(rising, before)
 
     monkeypatch.setattr(rig.hot, "expire_below", expired)
     local.expire.run()
