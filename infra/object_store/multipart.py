@@ -31,6 +31,7 @@ from infra.object_store.protocol import (
     StoreUnavailable,
     UnknownOutcome,
 )
+from neve.archive.s3_credentials import REFUSED
 from neve.entropy import system_entropy, unique_name
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,12 @@ class MultipartUploads:
     Raises PreconditionFailed where the name is taken, ProbeFailed for a store that ignores the condition.
     """
 
-    def __init__(self, bucket: str, prefix: str, *, endpoint: str | None, region: str) -> None:
+    def __init__(
+        self, bucket: str, prefix: str, *, endpoint: str | None, region: str, profile: str | None = None
+    ) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        session = boto3.Session()
+        session = boto3.Session(profile_name=profile or None)
 
         def client(attempts: int) -> Any:
             config = Config(
@@ -155,7 +158,7 @@ class MultipartUploads:
             list(self._uploads(place["Key"]))
         except _FAILURES as error:
             found = _translate(error, "a multipart upload")
-            if isinstance(found, AccessDenied):
+            if isinstance(found, AccessDenied) and not found.of_credentials:
                 raise AccessDenied(f"grant access (in S3: {right}): {error}") from error
             raise found from error
 
@@ -203,7 +206,10 @@ def _translate(error: Exception, key: str, *, completing: bool = False) -> Objec
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if completing and status == 412:
         return PreconditionFailed(text)
-    if status in {401, 403}:
-        return AccessDenied(text)
+    of_credentials = answer.get("Error", {}).get("Code") in REFUSED
+    if of_credentials or status in {401, 403}:
+        denied = AccessDenied(text)
+        denied.of_credentials = of_credentials
+        return denied
     # 404 too: whoever removed the upload may have completed it.
     return UnknownOutcome(text) if completing else StoreUnavailable(text)

@@ -37,7 +37,12 @@ class StoreUnavailable(ObjectStoreError, ConnectionError):
 
 
 class AccessDenied(ObjectStoreError, PermissionError):
-    """The credentials are missing, wrong or too weak."""
+    """The credentials are missing, wrong or too weak.
+
+    `of_credentials`: the store refused the credentials themselves, and may accept others for this request.
+    """
+
+    of_credentials = False
 
 
 class NotFound(ObjectStoreError, FileNotFoundError):

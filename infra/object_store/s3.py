@@ -1,28 +1,38 @@
 """An object store in S3 or a store that speaks its protocol, over obstore (Rust, releases the GIL).
 
 Credentials come from the environment (AWS_ACCESS_KEY_ID …), a profile (AWS_PROFILE, read by boto3) or the machine's
-role; never from the URL. Conditional PUTs go out exactly once: a library's silent retry would turn our own success
-into a refusal, so the caller reads back instead. A large conditional one goes out in parts, through `s3_multipart`.
+role; never from the URL. Those that expire are renewed in time. All clients are opened again, with credentials that are
+read again, when a file with credentials changes and when the store refuses the credentials of a request, which is then
+sent once more.
+
+Conditional PUTs go out exactly once: a library's silent retry would turn our own success into a refusal, so the caller
+reads back instead. Only 409 is tried again: S3 stored nothing, because another request for that key was in progress. A
+large conditional PUT goes out in parts, through `multipart`.
 """
 
 from __future__ import annotations
 
 import email.utils
 import http.client
+import logging
 import os
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions as errors
 from obstore.store import S3Store as ObstoreS3
 
+from infra.clock import Clock, SystemClock
 from infra.object_store.protocol import (
     AccessDenied,
     BadStoreUrl,
@@ -38,11 +48,14 @@ from infra.object_store.protocol import (
     check_prefix,
     unpaced,
 )
+from neve.archive import s3_credentials
 from neve.archive.store_url import check_endpoint
 
 if TYPE_CHECKING:
     from infra.object_store.multipart import MultipartUploads
 
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 MULTIPART_ABOVE = 128 << 20
 MULTIPART_ABOVE_MIN, MULTIPART_ABOVE_MAX = 5 << 20, 5 << 30
 PART_SIZE = 32 << 20
@@ -52,6 +65,10 @@ _CAUSE = re.compile(r'^ +message: "([^"]+)"', re.MULTILINE)
 _TIMED_OUT = re.compile(r"\bTimedOut\b|kind: Timeout\b")
 _S3_CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
 _S3_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
+_MAY_BE_CREDENTIALS = re.compile(r"status code: 40[013]\b")
+_CONFLICT = re.compile(r"status code: 409\b")
+_CONFLICT_PAUSES_S = (0.05, 0.2, 0.8)
+_RENEW_PAUSE_S = 5.0  # a store that refuses all credentials is not asked twice each time
 _METADATA_HOST = "//169.254.169.254/"
 _FAILURES = (errors.BaseError, OSError)  # the library reports 404 as the built-in FileNotFoundError
 
@@ -71,20 +88,75 @@ class S3Store:
         endpoint: str | None = None,
         region: str | None = None,
         multipart_above: int = MULTIPART_ABOVE,
+        clock: Clock | None = None,
     ) -> None:
         self.url = url
         self._bucket, self._prefix = bucket, prefix
         self._multipart_above = multipart_above
-        self._multipart: MultipartUploads | None = None
+        self._clock: Clock = clock or SystemClock()
         self._opening = threading.Lock()
         self.requests: Counter[str] = Counter()
         self._endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         self._region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         if self._endpoint is not None:
             check_endpoint(self._endpoint)
-        provider = _profile_provider()
-        self._reader = self._client(bucket, prefix, READ_RETRIES, provider)
-        self._writer = self._client(bucket, prefix, 0, provider)
+        # boto3 would prefer a profile that is named to the environment.
+        self._profile = None if s3_credentials.is_static() else os.environ.get("AWS_PROFILE")
+        self._renewed_at = -_RENEW_PAUSE_S
+        self._connection = self._connect()
+
+    # ---- credentials
+
+    def _connect(self) -> _Connection:
+        """Raises AccessDenied."""
+        stamp = s3_credentials.files_stamp()  # first: a change while it reads is seen by the next request
+        provider = _profile_provider(self._profile)
+        reader = self._client(self._bucket, self._prefix, READ_RETRIES, provider)
+        return _Connection(reader, self._client(self._bucket, self._prefix, 0, provider), stamp, provider is not None)
+
+    def _connected(self) -> _Connection:
+        """Read the credentials again if one of their files changed."""
+        with self._opening:
+            if not s3_credentials.is_static() and s3_credentials.files_stamp() != self._connection.stamp:
+                self._reconnect("a file with credentials changed")
+            return self._connection
+
+    def _renewed(self, refused: _Connection) -> bool:
+        """Whether there is another connection than the one whose credentials the store refused."""
+        if s3_credentials.is_static():
+            return False
+        with self._opening:
+            if self._connection is not refused:
+                return True
+            now = self._clock.monotonic()
+            if now - self._renewed_at < _RENEW_PAUSE_S:
+                return False
+            self._renewed_at = now
+            return self._reconnect("the store refused the credentials")
+
+    def _reconnect(self, why: str) -> bool:
+        """Keep the present credentials if there are none to be read: a program may be writing the file."""
+        try:
+            found = self._connect()
+        except AccessDenied as error:
+            log.warning("S3 credentials are kept: cause=%s error=%s", why, error)
+            return False
+        if self._connection.of_profile and not found.of_profile:
+            log.warning("S3 credentials are kept: cause=%s error=no credentials in the profile", why)
+            return False
+        log.info("S3 credentials are read again: cause=%s", why)
+        self._connection = found
+        return True
+
+    def _asked(self, key: str, work: Callable[[_Connection], T], *, writing: bool = False) -> T:
+        """Run a request; once more with other credentials where the store refused the first ones."""
+        connection = self._connected()
+        try:
+            return _tried(connection, key, work, writing=writing)
+        except AccessDenied as refusal:
+            if not refusal.of_credentials or not self._renewed(connection):
+                raise
+        return _tried(self._connected(), key, work, writing=writing)
 
     def _client(self, bucket: str, prefix: str, retries: int, provider: Any) -> Any:
         options: dict[str, Any] = {"region": self._region, "virtual_hosted_style_request": False}
@@ -107,29 +179,39 @@ class S3Store:
             **options,
         )
 
+    # ---- requests
+
     def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
         self.requests["put"] += 1
         check_key(key)
         size = data.stat().st_size if isinstance(data, Path) else len(data)
         large = size > self._multipart_above
         if large and if_absent and isinstance(data, Path):
-            part_size = min(PART_SIZE, self._multipart_above)
-            return PutOutcome(self._uploads().put_if_absent(key, data, part_size, pace))
-        pace(size)
-        mode = "create" if if_absent else "overwrite"
-        try:
-            result = obstore.put(
-                self._writer,
-                key,
-                data,
-                mode=mode,
-                use_multipart=large and not if_absent,
-                chunk_size=PART_SIZE,
-                max_concurrency=4,
+            path, part_size = data, min(PART_SIZE, self._multipart_above)
+            return PutOutcome(
+                self._asked(key, lambda connection: self._uploads(connection).put_if_absent(key, path, part_size, pace))
             )
-        except _FAILURES as error:
-            raise _translate(error, key, writing=True) from error
-        return PutOutcome((result["e_tag"] or "").strip('"'))
+        pace(size)
+
+        def put(connection: _Connection) -> Any:
+            for pause_s in (*_CONFLICT_PAUSES_S, None):
+                try:
+                    return obstore.put(
+                        connection.writer,
+                        key,
+                        data,
+                        mode="create" if if_absent else "overwrite",
+                        use_multipart=large and not if_absent,
+                        chunk_size=PART_SIZE,
+                        max_concurrency=4,
+                    )
+                except errors.AlreadyExistsError as error:
+                    if pause_s is None or not _is_conflict(error):
+                        raise
+                    time.sleep(pause_s)
+            raise AssertionError("unreachable")
+
+        return PutOutcome((self._asked(key, put, writing=True)["e_tag"] or "").strip('"'))
 
     def check_multipart_rights(self) -> None:
         """Check the rights that objects above `multipartAbove` need. Loads boto3.
@@ -138,68 +220,68 @@ class S3Store:
             AccessDenied: a right is missing; the text names it.
             StoreUnavailable: the store failed.
         """
-        self._uploads().check_rights()
+        self._asked("a multipart upload", lambda connection: self._uploads(connection).check_rights())
 
-    def _uploads(self) -> MultipartUploads:
+    def _uploads(self, connection: _Connection) -> MultipartUploads:
         """obstore can't make the end of a multipart upload conditional; boto3 is only loaded where that is needed."""
         from infra.object_store.multipart import MultipartUploads  # noqa: PLC0415
 
         with self._opening:
-            if self._multipart is None:
-                self._multipart = MultipartUploads(
-                    self._bucket, self._prefix, endpoint=self._endpoint, region=self._region
+            if connection.multipart is None:
+                connection.multipart = MultipartUploads(
+                    self._bucket, self._prefix, endpoint=self._endpoint, region=self._region, profile=self._profile
                 )
-            return self._multipart
+            return connection.multipart
 
     def get(self, key: str) -> bytes:
         self.requests["get"] += 1
         check_key(key)
-        try:
-            return bytes(obstore.get(self._reader, key).bytes())
-        except _FAILURES as error:
-            raise _translate(error, key) from error
+        return self._asked(key, lambda connection: bytes(obstore.get(connection.reader, key).bytes()))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         self.requests["get_range"] += 1
         check_key(key)
-        try:
-            return bytes(obstore.get_range(self._reader, key, start=start, length=length))
-        except _FAILURES as error:
-            raise _translate(error, key) from error
+        return self._asked(
+            key, lambda connection: bytes(obstore.get_range(connection.reader, key, start=start, length=length))
+        )
 
     def head(self, key: str) -> ObjectInfo:
         self.requests["head"] += 1
         check_key(key)
-        try:
-            return _info(obstore.head(self._reader, key))
-        except _FAILURES as error:
-            raise _translate(error, key) from error
+        return self._asked(key, lambda connection: _info(obstore.head(connection.reader, key)))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         self.requests["list"] += 1
+        within = check_prefix(prefix) or None
+
+        def begin(connection: _Connection) -> tuple[Iterator[Any], Any]:
+            chunks = iter(obstore.list(connection.reader, within, chunk_size=1000))
+            return chunks, next(chunks, ())
+
+        chunks, chunk = self._asked(prefix, begin)
         try:
-            for chunk in obstore.list(self._reader, check_prefix(prefix) or None, chunk_size=1000):
+            while chunk:
                 for meta in chunk:
                     yield _info(meta)
+                chunk = next(chunks, ())
         except _FAILURES as error:
             raise _translate(error, prefix) from error
 
     def list_prefixes(self, prefix: str) -> Sequence[str]:
         self.requests["list_prefixes"] += 1
-        try:
-            found = obstore.list_with_delimiter(self._reader, check_prefix(prefix) or None)
-        except _FAILURES as error:
-            raise _translate(error, prefix) from error
+        within = check_prefix(prefix) or None
+        found = self._asked(prefix, lambda connection: obstore.list_with_delimiter(connection.reader, within))
         return sorted(f"{name}/" for name in found["common_prefixes"])
 
     def delete(self, key: str) -> None:
         self.requests["delete"] += 1
-        try:
-            obstore.delete(self._reader, check_key(key))
-        except FileNotFoundError:
-            return
-        except _FAILURES as error:
-            raise _translate(error, key, writing=True) from error
+        check_key(key)
+
+        def delete(connection: _Connection) -> None:
+            with suppress(FileNotFoundError):
+                obstore.delete(connection.reader, key)
+
+        self._asked(key, delete, writing=True)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """A thousand by one request. Not every store knows that one: where it fails, each is asked for by itself."""
@@ -207,7 +289,7 @@ class S3Store:
             check_key(key)
         self.requests["delete_many"] += 1
         try:
-            obstore.delete(self._reader, list(keys))
+            obstore.delete(self._connected().reader, list(keys))
         except _FAILURES:
             for key in keys:
                 self.delete(key)
@@ -234,7 +316,29 @@ class S3Store:
         """By the store's clock, which also says when an upload began."""
         self.requests["list_uploads"] += 1
         now = self.now_ms()
-        return 0 if now is None else self._uploads().remove_stale(ours, now)
+        if now is None:
+            return 0
+        return self._asked("unfinished uploads", lambda connection: self._uploads(connection).remove_stale(ours, now))
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """Clients that have read their credentials at the same time."""
+
+    reader: Any
+    writer: Any
+    stamp: s3_credentials.Stamp
+    of_profile: bool
+    multipart: MultipartUploads | None = None
+
+
+def _tried(connection: _Connection, key: str, work: Callable[[_Connection], T], *, writing: bool) -> T:
+    try:
+        return work(connection)
+    except ObjectStoreError:
+        raise
+    except _FAILURES as error:
+        raise _translate(error, key, writing=writing) from error
 
 
 def parse_multipart_above(text: str) -> int:
@@ -244,30 +348,42 @@ def parse_multipart_above(text: str) -> int:
     return int(text)
 
 
-def _profile_provider() -> Any:
-    """boto3 knows profiles, SSO and credential processes; it is only loaded where there is one.
+def _profile_provider(profile: str | None = None) -> Any:
+    """Open a profile through boto3, which knows SSO and credential processes; it is only loaded where there is one.
 
-    Without AWS_PROFILE the profile `default` counts, as everywhere else.
+    Without a name the profile `default` counts, as in other programs. Raises AccessDenied.
     """
-    profile = os.environ.get("AWS_PROFILE")
-    if os.environ.get("AWS_ACCESS_KEY_ID") or not (profile or _has_profiles()):
+    if s3_credentials.is_static() or not (profile or s3_credentials.has_profiles()):
         return None
     import boto3  # noqa: PLC0415
     from botocore.exceptions import BotoCoreError  # noqa: PLC0415
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
 
     try:
-        session = boto3.Session(profile_name=profile or None)
-        if not profile and session.get_credentials() is None:
-            return None  # the files are there, and say nothing of credentials
-        return Boto3CredentialProvider(session)
-    except (BotoCoreError, ValueError) as error:
+        credentials = boto3.Session(profile_name=profile or None).get_credentials()
+    except BotoCoreError as error:
         raise AccessDenied(f"profile {profile or 'default'}: {error}") from error
+    if credentials is None and profile:
+        raise AccessDenied(f"profile {profile}: it has no credentials")
+    return None if credentials is None else _ProfileProvider(credentials)
 
 
-def _has_profiles() -> bool:
-    files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
-    return any(Path(os.environ.get(name) or usual).expanduser().is_file() for name, usual in files.items())
+class _ProfileProvider:
+    """Gives botocore's credentials to obstore, which asks again when they have less than five minutes left."""
+
+    def __init__(self, credentials: Any) -> None:
+        self.config: dict[str, str] = {}  # obstore's protocol: settings of the client
+        self._credentials = credentials
+
+    def __call__(self) -> dict[str, Any]:
+        frozen = self._credentials.get_frozen_credentials()
+        # Only credentials that botocore can renew have it; others end with a refusal or a change of their file.
+        expiry = getattr(self._credentials, "_expiry_time", None)
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": None if expiry is None else expiry.astimezone(UTC),
+        }
 
 
 def _text(error: Exception) -> str:
@@ -299,6 +415,8 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
             f"{key}: no credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, nor AWS_PROFILE, "
             "there is no credentials file, and the machine's role does not answer"
         )
+    if _is_conflict(error):
+        return UnknownOutcome(text)
     if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
         return PreconditionFailed(text)
     if "<Code>NoSuchBucket<" in str(error):  # says nothing about the object: it must not look like the end of a journal
@@ -306,6 +424,22 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
     if isinstance(error, FileNotFoundError | errors.NotFoundError):
         return NotFound(text)
     refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
-    if refused or "status code: 403" in text:  # a refused listing has no class of its own in the library
-        return AccessDenied(text)
+    of_credentials = _is_of_credentials(error)
+    # A refused listing has no class of its own in the library, and an expired token may be answered with 400.
+    if refused or of_credentials or "status code: 403" in text:
+        denied = AccessDenied(text)
+        denied.of_credentials = of_credentials
+        return denied
     return UnknownOutcome(text) if writing else StoreUnavailable(text)
+
+
+def _is_of_credentials(error: Exception) -> bool:
+    """By S3's code; the answer to a HEAD has none, and may be that."""
+    text = str(error)
+    code = _S3_CODE.search(text)
+    return code[1] in s3_credentials.REFUSED if code is not None else _MAY_BE_CREDENTIALS.search(text) is not None
+
+
+def _is_conflict(error: Exception) -> bool:
+    """S3's ConditionalRequestConflict: another request for the key was in progress, and this one stored nothing."""
+    return isinstance(error, errors.AlreadyExistsError) and _CONFLICT.search(str(error)) is not None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from neve.archive.s3_credentials import REFUSED, Stamp, files_stamp, is_static
 from neve.archive.store_url import BadUrl, S3Url, parse_store_url
 from neve.extras import install_command
 
 _MISSING = frozenset({"404", "NoSuchKey"})
 _BEYOND = "InvalidRange"
-_NO_RIGHTS = frozenset(
-    {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"}
-)
+#: The answer to a HEAD has no body: its code is the status, whatever the cause.
+_MAY_BE_CREDENTIALS = REFUSED | {"400", "401", "403"}
+_NO_RIGHTS = REFUSED | {"401", "403", "AccessDenied", "Forbidden"}
+T = TypeVar("T")
 
 
 class BadSource(ValueError):
@@ -92,24 +95,68 @@ class DirectorySource:
 
 
 class S3Source:
-    """An archive in a bucket, read only, through boto3.
+    """An archive in a bucket, read only, through boto3; safe to share between threads.
 
-    Raises FileNotFoundError for a key without an object, and PermissionError where the credentials do not do.
+    Credentials are read again when one of their files changes, and when the store refuses them; the refused request is
+    sent once more. Raises FileNotFoundError for a key without an object, and PermissionError for lacking rights.
     """
 
     def __init__(self, bucket: str, prefix: str, endpoint: str | None, region: str | None) -> None:
         try:
-            import boto3
+            import boto3  # noqa: F401 - whether it is there
         except ModuleNotFoundError as missing:
             raise BadSource(f"reading an S3 store needs boto3: {install_command('archive')}") from missing
-        from botocore.config import Config
-
-        style = {"addressing_style": "path"} if endpoint else {}
-        self.client: Any = boto3.Session().client(
-            "s3", endpoint_url=endpoint, region_name=region, config=Config(connect_timeout=5, s3=style)
-        )
         self.bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
+        self._endpoint, self._region = endpoint, region
+        self._opening = threading.Lock()
+        self._stamp = files_stamp()
+        self._client = self._open()
+
+    def _open(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        style = {"addressing_style": "path"} if self._endpoint else {}
+        return boto3.Session().client(
+            "s3", endpoint_url=self._endpoint, region_name=self._region, config=Config(connect_timeout=5, s3=style)
+        )
+
+    def ask(self, work: Callable[[Any], T]) -> T:
+        """Run requests of boto3's client; once more with other credentials where the store refused the first ones."""
+        from botocore.exceptions import ClientError
+
+        client = self._current()
+        try:
+            return work(client)
+        except ClientError as error:
+            if _code(error) not in _MAY_BE_CREDENTIALS or is_static():
+                raise
+        return work(self._instead_of(client))
+
+    def _current(self) -> Any:
+        with self._opening:
+            stamp = files_stamp()
+            if stamp != self._stamp and not is_static():
+                self._reopen(stamp)
+            return self._client
+
+    def _instead_of(self, refused: Any) -> Any:
+        with self._opening:
+            if self._client is refused:
+                self._reopen(files_stamp())
+            return self._client
+
+    def _reopen(self, stamp: Stamp) -> None:
+        """Keep the client if there are no credentials to be read: a program may be writing the file."""
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            client = self._open()
+        except BotoCoreError:
+            return
+        if client._get_credentials() is not None:
+            self._client, self._stamp = client, stamp
 
     def name(self, key: str) -> str:
         return self._prefix + key
@@ -124,15 +171,16 @@ class S3Source:
         try:
             return self._read(Key=self.name(key), Range=f"bytes={start}-{start + length - 1}")
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") == _BEYOND:
+            if _code(error) == _BEYOND:
                 return b""
             raise
 
     def head(self, key: str) -> Head:
         from botocore.exceptions import ClientError
 
+        where = {"Bucket": self.bucket, "Key": self.name(key)}
         try:
-            return Head(int(self.client.head_object(Bucket=self.bucket, Key=self.name(key))["ContentLength"]))
+            return Head(int(self.ask(lambda client: client.head_object(**where)["ContentLength"])))
         except ClientError as error:
             raise _translated(error, key) from error
 
@@ -144,14 +192,12 @@ class S3Source:
         found = (str(one["Key"]) for page in self._pages(prefix) for one in page.get("Contents", ()))
         return [Listed(one.removeprefix(self._prefix)) for one in found]
 
-    def _pages(self, prefix: str, delimiter: str = "") -> Iterator[Any]:
+    def _pages(self, prefix: str, delimiter: str = "") -> Sequence[Any]:
         from botocore.exceptions import ClientError
 
-        within = {"Delimiter": delimiter} if delimiter else {}
+        within = {"Bucket": self.bucket, "Prefix": self.name(prefix)} | ({"Delimiter": delimiter} if delimiter else {})
         try:
-            yield from self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.bucket, Prefix=self.name(prefix), **within
-            )
+            return self.ask(lambda client: list(client.get_paginator("list_objects_v2").paginate(**within)))
         except ClientError as error:
             raise _translated(error, f"a listing of {prefix}") from error
 
@@ -159,14 +205,18 @@ class S3Source:
         from botocore.exceptions import ClientError
 
         try:
-            return bytes(self.client.get_object(Bucket=self.bucket, **request)["Body"].read())
+            return self.ask(lambda client: bytes(client.get_object(Bucket=self.bucket, **request)["Body"].read()))
         except ClientError as error:
             raise _translated(error, request["Key"]) from error
 
 
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
 def _translated(error: Any, what: str) -> Exception:
     """As what Python calls it; anything else as it came."""
-    code = error.response.get("Error", {}).get("Code")
+    code = _code(error)
     if code in _MISSING:
         return FileNotFoundError(f"{what} is not in the store")
     if code in _NO_RIGHTS:

@@ -13,9 +13,7 @@ _CONFLICT_CODES = frozenset({205})
 # by name: importing the client to ask would slow every error down
 _UNREACHABLE_NAMES = frozenset({"ConnectionFailed", "UnknownOutcome"})
 _S3_NOT_FOUND = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
-_S3_AUTH = frozenset(
-    {"401", "403", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"}
-)
+_S3_AUTH = frozenset({"401", "403", "AccessDenied", "Forbidden"})
 
 
 class Explained(NamedTuple):
@@ -77,10 +75,12 @@ def _s3_code(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return AUTH if "Credentials" in type(error).__name__ else UNREACHABLE
+    from neve.archive.s3_credentials import REFUSED
+
     code = str(response.get("Error", {}).get("Code", ""))
     if code in _S3_NOT_FOUND:
         return NOT_FOUND
-    if code in _S3_AUTH:
+    if code in _S3_AUTH or code in REFUSED:
         return AUTH
     return CONFLICT if code in {"409", "412", "PreconditionFailed"} else FAILED
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from infra.clock import ManualClock
-from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
+from infra.object_store.protocol import AccessDenied, Pace, PutOutcome, StoreUnavailable, UnknownOutcome, unpaced
 from tests.doubles.memory_store import MemoryStore
 
 URL = "sim:"
@@ -20,6 +21,8 @@ class FaultyStore(MemoryStore):
         self.url = URL
         self.down = False
         self.failing = 0.0  # share of the requests that fail, before or after their effect
+        self.expired = False  # the credentials, until they are renewed
+        self.conflicting = 0.0  # share of the conditional PUTs that are answered with 409
         self.before_call: Callable[[str, str], None] = lambda verb, key: None
         self.deleting: Callable[[str], None] = lambda key: None
         self._random = random.Random(seed)
@@ -28,6 +31,10 @@ class FaultyStore(MemoryStore):
         super()._strike(verb, key, after=after)
         if self.down and not after:
             raise StoreUnavailable(f"{verb} {key}: the store is down")
+        if self.expired and not after:
+            refusal = AccessDenied(f"{verb} {key}: 403 ExpiredToken")
+            refusal.of_credentials = True
+            raise refusal
         if ".probe-" in key:
             return  # raced by threads: what it met would not follow from the seed
         if not after:
@@ -40,5 +47,16 @@ class FaultyStore(MemoryStore):
         if verb == "delete" and not after:
             self.deleting(key)
 
+    def put(self, key: str, data: bytes | Path, *, if_absent: bool = False, pace: Pace = unpaced) -> PutOutcome:
+        raced = ".probe-" in key  # by threads: what it met would not follow from the seed
+        if if_absent and self.conflicting and not raced and self._random.random() < self.conflicting:
+            raise UnknownOutcome(f"put {key}: 409 ConditionalRequestConflict")
+        return super().put(key, data, if_absent=if_absent, pace=pace)
+
+    @property
+    def is_faulty(self) -> bool:
+        return self.down or self.expired or self.failing > 0 or self.conflicting > 0
+
     def heal(self) -> None:
         self.down, self.failing = False, 0.0
+        self.expired, self.conflicting = False, 0.0

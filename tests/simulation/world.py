@@ -178,7 +178,7 @@ class World:
             self._pin: 1, self._prepare: 2, self._power_off: 6,   self._back_up: 2,
             self._compact: 5, self._start_backup: 1, self._fork: 1, self._restore: 1,
             self._shorten: 4, self._forget: 2, self._bury: 2, self._read: 3, self._erase: 4, self._hide_erased: 2,
-            self._foreign: 1,
+            self._foreign: 1, self._expire_credentials: 3, self._conflict: 2,
         }  # fmt: skip
 
     def _step(self) -> None:
@@ -453,6 +453,15 @@ class World:
         self.bucket_store.failing = self.random.choice((0.0, 0.0, 0.1, 0.4))
         self.tell(f"of the requests {self.bucket_store.failing:.0%} fail")
 
+    def _expire_credentials(self) -> None:
+        """Requests are refused until the credentials are renewed; archiving then resumes without a restart."""
+        self.bucket_store.expired = not self.bucket_store.expired
+        self.tell(f"the store's credentials are {'expired' if self.bucket_store.expired else 'renewed'}")
+
+    def _conflict(self) -> None:
+        self.bucket_store.conflicting = self.random.choice((0.0, 0.2, 0.6))
+        self.tell(f"of the conditional PUTs {self.bucket_store.conflicting:.0%} are answered with 409")
+
     def _skew(self) -> None:
         offset = self.random.choice((0, 0, -4 * MINUTE, 4 * MINUTE, -50 * HOUR, 50 * HOUR))
         self.bucket_store.clock_offset_ms = offset
@@ -516,7 +525,7 @@ class World:
                 process.start(functools.partial(self._loaded, process, kept, keep_names=keep_names))
             except StartupError as error:
                 self.tell(f"  no start: {error}")
-                failing = self.bucket_store.down or self.bucket_store.failing or "failpoint" in str(error)
+                failing = self.bucket_store.is_faulty or "failpoint" in str(error)
                 assert failing, f"the start was refused: {error}"
                 failpoint.disarm()
                 if self.random.random() < 0.5:
@@ -567,7 +576,7 @@ class World:
         usable = [
             b for b in self.backups if b.deletions == self.deletions and b.log_uuid == self.process.store.log_uuid
         ]
-        if not usable or self.bucket_store.down or self.bucket_store.failing:
+        if not usable or self.bucket_store.is_faulty:
             return  # without its bucket an older copy can't know what was given since
         backup = self.random.choice(usable)
         self.tell("an older copy of the data directory is started")
@@ -582,7 +591,7 @@ class World:
 
     def _fork(self) -> None:
         """Another process with this broker's identity starts, at once or in the middle of one of our jobs."""
-        if self.bucket_store.down or self.bucket_store.failing or not self.process.journal.online:
+        if self.bucket_store.is_faulty or not self.process.journal.online:
             return
         self.fork_in = self.random.randrange(12)
         self.tell(f"another process will take over in {self.fork_in} requests")
@@ -642,7 +651,7 @@ class World:
 
     def _restore(self) -> None:
         """An empty disk, and the bucket."""
-        if self.bucket_store.down or self.bucket_store.failing or not self.bucket.entries:
+        if self.bucket_store.is_faulty or not self.bucket.entries:
             return
         self.tell("restored from the bucket")
         self.disk = SimDisk(seed=self.random.randrange(1 << 30))

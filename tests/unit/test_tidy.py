@@ -44,6 +44,7 @@ TOUCH_FILES = {
     "access/store.py": "looks at a file's time and size: whether somebody else has written it",
     "broker/doctor.py": "looks before any broker runs",
     "broker/set_on_one_machine.py": "starts brokers, and gives each the file that its log goes to",
+    "neve/archive/s3_credentials.py": "looks whether a user's credential files have changed",
     "neve/archive/source.py": "users read an archive in a directory without a server's packages",
     "neve/cli/admin.py": "reads the token file that a broker on this machine wrote",
     "neve/cli/contexts.py": "a user's own file",

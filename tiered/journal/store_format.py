@@ -11,6 +11,8 @@ from neve.archive import keys
 from neve.archive.journal import FORMAT_VERSION, NewerFormat
 from tiered.journal.errors import ArchiveRefused
 
+_ATTEMPTS = 3
+
 
 class StoreFormat(msgspec.Struct, frozen=True):
     """`_neve/format.msgpack`."""
@@ -24,11 +26,7 @@ def check_format(store: ObjectStore, prefix: str, cluster: str) -> None:
     key = keys.format_key(prefix)
     mine = StoreFormat(FORMAT_VERSION, cluster)
     try:
-        found = msgspec.msgpack.decode(store.get(key), type=StoreFormat)
-    except NotFound:
-        with contextlib.suppress(PreconditionFailed, UnknownOutcome):  # read back: another broker may be first
-            store.put(key, msgspec.msgpack.encode(mine), if_absent=True)
-        found = msgspec.msgpack.decode(store.get(key), type=StoreFormat)
+        found = msgspec.msgpack.decode(_found_or_written(store, key, msgspec.msgpack.encode(mine)), type=StoreFormat)
     except msgspec.DecodeError as error:
         raise ArchiveRefused(f"{store.url}: {key} can't be read: {error}") from error
     if found.version > FORMAT_VERSION:
@@ -40,3 +38,16 @@ def check_format(store: ObjectStore, prefix: str, cluster: str) -> None:
             f"{store.url} holds the archive of cluster {found.cluster}, this broker is of {cluster}: "
             "use another bucket or prefix"
         )
+
+
+def _found_or_written(store: ObjectStore, key: str, content: bytes) -> bytes:
+    """Return the object, which another broker may have written first. Raises UnknownOutcome after some lost PUTs."""
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(NotFound):
+            return store.get(key)
+        with contextlib.suppress(PreconditionFailed, UnknownOutcome):
+            store.put(key, content, if_absent=True)
+    try:
+        return store.get(key)
+    except NotFound as error:
+        raise UnknownOutcome(f"{store.url}: {key} is not stored after {_ATTEMPTS} attempts") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,9 @@ from neve.entropy import Entropy, system_entropy, unique_name
 
 _EXISTS = frozenset({"412", "PreconditionFailed"})
 _MISSING = frozenset({"404", "NoSuchKey"})
+#: Another request for the key was in progress, and S3 stored nothing: the request is sent again.
+_CONFLICT = frozenset({"409", "ConditionalRequestConflict"})
+_CONFLICT_PAUSES_S = (0.05, 0.2, 0.8)
 
 
 class TableStore(Protocol):
@@ -127,7 +131,10 @@ class BucketTable:
     """Of a store that honours If-None-Match."""
 
     def __init__(self, source: S3Source) -> None:
-        self._source, self._client, self._bucket = source, source.client, source.bucket
+        self._source = source
+
+    def _place(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._source.bucket, "Key": self._source.name(key)}
 
     def get(self, key: str) -> bytes:
         return self._source.get(key)
@@ -135,19 +142,21 @@ class BucketTable:
     def put_new(self, key: str, data: bytes) -> None:
         from botocore.exceptions import ClientError
 
-        try:
-            self._client.put_object(Bucket=self._bucket, Key=self._source.name(key), Body=data, IfNoneMatch="*")
-        except ClientError as error:
-            if _code(error) in _EXISTS:
-                raise FileExistsError(key) from error
-            raise
+        for pause_s in (*_CONFLICT_PAUSES_S, None):
+            try:
+                self._source.ask(lambda client: client.put_object(**self._place(key), Body=data, IfNoneMatch="*"))
+                return
+            except ClientError as error:
+                if _code(error) in _EXISTS:
+                    raise FileExistsError(key) from error
+                if _code(error) not in _CONFLICT or pause_s is None:
+                    raise
+                time.sleep(pause_s)
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._source.name(prefix)
-        )
+        root, within = self._source.name(""), {"Bucket": self._source.bucket, "Prefix": self._source.name(prefix)}
+        pages = self._source.ask(lambda client: list(client.get_paginator("list_objects_v2").paginate(**within)))
         found = (one for page in pages for one in page.get("Contents", ()))
-        root = self._source.name("")
         return {str(one["Key"]).removeprefix(root): int(one["Size"]) for one in found}
 
     def settle(self, key: str) -> None:
@@ -156,18 +165,18 @@ class BucketTable:
     def move(self, source: str, target: str) -> None:
         from botocore.exceptions import ClientError
 
-        begin = {"Bucket": self._bucket, "Key": self._source.name(source)}
+        begin = self._place(source)
         if target not in self.sizes(target):
             try:
-                self._client.copy_object(Bucket=self._bucket, Key=self._source.name(target), CopySource=begin)
+                self._source.ask(lambda client: client.copy_object(**self._place(target), CopySource=begin))
             except ClientError as error:
                 if _code(error) not in _MISSING:
                     raise
                 self._source.head(target)  # another has done it meanwhile
-        self._client.delete_object(**begin)
+        self._source.ask(lambda client: client.delete_object(**begin))
 
     def delete(self, key: str) -> None:
-        self._client.delete_object(Bucket=self._bucket, Key=self._source.name(key))
+        self._source.ask(lambda client: client.delete_object(**self._place(key)))
 
     def delete_below(self, prefix: str) -> None:
         for key in self.sizes(prefix):

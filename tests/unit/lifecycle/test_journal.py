@@ -14,8 +14,10 @@ from infra.disk import RealDisk
 from infra.object_store.protocol import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
 from neve.archive import keys
 from neve.archive.journal import Abort, Deleted, NewerFormat, decode_entry
+from tests.doubles.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
+from tiered.journal.store_format import check_format
 from tiered.journal.writer import JournalWriter
 
 
@@ -242,3 +244,16 @@ def test_log_below_its_archive_goes_on_above_it(rig: Rig) -> None:
     assert rig.hot.records[-1][3] == 14
     rig.offload()
     assert rig.check_tiles("t") == 15
+
+
+def test_a_lost_put_of_the_format_is_sent_again() -> None:
+    """A conditional PUT that S3 answers with 409, too, has an unknown outcome."""
+    store = MemoryStore()
+    store.fail("put", UnknownOutcome("no answer"), times=2)
+    check_format(store, "", "DefaultCluster")
+    with pytest.raises(ArchiveRefused, match="cluster DefaultCluster"):
+        check_format(store, "", "other")
+    lost = MemoryStore()
+    lost.fail("put", UnknownOutcome("no answer"), times=1000)
+    with pytest.raises(UnknownOutcome, match="is not stored after 3 attempts"):
+        check_format(lost, "", "DefaultCluster")
