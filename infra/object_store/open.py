@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infra.object_store.directory import DirectoryStore
 from infra.object_store.protocol import BadStoreUrl, ObjectStore
-from neve.archive.store_url import BadUrl, DirUrl, parse_store_url
+from neve.archive.store_url import DirUrl, parse_store_url
 
 
 def open_store(url: str) -> ObjectStore:
@@ -13,7 +13,7 @@ def open_store(url: str) -> ObjectStore:
         where = parse_store_url(url)
         if isinstance(where, DirUrl):
             return DirectoryStore(where.path)
-        from infra.object_store.s3 import MULTIPART_ABOVE, S3Store, parse_multipart_above  # noqa: PLC0415 - only where S3 is used
+        from infra.object_store.s3 import MULTIPART_ABOVE, S3Store  # noqa: PLC0415 - only where S3 is used
 
         return S3Store(
             url,
@@ -21,7 +21,7 @@ def open_store(url: str) -> ObjectStore:
             where.prefix,
             endpoint=where.endpoint or None,
             region=where.region or None,
-            multipart_above=parse_multipart_above(where.multipart_above) if where.multipart_above else MULTIPART_ABOVE,
+            multipart_above=where.multipart_above or MULTIPART_ABOVE,
         )
-    except BadUrl as error:
-        raise BadStoreUrl(str(error)) from error
+    except ValueError as error:  # BadUrl, and what obstore refuses
+        raise BadStoreUrl(next(iter(str(error).splitlines()), type(error).__name__)) from error

@@ -35,7 +35,6 @@ from obstore.store import S3Store as ObstoreS3
 from infra.clock import Clock, SystemClock
 from infra.object_store.protocol import (
     AccessDenied,
-    BadStoreUrl,
     NotFound,
     ObjectInfo,
     ObjectStoreError,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 MULTIPART_ABOVE = 128 << 20
-MULTIPART_ABOVE_MIN, MULTIPART_ABOVE_MAX = 5 << 20, 5 << 30
 PART_SIZE = 32 << 20
 READ_RETRIES = 2
 _BOOKKEEPING = re.compile(r" in [\d.]+[a-zµ]+(, after \d+ retries, max_retries: \d+, retry_timeout: \w+ )?")
@@ -339,13 +337,6 @@ def _tried(connection: _Connection, key: str, work: Callable[[_Connection], T], 
         raise
     except _FAILURES as error:
         raise _translate(error, key, writing=writing) from error
-
-
-def parse_multipart_above(text: str) -> int:
-    """S3 takes no part below 5 MiB but the last, and no single PUT above 5 GiB."""
-    if not text.isdecimal() or not MULTIPART_ABOVE_MIN <= int(text) <= MULTIPART_ABOVE_MAX:
-        raise BadStoreUrl(f"multipartAbove is a number of bytes from {MULTIPART_ABOVE_MIN} to {MULTIPART_ABOVE_MAX}")
-    return int(text)
 
 
 def _profile_provider(profile: str | None = None) -> Any:

@@ -25,6 +25,11 @@ from infra.object_store.protocol import (
     unpaced,
 )
 from infra.object_store.s3 import S3Store
+from neve.archive.source import open_source
+from neve.archive.store_url import S3Url, parse_store_url
+from neve.archive.topic_dataset import open_files
+from neve.spark.builder import parse_store
+from neve.spark.jobs.table_store import open_table
 from tests.doubles.memory_store import MemoryStore
 
 
@@ -216,15 +221,69 @@ def test_memory_faults_strike_before_or_after_the_effect() -> None:
         ("s3://bucket?endpoint=http://key:secret@host", "credentials"),
         ("s3:///p", "no bucket"),
         ("dir:", "path"),
-        ("file:///x", "storeUrl"),
+        ("file:///x", "must be dir:PATH or s3://"),
         ("s3://bucket?endpoint=ftp://host", "endpoint"),
         ("s3://bucket?fencing=lease", "fencing=lease is not offered"),
+        ("s3://bucket/team#1?endpoint=http://minio.local:9000&region=eu-west-1", "write %23 for a #"),
+        ("s3://bucket#1", "write %23 for a #"),
+        ("s3://bucket?endpoint=http://host#1", "write %23 for a #"),
+        ("s3://bucket/a?endpoint=http://one&endpoint=http://two", "option endpoint is given 2 times"),
+        ("s3://bucket/a?region=r&region=r", "option region is given 2 times"),
+        ("s3://bucket/a?endpoint=", "option endpoint has no value"),
+        ("s3://bucket/a?endpoint", "list of NAME=VALUE"),
+        ("s3://bucket/a?region=eu%0a", "option region has a control character"),
+        ("s3://bucket/a?region=eu/1", "option region"),
+        ("s3://bucket/a?endpoint=http://host:99999", "endpoint must be"),
+        ("s3://bucket/a?endpoint=http://host:secret", "endpoint must be"),
+        ("s3://bucket/a?endpoint=secret@host", "credentials"),
+        ("s3://bucket/a?endpoint=http://host%3Fregion=r", "without [?] and #"),
+        ("s3://bucket/a?endpoint=http://host%231", "without [?] and #"),
+        ("s3://bucket/a//b", "prefix has //"),
+        ("s3://bucket//a", "prefix has //"),
+        ("s3://bucket//", "prefix has //"),
+        ("s3://bucket/a//", "prefix has //"),
+        ("s3://bucket/a/./b", "prefix has '.'"),
+        ("s3://bucket/a/../b", "prefix has '..'"),
+        ("s3://bucket/%2e%2e", "prefix has '..'"),
+        ("s3://bucket/a%09b", "prefix has a control character"),
+        ("s3://bucket/a%ffb", "prefix is not UTF-8"),
+        ("s3://bucket/a\tb", "control character"),
+        ("s3://bucket/a\n", "control character"),
+        ("s3://bucket:9000/a", "bucket's name"),
+        ("s3://secret:secret/a", "bucket's name"),
+        ("s3://buc%20ket/a", "bucket's name"),
+        ("s3://[secret/a", "no URL"),
+        ("dir:~/x", "home directory"),
+        ("dir:/x\0", "control character"),
     ],
 )
 def test_bad_urls_are_refused(url: str, message: str) -> None:
+    """Broker, reader, command line and Spark ask one parser; the text repeats no secret."""
     with pytest.raises(BadStoreUrl, match=message) as caught:
         open_store(url)
     assert "secret" not in str(caught.value).replace("AWS_SECRET_ACCESS_KEY", "")
+    for opened in (open_source, open_files, open_table, parse_store):
+        with pytest.raises(ValueError, match=message):
+            opened(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix"),
+    [
+        ("s3://bucket", "bucket", ""),
+        ("s3://bucket/", "bucket", ""),
+        ("s3://bucket/a/b/", "bucket", "a/b"),
+        ("s3://bucket/team%231/%C3%A4", "bucket", "team#1/ä"),
+        ("s3://my.old_bucket-1/a b?region=eu-west-1&endpoint=https://host:9000/", "my.old_bucket-1", "a b"),
+    ],
+)
+def test_good_urls_name_bucket_and_prefix(url: str, bucket: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    where = parse_store_url(url)
+    assert isinstance(where, S3Url)
+    assert (where.bucket, where.prefix) == (bucket, prefix)
+    assert open_store(url).url == url
 
 
 def test_a_directory_url_may_hold_a_blank(tmp_path: Path) -> None:
