@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -57,7 +58,8 @@ class Acker:
         broker = held.queue.broker_name
         self._pending[broker].append((held, outcome))
         if broker not in self._senders:
-            self._senders[broker] = self._session.spawn(self._send(broker), f"acks to {broker}")
+            self._senders[broker] = sender = self._session.spawn(self._send(broker), f"acks to {broker}")
+            sender.add_done_callback(functools.partial(self._forget, broker))
         return outcome
 
     async def flush(self) -> None:
@@ -71,10 +73,18 @@ class Acker:
                 await self._send_batch(batch)
                 del self._pending[broker][: len(batch)]
         finally:
-            del self._senders[broker]
-            for _, outcome in self._pending.pop(broker):  # none, unless this ended early: nothing may wait for ever
-                if not outcome.done():
-                    outcome.set_exception(UnknownOutcome(f"the client ended while an ack to {broker} was on its way"))
+            self._ended(broker)
+
+    def _forget(self, broker: str, sender: asyncio.Task[None]) -> None:
+        """End a sender that was cancelled before its first step, so that its `finally` did not run."""
+        if self._senders.get(broker) is sender:
+            self._ended(broker)
+
+    def _ended(self, broker: str) -> None:
+        del self._senders[broker]
+        for _, outcome in self._pending.pop(broker):  # none, unless the sender ended early: nothing may wait for ever
+            if not outcome.done():
+                outcome.set_exception(UnknownOutcome(f"the client ended while an ack to {broker} was on its way"))
 
     async def _send_batch(self, batch: list[tuple[Held, asyncio.Future[None]]]) -> None:
         first = batch[0][0]

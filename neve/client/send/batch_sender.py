@@ -9,6 +9,7 @@ group's retry topic, goes alone: brokers take no batches of such.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -171,7 +172,13 @@ class BatchSender:
             raise
         task = self._session.spawn(self._deliver(draft, lane, messages), f"batch to {lane.topic}")
         self._in_flight[task] = lane
-        task.add_done_callback(self._in_flight.pop)
+        task.add_done_callback(functools.partial(self._ended, messages))
+
+    def _ended(self, messages: list[Message], task: asyncio.Task[None]) -> None:
+        """Note a cancelled batch here: a task that is cancelled before its first step runs no `except` of its own."""
+        lane = self._in_flight.pop(task)
+        if task.cancelled():
+            self._failed(messages, UnknownOutcome(f"the client ended while messages to {lane.topic} were on their way"))
 
     def _has_room(self, lane: _Lane) -> bool:
         if len(self._in_flight) >= self._limits.in_flight:
@@ -184,8 +191,10 @@ class BatchSender:
             await self._store(draft, lane, len(messages))
         except NeveError as error:
             self._failed(messages, error)
+        except asyncio.CancelledError:
+            raise  # `_ended` notes it
         except BaseException:
-            self._failed(messages, UnknownOutcome(f"the client ended while messages to {lane.topic} were on their way"))
+            self._failed(messages, UnknownOutcome(f"an internal error ended the sending of messages to {lane.topic}"))
             raise
         else:
             self.sent += len(messages)

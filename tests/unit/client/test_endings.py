@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from neve.client import LocalTransactionState, connect
+from neve.client import LocalTransactionState, Message, ToSend, connect
 from neve.client.consumers.consume_loop import Source, consume
 from neve.client.consumers.opened import OpenConsumers
 from neve.client.group.in_work import Asker, Endings
@@ -212,8 +212,9 @@ class Broken:
         await asyncio.Event().wait()
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
 @pytest.mark.parametrize("error", [ZeroDivisionError(), None])
-def test_ack_has_an_outcome_however_its_sender_ends(error: Exception | None) -> None:
+def test_ack_has_an_outcome_however_its_sender_ends(error: Exception | None, has_begun: bool) -> None:
     async def work() -> None:
         tasks: list[asyncio.Task[None]] = []
 
@@ -225,13 +226,33 @@ def test_ack_has_an_outcome_however_its_sender_ends(error: Exception | None) -> 
         receipt = cast(Any, SimpleNamespace(text="r"))
         held = [Held(MessageQueue("t", "b", 0), receipt, cast(Any, None), 0, 0, is_settled=True) for _ in range(2)]
         first = acker.add(held[0])
-        await asyncio.sleep(0)
+        if has_begun:
+            await asyncio.sleep(0)
         later = acker.add(held[1])
         if error is None:
             tasks[0].cancel()  # as the client does when it closes
         for outcome in (first, later):
             with pytest.raises(UnknownOutcome):
-                await outcome
+                await asyncio.wait_for(outcome, 30)
+        await asyncio.wait_for(acker.flush(), 30)
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(work)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_flush_reports_batches_that_the_close_of_the_client_cancelled(fake_cluster: Any, has_begun: bool) -> None:
+    async def work() -> None:
+        async with fake_cluster(silent) as cluster:
+            client = connect(cluster.namesrv.address, send_retries=0)
+            await client.start()
+            sender = client.batch_sender(messages=1)
+            await sender.put([ToSend(Message("orders", b"1"))])
+            if has_begun:
+                await until(lambda: bool(sends(cluster.brokers[0])), timeout=30)
+            await client._session.close()
+            with pytest.raises(UnknownOutcome):
+                await sender.flush()
+            assert (sender.sent, [message.body for message in sender.not_stored]) == (0, [b"1"])
 
     run(work)
