@@ -10,6 +10,9 @@ eviction, tables, registrations) at their default periods. Three judges:
 - the broker's metric `neve_loop_pause_seconds` tells the longest lateness of a timer on its loop between two scrapes;
 - `bench/steps`, inside of the broker, tells each turn of its loop of more than 5 ms, by the wall and by the CPU time of
   the loop's thread, and what ran in it. By the wall other processes count, and threads that had the interpreter.
+
+`--deletion 4096` instead deletes a topic of so many queues, `--promotion 10000` kills the master of a set whose slaves
+have so many queues with new messages; both print the longest turn of the loop meanwhile.
 """
 
 from __future__ import annotations
@@ -31,10 +34,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.wire import MAX_OFFSET, PULL, SEND_V2, SUCCESS, Client, pull_ext, request, send_ext
+from bench.wire import MAX_OFFSET, PULL, SEND_V2, SUCCESS, Client, Refused, pull_ext, request, send_ext
+from tests.servers.broker_set import BrokerSet
 from tests.servers.neve import NeveServer
 
 _CREATE_LIST, _HEART_BEAT, _COMMIT = 18, 34, 15
+_DELETE_TOPIC = 215
 _CONSUME_STATS, _TOPIC_STATS, _ALL_TOPICS = 208, 202, 21
 _PROBE_S = 0.005
 _IN_ONE = 500  # topics created by one request
@@ -202,11 +207,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--scrape", type=float, default=15, help="seconds from one scrape to the next")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the broker")
+    parser.add_argument("--deletion", type=int, metavar="QUEUES", help="delete a topic of so many queues")
+    parser.add_argument("--promotion", type=int, metavar="QUEUES", help="a slave with so many active queues is elected")
     parser.add_argument("--probe", nargs=2, metavar=("BROKER", "TOPIC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
         broker, topic = options.probe
         probe(broker, topic, options.seconds)
+        return
+    if options.deletion or options.promotion:
+        with tempfile.TemporaryDirectory(prefix="neve-bench-") as directory:
+            if options.deletion:
+                deletion(Path(directory) / "deletion", options.deletion)
+            if options.promotion:
+                promotion(Path(directory) / "promotion", options.promotion)
         return
     settings = dict(pair.split("=", 1) for pair in options.set)
     root = Path(tempfile.mkdtemp(prefix="neve-bench-"))
@@ -280,6 +294,66 @@ def tell_steps(steps: list[dict[str, Any]]) -> None:
             named[step["where"] or "no code of ours"].append(step["cpu_ms"])
     for where, took in sorted(named.items(), key=lambda item: -max(item[1])):
         print(f"  {len(took):4} times, longest {max(took):5.1f} ms of CPU time: {where}")
+
+
+def watched(steps: Path) -> dict[str, str]:
+    """The environment of a broker that `bench/steps` watches."""
+    path = f"{Path(__file__).parent / 'steps'}:{os.environ.get('PYTHONPATH', '')}"
+    return {"PYTHONPATH": path, "NEVE_BENCH_STEPS": str(steps)}
+
+
+def steps_since(steps: Path, begun: float) -> list[dict[str, Any]]:
+    rows = map(json.loads, steps.read_text().splitlines()) if steps.exists() else ()
+    return [step for step in rows if step["at"] > begun]
+
+
+def deletion(root: Path, queues: int) -> None:
+    """Print the longest turn of the loop while a topic of many queues is deleted and its files are removed."""
+    steps = root / "steps"
+    server = NeveServer(root / "neve", settings={"maxQueuesPerTopic": queues})
+    server.start(watched(steps))
+    try:
+        cluster = Cluster(server.broker, 1, queues, 0)
+        cluster.create()
+        cluster.fill(heartbeats=False)
+        time.sleep(1)
+        begun = time.monotonic()
+        with Client(server.broker, 600) as client:
+            client.ask(_DELETE_TOPIC, {"topic": cluster.topics[0]})
+        answered = time.monotonic() - begun
+        removed = server.directory / "data" / "broker" / "consumequeue.removed"
+        while any(removed.iterdir()) or (removed.parent / "consumequeue" / cluster.topics[0]).exists():
+            time.sleep(0.05)
+        print(f"topic of {queues:,} queues: deleted in {answered:.2f} s, removed in {time.monotonic() - begun:.2f} s")
+        tell_steps(steps_since(steps, begun))
+    finally:
+        server.kill()
+
+
+def promotion(root: Path, queues: int) -> None:
+    """Print the longest turn of the loops of two slaves of which one is elected, with many active queues."""
+    root.mkdir(parents=True)
+    steps, per_topic = root / "steps", 100
+    os.environ.update(watched(steps))
+    settings = {"maxQueuesPerTopic": per_topic, "mappedFileSizeCommitLog": "64m"}
+    with BrokerSet(root / "set", replication="sync", settings=settings) as brokers:
+        former = brokers.master
+        cluster = Cluster(former.broker, queues // per_topic, per_topic, 0)
+        cluster.create()
+        cluster.fill(heartbeats=False)
+        time.sleep(1)
+        begun = time.monotonic()
+        former.kill()
+        heir = brokers.master_after(former)
+        with Client(heir.broker, 600) as client:
+            while True:
+                try:
+                    client.send(cluster.topics[0], 0, _BODY)
+                    break
+                except Refused:
+                    time.sleep(0.01)
+        print(f"{queues:,} active queues: the next send succeeded {time.monotonic() - begun:.2f} s after the kill")
+        tell_steps(steps_since(steps, begun))
 
 
 def anonymous(pid: int) -> int:

@@ -79,7 +79,7 @@ def _watched(make: Callable[[], asyncio.AbstractEventLoop], path: str) -> Callab
     return new_event_loop
 
 
-if "up" in sys.orig_argv and "NEVE_BENCH_STEPS" in os.environ:
+if {"up", "broker"}.intersection(sys.orig_argv) and "NEVE_BENCH_STEPS" in os.environ:
     import uvloop
 
     watched = _watched(uvloop.new_event_loop, os.environ["NEVE_BENCH_STEPS"])
