@@ -5,13 +5,15 @@ What it has seen before it yields may have changed after: it looks again.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator, Iterable
-from typing import TypeVar, overload
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 # Queues looked at before others get the loop: each may be a file that has to be opened.
 SLICE = 32
 Steps = Generator[None, None, T]
+#: Work of the loop that yields its parts for a thread; an error of a part is raised where the part was yielded.
+Parts = Generator[Callable[[], object], None, T]
 _NOT_SHARED = contextlib.nullcontext()
 
 
@@ -68,3 +70,43 @@ async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     for item in items:
         yield item
         await turns.take()
+
+
+def run_here(parts: Parts[T]) -> T:
+    """Run all of it on this thread: at a start, or in a test."""
+    error: BaseException | None = None
+    while True:
+        try:
+            part = next(parts) if error is None else parts.throw(error)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            part()
+            error = None
+        except Exception as raised:  # noqa: BLE001 - it is raised again, inside
+            error = raised
+
+
+async def run_beside(parts: Parts[T], run: Callable[[Callable[[], object]], Coroutine[Any, Any, object]]) -> T:
+    """Run the parts by `run`, on a thread, and what is between two of them in a turn of the loop.
+
+    A cancellation is raised when all of it has run: nothing is left half done.
+    """
+    error: BaseException | None = None
+    is_cancelled = False
+    while True:
+        try:
+            part = next(parts) if error is None else parts.throw(error)
+        except StopIteration as end:
+            if is_cancelled:
+                raise asyncio.CancelledError from None
+            result: T = end.value
+            return result
+        running = asyncio.ensure_future(run(part))
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                is_cancelled = True
+        error = running.exception()

@@ -32,6 +32,7 @@ from broker.role import BrokerRole, Role
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.disk import Disk
+from infra.in_steps import run_beside
 from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.entropy import Entropy
@@ -269,7 +270,7 @@ class PlainSlave:
         start = store.record_start(to)
         await self._archive().master_began_at(start)
         self._forget_poll()  # what it calls delivered may be above
-        kept = store.truncate(start, epoch=0, floor=start)
+        kept = await run_beside(store.truncation(start, epoch=0, floor=start), self._threads.run)
         log.warning("the master lost its log above %d: what was copied of it is in %s", to, kept)
 
     async def following(self, master_epoch: int) -> None:

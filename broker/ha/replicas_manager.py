@@ -76,6 +76,7 @@ from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.disk import Disk
+from infra.in_steps import run_beside
 from infra.remoting_server import Connection, open_connection
 from infra.startup import EXIT_FAILED, EXIT_IN_USE, StartupError
 from infra.threads import SYSTEM_THREADS, Threads
@@ -627,6 +628,8 @@ class ReplicasManager:
                 await self._begin_epoch(epoch)
             case _Lead(confirming=confirming):
                 await self._lead(confirming)
+            case Cut(to=to):
+                await self._cut(to)
             case _:
                 self._at_once(action)
 
@@ -640,8 +643,6 @@ class ReplicasManager:
                 pass  # when it leads: nothing may be said of groups before all of the log is confirmed
             case Follow():
                 self._follow(action)
-            case Cut(to=to):
-                self._cut(to)
             case EndTurn(epoch=epoch):
                 self._end_turn(epoch)
             case SyncMetadata():
@@ -873,22 +874,25 @@ class ReplicasManager:
             raise CutRefused(f"the log parts from its master's at {start}, and what lies below {floor} was confirmed")
         await waiter
 
-    def _cut(self, to: int) -> None:
+    async def _cut(self, to: int) -> None:
         """The member has looked at what is confirmed. Of a master that is not followed any more none is made."""
         waiter, self._cut_waits = self._cut_waits, None
         if waiter is None or waiter.done():
             return
         try:
-            kept = self._store.truncate(to, epoch=self._epochs.last_epoch, floor=to)
+            parts = self._store.truncation(to, epoch=self._epochs.last_epoch, floor=to)
+            kept = await run_beside(parts, self._threads.run)
         except (StoreError, OSError) as error:
-            waiter.set_exception(error)
+            if not waiter.done():
+                waiter.set_exception(error)
             return
         if kept is not None:
             self.cuts += 1
             log.warning("what this broker had alone is in %s", kept)
             self._actions.insert(1, _Retreat(waiter))  # next, whoever waits: the cut is made
             return
-        waiter.set_result(None)
+        if not waiter.done():
+            waiter.set_result(None)
 
     async def attached(self, follow: Follow, master_epoch: int) -> None:
         """All that is here is the master's."""

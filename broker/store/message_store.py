@@ -46,6 +46,7 @@ from broker.store.topic_tails import TopicTails
 from broker.store.visibility import AppendCallback, Run, Visibility
 from infra.clock import Clock
 from infra.disk import Disk, OutOfDescriptors
+from infra.in_steps import Parts, run_here
 from infra.locks import NewLock, new_lock
 from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus
@@ -249,25 +250,47 @@ class MessageStore:
         return None if found is None else (decode_record(found).physical_offset, bytes(found))
 
     def truncate(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Path | None:
-        """Cut a slave's log down to the begin of a record, and keep what is cut in the file that is returned.
+        """Run `truncation` on this thread."""
+        return run_here(self.truncation(to, epoch=epoch, floor=floor, by_operator=by_operator))
 
+    def truncation(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Parts[Path | None]:
+        """Cut a slave's log down to the begin of a record; return the file that keeps the removed tail.
+
+        What it yields is for a thread: the sync of the log, the copy of the tail, the decision. Nothing is appended
+        until it ends. The cut itself is one turn of the loop, with the first checkpoint: tables that hold more than the
+        log are read anew before anything else runs.
         `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
         StoreErrors; then nothing is cut. StoreNotWritable: it is half done and the store takes nothing any more; the
         next start ends it.
         """
         self._end.check_following()
-        end, root, disk = self._end.appended, self.config.root, self.disk
+        end, root, disk, kept = self._end.appended, self.config.root, self.disk, list[Path]()
         truncation.check(self._log, to, end, 0 if by_operator else floor)
         self._replica.forget()
         if to == end:
             return None
-        self.after_flush(self.flush())
+        yield self.flush
+        self.after_flush(self._visibility.synced)
         if self._visibility.synced < end:
             raise StoreFull("the log can't be synced before it is cut")
-        self.save_deletions()
-        kept = truncation.keep(self._log, to, end, epoch=epoch, root=root, disk=disk)
-        truncation.decide(root, disk, to)
-        log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept)
+
+        def keep() -> None:
+            self.save_deletions()
+            kept.append(truncation.keep(self._log, to, end, epoch=epoch, root=root, disk=disk))
+
+        yield keep
+        self._end.check_following()
+        assert self._end.appended == end, "nothing is appended while the log is cut"
+        log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept[0])
+        self._checkpointer.forget()  # what is due is not written any more; what is under way ends first
+
+        def decide() -> None:
+            for lock in (self._checkpointer.standing_still(), self._queues.removal.standing_still()):
+                with lock:
+                    pass
+            truncation.decide(root, disk, to)
+
+        yield decide
         self._end.close()
         try:
             # in the order in which a checkpoint takes them: it may sync the log on its way
@@ -286,7 +309,7 @@ class MessageStore:
             self._end.fail(error if isinstance(error, OSError) else OSError(str(error)))
             raise StoreNotWritable(f"the log could not be cut to {to}: {error}") from error
         self._end.follow()
-        return kept
+        return kept[0]
 
     def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
         """The log as it is, for those who follow: bytes of [start, end), and where they begin.

@@ -70,7 +70,7 @@ def test_a_cut_that_the_disk_refuses_is_told_to_who_wants_it(tmp_path: Path, mon
             slave = (await brokers.slaves())[0]
             await put(await brokers.master(), b"1")
             await shows(slave, b"1")
-            monkeypatch.setattr(slave.broker.store, "truncate", refused)
+            monkeypatch.setattr(slave.broker.store, "truncation", refused)
             with pytest.raises(OSError, match="Input/output"):
                 await slave.replicas.wants_cut(slave.end)
 
