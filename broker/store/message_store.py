@@ -282,9 +282,9 @@ class MessageStore:
         self._end.check_following()
         assert self._end.appended == end, "nothing is appended while the log is cut"
         log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept[0])
-        self._checkpointer.forget()  # what is due is not written any more; what is under way ends first
 
         def decide() -> None:
+            # The loop is to take these locks at once; a checkpoint that is under way may take seconds.
             for lock in (self._checkpointer.standing_still(), self._queues.removal.standing_still()):
                 with lock:
                     pass
@@ -479,9 +479,11 @@ class MessageStore:
                 self._log.prepare_next()
         self._checkpointer.write_due()
         if self._end.failure is None:
-            self.save_deletions()
             try:
+                self.save_deletions()
                 self._queues.remove_deleted()
+            except OutOfDescriptors as error:
+                log.warning("a deletion can't be saved now, it is tried again: error=%s", error)
             except OSError as error:
                 self._end.fail(error)
                 raise StoreNotWritable(f"the files of deleted queues can't be removed: {error}") from error

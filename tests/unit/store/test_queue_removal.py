@@ -9,6 +9,7 @@ import pytest
 from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
+from infra.disk import OutOfDescriptors
 from infra.failpoint import FailpointError
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
@@ -164,3 +165,22 @@ def test_reading_a_minimum_removes_no_file() -> None:
     remove_all(store)
     assert disk.list_dir(ROOT / "t" / "0") == names[1:]
     assert opened(disk.copy()).next_offset("t", 0) == 500
+
+
+def test_deletion_without_descriptors_is_saved_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    store = opened(disk)
+    fill(store, queues=3)
+    store.delete_topic("t")
+
+    def none_left(path: Path, data: bytes) -> None:
+        raise OutOfDescriptors(24, "Too many open files", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_atomic", none_left)
+        store.upkeep()
+    assert store.failed is None
+    assert store.has_unsaved_deletions
+    assert disk.exists(ROOT / "t")
+    remove_all(store)
+    assert not disk.exists(ROOT / "t")
