@@ -256,9 +256,9 @@ class MessageStore:
     def truncation(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Parts[Path | None]:
         """Cut a slave's log down to the begin of a record; return the file that keeps the removed tail.
 
-        What it yields is for a thread: the sync of the log, the copy of the tail, the decision. Nothing is appended
-        until it ends. The cut itself is one turn of the loop, with the first checkpoint: tables that hold more than the
-        log are read anew before anything else runs.
+        The yielded parts are for a thread: the sync of the log, the copy of the tail, the decision. Nothing is appended
+        until it ends. The cut itself is one turn of the loop, with the first checkpoint. The caller reads tables that
+        hold more than the log in the same turn.
         `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
         StoreErrors; then nothing is cut. StoreNotWritable: it is half done and the store takes nothing any more; the
         next start ends it.
