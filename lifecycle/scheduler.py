@@ -89,7 +89,8 @@ class JobScheduler:
         """Run a job as soon as possible, once more if it is running; raises KeyError for an unknown name."""
         job = self._jobs[name]
         job.requested = True
-        self._bring_forward(job)
+        if job.began is None:  # else the end of the run in progress brings the next one forward, once
+            self._bring_forward(job)
 
     def names(self) -> list[str]:
         return sorted(self._jobs)
@@ -273,7 +274,8 @@ class _ThreadForEachJob(BaseExecutor):  # type: ignore[misc]  # APScheduler ship
     def _run(self, job: Any, due: datetime) -> None:
         try:
             job.func()
-        except Exception as error:  # noqa: BLE001 - the listener counts and logs it, and the job runs again
+        except BaseException as error:  # noqa: BLE001 - the listener counts and logs it, and the job runs again
+            # A panic in obstore or another library in Rust is no Exception. APScheduler must get an end of each run.
             ended = JobExecutionEvent(EVENT_JOB_ERROR, job.id, _STORE, due, exception=error)
         else:
             ended = JobExecutionEvent(EVENT_JOB_EXECUTED, job.id, _STORE, due)

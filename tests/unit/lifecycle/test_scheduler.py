@@ -42,6 +42,30 @@ def test_a_failed_job_is_counted_logged_and_runs_again(caplog: pytest.LogCapture
     assert scheduler.failing() == {}
 
 
+class Panic(BaseException):
+    """As PyO3's PanicException, which libraries in Rust raise."""
+
+
+def test_job_runs_again_after_an_error_that_is_no_exception() -> None:
+    again = threading.Event()
+    calls: list[int] = []
+
+    def job() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise Panic("index out of bounds")
+        again.set()
+
+    scheduler = JobScheduler(SystemClock())
+    scheduler.every("ttl", 0.05, job)
+    scheduler.start()
+    try:
+        assert again.wait(10)
+    finally:
+        assert scheduler.shutdown(10) == []
+    assert scheduler.failures["ttl"] == 1
+
+
 def test_a_store_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     """A line without traceback at first, then each time that the failures have doubled, and one when it is over."""
     over = threading.Event()
@@ -182,8 +206,10 @@ def test_run_now_of_a_running_job_runs_it_once_more() -> None:
     try:
         scheduler.run_now("checkpoint")
         assert began.acquire(timeout=10)
+        due = scheduler._scheduler.get_job("checkpoint").next_run_time
         scheduler.run_now("checkpoint")
         scheduler.run_now("checkpoint")  # one run answers both
+        assert scheduler._scheduler.get_job("checkpoint").next_run_time == due, "the run in progress has to end first"
         may_end.release()
         assert began.acquire(timeout=10)
         may_end.release()
