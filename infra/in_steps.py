@@ -8,12 +8,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar, overload
 
+from infra.parts import Parts
+
 T = TypeVar("T")
 # Queues looked at before others get the loop: each may be a file that has to be opened.
 SLICE = 32
 Steps = Generator[None, None, T]
-#: Work of the loop that yields its parts for a thread; an error of a part is raised where the part was yielded.
-Parts = Generator[Callable[[], object], None, T]
 _NOT_SHARED = contextlib.nullcontext()
 
 
@@ -70,22 +70,6 @@ async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     for item in items:
         yield item
         await turns.take()
-
-
-def run_here(parts: Parts[T]) -> T:
-    """Run all of it on this thread: at a start, or in a test."""
-    error: BaseException | None = None
-    while True:
-        try:
-            part = next(parts) if error is None else parts.throw(error)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        try:
-            part()
-            error = None
-        except Exception as raised:  # noqa: BLE001 - it is raised again, inside
-            error = raised
 
 
 async def run_beside(parts: Parts[T], run: Callable[[Callable[[], object]], Coroutine[Any, Any, object]]) -> T:

@@ -46,8 +46,8 @@ from broker.store.topic_tails import TopicTails
 from broker.store.visibility import AppendCallback, Run, Visibility
 from infra.clock import Clock
 from infra.disk import Disk, OutOfDescriptors
-from infra.in_steps import Parts, run_here
 from infra.locks import NewLock, new_lock
+from infra.parts import Parts, run_here
 from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus
 
