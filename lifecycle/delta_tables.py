@@ -208,16 +208,18 @@ class DeltaTables:
 
     def _write_manifests(self, topics: MirroredTopics) -> None:
         """Write the symlink manifests of the topics that changed; the first time, of all topics that differ."""
-        if self._is_closed():
-            return
         journal, manifests = self._journal, self._manifests
         if manifests is None:
             manifests = SymlinkManifests(journal.store, journal.broker, journal.prefix)
-            differing = topics.topics()
+            differing, write = topics.topics(), manifests.rewrite
         else:
-            differing = manifests.flush()
+            if self._is_closed():
+                return
+            differing, write = manifests.flush(), manifests.add_missing
         for topic in differing:
-            manifests.rewrite(topic, topics.shown(topic))
+            if self._is_closed():
+                return
+            write(topic, topics.shown(topic))
         self._manifests = manifests
 
     def _keep_short(self, changed: Iterable[str]) -> None:

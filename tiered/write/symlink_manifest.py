@@ -23,8 +23,8 @@ FOLDER = "_symlink_format_manifest"
 class SymlinkManifests:
     """The manifests of one broker's objects, topic by topic.
 
-    Changes are collected by `change` and written by `flush`. A manifest that is missing or unknown is written from all
-    objects of its topic by `rewrite`.
+    Changes are collected by `change` and written by `flush`. Manifests that are missing are written from all objects of
+    their topic by `add_missing`; `rewrite` compares all manifests of a topic.
     """
 
     def __init__(self, store: ObjectStore, broker: str, prefix: str = "") -> None:
@@ -39,7 +39,7 @@ class SymlinkManifests:
                 self._changes.setdefault((topic, file.name.day), {})[file.name.key] = is_current
 
     def flush(self) -> list[str]:
-        """Write the collected changes; return the topics that need a `rewrite`, since a manifest is missing."""
+        """Write the collected changes; return the topics that need `add_missing`."""
         incomplete: set[str] = set()
         while self._changes:
             topic, day = next(iter(self._changes))
@@ -57,17 +57,30 @@ class SymlinkManifests:
 
     def rewrite(self, topic: str, files: Iterable[Shown]) -> None:
         """Make the topic's manifests name exactly these objects; those that already do are left as they are."""
+        days = self._days(files)
+        for day in self._present(topic) | days.keys():
+            key = self._key(topic, day)
+            self._write(key, self._read(key), days.get(day, set()))
+
+    def add_missing(self, topic: str, files: Iterable[Shown]) -> None:
+        """Write the manifests of the topic that do not exist, as that of a new day; the others are not read."""
+        days = self._days(files)
+        for day in days.keys() - self._present(topic):
+            self._write(self._key(topic, day), None, days[day])
+
+    def _days(self, files: Iterable[Shown]) -> dict[str, set[str]]:
+        """Return the lines of each day's manifest."""
         days: dict[str, set[str]] = defaultdict(set)
         for file in files:
             days[file.name.day].add(self._uri(file.name.key))
+        return days
+
+    def _present(self, topic: str) -> set[str]:
+        """Return the days of which the store has a manifest."""
         end = f"/broker={escape(self._broker)}/manifest"
         folder = f"{table_root(self._prefix, topic)}/{FOLDER}/"
-        for one in list(self._store.list(folder)):
-            if one.key.endswith(end):
-                days.setdefault(one.key.removeprefix(f"{folder}dt=").removesuffix(end), set())
-        for day, wanted in days.items():
-            key = self._key(topic, day)
-            self._write(key, self._read(key), wanted)
+        keys = (one.key for one in self._store.list(folder))
+        return {key.removeprefix(f"{folder}dt=").removesuffix(end) for key in keys if key.endswith(end)}
 
     def _write(self, key: str, current: set[str] | None, wanted: set[str]) -> None:
         if wanted == (current or set()):

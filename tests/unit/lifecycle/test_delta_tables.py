@@ -9,7 +9,8 @@ import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import duckdb
 import polars as pl
@@ -33,6 +34,7 @@ from infra.object_store.protocol import (
     UnknownOutcome,
 )
 from lifecycle.delta_tables import DeltaTables
+from neve.archive.delta.changes import MirroredTopics
 from neve.archive.delta.deletion_vector import deletion_vector
 from neve.archive.delta.log import read_table
 from neve.archive.delta.table import (
@@ -475,6 +477,38 @@ def test_symlink_manifest_that_is_missing_is_written_from_all_objects(tmp_path: 
     archive.commit()
     job.run()
     assert manifest_lines(store) == shown_uris(archive)
+
+
+def test_manifest_of_a_new_day_reads_no_manifest_of_another_day(tmp_path: Path) -> None:
+    store = MemoryStore(ManualClock(T0))
+    archive = ArchiveAtRandom(store, "b", tmp_path / "log", 3)
+    job, read = of_broker(store), list[str]()
+
+    def on_call(verb: str, key: str) -> None:
+        if verb == "get" and "_symlink_format_manifest" in key:
+            read.append(key)
+
+    days = set[str]()
+    while len(days) < 4:
+        archive.commit()
+        days.add(archive.live()[-1].day)
+        if len(days) == 3 and store.on_call is None:
+            job.run()
+            store.on_call = on_call
+    job.run()
+    store.on_call = None
+    assert manifest_lines(store) == shown_uris(archive)
+    assert {key.split("/dt=")[1].split("/")[0] for key in read} <= {*sorted(days)[-2:]}
+
+
+def test_manifests_of_further_topics_are_not_written_when_the_broker_stops() -> None:
+    store = MemoryStore(ManualClock(T0))
+    journal = OfBroker(store, "b")
+    job = DeltaTables(journal, Rules, ManualClock(T0), lambda: T0, is_closed=lambda: bool(store.objects))
+    file = SimpleNamespace(name=SimpleNamespace(day="2026-01-01", key="k"))
+    topics = SimpleNamespace(topics=lambda: ["t1", "t2"], shown=lambda topic: [file])
+    job._write_manifests(cast(MirroredTopics, topics))
+    assert list(store.objects) == ["topic=t1/_symlink_format_manifest/dt=2026-01-01/broker=b/manifest"]
 
 
 def history(store: MemoryStore, directory: Path, seed: int, entries: int) -> ArchiveAtRandom:
