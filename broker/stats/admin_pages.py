@@ -211,7 +211,7 @@ class AdminPages:
         if not topic or not key:
             return Response(400, b"a topic and a key\n")
         try:
-            grace_ms = time_ms(grace, 0, GRACE_MAX_MS) if grace else None
+            grace_ms = time_ms(grace, 0, GRACE_MAX_MS) if grace else 0
         except ValueError as error:
             return Response(400, f"grace: {error}\n".encode())
         wanted = Wanted(topic, key, retries=not request.flag("no-retries"), grace_ms=grace_ms)

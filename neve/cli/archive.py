@@ -202,7 +202,7 @@ def compact(topic: str | None, dry_run: bool, broker: str | None, admin: str | N
 @click.option("--key", required=True, help="A word of the messages' keys, or a unique key.")
 @click.option("--dry-run", is_flag=True, help="Only show which archived objects have such messages, and how many.")
 @click.option("--no-retries", is_flag=True, help="Leave the groups' retry and dead-letter topics as they are.")
-@click.option("--grace", help="Keep old objects for so long, as 0s or 1h.  [default: expireGrace]")
+@click.option("--grace", help="Keep the replaced objects for this time, as 1h.  [default: 0s, delete them at once]")
 @click.option("--evict", is_flag=True, help="Then delete the local segments that are wholly archived.")
 @click.option("--id", "run", help="Go on with this erasure, that was broken off.")
 @click.option("--broker", help="Ask this broker.")
@@ -226,7 +226,8 @@ def erase(
     """Erase all messages of a topic that have a key, for good, and print a certificate of it.
 
     What is not archived yet is archived first. The objects that hold such messages are written again without them; the
-    old ones go after the grace. The certificate says what remains elsewhere, and until when. Exit code 1: not all went.
+    old ones are deleted at once, or after --grace. The certificate lists the remaining copies, and until when they
+    remain. Exit code 1: the erasure is not complete.
 
     It is of one broker, or broker set: ask each that the topic is, or was, on.
     """

@@ -101,9 +101,10 @@ def test_a_key_is_erased_wherever_the_archive_has_it(tmp_path: Path) -> None:
             *_, planned = await post(broker, topic="T", key="who", **{"dry-run": "1"})
             assert planned["rows"] == len(MEANT)
 
-            *_, told = await post(broker, topic="T", key="who", grace="0s", evict="1")
+            *_, told = await post(broker, topic="T", key="who", evict="1")
             assert (told["complete"], told["rows"]) == (True, len(MEANT) + 1 + 2), told
             assert {(one["topic"], one["queue"]) for one in told["erased"]} == {("T", 0), ("%DLQ%g", 0)}
+            assert all(b"who" not in file.read_bytes() for file in (tmp_path / "archive").rglob("*.parquet"))
             assert told["remains"] == {"objects": [], "in_no_view": [], "local_log": [], "other_members": False}
 
             left = {n: b"%d" % n for n in range(COUNT) if n not in MEANT}
