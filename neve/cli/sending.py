@@ -10,7 +10,6 @@ does, and lines keep their order within a queue. Delayed messages have no order 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import logging
 from collections.abc import Sequence
@@ -37,6 +36,8 @@ _BATCH_MESSAGES = 256
 _BATCH_BYTES = 256 * 1024
 #: Of what came together one batch takes this part at most.
 _SPREAD = 16
+#: Seconds for which no batch begins at a broker that failed while another broker has queues.
+_AVOID_S = 30.0
 
 
 class How(NamedTuple):
@@ -75,6 +76,7 @@ class Sending:
         self._has_lanes = how.order_key is None and how.delay is None
         self._lanes: list[MessageQueue] = []  # the topic's queues, the next in turn first
         self._busy: set[MessageQueue] = set()
+        self._avoided: dict[str, float] = {}  # broker -> the loop's time until which other brokers are preferred
         self._receipts, self._progress = receipts, progress
         self._noun, self._names = noun, names
         self._deflated = client.options.compress_over
@@ -131,14 +133,22 @@ class Sending:
         if self._has_lanes and not self._lanes:
             await self._all_answered()
             self._lanes = await self._queues()
-        while len(self._waiting) >= self._in_flight or (self._lanes and self._busy.issuperset(self._lanes)):
+        while True:
+            usable = self._usable_lanes()
+            lane = next((queue for queue in usable if queue not in self._busy), None)
+            if len(self._waiting) < self._in_flight and (lane is not None or not usable):
+                break
             await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-        lane = next((queue for queue in self._lanes if queue not in self._busy), None)
         if lane is not None:
             at = self._lanes.index(lane) + 1
             self._lanes = self._lanes[at:] + self._lanes[:at]
             self._busy.add(lane)
         return lane
+
+    def _usable_lanes(self) -> list[MessageQueue]:
+        """Return the queues of brokers that did not fail lately, or all if each broker did."""
+        now = asyncio.get_running_loop().time()
+        return [queue for queue in self._lanes if self._avoided.get(queue.broker_name, 0) <= now] or self._lanes
 
     async def _queues(self) -> list[MessageQueue]:
         try:
@@ -149,17 +159,19 @@ class Sending:
         return [queue for queue in route.write_queues if self._how.queue in (None, queue.queue_id)]
 
     def _target(self, lane: MessageQueue | None) -> dict[str, Any]:
-        """Return where a batch goes: at the first attempt to its lane, then to another broker if there is one."""
+        """Return where a batch goes: at the first attempt to its lane, then to a broker that was not tried, if any."""
         if lane is None:
             return {"queue": self._how.queue, "order_key": self._how.order_key}
-        attempts = itertools.count()
+        tried: list[str] = []
 
         def choose(queues: Sequence[MessageQueue], _: Message) -> MessageQueue:
-            if next(attempts) == 0 and lane in queues:
-                return lane
+            if tried:
+                self._avoided[tried[-1]] = asyncio.get_running_loop().time() + _AVOID_S
             fitting = [queue for queue in queues if self._how.queue in (None, queue.queue_id)]
-            others = [queue for queue in fitting if queue.broker_name != lane.broker_name]
-            return others[lane.queue_id % len(others)] if others else lane
+            fresh = [queue for queue in fitting if queue.broker_name not in tried]
+            chosen = lane if lane in fresh or not fresh else fresh[lane.queue_id % len(fresh)]
+            tried.append(chosen.broker_name)
+            return chosen
 
         return {"queue": choose}
 

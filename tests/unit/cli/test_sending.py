@@ -90,6 +90,39 @@ def test_produce_sends_a_line_to_another_broker_if_one_refuses_it() -> None:
     run(work)
 
 
+def test_produce_begins_no_more_batches_at_a_broker_that_failed() -> None:
+    """A broker that does not answer would hold each batch for the time of an attempt."""
+
+    async def work() -> None:
+        async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
+            await produced(client, "t", How(quiet=True))
+            assert len(sends(cluster.brokers[0])) == 1
+
+    run(work)
+
+
+def test_produce_begins_batches_again_after_the_pause_of_a_failed_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neve.cli.sending._AVOID_S", 0.0)
+
+    async def work() -> None:
+        async with running(refuse(2), send_ok) as cluster, connect(cluster.namesrv.address) as client:
+            await produced(client, "t", How(quiet=True))
+            assert len(sends(cluster.brokers[0])) > 1
+
+    run(work)
+
+
+def test_produce_tries_a_third_broker_if_two_refuse_a_line() -> None:
+    async def work() -> None:
+        several = running(refuse(2), refuse(2), send_ok)
+        async with several as cluster, connect(cluster.namesrv.address, send_retries=2) as client:
+            sending = await produced(client, "t", How(quiet=True))
+            assert sending.stored == 300
+            assert Counter(lines_of(cluster.brokers[2])) == Counter(range(300))
+
+    run(work)
+
+
 def test_produce_to_a_topic_without_a_route_lets_the_producer_choose() -> None:
     async def work() -> None:
         async with running(send_ok) as cluster, connect(cluster.namesrv.address) as client:
