@@ -18,6 +18,7 @@ selects is selected. `docs/compatibility.md` lists all differences.
 """
 
 import functools
+import itertools
 import math
 import operator
 import re
@@ -29,6 +30,8 @@ from typing import Any, Final, NamedTuple
 TEXT_LIMIT_BYTES: Final = 256 << 10
 #: Operators and operands; the values of an IN are one operand, because an IN is one look-up in a set.
 NODE_LIMIT: Final = 4096
+#: Tokens of a text. A list of two or more strings is one token.
+TOKEN_LIMIT: Final = 16_384
 #: Of operators within operators, as evaluation and compilation recurse. Brackets and chains of AND or OR do not count.
 DEPTH_LIMIT: Final = 200
 #: Total text of the compiled expressions that are kept. The values of an IN take ten times their text.
@@ -72,12 +75,14 @@ def _tokens(text: str) -> Iterator[_Token]:
     """Yield the tokens one by one: text behind a line comment that no newline ends is not read."""
     last_newline = max(text.rfind("\n"), text.rfind("\r"))
     position = 0
-    while True:
+    for count in itertools.count():
         skipped = _SKIPPED if position < last_newline else _SKIPPED_IN_LAST_LINE
         if (space := skipped.match(text, position)) is not None:
             position = space.end()
         if position == len(text):
             break
+        if count == TOKEN_LIMIT:
+            raise SqlError(f"the expression has more than {TOKEN_LIMIT} tokens")
         match = _TOKEN.match(text, position)
         if match is None:
             raise SqlError(f"{text[position : position + 10]!r} at {position} is not understood")
