@@ -288,7 +288,14 @@ class MessageStore:
             for lock in (self._checkpointer.standing_still(), self._queues.removal.standing_still()):
                 with lock:
                     pass
-            truncation.decide(root, disk, to)
+            try:
+                truncation.decide(root, disk, to)
+            except OSError as error:
+                if not truncation.is_decided(root, disk):
+                    raise
+                # The next start cuts the log: a record that is appended until then would be lost.
+                self._end.fail(error)
+                raise StoreNotWritable(f"the log may be cut to {to} at the next start: {error}") from error
 
         yield decide
         self._end.close()

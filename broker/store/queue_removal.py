@@ -150,9 +150,12 @@ class QueueRemoval:
                 log.warning("deleted queues can't be removed now, they are removed later: error=%s", error)
 
     def _remove_files(self) -> None:
-        while self._files:
-            with self._lock, suppress(FileNotFoundError, IndexError):
-                self._disk.remove(self._files[0])
+        while True:
+            with self._lock:
+                if not self._files:
+                    return
+                with suppress(FileNotFoundError):  # its directory was moved meanwhile
+                    self._disk.remove(self._files[0])
                 self._files.popleft()
 
     def _move_deleted(self, written: int) -> None:

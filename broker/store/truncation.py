@@ -59,6 +59,11 @@ def decide(root: Path, disk: Disk, to: int) -> None:
     disk.write_atomic(root / _NAME, msgspec.json.encode(Truncation(to)))
 
 
+def is_decided(root: Path, disk: Disk) -> bool:
+    """Return whether a start would find a decision and cut the log."""
+    return disk.exists(root / _NAME)
+
+
 def is_done(root: Path, disk: Disk) -> None:
     """It does, on the disk."""
     disk.remove(root / _NAME)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.store.message_store import MessageStore
+from broker.store.queue_removal import QueueRemoval
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.disk import OutOfDescriptors
@@ -184,3 +185,29 @@ def test_deletion_without_descriptors_is_saved_later(monkeypatch: pytest.MonkeyP
     assert disk.exists(ROOT / "t")
     remove_all(store)
     assert not disk.exists(ROOT / "t")
+
+
+class ImpatientDisk(SimDisk):
+    """Fails where a caller removes a file again and again that does not exist."""
+
+    missing = 0
+
+    def remove(self, path: Path) -> None:
+        if not self.exists(path):
+            self.missing += 1
+            assert self.missing < 10, "the removal does not end"
+        super().remove(path)
+
+
+def test_removal_passes_over_a_file_that_does_not_exist() -> None:
+    disk = ImpatientDisk()
+    removal = QueueRemoval(small_config(), disk)
+    removal.load()
+    disk.make_dirs(ROOT / "t" / "0")
+    present = ROOT / "t" / "0" / "1"
+    disk.append(present, b"entries")
+    removal.add_file(ROOT / "t" / "0" / "0")
+    removal.add_file(present)
+    removal.run(0)
+    assert not disk.exists(present)
+    assert not removal.is_pending

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from broker.store.errors import StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
@@ -104,4 +106,23 @@ def test_cancelled_cut_runs_to_its_end() -> None:
     asyncio.run(main())
     assert slave.max_physical_offset == shared
     assert slave.is_following
+    assert opened(disk.copy()).max_physical_offset == shared
+
+
+class UnsyncedDecision(SimDisk):
+    """The decision gets its name, and the sync of the directory fails."""
+
+    def write_atomic(self, path: Path, data: bytes) -> None:
+        super().write_atomic(path, data)
+        if path.name == "truncation":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+
+def test_store_takes_nothing_after_a_decision_of_unknown_outcome() -> None:
+    disk = UnsyncedDecision()
+    slave, shared = followed(disk, 8)
+    with pytest.raises(StoreNotWritable):
+        slave.truncate(shared, epoch=1, floor=shared)
+    with pytest.raises(StoreNotWritable):
+        slave.lead()
     assert opened(disk.copy()).max_physical_offset == shared
