@@ -149,7 +149,7 @@ _SLAVE_DEADLINES = 0.25
 _LOOK_AT_MASTER = 2.0
 _VIP_OFFSET = 2
 # Directories of the data directory whose files hold users' secrets.
-_PRIVATE = ("commitlog", "config", "diverged", "ha")
+_PRIVATE = ("commitlog", "config", "diverged", "ha", "quarantine")
 
 
 # What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.

@@ -2,22 +2,33 @@
 
 The record names its topic and queue (REAL_TOPIC, REAL_QID). It may have been parked for days, or by another broker, so
 the names are checked against the present table of topics.
+
+    quarantine/<topic>-<queue>-<offset>.record    the record of a message whose delivery failed with an unexpected error
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
-from broker.store.errors import InternalTopic, MessageIllegal
+from broker.store.errors import InternalTopic, MessageIllegal, StoreError
+from broker.store.message_store import MessageStore
+from infra.supervisor import Faults
 from neve.record.codec import MalformedRecord
 from neve.record.properties import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
 from neve.remoting.names import is_internal
 
 #: Returns how many queues consumers read of a topic, or None for a topic that does not exist.
 ReadQueues = Callable[[str], int | None]
-#: A message that can never be delivered. Any other error is taken for transient: the delivery is tried again.
-UNDELIVERABLE = (MessageIllegal, MalformedRecord)
+#: A message that can never be delivered, because of its topic or its size.
+UNDELIVERABLE = (MessageIllegal,)
 _QUEUE_DIGITS = 9
+#: Errors of the disk, the log or the machine. The message is not their cause: it is retried until it is delivered.
+TRANSIENT = (OSError, StoreError, MemoryError)
+# Any other error: deliveries that fail before the message is quarantined. A round takes place ten times a second.
+TRIES = 20
+
+log = logging.getLogger(__name__)
 
 
 class TopicMissing(MessageIllegal):
@@ -42,3 +53,53 @@ def delivery_target(properties: Mapping[str, str], read_queues: ReadQueues) -> t
         raise TopicMissing(f"topic {topic} does not exist")
     number = int(queue)
     return topic, number if number < count else number % max(count, 1)
+
+
+class Quarantine:
+    """Keeps the records of messages whose delivery fails with an unexpected error, so that no other message waits.
+
+    The messages wait in one topic. The number of tries is not stored: it begins at 0 with each start.
+    """
+
+    def __init__(self, store: MessageStore, topic: str, faults: Faults) -> None:
+        self._store, self._topic, self._faults = store, topic, faults
+        self._tries: dict[tuple[int, int], int] = {}
+
+    def delivered(self, queue_id: int, offset: int) -> None:
+        """Forget the failed deliveries of a message."""
+        if self._tries:
+            self._tries.pop((queue_id, offset), None)
+
+    def failed(self, kind: str, queue_id: int, offset: int, error: Exception) -> bool:
+        """Count a failed delivery; return whether the message is quarantined, so that it is not to be retried.
+
+        The file is on the disk then. Transient errors, and a disk that refuses the file, never lead to it.
+        """
+        self._faults.add(kind, error, f"queue={queue_id} offset={offset}")
+        if isinstance(error, TRANSIENT):
+            return False
+        place = queue_id, offset
+        tries = self._tries[place] = self._tries.get(place, 0) + 1
+        if tries < TRIES and not isinstance(error, MalformedRecord):
+            return False
+        try:
+            self._keep(queue_id, offset, tries, error)
+        except TRANSIENT as fault:
+            self._faults.add("a quarantine file", fault, f"queue={queue_id} offset={offset}")
+            return False
+        del self._tries[place]
+        return True
+
+    def _keep(self, queue_id: int, offset: int, tries: int, cause: Exception) -> None:
+        store, disk = self._store, self._store.disk
+        entry = store.entry(self._topic, queue_id, offset)
+        if entry is None:  # erased meanwhile: there is nothing to keep
+            return
+        position, size = entry[0], entry[1]
+        _, raw = store.log_bytes(position, position + size, size)  # as stored: it may not be possible to decode it
+        directory = store.config.root / "quarantine"
+        disk.make_dirs(directory)
+        path = directory / f"{self._topic}-{queue_id}-{offset}.record"
+        disk.write_atomic(path, bytes(raw))
+        disk.fsync_dir(directory.parent)
+        log.error("message quarantined: %r; tries=%d file=%s position=%d", cause, tries, path, position)

@@ -4,8 +4,8 @@ A level's queue is in order of delivery, so only its head is looked at. A positi
 that it passed: a crash delivers a message twice rather than not at all. After each round of deliveries a record of the
 metadata log says all positions, so that a start, or a slave, finds them behind those copies.
 
-A delivery that fails is tried again with the next round, and its level waits for it. Only a message that can never be
-delivered (`broker.waiting.delivery`) is dropped.
+A delivery that fails is tried again with the next round, and its level waits for it. A message that can never be
+delivered is dropped, and one that fails in an unexpected way is quarantined (`broker.waiting.delivery`).
 
 What waits for long in a log file that is to go becomes a timer for the same time (`reappend`).
 """
@@ -26,7 +26,7 @@ from broker.store.message_store import MessageStore, PutResult
 from broker.tables.changes import DELAYS, DelayPositions, decode_change
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import StateFile, SyncLog
-from broker.waiting.delivery import UNDELIVERABLE, ReadQueues, TopicMissing, delivery_target
+from broker.waiting.delivery import TRANSIENT, UNDELIVERABLE, Quarantine, ReadQueues, TopicMissing, delivery_target
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
 from infra.config import ConfigError
@@ -86,6 +86,7 @@ class ScheduleMessage:
     ) -> None:
         self._store, self._writer, self._clock, self._journal = store, writer, clock, journal
         self._levels, self._faults, self._read_queues = levels, faults, read_queues
+        self._quarantine = Quarantine(store, SCHEDULE_TOPIC, faults)
         # Positions that the log does not say yet.
         self._unsaid = False
         self._offsets: dict[int, int] = {}
@@ -201,13 +202,21 @@ class ScheduleMessage:
             self._deliver_level(level)
         except (StoreFull, StoreNotWritable):
             raise
-        except Exception as error:  # noqa: BLE001 - one level, which is tried again; the others have their turn
+        except TRANSIENT as error:
             self._faults.add("a delay level", error, level)
+        except Exception as error:  # noqa: BLE001 - one message, which is retried, then quarantined
+            offset = self._next(level)
+            if self._quarantine.failed("a delay level", level - 1, offset, error):
+                self._offsets[level] = offset + 1
+
+    def _next(self, level: int) -> int:
+        """Return the offset of the level's first message that is not delivered and still here."""
+        return max(self._offsets.get(level, 0), self._store.min_offset(SCHEDULE_TOPIC, level - 1))
 
     def _deliver_level(self, level: int) -> None:
         queue = level - 1
         end = self._store.max_offset(SCHEDULE_TOPIC, queue)
-        offset = max(self._offsets.get(level, 0), self._store.min_offset(SCHEDULE_TOPIC, queue))
+        offset = self._next(level)
         if offset >= end:
             return
         got = self._store.get(SCHEDULE_TOPIC, queue, offset, _BATCH, _BATCH_BYTES)
@@ -222,6 +231,7 @@ class ScheduleMessage:
             except UNDELIVERABLE as error:
                 self._faults.add("a delayed message", error, f"at {record.physical_offset}")
             self._offsets[level] = record.queue_offset + 1
+            self._quarantine.delivered(queue, record.queue_offset)
 
     def _is_due(self, level: int, record: MessageRecord, now: int) -> bool:
         when, delay = self.deliver_time(level, record.store_timestamp), self._levels[level - 1]

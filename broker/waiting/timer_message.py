@@ -31,7 +31,7 @@ from broker.store.config import code_of_tags
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
 from broker.store.message_store import MessageStore, PutResult
-from broker.waiting.delivery import UNDELIVERABLE, ReadQueues, TopicMissing, delivery_target
+from broker.waiting.delivery import UNDELIVERABLE, Quarantine, ReadQueues, TopicMissing, delivery_target
 from infra.clock import Clock
 from infra.in_steps import Steps, at_once
 from infra.supervisor import Faults
@@ -101,6 +101,7 @@ class TimerMessages:
     ) -> None:
         self._store, self._writer, self._clock = store, writer, clock
         self._config, self._read_queues, self._faults = config, read_queues, faults
+        self._quarantine = Quarantine(store, WHEEL_TIMER_TOPIC, faults)
         self._log_takes_nothing = False
         # Entries are (time of delivery, queue offset, log position).
         self._heap: list[tuple[int, int, int]] = []
@@ -263,8 +264,9 @@ class TimerMessages:
         return done
 
     def _try(self, position: int, offset: int) -> bool:
-        """Deliver one message, or drop one that can never be delivered; False: it is to be tried again.
+        """Deliver one message; return False if it is to be retried.
 
+        A message that can never be delivered is dropped, one that fails in an unexpected way is quarantined.
         Raises StoreFull and StoreNotWritable.
         """
         try:
@@ -275,9 +277,9 @@ class TimerMessages:
             log.warning("timer message dropped: %s; position=%d", error, position)
         except UNDELIVERABLE as error:
             self._faults.add("a timer message", error, f"at {position}")
-        except Exception as error:  # noqa: BLE001 - the disk, for example; nothing that waits is lost by it
-            self._faults.add("a timer delivery", error, f"at {position}")
-            return False
+        except Exception as error:  # noqa: BLE001 - retried, then quarantined
+            return self._quarantine.failed("a timer delivery", _MESSAGES, offset, error)
+        self._quarantine.delivered(_MESSAGES, offset)
         return True
 
     def _is_shown(self, entry: tuple[int, int, int]) -> bool:

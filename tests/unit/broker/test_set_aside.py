@@ -23,9 +23,9 @@ from broker.long_polling.pull_request_hold import HeldPull, PullRequestHold
 from broker.pop.pop_queue import Flight, PopQueue
 from broker.pop.revive import PopRevive
 from broker.store.config import SYNC_FLUSH, StoreConfig
-from broker.store.message_store import MessageStore
+from broker.store.message_store import MessageStore, PutResult
 from broker.waiting.check_back import CheckBack
-from broker.waiting.delivery import ReadQueues
+from broker.waiting.delivery import TRIES, ReadQueues
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
@@ -33,7 +33,7 @@ from infra.clock import ManualClock
 from infra.disk import OutOfDescriptors
 from infra.startup import EXIT_FAILED
 from infra.supervisor import FAILING_RUNS, HANGING_S, Faults
-from neve.record.codec import iter_records
+from neve.record.codec import MalformedRecord, MessageRecord, decode_record, iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command
 from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
@@ -157,10 +157,12 @@ def test_a_timer_that_no_topic_can_take_holds_up_no_other(world: World) -> None:
     assert world.faults.counts == {"a timer message": 1}
 
 
-def make_schedule(world: World, read_queues: ReadQueues = lambda topic: 8) -> ScheduleMessage:
+def make_schedule(
+    world: World, read_queues: ReadQueues = lambda topic: 8, writer: LogWriter | None = None
+) -> ScheduleMessage:
     return ScheduleMessage(
         world.store,
-        LogWriter(world.store),
+        writer or LogWriter(world.store),
         world.clock,
         [1000, 2000],
         world.disk,
@@ -178,6 +180,99 @@ def make_timers(world: World, read_queues: ReadQueues = lambda topic: 8) -> Time
 def park_timer(world: World, timers: TimerMessages, body: bytes, topic: str = "orders", queue: str = "0") -> None:
     when = world.clock.now_ms() + 1000
     timers.added(when, world.put(WHEEL_TIMER_TOPIC, 0, body, when, REAL_TOPIC=topic, REAL_QID=queue), None)
+
+
+class FailingWriter(LogWriter):
+    """Fails in an unexpected way for one body."""
+
+    def put_copy(self, record: MessageRecord, *args: Any, **kwargs: Any) -> PutResult:
+        if record.body == b"odd":
+            raise AssertionError("unexpected")
+        return super().put_copy(record, *args, **kwargs)
+
+
+def quarantined(world: World) -> list[bytes]:
+    directory = Path("/store/quarantine")
+    names = world.disk.list_dir(directory) if world.disk.exists(directory) else []
+    return [decode_record(world.disk.read(directory / name)).body for name in names]
+
+
+def test_timer_with_an_unexpected_error_is_quarantined(world: World) -> None:
+    writer = FailingWriter(world.store)
+    timers = TimerMessages(world.store, writer, world.clock, world.config, lambda topic: 8, world.faults)
+    for body in (b"odd", b"behind it"):
+        park_timer(world, timers, body)
+    world.clock.advance(1000)
+    for _ in range(TRIES - 1):
+        timers.deliver_due()
+    assert (world.bodies("orders"), quarantined(world), len(timers)) == ([], [], 2)
+    timers.deliver_due()
+    assert (world.bodies("orders"), quarantined(world), len(timers)) == ([b"behind it"], [b"odd"], 0)
+    again = make_timers(world)
+    again.load()
+    assert len(again) == 0
+
+
+def test_delayed_message_with_an_unexpected_error_is_quarantined(world: World) -> None:
+    schedule = make_schedule(world, writer=FailingWriter(world.store))
+    for body in (b"odd", b"behind it"):
+        world.put(SCHEDULE_TOPIC, 0, body, REAL_TOPIC="orders", REAL_QID="0")
+    world.clock.advance(1000)
+    for _ in range(TRIES - 1):
+        schedule.deliver_due()
+    assert (world.bodies("orders"), quarantined(world)) == ([], [])
+    schedule.deliver_due()
+    schedule.deliver_due()
+    assert (world.bodies("orders"), quarantined(world)) == ([b"behind it"], [b"odd"])
+
+
+def test_damaged_delayed_record_is_quarantined_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = make_schedule(world)
+    for body in (b"odd", b"behind it"):
+        world.put(SCHEDULE_TOPIC, 0, body, REAL_TOPIC="orders", REAL_QID="0")
+    world.clock.advance(1000)
+
+    def damaged(buffer: Any) -> Iterator[MessageRecord]:
+        for record in iter_records(buffer):
+            if record.body == b"odd":
+                raise MalformedRecord("damaged")
+            yield record
+
+    monkeypatch.setattr("broker.waiting.schedule_message.iter_records", damaged)
+    schedule.deliver_due()
+    schedule.deliver_due()
+    assert (world.bodies("orders"), quarantined(world)) == ([b"behind it"], [b"odd"])
+
+
+def test_message_is_not_quarantined_by_an_error_of_the_disk(world: World) -> None:
+    timers = make_timers(world)
+    park_timer(world, timers, b"later")
+    world.clock.advance(1000)
+    world.disk.closed = "0"  # the queue of the target can't be created
+    for _ in range(2 * TRIES):
+        timers.deliver_due()
+    assert (quarantined(world), len(timers)) == ([], 1)
+    world.disk.closed = None
+    timers.deliver_due()
+    assert (world.bodies("orders"), len(timers)) == ([b"later"], 0)
+
+
+def test_message_waits_while_its_quarantine_file_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = FailingWriter(world.store)
+    timers = TimerMessages(world.store, writer, world.clock, world.config, lambda topic: 8, world.faults)
+    park_timer(world, timers, b"odd")
+    world.clock.advance(1000)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.disk, "write_atomic", full)
+        for _ in range(2 * TRIES):
+            timers.deliver_due()
+        assert (quarantined(world), len(timers)) == ([], 1)
+    timers.deliver_due()
+    assert (quarantined(world), len(timers)) == ([b"odd"], 0)
 
 
 def fail_appends_to(world: World, topic: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
