@@ -70,13 +70,14 @@ class BrokerSource:
         """As `Source.span`, if no store time is more than CLOCK_STEP_MS below one before it.
 
         A binary search for T ends at an offset x with time(x - 1) < T <= time(x). With steps of at most S, all before x
-        are older than T + S, and all from x on are as young as T - S.
+        are older than T + S, and all from x on are as young as T - S. Brokers of RocketMQ 4.9 return the record nearest
+        to T instead, which may be x - 1: the last record, if all are older.
         """
         begin, end = bounds
         if since is not None:
             begin = await self._client.offset_by_time(self._topic, queue, max(since - CLOCK_STEP_MS, 0))
         if until is not None:
-            end = await self._client.offset_by_time(self._topic, queue, until + CLOCK_STEP_MS)
+            end = await self._client.offset_by_time(self._topic, queue, until + CLOCK_STEP_MS) + 1
         begin = min(max(begin, bounds.begin), bounds.end)
         return Bounds(begin, min(max(end, begin), bounds.end))
 

@@ -79,4 +79,20 @@ def test_broker_source_span_holds_all_times_after_clock_steps(back: int) -> None
         meant = [at for at, time in enumerate(times) if since <= time < until]
         begin, end = asyncio.run(BrokerSource(client, "orders").span(QUEUE, bounds, since, until))
         assert meant == [at for at in meant if begin <= at < end]
-        assert end - begin <= 4 * 24 + 5, "the span is no more than the steps that it allows for"
+        assert end - begin <= 4 * 24 + 6, "the span is no more than the steps that it allows for"
+
+
+class SearchedForNearest:
+    """A queue whose broker searches by time as RocketMQ 4.9 does: it returns the nearest record."""
+
+    def __init__(self, times: list[int]) -> None:
+        self._times = times
+
+    async def offset_by_time(self, _topic: str, _queue: MessageQueue, time_ms: int) -> int:
+        return min(range(len(self._times)), key=lambda at: abs(self._times[at] - time_ms))
+
+
+def test_broker_source_span_holds_the_last_message_at_brokers_of_4_9() -> None:
+    client: Any = SearchedForNearest([100 * HOUR, 101 * HOUR, 102 * HOUR])
+    bounds = Bounds(0, 3)
+    assert asyncio.run(BrokerSource(client, "orders").span(QUEUE, bounds, None, 200 * HOUR)) == bounds
