@@ -4,9 +4,9 @@ APScheduler asks `datetime` for the present in the scheduler's time zone, and Py
 time zone here is `_SteadyTime`: it counts the injected monotonic clock. Setting the wall clock moves no interval job,
 and in a simulation jobs run by simulated time.
 
-A job never overlaps itself (`max_instances=1`). Runs that came due while it ran, or while the process was suspended,
-are one run (`coalesce`), however late (`misfire_grace_time=None`). A failure is counted and logged, with its traceback
-unless its kind is in `KNOWN_FAILURES`; the job runs again at its next time.
+A job never overlaps itself (`max_instances=1`): a run that comes due while the job runs is skipped. Runs that came due
+while the scheduler could not start them are one run (`coalesce`), however late (`misfire_grace_time=None`). A failure
+is counted and logged, with its traceback unless its kind is in `KNOWN_FAILURES`; the job runs again at its next time.
 """
 
 from __future__ import annotations
