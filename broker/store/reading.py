@@ -246,7 +246,8 @@ def _first_stored(log: CommitLog, queue: ConsumeQueue, minimum: int, wanted: int
             continue
         low, stop = max(queue.first_at(file.base), minimum), min(queue.first_at(file.end), end)
         if low < stop:
-            search = _first_by_reading if file.high_time else _first_by_halving
+            # no record is older than one before it that was stored after `high_time`
+            search = _first_by_reading if wanted <= file.high_time else _first_by_halving
             if (found := search(log, file, queue, low, stop, wanted)) < stop:
                 return found
     return max(end, minimum)

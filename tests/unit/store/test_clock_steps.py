@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.store import reading
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from neve.record.layout import BORN_HOST_V6
@@ -157,6 +158,28 @@ def test_search_by_time_is_exact_where_the_clock_was_set_back(
         check(store)
         more(store)
         check(store)
+
+
+def test_search_above_a_clock_step_reads_no_whole_file(
+    open_store: Open, put: Put, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, right = open_store(), clock.now_ms()
+    for number in range(60):
+        clock.set_wall(right + number * 10_000 + (30_000 if number == 20 else 0))
+        put(store)
+    store.after_flush(store.flush())
+    read: list[int] = []
+    by_reading = reading._first_by_reading
+
+    def counted(log: Any, file: Any, queue: Any, low: int, stop: int, wanted: int) -> int:
+        read.append(wanted)
+        return by_reading(log, file, queue, low, stop, wanted)
+
+    monkeypatch.setattr(reading, "_first_by_reading", counted)
+    assert store.offset_by_time("t", 0, right + 400_000, False) == 40
+    assert read == []
+    assert store.offset_by_time("t", 0, right + 225_000, False) == 20
+    assert len(read) == 1
 
 
 def test_a_key_is_found_though_its_index_file_began_ahead_of_time(
