@@ -14,6 +14,7 @@ from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import STANDS_STILL_MS
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
+from broker.waiting.delivery import Quarantine
 from broker.waiting.half_messages import ROLLBACK, TRANSACTION_BITS, Half, HalfMessages
 from infra.clock import Clock
 from infra.supervisor import Faults
@@ -59,6 +60,7 @@ class CheckBack:
         self._transactions, self._store, self._writer = transactions, store, writer
         self._clients, self._guard = clients, guard
         self._topics, self._registration = topics, registration
+        self._quarantine = Quarantine(store, HALF_TOPIC, faults)
 
     async def run(self) -> None:
         """One round over all that wait; each is asked about at most once. A slave asks nobody."""
@@ -92,15 +94,20 @@ class CheckBack:
         return age > self._config.file_reserved_time * _HOUR_MS
 
     def _try(self, half: Half) -> bool:
-        """One that fails counts as asked: it is given up in the end, and those behind it have their turn."""
+        """Check one half message; return whether that counts as asked, as a failure does: it is given up in the end.
+
+        A message that can't be given up either, because its record is damaged, is quarantined.
+        """
         try:
             return self._check(half)
         except OSError as error:  # a disk fault does not count as a check
             self._faults.add("a half message", error, f"at {half.physical_offset}")
             return False
         except Exception as error:  # noqa: BLE001 - one half message, of which anything may be odd
-            self._faults.add("a half message", error, f"at {half.physical_offset}")
-            return True
+            if not self._quarantine.failed("a half message", 0, half.queue_offset, error):
+                return True
+            self._transactions.end(half, ROLLBACK)
+            return False
 
     def _check(self, half: Half) -> bool:
         """True if it counts as asked: as in RocketMQ also when no producer of the group is there."""

@@ -415,6 +415,22 @@ def test_a_half_message_that_no_producer_can_be_asked_about_is_given_up_and_hold
     assert (len(transactions.halves), world.bodies(CHECK_MAX_TOPIC)) == (0, [b"odd", b"behind it"])
 
 
+def test_damaged_half_message_is_quarantined_and_pins_no_segment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    transactions = Transactions(world)
+    transactions.half(b"odd")
+
+    def damaged(raw: bytes) -> MessageRecord:
+        raise MalformedRecord("damaged")
+
+    world.clock.advance(HOUR_MS)
+    with monkeypatch.context() as patched:
+        patched.setattr("broker.waiting.check_back.decode_record", damaged)
+        transactions.round()
+    assert (transactions.halves.pinned_from(), quarantined(world)) == (None, [b"odd"])
+    transactions.halves.load()
+    assert len(transactions.halves) == 0
+
+
 def test_no_quiet_time_keeps_a_half_message_for_longer_than_the_log(world: World) -> None:
     """As RocketMQ, which skips what is older than fileReservedTime; it would keep its segment for ever."""
     transactions = Transactions(world)
