@@ -94,9 +94,10 @@ class CheckBack:
         return age > self._config.file_reserved_time * _HOUR_MS
 
     def _try(self, half: Half) -> bool:
-        """Check one half message; return whether that counts as asked, as a failure does: it is given up in the end.
+        """Check one half message; return whether that counts as a question to its producer.
 
-        A message that can't be given up either, because its record is damaged, is quarantined.
+        A failure counts, so the message leaves the queue after `transactionCheckMax` rounds. If its record is damaged,
+        it is quarantined.
         """
         try:
             return self._check(half)
