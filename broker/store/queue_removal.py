@@ -75,7 +75,7 @@ class QueueRemoval:
         self._topics.clear()
         self._files.clear()
         self._disk.make_dirs(self._removed)
-        names = sorted(int(name) for name in self._disk.list_dir(self._removed))
+        names = sorted(int(name) for name in self._disk.list_dir(self._removed) if name.isdigit())
         self._moved = deque(self._removed / str(number) for number in names)
         self._listed = None
         self._numbers = itertools.count(max(names, default=0) + 1)
@@ -142,8 +142,13 @@ class QueueRemoval:
                 self._remove_files()
                 self._move_deleted(written)
                 for _ in range(_QUEUES_AT_ONCE):
-                    if not self._remove_moved():
-                        break
+                    try:
+                        if not self._remove_moved():
+                            break
+                    except FileNotFoundError as error:  # an operator removed it
+                        log.warning("files of a deleted queue do not exist: error=%s", error)
+                        self._moved.popleft()
+                        self._listed = None
             except OSError as error:
                 if not isinstance(error, OutOfDescriptors) and error.errno not in _FULL:
                     raise

@@ -211,3 +211,17 @@ def test_removal_passes_over_a_file_that_does_not_exist() -> None:
     removal.run(0)
     assert not disk.exists(present)
     assert not removal.is_pending
+
+
+def test_removal_passes_over_what_an_operator_did_to_its_directory() -> None:
+    disk, removed = SimDisk(), Path("/store/consumequeue.removed")
+    for number in ("1", "2"):
+        disk.make_dirs(removed / number / "0")
+    disk.append(removed / "README", b"not a queue")
+    removal = QueueRemoval(small_config(), disk)
+    removal.load()
+    disk.remove_dir(removed / "1" / "0")
+    disk.remove_dir(removed / "1")
+    removal.run(0)
+    assert disk.list_dir(removed) == ["README"]
+    assert not removal.is_pending
