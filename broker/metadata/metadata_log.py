@@ -119,7 +119,7 @@ class Delays(Protocol):
 class Pops(Protocol):
     """What is popped."""
 
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> bool:
+    def forget(self, *, topic: str = "", group: str = "") -> bool:
         """Of a topic or a group that is gone; whether there was anything."""
 
     def tell_offsets(self) -> None:

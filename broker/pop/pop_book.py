@@ -27,7 +27,17 @@ from broker.intake.intake import refusal
 from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.log_writer import LogWriter
 from broker.intake.message import NewMessage
-from broker.pop.pop_log import Ack, ChangeInvisibleTime, Event, Freed, PopCheckPoint, Reset, decode_event, encode_event
+from broker.pop.pop_log import (
+    Ack,
+    ChangeInvisibleTime,
+    Event,
+    Freed,
+    Gone,
+    PopCheckPoint,
+    Reset,
+    decode_event,
+    encode_event,
+)
 from broker.pop.pop_queue import Batch, Flight, Key, PopQueue
 from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
@@ -46,7 +56,7 @@ log = logging.getLogger(__name__)
 
 _LOG_QUEUE = 0
 _BATCH_BYTES = 4 << 20
-GONE = -1
+_ALL_QUEUES = -1
 # A queue that was not popped for so long, and has no message out, leaves the book.
 _IDLE_MS = 600_000
 # Queues looked at, and dropped by a record of the log each, in one turn of the event loop.
@@ -260,26 +270,28 @@ class PopBook:
         self._reset(Reset(group, topic, queue_id, offset))
         return True
 
-    def drop(self, *, topic: str | None = None, group: str | None = None) -> None:
-        for key in self._keys(topic, group):
-            self._reset(Reset(*key, GONE))
+    def drop(self, *, topic: str = "", group: str = "") -> None:
+        """All queues of a deleted topic or group, by a single record: a record for each queue would stop the loop."""
+        if self._keys(group, topic):
+            self._reset(Gone(group, topic, _ALL_QUEUES))
 
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> bool:
+    def forget(self, *, topic: str = "", group: str = "") -> bool:
         """As `drop`, where the log says elsewhere that the topic or the group is gone. False: it had nothing of it."""
-        keys = self._keys(topic, group)
-        for key in keys:
-            self._apply(Reset(*key, GONE))
-        return bool(keys)
+        had = bool(self._keys(group, topic))
+        if had:
+            self._apply(Gone(group, topic, _ALL_QUEUES))
+        return had
 
-    def _keys(self, topic: str | None, group: str | None) -> list[Key]:
-        return [key for key in self.queues if topic in (None, key[1]) and group in (None, key[0])]
+    def _keys(self, group: str, topic: str) -> list[Key]:
+        """Keys of the queues in the book; an empty name matches every name."""
+        return [key for key in self.queues if topic in ("", key[1]) and group in ("", key[0])]
 
     def tell_offsets(self) -> None:
         """The table of offsets says of popped queues what the book says."""
         for queue in self.queues.values():
             self._commit(queue)
 
-    def _reset(self, event: Reset) -> None:
+    def _reset(self, event: Reset | Gone) -> None:
         """A log that takes nothing now is no reason to refuse: the next image says it."""
         try:
             self.record(event)
@@ -319,7 +331,7 @@ class PopBook:
             is_same = queue.is_empty and queue.next_offset == offset and self._offsets.query(*queue.key) == offset
             if is_same and self.queues.get(queue.key) is queue and not self._store.is_following:
                 try:
-                    self.record(Reset(*queue.key, GONE))
+                    self.record(Gone(*queue.key))
                 except BrokerError as error:
                     log.warning("idle queues stay in the pop book: %s", error)
                     break
@@ -396,9 +408,8 @@ class PopBook:
         """The queue that it changed; None if the book no longer has that."""
         key = (event.group, event.topic, event.queue_id)
         self._changed = True
-        if isinstance(event, Reset) and event.next_offset < 0:
-            gone = self.queues.pop(key, None)
-            self._floor = max(self._floor, 0 if gone is None else gone.newest)
+        if isinstance(event, Gone):
+            self._remove([key] if event.queue_id >= 0 else self._keys(event.group, event.topic))
             return None
         queue = self.queues.get(key)
         if queue is None:
@@ -425,6 +436,11 @@ class PopBook:
                 queue.batch = Batch()
                 queue.go_to(event.next_offset)
         return queue
+
+    def _remove(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            gone = self.queues.pop(key, None)
+            self._floor = max(self._floor, 0 if gone is None else gone.newest)
 
     @staticmethod
     def _land(queue: PopQueue, offset: int, pop_time: int) -> None:

@@ -4,7 +4,8 @@
 ["a", group, topic, queue, pop time, [offset, …]]                        acknowledged, or put to the retry topic
 ["c", group, topic, queue, offset, old pop time, pop time, visible at]   hidden for longer, or for less
 ["f", group, topic, queue, next]                                         a batch in order is seen again from there on
-["r", group, topic, queue, next]                                         somebody set the group there; -1: it is gone
+["r", group, topic, queue, next]                                         somebody set the group there
+["g", group, topic, queue]                                               leaves the book; -1: all queues do
 """
 
 import msgspec
@@ -57,7 +58,11 @@ class Reset(_Event, frozen=True, tag="r"):
     next_offset: int
 
 
-Event = PopCheckPoint | Ack | ChangeInvisibleTime | Freed | Reset
+class Gone(_Event, frozen=True, tag="g"):
+    """["g"] The queue leaves the book. With queue -1 every queue does; an empty name then matches every name."""
+
+
+Event = PopCheckPoint | Ack | ChangeInvisibleTime | Freed | Reset | Gone
 _decoder: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 

@@ -6,6 +6,7 @@ The work between two turns is counted, not timed.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -320,5 +321,48 @@ def test_change_of_invisible_time_is_bounded(tmp_path: Path, milliseconds: int) 
             assert "from 0 to 259200000 ms (3 days)" in (refused.remark or "")
             await member.ack(taken)
             assert broker.pops.queues["g", "t", 0].flights == {}, "the refused change kept the receipt"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("code", "ext"),
+    [(Code.DELETE_TOPIC_IN_BROKER, {"topic": "t"}), (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})],
+)
+def test_deletion_removes_popped_queues_by_one_record(
+    tmp_path: Path, counted: Callable[[type, str], Counted], code: int, ext: dict[str, str]
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path / "broker") as (broker, connection):
+            make(broker, with_offsets=False)
+            broker.topics.create_plain("other", 1)
+            broker.groups.require("other")
+            for queue in range(QUEUES):
+                broker.pops.open("g", "t", queue, 0)
+            broker.pops.open("other", "other", 0, 0)
+            told = counted(PopBook, "record")
+            assert (await ask(connection, code, **ext)).code == 0
+            assert list(broker.pops.queues) == [("other", "other", 0)]
+            assert told.all == 1
+
+    asyncio.run(main())
+
+
+def test_deleted_topic_that_returns_keeps_its_new_pops_after_a_crash(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path / "broker") as (broker, connection):
+            member = Member(broker, connection)
+            await send(connection, "t", b"before")
+            assert [taken.body for taken in await member.pop()] == [b"before"]
+            await broker.pops.save()  # the image has the deleted pop, the log behind it the deletion
+            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="t")).code == 0
+            await send(connection, "t", b"after")
+            assert [taken.body for taken in await member.pop()] == [b"after"]
+            await broker.flusher.flush_now()
+            left = {key: sorted(queue.flights) for key, queue in broker.pops.queues.items()}
+            assert left == {("g", "t", 0): [0]}
+            shutil.copytree(tmp_path / "broker", tmp_path / "crashed")
+        async with running(tmp_path / "crashed") as (broker, _):
+            assert {key: sorted(queue.flights) for key, queue in broker.pops.queues.items()} == left
 
     asyncio.run(main())
