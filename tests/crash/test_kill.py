@@ -154,7 +154,7 @@ def check(server: NeveServer, ledger: Ledger, *, whole: bool = False) -> None:
 
 def recoveries(server: NeveServer) -> Iterator[tuple[bool, int, int]]:
     """What each start found, by the broker's own account: clean, bytes cut off, records without their CRC entry."""
-    report = r"RecoveryReport\(clean=(\w+),.*?records_without_crc=(\d+), cut_bytes=(\d+)"
+    report = r"log recovered: clean=(\w+) .*?records_without_crc=(\d+) cut_bytes=(\d+)"
     for clean, without_crc, cut in re.findall(report, server.log()):
         yield clean == "True", int(cut), int(without_crc)
 
