@@ -70,7 +70,7 @@ _OF_ONE_OBJECT = frozenset({"DamagedObject", "NotFound"})
 WITH_ITS_OBJECT = "had expired, and was in an object with what was erased"
 _TOLD_EVERY_S = 5.0
 _EVERYTHING = 1 << 62
-# Topics whose records are messages for other topics: delayed, timer and half messages, and half messages given up.
+# Topics whose records are messages for other topics: delayed, timer, half and abandoned half messages.
 _WAITING = frozenset({SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC, HALF_TOPIC, CHECK_MAX_TOPIC})
 #: (topic, queue, first offset, last offset)
 Row = tuple[str, int, int, int]

@@ -164,7 +164,7 @@ class TopicDeletion:
         else:
             self._doomed.add(topic)
         self._topics.apply(change)
-        self._pops.drop(topic=topic)  # before the offsets: at a start the book tells the table
+        self._pops.drop(topic=topic)  # before the offsets: a start takes them from the pop book
         self._offsets.apply(change)
 
     async def _record(self, topic: str, ends: Mapping[int, int]) -> None:

@@ -260,8 +260,8 @@ class MessageStore:
         until it ends. The cut itself is one turn of the loop, with the first checkpoint. The caller reads tables that
         hold more than the log in the same turn.
         `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
-        StoreErrors; then nothing is cut. StoreNotWritable: it is half done and the store takes nothing any more; the
-        next start ends it.
+        StoreErrors; then nothing is cut. StoreNotWritable: the cut is incomplete, and the store refuses appends until the
+        next start completes it.
         """
         self._end.check_following()
         end, root, disk, kept = self._end.appended, self.config.root, self.disk, list[Path]()
@@ -733,11 +733,12 @@ class MessageStore:
 
         This does no I/O: `save_deletions` makes it durable, and `upkeep` removes the files.
 
-        On a slave what lies `below` the place in the log where its master did so; it may have come again since.
+        A slave drops only records `below` the physical offset at which its master deleted the topic: the topic may have
+        been created again since.
 
-        Should the topic come again, its queues go on where they ended; with `begin_again` at 0, which only the caller
-        can allow: nothing outside this store may know the offsets that would be given a second time. The members of a
-        set know them, so there it never does.
+        If the topic is created again, its queues continue at their end offsets. With `begin_again` they start at 0, which
+        the caller may allow only if nothing outside this store knows the offsets that would be assigned a second time.
+        The members of a set know them, so a set never starts at 0.
         """
         if not self._queues.of_topic(topic):
             return

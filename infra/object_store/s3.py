@@ -410,7 +410,7 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
         return UnknownOutcome(text)
     if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
         return PreconditionFailed(text)
-    if "<Code>NoSuchBucket<" in str(error):  # says nothing about the object: it must not look like the end of a journal
+    if "<Code>NoSuchBucket<" in str(error):  # must not look like the end of a journal
         return StoreUnavailable(f"{key}: the bucket does not exist: {_text(error)}")
     if isinstance(error, FileNotFoundError | errors.NotFoundError):
         return NotFound(text)

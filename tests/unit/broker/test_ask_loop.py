@@ -26,7 +26,7 @@ def test_call_that_timed_out_never_runs_later(monkeypatch: pytest.MonkeyPatch) -
 
         thread = threading.Thread(target=job)
         thread.start()
-        assert failed.wait(30)  # the loop is busy until the job has given up
+        assert failed.wait(30)  # the loop is busy until the job has failed
         thread.join()
         await asyncio.sleep(0)
 
