@@ -260,8 +260,8 @@ class MessageStore:
         until it ends. The cut itself is one turn of the loop, with the first checkpoint. The caller reads tables that
         hold more than the log in the same turn.
         `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
-        StoreErrors; then nothing is cut. StoreNotWritable: the cut is incomplete, and the store refuses appends until the
-        next start completes it.
+        StoreErrors; then nothing is cut. StoreNotWritable: the cut is incomplete, and the store
+        refuses appends until the next start completes it.
         """
         self._end.check_following()
         end, root, disk, kept = self._end.appended, self.config.root, self.disk, list[Path]()
@@ -736,8 +736,8 @@ class MessageStore:
         A slave drops only records `below` the physical offset at which its master deleted the topic: the topic may have
         been created again since.
 
-        If the topic is created again, its queues continue at their end offsets. With `begin_again` they start at 0, which
-        the caller may allow only if nothing outside this store knows the offsets that would be assigned a second time.
+        If the topic is created again, its queues continue at their end offsets. With `begin_again` they start at 0.
+        The caller may allow that only if nothing outside this store knows the offsets that are then assigned again.
         The members of a set know them, so a set never starts at 0.
         """
         if not self._queues.of_topic(topic):
