@@ -10,6 +10,7 @@ from broker.store import erased
 from broker.store.erased import Span, Spans
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
+from infra import failpoint
 
 T = TypeVar("T")
 Place = tuple[str, int]  # topic, queue
@@ -92,6 +93,7 @@ def _held(store: MessageStore, places: Sequence[Place]) -> list[_Held | _Unreada
     found: list[_Held | _Unreadable] = []
     for place in places:
         try:
+            failpoint.hit("erase.look_at_queue")
             found.append(_Held(place, store.erased_of(*place), *store.erasable(*place)))
         except (StoreError, OSError) as error:
             found.append(_Unreadable(place, str(error)))

@@ -243,13 +243,13 @@ class World:
         if unreadable == "at all":
             self._fail_reads_of(topic)
         elif unreadable == "while it hides":
-            failpoint.arm("erase.before_hide", lambda _: self._fail_hides_of(topic), 1)
+            failpoint.arm("erase.before_hide", self._fail_a_hide)
         try:
             self._do(f"erase from {topic}, grace {grace_ms}, queues unreadable: {unreadable}", erase)
         finally:
             self._fail_reads_of("")
             failpoint.disarm("erase.before_hide")
-            vars(self.process.store).pop("erasable", None)
+            failpoint.disarm("erase.look_at_queue")
         self._observe()
         for certificate in told:
             if any(" are not hidden: " in why for why in certificate["not_erased"]):
@@ -272,17 +272,14 @@ class World:
         self.unreadable = topic
         self.disk.fail_read = lambda path: bool(self.unreadable) and f"/consumequeue/{topic}/" in str(path)
 
-    def _fail_hides_of(self, topic: str) -> None:
-        """As if nothing of its queues' files were in memory, and they can't be read: this world looks at them often."""
-        erasable = self.process.store.erasable
+    def _fail_a_hide(self, _name: str) -> None:
+        """Let one of the next queues that are looked at fail, as if its files had to be read and could not be."""
 
-        def fail(name: str, queue: int) -> tuple[int, int]:
-            if name == topic:
-                self.counts["failed hides"] += 1
-                raise OSError(errno.EIO, "injected")
-            return erasable(name, queue)
+        def fail(_name: str) -> None:
+            self.counts["failed hides"] += 1
+            raise OSError(errno.EIO, "injected")
 
-        setattr(self.process.store, "erasable", fail)  # noqa: B010 - for mypy a method is none to be set
+        failpoint.arm("erase.look_at_queue", fail, self.random.choice((1, 1, 2, 3)))
 
     def _hide_erased(self) -> None:
         self._do("hide what was erased", self.process.lifecycle.hot_erasure.run)

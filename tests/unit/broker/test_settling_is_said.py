@@ -49,7 +49,8 @@ class Log:
             is_following=False, config=SimpleNamespace(store_host=("127.0.0.1", 1)), remember_raised=nothing,
         )  # fmt: skip
 
-    def put(self, message: NewMessage) -> Any:
+    def put(self, message: NewMessage, *, internal: bool) -> Any:
+        assert internal, "records of the metadata log are the broker's own"
         change = decode_change(message.body)
         if isinstance(change, self.refused):
             raise StoreNotWritable("too few members are in sync")

@@ -268,7 +268,7 @@ def test_a_master_describes_while_a_slave_takes_it_and_its_memory_is_bounded(mon
 
 
 def test_keys_of_what_is_described_and_of_what_is_not_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index is written to for a thousand keys at once, in the order of the log, whoever hashed them."""
+    """An index takes 128 keys at once, in the order of the log, whichever member hashed them."""
     added, add = list[list[int]](), IndexFile.add
 
     def counted(file: IndexFile, hashes: Sequence[int], places: Sequence[int], times: Sequence[int]) -> int:
@@ -284,7 +284,7 @@ def test_keys_of_what_is_described_and_of_what_is_not_wait_together(monkeypatch:
     places = [place for batch in added for place in batch]
     assert len(places) > 500
     assert places == sorted(places)
-    assert len(added) <= len(places) // 1024 + 1
+    assert len(added) <= len(places) // 128 + 1
 
 
 def test_who_follows_has_nothing_left_of_what_it_described() -> None:
