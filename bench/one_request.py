@@ -144,12 +144,12 @@ def queues(broker: Measured, count: int, groups: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="*", default=["keys", "queues"], choices=["keys", "queues"])
+    parser.add_argument("--part", choices=["keys", "queues"], action="append", help="default: both")
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--queues", type=int, default=4096)
     parser.add_argument("--groups", type=int, default=8)
     options = parser.parse_args()
-    for part in options.part:
+    for part in options.part or ["keys", "queues"]:
         root = Path(tempfile.mkdtemp(prefix="neve-bench-"))
         broker = Measured(root)
         try:
