@@ -246,7 +246,15 @@ class SimDisk:
     def fsync_dir(self, path: Path) -> None:
         for name in [name for name in _inside(path, self._durable_names) if name not in self._names]:
             del self._durable_names[name]
+        # A directory that was renamed or removed here takes all names below it with it.
+        for name in [name for name in self._durable_names if path in name.parents and not self._leads_to(path, name)]:
+            del self._durable_names[name]
         self._durable_names.update({name: self._names[name] for name in _inside(path, self._names)})
+
+    def _leads_to(self, path: Path, name: Path) -> bool:
+        """Return whether the entry of a directory on the way to a name exists."""
+        entry = path / name.relative_to(path).parts[0]
+        return entry in self._directories or entry in self._names
 
     def rename(self, source: Path, target: Path) -> None:
         self._need_parent(target)
