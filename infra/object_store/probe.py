@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from infra.object_store.protocol import (
     AccessDenied,
+    NoSuchBucket,
     NotFound,
     ObjectStore,
     ObjectStoreError,
@@ -149,7 +150,7 @@ def _granted(store: ObjectStore, call: str, right: str) -> Generator[None, None,
     """Says of a refusal which call it met and which right is missing."""
     try:
         yield
-    except NotFound as error:
+    except (NoSuchBucket, NotFound) as error:
         raise ProbeFailed(f"{store.url}: no such bucket: create it, neve does not") from error
     except AccessDenied as error:
         if any(code in str(error) for code in _WRONG_CREDENTIALS):

@@ -36,6 +36,10 @@ class StoreUnavailable(ObjectStoreError, ConnectionError):
     """The store can't be reached or answered with a server error; a read had no result."""
 
 
+class NoSuchBucket(StoreUnavailable):
+    """The store has no bucket of this name. Unlike NotFound, this says nothing about any object."""
+
+
 class AccessDenied(ObjectStoreError, PermissionError):
     """The credentials are missing, wrong or too weak.
 

@@ -35,6 +35,7 @@ from obstore.store import S3Store as ObstoreS3
 from infra.clock import Clock, SystemClock
 from infra.object_store.protocol import (
     AccessDenied,
+    NoSuchBucket,
     NotFound,
     ObjectInfo,
     ObjectStoreError,
@@ -411,7 +412,7 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
     if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
         return PreconditionFailed(text)
     if "<Code>NoSuchBucket<" in str(error):  # must not look like the end of a journal
-        return StoreUnavailable(f"{key}: the bucket does not exist: {_text(error)}")
+        return NoSuchBucket(f"{key}: the bucket does not exist: {_text(error)}")
     if isinstance(error, FileNotFoundError | errors.NotFoundError):
         return NotFound(text)
     refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)

@@ -22,7 +22,7 @@ from broker.machine import Machine
 from infra.clock import SystemClock
 from infra.disk import RealDisk, Room
 from infra.minio import Minio, create_bucket, running
-from infra.object_store.protocol import NotFound, StoreUnavailable
+from infra.object_store.protocol import NoSuchBucket, NotFound, StoreUnavailable
 from infra.object_store.s3 import _profile_provider, _translate
 from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.remoting.codes import RequestCode as Code
@@ -141,7 +141,7 @@ def test_no_credentials_anywhere() -> None:
 
 def test_a_bucket_that_is_gone_does_not_look_like_the_end_of_a_journal() -> None:
     answer = "Object at location k not found: 404 Not Found: <Error><Code>{}</Code></Error>"
-    assert isinstance(_translate(NotFoundError(answer.format("NoSuchBucket")), "k"), StoreUnavailable)
+    assert isinstance(_translate(NotFoundError(answer.format("NoSuchBucket")), "k"), NoSuchBucket)
     assert isinstance(_translate(NotFoundError(answer.format("NoSuchKey")), "k/NoSuchBucket"), NotFound)
 
 
