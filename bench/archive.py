@@ -29,8 +29,8 @@ from bench.raw_load import QUEUES, Producer, create
 from bench.wire import OPAQUE_FIRST, SendFrames
 from infra import minio
 from infra.object_store.open import open_store
-from neve.archive.catalog import Catalog
-from neve.archive.follow import catalogs
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import catalogs
 from tests.servers.admin_port import post_request
 from tests.servers.neve import NeveServer
 

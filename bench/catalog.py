@@ -25,11 +25,11 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import PackName, decode_checkpoint
-from neve.archive.journal import Checkpoint, Commit, CommittedName, RowGroup
-from neve.archive.keys import data_key
-from neve.archive.topic_parts import topics_in
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.topic_parts import topics_in
+from neve.archive.format.checkpoint import PackName, decode_checkpoint
+from neve.archive.format.journal import Checkpoint, Commit, CommittedObject, RowGroup
+from neve.archive.format.keys import data_key
 
 QUEUES = 8
 OF_TOPIC = 100
@@ -40,7 +40,7 @@ _BEGIN = 1_767_225_600_000
 _PAGE = 4096
 
 
-def rounds(topics: int, hours: int = OF_TOPIC + 1) -> Iterator[CommittedName]:
+def rounds(topics: int, hours: int = OF_TOPIC + 1) -> Iterator[CommittedObject]:
     """An object of each topic each hour."""
     random = Random(1)
     offsets = [[random.randrange(1_000_000) for _ in range(QUEUES)] for _ in range(topics)]
@@ -69,7 +69,7 @@ def _name(
     newest: int,
     rows: int,
     runs: list[tuple[int, int, int]],
-) -> CommittedName:
+) -> CommittedObject:
     day = datetime.fromtimestamp(oldest / 1000, UTC).strftime("%Y-%m-%d")
     queues, row = {}, 0
     for queue, first, last in runs:
@@ -78,7 +78,7 @@ def _name(
     wire, footer = end - start, random.randrange(900, 1500)
     size = wire // 2 + footer
     group = RowGroup(0, rows, 4, size - footer - 4, newest, oldest, wire, runs)
-    return CommittedName(
+    return CommittedObject(
         key=data_key("", topic, day, "broker-a", start=start, end=end, epoch=7),
         topic=topic, day=day, start=start, end=end, size=size, footer=footer, etag=random.randbytes(16).hex(),
         checksum=("crc32", random.randbytes(4).hex()), sha256=random.randbytes(32).hex(), rows=rows, wire_bytes=wire,
@@ -89,7 +89,7 @@ def _name(
 def measure(objects: int) -> dict[str, float]:
     """One size, in this process."""
     topics = objects // OF_TOPIC
-    catalog, batch = Catalog(), list[CommittedName]()
+    catalog, batch = Catalog(), list[CommittedObject]()
     gc.collect()
     before, applying = resident(), 0.0
     coming = rounds(topics)
@@ -153,7 +153,7 @@ def _write(catalog: Catalog, packs: dict[PackName, bytes]) -> _Written:
     return _Written(written.content, sum(map(len, mine.values())), took)
 
 
-def _apply(catalog: Catalog, names: list[CommittedName]) -> float:
+def _apply(catalog: Catalog, names: list[CommittedObject]) -> float:
     began = time.process_time()
     catalog.apply(catalog.next_seq, Commit(round=1, names=names))
     return time.process_time() - began

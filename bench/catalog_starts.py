@@ -33,20 +33,20 @@ from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.object_store.open import open_store
 from infra.object_store.protocol import ObjectStore
-from neve.archive.catalog import Catalog, Location
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog, Location
+from neve.archive.format.journal import (
     NO_CHECKPOINT,
     AnyEntry,
     Checkpoint,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Epoch,
     Intent,
-    IntentName,
+    PlannedObject,
     encode_entry,
 )
-from neve.archive.keys import checkpoint_key, journal_key, pack_key
+from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from neve.entropy import system_entropy
 
 BROKER = "broker-a"
@@ -79,14 +79,14 @@ def fill(store: ObjectStore, objects: int) -> None:
         seq += 2
 
 
-def _batches(names: Iterator[CommittedName]) -> Iterator[list[CommittedName]]:
+def _batches(names: Iterator[CommittedObject]) -> Iterator[list[CommittedObject]]:
     while batch := list(islice(names, BATCH)):
         yield batch
 
 
-def _intended(name: CommittedName) -> IntentName:
+def _intended(name: CommittedObject) -> PlannedObject:
     queues = {queue: (first, last) for queue, (first, last, _) in name.queues.items()}
-    return IntentName(name.key, name.topic, name.day, name.start, name.end, queues)
+    return PlannedObject(name.key, name.topic, name.day, name.start, name.end, queues)
 
 
 def _put(store: ObjectStore, seq: int, entry: AnyEntry) -> None:
@@ -122,8 +122,8 @@ class Counted:
 
 def plan(url: str, topic: str, *, whole: bool) -> dict[str, Any]:
     """What a reader does."""
-    from neve.archive.reader import Archive  # noqa: PLC0415 - what it loads counts
-    from neve.archive.source import open_source  # noqa: PLC0415
+    from neve.archive.read.reader import Archive  # noqa: PLC0415 - what it loads counts
+    from neve.archive.store.source import open_source  # noqa: PLC0415
 
     source = Counted(open_source(url))
     archive = Archive(source)

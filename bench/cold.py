@@ -35,8 +35,8 @@ from bench.raw_load import QUEUES, create
 from bench.wire import Client
 from infra import minio
 from infra.object_store.open import open_store
-from neve.archive.catalog import Catalog
-from neve.archive.follow import catalogs
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import catalogs
 from tests.servers.apache import ApacheServer
 from tests.servers.neve import NeveServer
 

@@ -57,8 +57,8 @@ from infra.clock import SystemClock
 from infra.config import DAY
 from infra.disk import RealDisk
 from infra.object_store.open import open_store
-from neve.archive.journal import Commit, CommittedName, RowGroup
-from neve.archive.keys import data_key
+from neve.archive.format.journal import Commit, CommittedObject, RowGroup
+from neve.archive.format.keys import data_key
 from tests.servers.apache import ApacheServer
 from tests.servers.neve import NeveServer
 from tests.servers.processes import Processes, free_ports
@@ -96,7 +96,7 @@ _ALL_JOBS = ("offload", "ttl", "checkpoint", "state", "sweep", "compaction")
 # ---- a broker's archive, as if it had been there for long
 
 
-def names(topics: Sequence[str], queues: int, newest_ms: int) -> Iterator[CommittedName]:
+def names(topics: Sequence[str], queues: int, newest_ms: int) -> Iterator[CommittedObject]:
     """`OF_TOPIC` objects of each topic, those of one topic together."""
     etag, digest = "0" * 32, "0" * 64
     day = time.strftime("%Y-%m-%d", time.gmtime(newest_ms / 1000))
@@ -105,7 +105,7 @@ def names(topics: Sequence[str], queues: int, newest_ms: int) -> Iterator[Commit
             runs = [(queue, number * 50, number * 50 + 49) for queue in range(queues)]
             rows, start = 50 * queues, number * 64
             group = RowGroup(0, rows, 4, 20_000, newest_ms, newest_ms - 1000, rows * 700, runs)
-            yield CommittedName(
+            yield CommittedObject(
                 key=data_key("", topic, day, "broker-a", start=start, end=start + 64, epoch=1),
                 topic=topic, day=day, start=start, end=start + 64, size=21_000, footer=996, etag=etag,
                 checksum=("crc32", "0" * 8), sha256=digest, rows=rows, wire_bytes=rows * 700,
@@ -128,7 +128,7 @@ def seed(server: NeveServer, expiring: Sequence[str], objects: int) -> None:
     kept = [f"kept-{number:05d}" for number in range(objects // OF_TOPIC)]
     archive = Path(server.store.removeprefix("dir:"))
 
-    def with_objects() -> Iterator[CommittedName]:
+    def with_objects() -> Iterator[CommittedObject]:
         for name in old:
             path = archive / name.key
             path.parent.mkdir(parents=True, exist_ok=True)

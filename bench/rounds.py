@@ -27,8 +27,8 @@ from bench.measure import own_cpu, settle
 from bench.raw_load import create
 from bench.wire import Client
 from infra.object_store.open import open_store
-from neve.archive.follow import catalogs
-from neve.archive.journal import CommittedName
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.journal import CommittedObject
 from tests.servers.neve import NeveServer
 
 _TINY = 400  # bytes of a body
@@ -62,7 +62,7 @@ def fill_tiny(broker: str, topics: int) -> None:
             client.send(f"tiny-{number:05d}", 0, os.urandom(_TINY // 2).hex().encode())
 
 
-def objects(url: str) -> list[CommittedName]:
+def objects(url: str) -> list[CommittedObject]:
     (catalog,) = catalogs(open_store(url)).values()
     return catalog.objects()
 
@@ -88,7 +88,7 @@ def measure(case: str, server: NeveServer, store_pid: int | None) -> None:
     plain_puts(server.store, names, store_pid)
 
 
-def plain_puts(url: str, names: Sequence[CommittedName], store_pid: int | None) -> None:
+def plain_puts(url: str, names: Sequence[CommittedObject], store_pid: int | None) -> None:
     target = open_store(url)
     contents = [target.get(name.key) for name in names]
     own, of_store = psutil.Process(), psutil.Process(store_pid) if store_pid is not None else None

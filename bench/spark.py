@@ -51,11 +51,11 @@ from bench.measure import end_by_signal, spread
 from infra import minio
 from infra.object_store.open import open_store
 from infra.object_store.protocol import ObjectStore
-from neve.archive.catalog import Catalog
-from neve.archive.follow import catalogs
-from neve.archive.journal import Checkpoint, Commit, CommittedName, Deleted, Epoch, RowGroup, encode_entry
-from neve.archive.keys import checkpoint_key, data_key, journal_key, pack_key
-from neve.archive.schema import SCHEMA
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.journal import Checkpoint, Commit, CommittedObject, Deleted, Epoch, RowGroup, encode_entry
+from neve.archive.format.keys import checkpoint_key, data_key, journal_key, pack_key
+from neve.archive.rows.schema import SCHEMA
 from neve.client import Message, sync
 from neve.client.send.batch_sender import ToSend
 from neve.spark import read_topic, session
@@ -404,12 +404,12 @@ def _rows_of(number: int) -> pa.Table:
     return pa.Table.from_pylist([row(0, first + n, at + n * each, first + n) for n in range(_ROWS)], SCHEMA)
 
 
-def _name(number: int, size: int) -> CommittedName:
+def _name(number: int, size: int) -> CommittedObject:
     first, oldest = number * _ROWS, _BEGIN_MS + number * _EACH_MS
     last, newest = first + _ROWS - 1, oldest + _EACH_MS // _ROWS * (_ROWS - 1)
     start, end = number * 10_000, (number + 1) * 10_000
     day = datetime.fromtimestamp(oldest / 1000, UTC).strftime("%Y-%m-%d")
-    return CommittedName(
+    return CommittedObject(
         key=data_key("", MANY, day, BROKER, start=start, end=end, epoch=1),
         topic=MANY, day=day, start=start, end=end, size=size, footer=0, etag=f"{number:032x}",
         checksum=("crc32", f"{number:08x}"), sha256=f"{number:064x}", rows=_ROWS, wire_bytes=10_000, min_time=oldest,

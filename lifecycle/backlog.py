@@ -16,7 +16,7 @@ import msgspec
 
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Pending
-from neve.archive.catalog import Catalog
+from neve.archive.catalog.catalog import Catalog
 from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 
 

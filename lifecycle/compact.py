@@ -16,8 +16,8 @@ from lifecycle.compaction import DAY_MS, SIZES, Sizes, When, plan_topic
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
-from neve.archive.journal import COMPACT, AnyEntry, CommittedName, Replace
-from neve.archive.ttl import HOUR_MS
+from neve.archive.format.journal import COMPACT, AnyEntry, CommittedObject, Replace
+from neve.archive.policy.ttl import HOUR_MS
 from tiered.journal.writer import JournalWriter
 from tiered.write.merge import Merge
 from tiered.write.progress import Progress, tell
@@ -160,7 +160,7 @@ class Compact:
         tell(progress, event="compacted", key=outcome.made.key, to_bytes=outcome.made.size, **_described(merge))
         return 1
 
-    def _swap(self, merge: Merge, made: list[CommittedName]) -> AnyEntry:
+    def _swap(self, merge: Merge, made: list[CommittedObject]) -> AnyEntry:
         after = self._safe_clock.now_ms(self._journal.store) + self._policy().replaced_grace_ms
         return Replace(old=[one.key for one in merge.inputs], new=made, delete_after_ms=after)
 

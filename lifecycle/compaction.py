@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
-from neve.archive.expiry import expired_ends
-from neve.archive.journal import CommittedName
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import CommittedObject
+from neve.archive.policy.expiry import expired_ends
 from tiered.write.merge import Merge
 
 DAY_MS = 86_400_000
@@ -57,7 +57,7 @@ class When:
         """Long enough ago for its last objects to be there."""
         return self.at_once or _end_ms(day) + self.grace_ms <= self.now_ms
 
-    def keeps(self, name: CommittedName) -> bool:
+    def keeps(self, name: CommittedObject) -> bool:
         """For longer than its inputs will be there."""
         if self.ttl_ms is None or name.max_time < 0:
             return True
@@ -82,15 +82,15 @@ def plan_topic(catalog: Catalog, topic: str, when: When, sizes: Sizes = SIZES) -
 
 
 def plan_merges(
-    objects: Iterable[CommittedName], settled: int, when: When, sizes: Sizes = SIZES
-) -> Iterator[list[CommittedName]]:
+    objects: Iterable[CommittedObject], settled: int, when: When, sizes: Sizes = SIZES
+) -> Iterator[list[CommittedObject]]:
     """For the objects of one topic of one broker, in log order."""
     for neighbours in _neighbours(objects, settled, when, sizes):
         if _is_due(neighbours, when, sizes):
             yield neighbours
 
 
-def droppable(catalog: Catalog, topic: str, inputs: Iterable[CommittedName], when: When) -> dict[int, int]:
+def droppable(catalog: Catalog, topic: str, inputs: Iterable[CommittedObject], when: When) -> dict[int, int]:
     """For each queue, where what may be seen again begins; below it all is hidden for good."""
     tombstone = catalog.topic_entry(topic)
     ends: dict[int, int] = dict(tombstone.minimums) if tombstone is not None else {}
@@ -103,10 +103,10 @@ def droppable(catalog: Catalog, topic: str, inputs: Iterable[CommittedName], whe
 
 
 def _neighbours(
-    objects: Iterable[CommittedName], settled: int, when: When, sizes: Sizes
-) -> Iterator[list[CommittedName]]:
+    objects: Iterable[CommittedObject], settled: int, when: When, sizes: Sizes
+) -> Iterator[list[CommittedObject]]:
     """Runs of objects that may become one, each as long as the sizes let it be."""
-    run: list[CommittedName] = []
+    run: list[CommittedObject] = []
     ends: dict[int, int] = {}
     size = wire = 0
     for name in objects:
@@ -128,14 +128,14 @@ def _neighbours(
         yield run
 
 
-def _follows(before: CommittedName, ends: Mapping[int, int], name: CommittedName) -> bool:
+def _follows(before: CommittedObject, ends: Mapping[int, int], name: CommittedObject) -> bool:
     """Whether it is of the same day, above in the log, and goes on in each queue where the run ends."""
     if name.day != before.day or name.start < before.end:
         return False
     return all(first == ends.get(queue, first - 1) + 1 for queue, (first, _, _) in name.queues.items())
 
 
-def _is_due(run: list[CommittedName], when: When, sizes: Sizes) -> bool:
+def _is_due(run: list[CommittedObject], when: When, sizes: Sizes) -> bool:
     size = sum(name.size for name in run)
     if len(run) >= OPEN_DAY_INPUTS and size >= GAINED * sizes.target:
         return True

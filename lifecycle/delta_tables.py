@@ -15,10 +15,10 @@ from typing import Protocol
 from infra.clock import Clock
 from infra.object_store.protocol import ObjectStore
 from lifecycle.safe_clock import ClocksDisagree
+from neve.archive.catalog.journal_reader import checkpointed_topics, checkpoints, following
 from neve.archive.delta.changes import Change, MirroredTopics
 from neve.archive.delta.log import NO_VERSION, NotNeves
-from neve.archive.follow import checkpointed_topics, checkpoints, following
-from neve.archive.journal import AnyEntry, FellBehind, anchor
+from neve.archive.format.journal import AnyEntry, FellBehind, anchor
 from neve.entropy import Entropy, system_entropy
 from tiered.write.delta_table import DeltaTable, Overtaken
 from tiered.write.set_aside import SetAside

@@ -8,7 +8,7 @@ from infra.clock import Clock
 from lifecycle.backlog import Backlog, Look
 from lifecycle.hot_store import HotStore, Segment
 from lifecycle.retention import Pending, Policy, due_topics, waited_as_by_default, wanted_segments
-from neve.archive.catalog import Catalog
+from neve.archive.catalog.catalog import Catalog
 from tiered.write.offload_plan import TopicRange, TopicUnreadable, begun_again
 from tiered.write.set_aside import SetAside
 

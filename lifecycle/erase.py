@@ -39,7 +39,10 @@ from lifecycle.safe_clock import SafeClock
 from lifecycle.sweep import objects_of_nobody
 from lifecycle.turns import Turns
 from lifecycle.unexpire import is_there
-from neve.archive.erasure import (
+from neve.archive.catalog.queue_runs import Location, touching, united
+from neve.archive.format.journal import ERASE, AnyEntry, CommittedObject, Erase, Gap
+from neve.archive.format.keys import topic_component
+from neve.archive.policy.erasure import (
     Verdict,
     erased_of,
     holds,
@@ -47,10 +50,7 @@ from neve.archive.erasure import (
     spans_of_rows,
     topics_to_search,
 )
-from neve.archive.journal import ERASE, AnyEntry, CommittedName, Erase, Gap
-from neve.archive.keys import topic_component
-from neve.archive.queue_runs import Location, touching, united
-from neve.archive.unexpiry import may_come_back, stays_out
+from neve.archive.policy.unexpiry import may_come_back, stays_out
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 from neve.record.properties import PROPERTY_REAL_TOPIC
 from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
@@ -118,7 +118,7 @@ _NO_QUEUE = _LocalQueue(0, 0, 0, ())
 class _Found(NamedTuple):
     """An object with rows that are meant; in view, or out of it and not deleted yet."""
 
-    name: CommittedName
+    name: CommittedObject
     rows: KeyRows
     until_ms: int | None  # of one out of view
     failure: str = ""  # why nothing is known of its rows
@@ -289,7 +289,7 @@ class EraseKey:
         hot = (topic for one in self._hot.segments() for topic in one.topics)
         return {*catalog.topics(), *catalog.expiring_topics(), *self._hot.topics(), *hot}
 
-    def _is_still(self, name: CommittedName, *, in_view: bool) -> bool:
+    def _is_still(self, name: CommittedObject, *, in_view: bool) -> bool:
         with self._turns:
             self._journal.follow()
             return self._journal.catalog.are_live([name]) if in_view else self._journal.catalog.knows(name.key)
@@ -380,7 +380,7 @@ class EraseKey:
     def _goes_later(self, wanted: Wanted, until_ms: int) -> bool:
         return wanted.grace_ms is not None and until_ms > self._delete_after_ms(wanted)
 
-    def _swap(self, wanted: Wanted, erase_id: str, merge: Merge, made: list[CommittedName]) -> AnyEntry:
+    def _swap(self, wanted: Wanted, erase_id: str, merge: Merge, made: list[CommittedObject]) -> AnyEntry:
         return Erase(
             id=erase_id,
             old=[one.key for one in merge.inputs],

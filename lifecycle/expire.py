@@ -20,8 +20,8 @@ from lifecycle.recorded_minimums import minimums_to_raise
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
-from neve.archive.expiry import expire_topic, plan_dropped
-from neve.archive.journal import CommittedName, Deleted, Expire, Topic
+from neve.archive.format.journal import CommittedObject, Deleted, Expire, Topic
+from neve.archive.policy.expiry import expire_topic, plan_dropped
 from tiered.journal.writer import JournalWriter
 from tiered.worker.failed import WorkerFailed
 
@@ -72,7 +72,7 @@ class ExpireArchived:
         pace: Callable[[], Pace],
         is_member: bool = False,
         is_of: Callable[[], int],
-        forget: Callable[[Sequence[CommittedName]], None],
+        forget: Callable[[Sequence[CommittedObject]], None],
     ) -> None:
         """`pace`: of a run. `is_member`: of a broker set.
 
@@ -224,14 +224,14 @@ class ExpireArchived:
         for topic in topics:
             yield from catalog.due_names(topic, now)
 
-    def _erased(self, due: Mapping[str, Sequence[str]]) -> list[CommittedName]:
+    def _erased(self, due: Mapping[str, Sequence[str]]) -> list[CommittedObject]:
         """Those of topics of which something was erased: it may have been of any of them."""
         catalog = self._journal.catalog
         erased = [topic for topic in due if any(gap.is_erased for gap in catalog.gaps(topic))]
         keys = {topic: set(due[topic]) for topic in erased}
         return [name for topic in erased for _, name in catalog.expiring_of(topic) if name.key in keys[topic]]
 
-    def _forgotten(self, erased: Sequence[CommittedName]) -> bool:
+    def _forgotten(self, erased: Sequence[CommittedObject]) -> bool:
         """Of what was erased no copy is left here, once nobody can fetch it any more; the rest is as good as unread.
 
         False: they are to be tried again, by the next run. One that can't be told may take minutes to say so.

@@ -13,8 +13,8 @@ from lifecycle.evict import EVERYTHING
 from lifecycle.hot_store import HotStore
 from lifecycle.retention import Policy
 from lifecycle.turns import Turns
-from neve.archive.catalog import Catalog
-from neve.archive.erasure import erased_rows
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.policy.erasure import erased_rows
 from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)

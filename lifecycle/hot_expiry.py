@@ -9,7 +9,7 @@ from typing import Protocol
 from infra.clock import Clock
 from lifecycle.hot_store import HotStore
 from lifecycle.retention import Policy
-from neve.archive.journal import Expire
+from neve.archive.format.journal import Expire
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload_plan import TopicUnreadable

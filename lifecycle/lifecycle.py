@@ -38,8 +38,8 @@ from lifecycle.throttle import UploadThrottle
 from lifecycle.trim import TrimArchived, TrimLocal
 from lifecycle.turns import Turns
 from lifecycle.unexpire import UnexpireArchived, UnexpireLocal
-from neve.archive.journal import CommittedName
-from neve.archive.verify import VerifyReport, verify
+from neve.archive.format.journal import CommittedObject
+from neve.archive.read.verify import VerifyReport, verify
 from tiered.journal.writer import JournalWriter
 from tiered.write.offload import OffloadRound
 from tiered.write.round_names import LIMITS, Limits
@@ -101,7 +101,7 @@ class ArchiveLifecycle:
         threads: Threads = SYSTEM_THREADS,
         settled: Callable[[], bool] | None = None,
         is_of: Callable[[], int] | None = None,
-        forget: Callable[[Sequence[CommittedName]], None] | None = None,
+        forget: Callable[[Sequence[CommittedObject]], None] | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         """`settled`, where others have the log, too: whether they have what this broker may speak of.
@@ -229,7 +229,7 @@ def _always() -> bool:
     return True
 
 
-def _nothing(names: Sequence[CommittedName]) -> None:
+def _nothing(names: Sequence[CommittedObject]) -> None:
     """There is no cache."""
 
 

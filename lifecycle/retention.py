@@ -1,4 +1,6 @@
-"""Decisions about age and room, as pure functions: what is due, what may be evicted (`neve.archive.expiry`: expired).
+"""Pure decisions about age and disk space: which topics are due for offload, which segments may be evicted.
+
+Expiry is decided in `neve.archive.policy.expiry`.
 
 Times are milliseconds. A time below 0 is unknown, and what is of unknown age is kept.
 
@@ -22,7 +24,7 @@ import msgspec
 
 from infra.priority import NORMAL
 from lifecycle.hot_store import Segment
-from neve.archive.ttl import HOUR_MS, ttl_ms_of
+from neve.archive.policy.ttl import HOUR_MS, ttl_ms_of
 
 MINUTE_MS = 60_000
 DAY_MS = 24 * HOUR_MS

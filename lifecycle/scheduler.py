@@ -34,7 +34,7 @@ from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
 from infra.threads import SYSTEM_THREADS, Thread, Threads
 from lifecycle.safe_clock import ClocksDisagree
-from neve.archive.journal import NewerFormat
+from neve.archive.format.journal import NewerFormat
 from tiered.journal.errors import Fenced
 
 log = logging.getLogger(__name__)

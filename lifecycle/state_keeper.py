@@ -14,8 +14,8 @@ import msgspec
 
 from infra import failpoint
 from infra.clock import Clock
-from neve.archive.keys import state_key
-from neve.archive.state import SLOTS, BrokerState, encode_state, newest_slot, read_slots
+from neve.archive.format.broker_state import SLOTS, BrokerState, encode_state, newest_slot, read_slots
+from neve.archive.format.keys import state_key
 from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)

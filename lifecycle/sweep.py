@@ -9,8 +9,8 @@ from typing import Protocol
 from infra.object_store.protocol import AccessDenied, ObjectInfo
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
-from neve.archive import keys
-from neve.archive.ttl import HOUR_MS
+from neve.archive.format import keys
+from neve.archive.policy.ttl import HOUR_MS
 from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from lifecycle.hot_store import HotStore
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
-from neve.archive.expiry import plan_dropped
-from neve.archive.journal import Expire
+from neve.archive.format.journal import Expire
+from neve.archive.policy.expiry import plan_dropped
 from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)

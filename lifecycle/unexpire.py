@@ -1,6 +1,6 @@
 """Unexpire: takes back what expired by a wrong clock or a wrong TTL, as long as its objects are there: in the grace.
 
-`neve.archive.unexpiry` says what comes back.
+`neve.archive.policy.unexpiry` says what comes back.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from lifecycle.hot_expiry import HotExpiry
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
-from neve.archive.journal import Unexpire
-from neve.archive.unexpiry import plan_unexpiry
+from neve.archive.format.journal import Unexpire
+from neve.archive.policy.unexpiry import plan_unexpiry
 from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from infra.object_store.open import open_store
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
-from neve.archive.follow import entries
-from neve.archive.journal import Commit
-from neve.archive.ttl import HOUR_MS
+from neve.archive.catalog.journal_reader import entries
+from neve.archive.format.journal import Commit
+from neve.archive.policy.ttl import HOUR_MS
 from tests.integration.test_offload import HOST, StoreAdapter
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient

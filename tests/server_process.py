@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.remoting_server import open_connection
-from neve.archive.follow import entries
+from neve.archive.catalog.journal_reader import entries
 from neve.cli.store import open_source
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code

@@ -24,8 +24,8 @@ from infra.object_store.protocol import ObjectStoreError
 from lifecycle.lifecycle import ArchiveLifecycle, LocalLifecycle
 from lifecycle.safe_clock import SafeClock
 from lifecycle.scheduler import JobScheduler
-from neve.archive.journal import MalformedEntry, NewerFormat
-from neve.archive.state import StateTooLarge
+from neve.archive.format.broker_state import StateTooLarge
+from neve.archive.format.journal import MalformedEntry, NewerFormat
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import GoOnFrom
 from tiered.worker.client import WorkerClient

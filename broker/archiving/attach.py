@@ -25,9 +25,9 @@ from infra.startup import EXIT_ARCHIVE, StartupError
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
-from neve.archive.journal import CommittedName, MalformedEntry, NewerFormat
-from neve.archive.keys import NameTooLong
-from neve.archive.state import StateTooLarge
+from neve.archive.format.broker_state import StateTooLarge
+from neve.archive.format.journal import CommittedObject, MalformedEntry, NewerFormat
+from neve.archive.format.keys import NameTooLong
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import WAY_OUT, GoOnFrom, JournalWriter, Proof
 from tiered.read.cold_reader import ColdReader
@@ -210,7 +210,7 @@ def _fetcher(local: LocalSide) -> WorkerClient:
     return local.outside.make_worker(cache_dir=cache_dir, cache_bytes=cache_bytes, priority=priority)
 
 
-def _forget(reader: ColdReader, fetcher: WorkerClient, store_url: str, names: Sequence[CommittedName]) -> None:
+def _forget(reader: ColdReader, fetcher: WorkerClient, store_url: str, names: Sequence[CommittedObject]) -> None:
     """On the disk, and in memory, into which it would come from there. Raises WorkerFailed."""
     try:
         fetcher.forget(store_url, names)

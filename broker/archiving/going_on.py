@@ -9,8 +9,8 @@ from broker.archiving import erased_rows
 from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
 from broker.store.message_store import MessageStore
 from lifecycle.recorded_minimums import minimums_to_raise
-from neve.archive.catalog import Catalog
-from neve.archive.erasure import erased_rows as rows_of
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.policy.erasure import erased_rows as rows_of
 from tiered.journal.writer import GoOnFrom
 
 

@@ -31,8 +31,8 @@ from infra.disk import Disk, DiskLocked
 from infra.object_store.open import open_store
 from infra.object_store.protocol import BadStoreUrl, ObjectStoreError
 from infra.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
-from neve.archive.follow import catalogs
-from neve.archive.journal import MalformedEntry, NewerFormat
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.journal import MalformedEntry, NewerFormat
 from neve.remoting import names
 from tiered.journal.restore_plan import RestorePlan, gaps_of, plan_restore, read_basis
 from tiered.journal.writer import JournalWriter

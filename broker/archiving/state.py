@@ -17,7 +17,7 @@ from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManag
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra import collector
-from neve.archive.state import BrokerState
+from neve.archive.format.broker_state import BrokerState
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 
 # Topics, or a group's positions in a topic, that are taken before others get their turn: less than a millisecond.

@@ -9,7 +9,7 @@ from typing import Protocol
 from broker.archiving.outside import InThread
 from infra.disk import Disk
 from infra.object_store.protocol import ObjectStoreError
-from neve.archive.journal import Topic
+from neve.archive.format.journal import Topic
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from tiered.journal.errors import Fenced

@@ -33,7 +33,7 @@ from infra.supervisor import Trouble
 from lifecycle.erase import Wanted, is_erase_id
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.trim import TrimRefused
-from neve.archive.follow import entries
+from neve.archive.catalog.journal_reader import entries
 from tiered.journal.named_topics import StalePlan
 from tiered.write.offload import RoundReport
 from tiered.write.offload_plan import TopicUnreadable

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
+from neve.archive.catalog.catalog import Catalog
 
 
 class Archived(NamedTuple):

@@ -9,7 +9,7 @@ from infra.object_store.open import open_store
 from infra.object_store.probe import probe_steps
 from infra.object_store.protocol import ObjectStore, ObjectStoreError
 from infra.object_store.s3 import S3Store
-from neve.archive.store_url import BadUrl, DirUrl, parse_store_url
+from neve.archive.store.url import BadUrl, DirUrl, parse_store_url
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
 CLOCK_APART_MS = 300_000  # where deleting stops: the archive's format says so

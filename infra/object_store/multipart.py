@@ -31,7 +31,7 @@ from infra.object_store.protocol import (
     StoreUnavailable,
     UnknownOutcome,
 )
-from neve.archive.s3_credentials import REFUSED
+from neve.archive.store.s3_credentials import REFUSED
 from neve.entropy import system_entropy, unique_name
 
 log = logging.getLogger(__name__)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from infra.object_store.directory import DirectoryStore
 from infra.object_store.protocol import BadStoreUrl, ObjectStore
-from neve.archive.store_url import DirUrl, parse_store_url
+from neve.archive.store.url import DirUrl, parse_store_url
 
 
 def open_store(url: str) -> ObjectStore:
-    """`neve.archive.store_url` says what stands in it. Raises BadStoreUrl."""
+    """Open the store of a URL; `neve.archive.store.url` documents the format. Raises BadStoreUrl."""
     try:
         where = parse_store_url(url)
         if isinstance(where, DirUrl):

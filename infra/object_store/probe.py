@@ -18,7 +18,7 @@ from infra.object_store.protocol import (
     StoreUnavailable,
     UnknownOutcome,
 )
-from neve.archive.store_url import NO_LEASE
+from neve.archive.store.url import NO_LEASE
 from neve.entropy import Entropy, system_entropy, unique_name
 
 PROBE_RACERS = 4

@@ -48,8 +48,8 @@ from infra.object_store.protocol import (
     check_prefix,
     unpaced,
 )
-from neve.archive import s3_credentials
-from neve.archive.store_url import check_endpoint
+from neve.archive.store import s3_credentials
+from neve.archive.store.url import check_endpoint
 
 if TYPE_CHECKING:
     from infra.object_store.multipart import MultipartUploads

@@ -14,9 +14,9 @@ from neve.record.bodies import INFLATED_LENGTH_MAX
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from neve.archive.reader import Archive, ObjectSource
-    from neve.archive.selection import Instant
-    from neve.archive.topic_dataset import TopicDataset
+    from neve.archive.read.reader import Archive, ObjectSource
+    from neve.archive.read.selection import Instant
+    from neve.archive.read.topic_dataset import TopicDataset
 
 __all__ = ["dataset", "open"]
 
@@ -38,8 +38,8 @@ def open(source: str | ObjectSource, prefix: str = "") -> Archive:
         ImportError: the [archive] extra is not installed; clients come without it.
     """
     try:
-        from neve.archive.reader import Archive as _Archive  # noqa: PLC0415
-        from neve.archive.source import open_source  # noqa: PLC0415
+        from neve.archive.read.reader import Archive as _Archive  # noqa: PLC0415
+        from neve.archive.store.source import open_source  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         raise _explained(missing) from None
     return _Archive(open_source(source) if isinstance(source, str) else source, prefix)
@@ -86,10 +86,10 @@ def dataset(
     if bodies not in ("inflated", "stored") or on_error not in ("null", "stop"):
         raise ValueError("bodies is 'inflated' or 'stored', on_error is 'null' or 'stop'")
     try:
-        from neve.archive.follow import catalogs  # noqa: PLC0415
-        from neve.archive.selection import Selection, choose, instant_ms  # noqa: PLC0415
-        from neve.archive.source import open_source  # noqa: PLC0415
-        from neve.archive.topic_dataset import Bodies, RowFilter, topic_dataset  # noqa: PLC0415
+        from neve.archive.catalog.journal_reader import catalogs  # noqa: PLC0415
+        from neve.archive.read.selection import Selection, choose, instant_ms  # noqa: PLC0415
+        from neve.archive.read.topic_dataset import Bodies, RowFilter, topic_dataset  # noqa: PLC0415
+        from neve.archive.store.source import open_source  # noqa: PLC0415
     except ModuleNotFoundError as missing:
         raise _explained(missing) from None
     known = catalogs(open_source(store), broker)

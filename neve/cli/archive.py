@@ -18,7 +18,7 @@ from neve.cli.failures import FAILED, Failure
 from neve.cli.output import admin_option, chosen_store, emit, output_option, say, size_text, store_option, time_text
 
 if TYPE_CHECKING:
-    from neve.archive.journal import AnyEntry, CommittedName
+    from neve.archive.format.journal import AnyEntry, CommittedObject
 
 _LAST = ("certificate", "done")  # of an erasure
 LS_COLUMNS = ("topic", "broker", "day", "rows", "size", "from", "to", "key")
@@ -287,7 +287,7 @@ def _as_journaled(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _objects(store: str, topic: str | None, broker: str | None) -> Iterator[dict[str, Any]]:
-    from neve.archive.follow import catalogs
+    from neve.archive.catalog.journal_reader import catalogs
     from neve.cli.store import open_source
 
     for name, catalog in sorted(catalogs(open_source(store), broker).items()):
@@ -295,7 +295,7 @@ def _objects(store: str, topic: str | None, broker: str | None) -> Iterator[dict
             yield _object_row(one, name)
 
 
-def _object_row(one: CommittedName, broker: str) -> dict[str, Any]:
+def _object_row(one: CommittedObject, broker: str) -> dict[str, Any]:
     return {
         "topic": one.topic,
         "broker": broker,
@@ -315,7 +315,7 @@ def _object_row(one: CommittedName, broker: str) -> dict[str, Any]:
 def _entries(store: str, broker: str | None, first: int) -> Iterator[dict[str, Any]]:
     import msgspec
 
-    from neve.archive.follow import brokers, entries
+    from neve.archive.catalog.journal_reader import brokers, entries
     from neve.cli.store import open_source
 
     source = open_source(store)

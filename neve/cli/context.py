@@ -26,7 +26,7 @@ def context() -> None:
 
 def _store(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
     """A URL with credentials is none, and is not repeated."""
-    from neve.archive.store_url import BadUrl, parse_store_url
+    from neve.archive.store.url import BadUrl, parse_store_url
 
     try:
         if url is not None:

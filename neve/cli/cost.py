@@ -11,7 +11,7 @@ from neve.cli.output import emit, output_option, say, size_text, store_option
 from neve.cli.quantities import size, time, time_span_text
 
 if TYPE_CHECKING:
-    from neve.archive.cost import Cost, Prices, Setting, Traffic
+    from neve.archive.policy.cost import Cost, Prices, Setting, Traffic
 
 COLUMNS = (
     "topic", "archiveMaxAge", "compaction", "replicas", "objects_a_day", "objects", "puts", "gets", "stored", "local",
@@ -75,7 +75,7 @@ def cost(
     The rates are those that the archive's journal shows, or --messages. A model of means: what it counts is in
     docs/operators.md.
     """
-    from neve.archive.cost import TOTAL, costs_of
+    from neve.archive.policy.cost import TOTAL, costs_of
 
     table = _prices(prices)
     traffic = _given(topic, given) if given["messages"] is not None else _seen(store, broker, topic, days)
@@ -94,7 +94,7 @@ def cost(
 def _prices(file: BinaryIO | None) -> Prices:
     import msgspec
 
-    from neve.archive.cost import Prices
+    from neve.archive.policy.cost import Prices
 
     if file is None:
         return Prices()
@@ -105,7 +105,7 @@ def _prices(file: BinaryIO | None) -> Prices:
 
 
 def _given(topic: str | None, given: dict[str, Any]) -> list[Traffic]:
-    from neve.archive.cost import Traffic
+    from neve.archive.policy.cost import Traffic
 
     if given["message_bytes"] is None:
         raise click.UsageError("--messages needs --message-bytes")
@@ -115,8 +115,8 @@ def _given(topic: str | None, given: dict[str, Any]) -> list[Traffic]:
 
 
 def _seen(store: str | None, broker: str | None, topic: str | None, days: float) -> list[Traffic]:
-    from neve.archive.cost import traffic_seen
-    from neve.archive.follow import catalogs
+    from neve.archive.catalog.journal_reader import catalogs
+    from neve.archive.policy.cost import traffic_seen
     from neve.cli.store import open_source
 
     if store is None:
@@ -131,7 +131,7 @@ def _seen(store: str | None, broker: str | None, topic: str | None, days: float)
 
 
 def _settings(given: dict[str, Any]) -> Iterator[Setting]:
-    from neve.archive.cost import Setting
+    from neve.archive.policy.cost import Setting
 
     compaction = [False, True] if given["compaction"] is None else [given["compaction"]]
     for replicas in given["replicas"] or (1,):
@@ -161,7 +161,7 @@ def _row(one: Cost, setting: Setting, prices: Prices) -> dict[str, Any]:
 
 
 def _as_text(row: dict[str, Any], prices: Prices) -> dict[str, Any]:
-    from neve.archive.cost import Prices
+    from neve.archive.policy.cost import Prices
 
     sizes = {name: size_text(round(row[f"{name}_bytes"])) for name in ("stored", "local", "unarchived")}
     counts = {name: f"{row[name]:.0f}" for name in ("objects", "puts", "gets")}
@@ -178,7 +178,7 @@ def _as_text(row: dict[str, Any], prices: Prices) -> dict[str, Any]:
 
 
 def _said(traffic: Sequence[Traffic], prices: Prices) -> str:
-    from neve.archive.cost import Prices
+    from neve.archive.policy.cost import Prices
 
     messages, wire = sum(one.messages for one in traffic), sum(one.wire_bytes for one in traffic)
     text = f"a month of {len(traffic)} topics with {messages:.0f} messages a day, {size_text(round(wire))} in the log"

@@ -75,7 +75,7 @@ def _s3_code(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return AUTH if "Credentials" in type(error).__name__ else UNREACHABLE
-    from neve.archive.s3_credentials import REFUSED
+    from neve.archive.store.s3_credentials import REFUSED
 
     code = str(response.get("Error", {}).get("Code", ""))
     if code in _S3_NOT_FOUND:

@@ -45,7 +45,7 @@ def init(
 
     Spec and definitions are Spark's own; change them as you like.
     """
-    from neve.archive.store_url import parse_store_url
+    from neve.archive.store.url import parse_store_url
     from neve.spark.pipeline.project import Wanted, create
 
     try:

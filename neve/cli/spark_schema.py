@@ -31,10 +31,10 @@ def schema(
     + marks a field that the month before had not, - one that this month has no more; first and last are
     BROKER/QUEUE@OFFSET by store time, of a field that went those of the month before.
     """
-    from neve.archive.body_fields import COLUMNS, BodyFields, sampled
-    from neve.archive.follow import catalogs
-    from neve.archive.selection import Selection, choose
-    from neve.archive.topic_dataset import Bodies, RowFilter, topic_dataset
+    from neve.archive.catalog.journal_reader import catalogs
+    from neve.archive.read.body_fields import COLUMNS, BodyFields, sampled
+    from neve.archive.read.selection import Selection, choose
+    from neve.archive.read.topic_dataset import Bodies, RowFilter, topic_dataset
     from neve.cli.store import open_source
     from neve.record.bodies import INFLATED_LENGTH_MAX
 

@@ -48,7 +48,7 @@ def shell(*, store: str, topics: tuple[str, ...], decode: str, schema: str | Non
 
 def known_topics(store: str) -> list[str]:
     """All that a store has something of. Raises FileNotFoundError: it holds no archive."""
-    from neve.archive.follow import catalogs
+    from neve.archive.catalog.journal_reader import catalogs
 
     return sorted({topic for catalog in catalogs(open_source(store)).values() for topic in catalog.topics()})
 
@@ -64,8 +64,8 @@ def offered(
     schema: str | None,
 ) -> dict[str, DataFrame]:
     """Each topic as a frame, and as a table of its name; the journals are read once for all. Times: milliseconds."""
-    from neve.archive.follow import catalogs
-    from neve.archive.selection import Selection
+    from neve.archive.catalog.journal_reader import catalogs
+    from neve.archive.read.selection import Selection
     from neve.spark.bodies import decode_bodies
     from neve.spark.known_topics import check_known
     from neve.spark.reader import topic_frame

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from neve.archive import source
-from neve.archive.source import Source
+from neve.archive.store import source
+from neve.archive.store.source import Source
 
 __all__ = ["Source", "open_source"]
 

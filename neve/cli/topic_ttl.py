@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from neve.archive.ttl import FOR_EVER_HOURS, ttl_ms_of
+from neve.archive.policy.ttl import FOR_EVER_HOURS, ttl_ms_of
 from neve.cli import completed
 from neve.cli.aliases import AliasedGroup
 from neve.cli.cluster import cluster_options, connect
@@ -21,7 +21,7 @@ from neve.clock import system_now_ms
 from neve.remoting.names import RESERVE_TIME
 
 if TYPE_CHECKING:
-    from neve.archive.catalog import Catalog
+    from neve.archive.catalog.catalog import Catalog
 
 PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_gone", "bytes_gone", "rows_kept")
 
@@ -125,7 +125,7 @@ def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, out
 
 
 def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
-    from neve.archive.follow import catalogs
+    from neve.archive.catalog.journal_reader import catalogs
     from neve.cli.store import open_source
 
     return expiry_plan(topic, catalogs(open_source(store)).values(), hours, system_now_ms())
@@ -133,7 +133,7 @@ def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
 
 def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int) -> dict[str, Any]:
     """What leaves the readers' view at `now_ms`: what each broker's own plan says, counted."""
-    from neve.archive.expiry import expire_topic, rows_below
+    from neve.archive.policy.expiry import expire_topic, rows_below
 
     gone = cut = rows_gone = bytes_gone = rows_kept = 0
     for catalog in catalogs:

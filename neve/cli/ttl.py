@@ -6,7 +6,7 @@ import re
 
 import click
 
-from neve.archive.ttl import FOR_EVER_HOURS
+from neve.archive.policy.ttl import FOR_EVER_HOURS
 
 BROKER_DEFAULT = -1
 _MINUTES = {"m": 1, "h": 60, "d": 24 * 60, "w": 7 * 24 * 60}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from neve.archive.follow import catalogs
-from neve.archive.verify import verify
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.read.verify import verify
 from neve.cli.store import open_source
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from neve.archive.reader import Archive, NotCommitted, TopicReader
+from neve.archive.read.reader import Archive, NotCommitted, TopicReader
 from neve.client.model import Message, MessageQueue, message_from_record
 from neve.errors import ClientError
 from neve.record.codec import MessageRecord

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neve.archive.schema import SCHEMA
-from neve.archive.topic_dataset import open_files, with_key
+from neve.archive.read.topic_dataset import open_files, with_key
+from neve.archive.rows.schema import SCHEMA
 from neve.spark.planning.planner import Task, Wanted
 from neve.spark.planning.slices import Cut, Slice
 

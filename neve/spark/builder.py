@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neve.archive.store_url import DirUrl, parse_store_url
+from neve.archive.store.url import DirUrl, parse_store_url
 from neve.spark.jars import find_java, pyspark_jars, s3_jars
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class HadoopStore:
 
 
 def parse_store(url: str) -> HadoopStore:
-    """Of a store's URL (`neve.archive.store_url`). Raises ValueError."""
+    """Parse a store URL (`neve.archive.store.url`) for Hadoop. Raises ValueError."""
     where = parse_store_url(url)
     if isinstance(where, DirUrl):
         # not as_uri(): Hadoop takes a path's text as it is, %XX included

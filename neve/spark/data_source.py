@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, Filter
     from pyspark.sql.types import StructType
 
-    from neve.archive.source import Source
+    from neve.archive.store.source import Source
     from neve.spark.tiers.queues import HotTask
 
 
@@ -122,7 +122,7 @@ class BatchReader(_RowReader, DataSourceReader):  # type: ignore[misc]  # untype
 
     def partitions(self) -> Sequence[InputPartition]:
         """Tasks of as many bytes each."""
-        from neve.archive.source import open_source
+        from neve.archive.store.source import open_source
 
         pushed = self._pushed.within(self._options.since, self._options.until)
         wanted = pushed.having(self._options.tags, self._options.key)
@@ -187,7 +187,7 @@ class StreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _planning(self) -> _Stream:
         if self._stream is None:
-            from neve.archive.source import open_source
+            from neve.archive.store.source import open_source
 
             source = open_source(self._options.store)
             is_of_both = self._options.cluster is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from neve.archive.source import Listed
+from neve.archive.store.source import Listed
 from neve.spark.builder import HadoopStore
 from neve.spark.jars import SparkSetupError
 

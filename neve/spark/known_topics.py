@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from neve.archive.state import StateSource, read_state
+from neve.archive.format.broker_state import StateSource, read_state
 
 if TYPE_CHECKING:
-    from neve.archive.catalog import Catalog
+    from neve.archive.catalog.catalog import Catalog
 
 
 def check_known(source: StateSource, known: Mapping[str, Catalog], topic: str) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from neve.archive.follow import catalogs
-from neve.archive.keys import fits_key
-from neve.archive.selection import Instant, Selection, choose, instant_ms
-from neve.archive.source import Source, open_source
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.keys import fits_key
+from neve.archive.read.selection import Instant, Selection, choose, instant_ms
+from neve.archive.store.source import Source, open_source
 from neve.record.bodies import INFLATED_LENGTH_MAX
 from neve.spark.bodies import decode_bodies
 from neve.spark.builder import HadoopStore, is_remote, parse_store
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from neve.archive.catalog import Catalog
-    from neve.archive.journal import CommittedName
+    from neve.archive.catalog.catalog import Catalog
+    from neve.archive.format.journal import CommittedObject
 
 DECODINGS = ("text", "json", "bytes")
 
@@ -115,12 +115,12 @@ def _known(spark: SparkSession, topic: str, store: str, broker: str | None) -> M
     return known
 
 
-def plan(known: Mapping[str, Catalog], topic: str, wanted: Selection) -> tuple[list[CommittedName], list[Minimum]]:
+def plan(known: Mapping[str, Catalog], topic: str, wanted: Selection) -> tuple[list[CommittedObject], list[Minimum]]:
     """Objects to read, and the minimums that cut through one of them. Pure: catalogs in, a decision out.
 
     Spark reads objects whole, with the row groups that were not chosen: what has expired in those is cut off, too.
     """
-    names: list[CommittedName] = []
+    names: list[CommittedObject] = []
     minimums: set[Minimum] = set()
     for broker, name, _, _ in choose(known, topic, wanted):
         names.append(name)
@@ -131,7 +131,7 @@ def plan(known: Mapping[str, Catalog], topic: str, wanted: Selection) -> tuple[l
     return names, sorted(minimums)
 
 
-def scan(spark: SparkSession, where: HadoopStore, topic: str, names: Sequence[CommittedName]) -> DataFrame:
+def scan(spark: SparkSession, where: HadoopStore, topic: str, names: Sequence[CommittedObject]) -> DataFrame:
     """All rows of these objects of a topic, by the JVM's reader; those that have expired in them, too."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType

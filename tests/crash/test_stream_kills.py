@@ -24,7 +24,7 @@ import pytest
 from typing_extensions import override
 
 from infra.clock import ManualClock
-from neve.archive.ttl import HOUR_MS
+from neve.archive.policy.ttl import HOUR_MS
 from neve.spark.planning.positions import Position, decoded
 from tests.archiving_by_clock import GRACE_HOURS, ArchivingByClock
 from tests.servers.processes import Processes

@@ -11,26 +11,26 @@ from typing import Any
 import msgspec
 
 from infra.object_store.protocol import ObjectStore
-from neve.archive.catalog import Catalog
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import (
     AnyEntry,
     Checkpoint,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Epoch,
     Erase,
     Expire,
     Gap,
     Intent,
-    IntentName,
+    PlannedObject,
     Replace,
     Topic,
     Unexpire,
     encode_entry,
 )
-from neve.archive.keys import checkpoint_key, data_key, journal_key
-from neve.archive.schema import ObjectFacts
+from neve.archive.format.keys import checkpoint_key, data_key, journal_key
+from neve.archive.rows.schema import ObjectFacts
 from tests.doubles.checkpoints import put_checkpoint
 from tests.unit.archive.test_compactor import SMALL, Log
 from tests.unit.archive.test_exactness import TOPIC
@@ -74,7 +74,7 @@ class ArchiveAtRandom:
             if done is not None:
                 return done
 
-    def live(self) -> list[CommittedName]:
+    def live(self) -> list[CommittedObject]:
         return self.catalog.objects(TOPIC)
 
     # ---- entries
@@ -87,7 +87,7 @@ class ArchiveAtRandom:
         key = data_key("", TOPIC, day, self.broker, start=made.name.start, end=made.name.end, epoch=1)
         name = self._put(key, day, made)
         spans = {queue: (first, last) for queue, (first, last, _) in name.queues.items()}
-        self.append(Intent(round=self.round, names=[IntentName(key, TOPIC, day, name.start, name.end, spans)]))
+        self.append(Intent(round=self.round, names=[PlannedObject(key, TOPIC, day, name.start, name.end, spans)]))
         return self.append(Commit(round=self.round, names=[name]))
 
     def expire(self) -> str | None:
@@ -167,21 +167,21 @@ class ArchiveAtRandom:
 
     # ---- objects
 
-    def _above(self, names: list[CommittedName]) -> dict[str, dict[int, int]]:
+    def _above(self, names: list[CommittedObject]) -> dict[str, dict[int, int]]:
         minimums: dict[int, int] = {}
         for name in names:
             for queue, (_, last, _) in name.queues.items():
                 minimums[queue] = max(minimums.get(queue, 0), last + 1)
         return {TOPIC: minimums}
 
-    def _put(self, key: str, day: str, made: Input) -> CommittedName:
+    def _put(self, key: str, day: str, made: Input) -> CommittedObject:
         self.store.put(key, made.path, if_absent=True)
         self.inputs[key] = made.path
         return msgspec.structs.replace(made.name, key=key, day=day)
 
     def _made_of(
-        self, old: list[CommittedName], below: dict[int, int], erased: dict[int, list[tuple[int, int]]]
-    ) -> CommittedName | None:
+        self, old: list[CommittedObject], below: dict[int, int], erased: dict[int, list[tuple[int, int]]]
+    ) -> CommittedObject | None:
         """None: nothing is left of them."""
         runs = [run for one in old for run in one.runs]
         if not any(

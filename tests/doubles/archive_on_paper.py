@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.object_store.protocol import ObjectStore
-from neve.archive.catalog import Catalog
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import (
     AnyEntry,
     Checkpoint,
     Commit,
-    CommittedName,
+    CommittedObject,
     Epoch,
     Intent,
-    IntentName,
+    PlannedObject,
     Replace,
     RowGroup,
     encode_entry,
 )
-from neve.archive.keys import checkpoint_key, data_key, journal_key
-from neve.archive.schema import SCHEMA
+from neve.archive.format.keys import checkpoint_key, data_key, journal_key
+from neve.archive.rows.schema import SCHEMA
 from tests.doubles.checkpoints import put_checkpoint
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -83,7 +83,9 @@ class ArchiveOnPaper:
             Intent(
                 round=start,
                 names=[
-                    IntentName(key, self.topic, "2026-01-01", start, start + 100, {queue: (first, first + count - 1)})
+                    PlannedObject(
+                        key, self.topic, "2026-01-01", start, start + 100, {queue: (first, first + count - 1)}
+                    )
                 ],
             )
         )
@@ -104,7 +106,7 @@ class ArchiveOnPaper:
 
     def _put(
         self, key: str, start: int, end: int, run: tuple[int, int, int], hour: int, schema: pa.Schema, change: Change
-    ) -> CommittedName:
+    ) -> CommittedObject:
         queue, first, count = run
         times = [T0 + hour * HOUR + number * 60_000 for number in range(count)]
         rows = [change(row(queue, first + number, at, start + number)) for number, at in enumerate(times)]
@@ -114,7 +116,7 @@ class ArchiveOnPaper:
         self.store.put(key, data, if_absent=True)
         last = first + count - 1
         group = RowGroup(0, count, 4, len(data), times[-1], times[0], 100, [(queue, first, last)])
-        return CommittedName(
+        return CommittedObject(
             key=key, topic=self.topic, day="2026-01-01", start=start, end=end, size=len(data), footer=0,
             etag="", checksum=("", ""), sha256="", rows=count, wire_bytes=100, min_time=times[0], max_time=times[-1],
             queues={queue: (first, last, 0)}, row_groups=[group],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from infra.object_store.protocol import ObjectStore
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import KIND, CatalogState, CheckpointHead, PackName, decode_checkpoint
-from neve.archive.keys import checkpoint_key, pack_key
-from neve.archive.sealed import seal
-from neve.archive.topic_parts import topics_in
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.topic_parts import topics_in
+from neve.archive.format.checkpoint import KIND, CatalogState, CheckpointHead, PackName, decode_checkpoint
+from neve.archive.format.envelope import seal
+from neve.archive.format.keys import checkpoint_key, pack_key
 
 
 def put_checkpoint(store: ObjectStore, catalog: Catalog, broker: str, prefix: str = "") -> bytes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from infra.object_store.protocol import ObjectStoreError
-from neve.archive.journal import CommittedName, IntentName
+from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.write.uploader import ContentConflict, EncodeFailed, GivenUp, NamedEntries, Outcome
 
 Files = Sequence[tuple[str, int, int]]
-Make = Callable[[NamedEntries, Files], CommittedName]
+Make = Callable[[NamedEntries, Files], CommittedObject]
 
 
 def in_order(waiting: int) -> list[int]:
@@ -23,12 +23,12 @@ class DeferredUploads:
     def __init__(self, make: Make, choose: Callable[[int], list[int]] = in_order) -> None:
         self._make, self._choose = make, choose
         self._waiting: list[tuple[NamedEntries, Files]] = []
-        self._settled: list[tuple[IntentName, Outcome]] = []
+        self._settled: list[tuple[PlannedObject, Outcome]] = []
 
     def begin(self, objects: Sequence[NamedEntries], files: Files) -> None:
         self._waiting += [(one, files) for one in objects]
 
-    def done(self) -> Sequence[tuple[IntentName, Outcome]]:
+    def done(self) -> Sequence[tuple[PlannedObject, Outcome]]:
         if self._waiting and not self._settled:
             chosen = self._choose(len(self._waiting))
             ending = [self._waiting[number] for number in chosen]

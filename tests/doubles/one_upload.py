@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from neve.archive.journal import CommittedName, IntentName
+from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker.client import WorkerClient
 from tiered.write.entry_run import EntryRun
 from tiered.write.uploader import NamedEntries
@@ -15,11 +15,11 @@ FACTS = {"cluster": "c", "broker": "b", "round": "1"}
 def upload_one(
     worker: WorkerClient,
     store_url: str,
-    name: IntentName,
+    name: PlannedObject,
     entries: Mapping[int, EntryRun],
     files: Sequence[tuple[str, int, int]],
     facts: Mapping[str, str] = FACTS,
-) -> CommittedName:
+) -> CommittedObject:
     """Raises ContentConflict, EncodeFailed, or an error of the object store."""
     uploads = worker.uploads(store_url, facts)
     uploads.begin([NamedEntries(name, entries)], files)

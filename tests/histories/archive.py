@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 import pyarrow.parquet as pq
 
 from infra.object_store.open import open_store
-from neve.archive.catalog import Catalog
-from neve.archive.follow import catalogs
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import catalogs
 from tests.histories.clients import key_of
 from tests.histories.history import Archived, Event, Gap
 from tests.servers.members import NAME

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 
 from bench.wire import Client
 from infra.object_store.open import open_store
-from neve.archive.follow import catalogs
-from neve.archive.journal import Epoch, decode_entry
-from neve.archive.keys import journal_key
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.journal import Epoch, decode_entry
+from neve.archive.format.keys import journal_key
 from tests.servers.broker_set import TOPIC, BrokerSet, create_topic, producing, store_of, takes
 from tests.servers.members import NAME
 from tests.servers.neve import Serving

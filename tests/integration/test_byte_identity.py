@@ -27,7 +27,7 @@ import pytest
 
 from infra import minio
 from infra.object_store.open import open_store
-from neve.archive.follow import catalogs
+from neve.archive.catalog.journal_reader import catalogs
 from neve.record.bodies import encode_batch
 from neve.record.codec import decode_record
 from neve.remoting.command import RemotingCommand, decode_command, encode_command

@@ -13,8 +13,8 @@ import pytest
 
 from infra import minio
 from infra.object_store.open import open_store
-from neve.archive.journal import Epoch, encode_entry
-from neve.archive.keys import journal_key
+from neve.archive.format.journal import Epoch, encode_entry
+from neve.archive.format.keys import journal_key
 from neve.cli import main
 from tests.servers.neve import NEVE
 

@@ -15,7 +15,7 @@ import pytest
 from broker.broker_controller import BrokerController
 from infra.remoting_server import Connection
 from lifecycle.lifecycle import ArchiveLifecycle
-from neve.archive.journal import CommittedName
+from neve.archive.format.journal import CommittedObject
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running, send
@@ -44,7 +44,7 @@ async def fill(broker: BrokerController, connection: Connection) -> None:
     assert broker.store.min_offset("T", 0) == COUNT
 
 
-def objects_of(broker: BrokerController) -> list[CommittedName]:
+def objects_of(broker: BrokerController) -> list[CommittedObject]:
     assert broker.archive.journal is not None
     return broker.archive.journal.catalog.objects("T")
 
@@ -58,7 +58,7 @@ async def compact(broker: BrokerController) -> None:
     assert len(objects_of(broker)) == 1
 
 
-async def delete_old(broker: BrokerController, old: list[CommittedName]) -> None:
+async def delete_old(broker: BrokerController, old: list[CommittedObject]) -> None:
     """What the TTL job does when the grace is over, which is none here."""
     lifecycle = broker.archive.lifecycle
     assert isinstance(lifecycle, ArchiveLifecycle) and broker.archive.journal is not None
@@ -141,7 +141,7 @@ class HeldSource:
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.failed: list[Exception] = []
 
-    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup:
         self.asked.set()
         assert self.go_on.wait(60)
         try:

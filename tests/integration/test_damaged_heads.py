@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from neve.archive import dataset
-from neve.archive.schema import SCHEMA
+from neve.archive.rows.schema import SCHEMA
 from neve.client.sync import Client, connect
 from neve.record.layout import HEAD_V4
 from neve.spark.planning.options import Cluster, Options, Subscription

@@ -24,9 +24,9 @@ from infra.disk import OutOfDescriptors, RealDisk
 from infra.object_store.open import open_store
 from infra.remoting_server import Connection
 from lifecycle.lifecycle import ArchiveLifecycle
-from neve.archive.follow import catalogs
-from neve.archive.selection import Selection
-from neve.archive.verify import verify
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.read.selection import Selection
+from neve.archive.read.verify import verify
 from neve.cli.main import neve as neve_command
 from neve.record.codec import iter_records
 from neve.record.ids import parse_offset_msg_id

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from infra.minio import Minio, create_bucket, running
-from neve.archive.journal import FORMAT_VERSION, Abort, Epoch, Gap
-from neve.archive.keys import format_key
+from neve.archive.format.journal import FORMAT_VERSION, Abort, Epoch, Gap
+from neve.archive.format.keys import format_key
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.server_process import (

@@ -25,7 +25,7 @@ from lifecycle.hot_store import Hidden, Segment
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
-from neve.archive.catalog import Location
+from neve.archive.catalog.catalog import Location
 from tests.doubles.one_by_one import OneByOne
 from tests.servers import versitygw
 from tiered.journal.writer import JournalWriter

@@ -25,9 +25,9 @@ from infra.disk import RealDisk
 from infra.failpoint import FailpointError
 from infra.minio import create_bucket, running
 from infra.startup import StartupError
-from neve.archive.follow import read_catalog
-from neve.archive.journal import Epoch
-from neve.archive.state import BrokerState, read_state
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.format.broker_state import BrokerState, read_state
+from neve.archive.format.journal import Epoch
 from neve.cli.store import open_source
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code

@@ -23,10 +23,10 @@ from infra.object_store.open import open_store
 from infra.object_store.protocol import ObjectStore
 from lifecycle.erase import Wanted
 from neve import spark as neve_spark
-from neve.archive.follow import catalogs
-from neve.archive.journal import Expire
-from neve.archive.keys import journal_key
-from neve.archive.source import open_source
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.journal import Expire
+from neve.archive.format.keys import journal_key
+from neve.archive.store.source import open_source
 from neve.spark.builder import parse_store
 from neve.spark.hadoop_source import HadoopSource
 from neve.spark.jars import pyspark_jars

@@ -18,7 +18,7 @@ import pytest
 from infra.object_store.open import open_store
 from infra.s3_server import S3Server, create_bucket
 from neve import spark as neve_spark
-from neve.archive.journal import Expire
+from neve.archive.format.journal import Expire
 from neve.spark.builder import parse_store
 from neve.spark.jobs.materialize import materialize
 from neve.spark.jobs.report import report

@@ -26,7 +26,7 @@ JOBS = """
 import json, sys
 from pyspark.sql import SparkSession, functions as f
 from infra.object_store.open import open_store
-from neve.archive.journal import Expire
+from neve.archive.format.journal import Expire
 from neve.spark import progress
 from neve.spark.jobs.materialize import materialize
 from neve.spark.jobs.report import report

@@ -12,8 +12,8 @@ import pytest
 
 from infra.object_store.open import open_store
 from neve import spark as neve_spark
-from neve.archive.journal import Commit, Gap, Intent, IntentName
-from neve.archive.keys import data_key
+from neve.archive.format.journal import Commit, Gap, Intent, PlannedObject
+from neve.archive.format.keys import data_key
 from neve.spark.jobs.checked import OtherCheck
 from neve.spark.jobs.report import report
 from neve.spark.jobs.verify import VerifyJob, verify
@@ -45,7 +45,7 @@ def commit(archive: ArchiveOnPaper, number: int, first: int, last: int) -> str:
     name, data = written([[row(0, offset) for offset in range(first, last + 1)]], topic)
     archive.store.put(key, data, if_absent=True)
     name = msgspec.structs.replace(name, key=key, start=start, end=start + 100)
-    archive.append(Intent(round=number, names=[IntentName(key, topic, day, start, start + 100, {0: (first, last)})]))
+    archive.append(Intent(round=number, names=[PlannedObject(key, topic, day, start, start + 100, {0: (first, last)})]))
     archive.append(Commit(round=number, names=[name]))
     return key
 

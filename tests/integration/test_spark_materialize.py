@@ -17,7 +17,7 @@ import pytest
 from infra import minio
 from infra.object_store.open import open_store
 from neve import spark as neve_spark
-from neve.archive.journal import Expire
+from neve.archive.format.journal import Expire
 from neve.spark.jobs.materialize import materialize
 from neve.spark.jobs.table_log import NoTable
 from neve.spark.jobs.table_store import open_table

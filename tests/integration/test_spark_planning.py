@@ -14,8 +14,8 @@ import pytest
 
 from infra.object_store.open import open_store
 from neve import spark as neve_spark
-from neve.archive.keys import state_key
-from neve.archive.state import BrokerState, encode_state
+from neve.archive.format.broker_state import BrokerState, encode_state
+from neve.archive.format.keys import state_key
 from tests.doubles.archive_on_paper import ArchiveOnPaper
 from tests.integration.test_spark import TOPIC, fill
 

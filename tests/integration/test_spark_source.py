@@ -11,7 +11,7 @@ import pytest
 from infra import minio
 from infra.object_store.open import open_store
 from neve import spark as neve_spark
-from neve.archive.journal import Deleted, Expire
+from neve.archive.format.journal import Deleted, Expire
 from neve.spark.builder import parse_store
 from tests.doubles.archive_on_paper import HOUR, T0, ArchiveOnPaper
 from tests.integration.test_spark import TOPIC, fill

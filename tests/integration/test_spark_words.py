@@ -17,9 +17,9 @@ import pytest
 from infra import minio
 from infra.object_store.open import open_store
 from infra.object_store.protocol import ObjectStore
-from neve.archive.journal import Expire
-from neve.archive.keys import state_key
-from neve.archive.state import BrokerState, encode_state
+from neve.archive.format.broker_state import BrokerState, encode_state
+from neve.archive.format.journal import Expire
+from neve.archive.format.keys import state_key
 from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
 from tests.servers.neve import NEVE
 

@@ -12,7 +12,7 @@ import pytest
 import neve.archive
 from infra import minio
 from infra.object_store.open import open_store
-from neve.archive.journal import Expire
+from neve.archive.format.journal import Expire
 from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
 
 pytestmark = pytest.mark.servers

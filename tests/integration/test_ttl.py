@@ -23,10 +23,10 @@ from infra.object_store.protocol import NotFound, ObjectStore
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import TOLERANCE_MS, ClocksDisagree, SafeClock
-from neve.archive.follow import catalogs
-from neve.archive.journal import Deleted, Expire, decode_entry
-from neve.archive.keys import journal_key
-from neve.archive.ttl import HOUR_MS
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.format.journal import Deleted, Expire, decode_entry
+from neve.archive.format.keys import journal_key
+from neve.archive.policy.ttl import HOUR_MS
 from tests.integration.test_offload import HOST, StoreAdapter
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient

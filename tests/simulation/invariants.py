@@ -23,13 +23,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from neve.archive.catalog import Catalog, Location
-from neve.archive.checkpoint import CatalogState, CheckpointHead, decode_checkpoint
-from neve.archive.follow import read_catalog
-from neve.archive.journal import Checkpoint
-from neve.archive.keys import checkpoint_key, pack_key, parse_checkpoint_key
-from neve.archive.topic_parts import topics_in
-from neve.archive.verify import verify
+from neve.archive.catalog.catalog import Catalog, Location
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.catalog.topic_parts import topics_in
+from neve.archive.format.checkpoint import CatalogState, CheckpointHead, decode_checkpoint
+from neve.archive.format.journal import Checkpoint
+from neve.archive.format.keys import checkpoint_key, pack_key, parse_checkpoint_key
+from neve.archive.read.verify import verify
 from neve.record.codec import decode_record, iter_records
 from tests.by_key import by_key
 from tests.simulation.messaging import foreign

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from neve.archive import keys
-from neve.archive.journal import (
+from neve.archive.format import keys
+from neve.archive.format.journal import (
     Abort,
     AnyEntry,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Epoch,
     Erase,
@@ -24,7 +24,7 @@ from neve.archive.journal import (
     Forget,
     Gap,
     Intent,
-    IntentName,
+    PlannedObject,
     Replace,
     Topic,
     decode_entry,
@@ -83,12 +83,12 @@ class Bucket:
     minimums: dict[Place, int] = field(default_factory=dict)
     expired: dict[Place, int] = field(default_factory=dict)  # minimums out of EXPIRE entries alone
     named: dict[Place, int] = field(default_factory=dict)
-    open: dict[str, IntentName] = field(default_factory=dict)
-    rewrites: dict[int, dict[str, IntentName]] = field(default_factory=dict)  # compaction -> what it may write
-    live: dict[str, CommittedName] = field(default_factory=dict)
+    open: dict[str, PlannedObject] = field(default_factory=dict)
+    rewrites: dict[int, dict[str, PlannedObject]] = field(default_factory=dict)  # compaction -> what it may write
+    live: dict[str, CommittedObject] = field(default_factory=dict)
     expiring: dict[str, int] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
-    ever: dict[str, CommittedName] = field(default_factory=dict)
+    ever: dict[str, CommittedObject] = field(default_factory=dict)
     tombstones: set[str] = field(default_factory=set)
     erased: set[tuple[str, int, int]] = field(default_factory=set)  # topic, queue, offset that an ERASE took
     epoch: int = 0
@@ -163,7 +163,7 @@ class Bucket:
     def _forget(self, topic: str) -> None:
         """A topic of that name that comes again begins at 0: so nothing of the former may be there, or come."""
         assert topic in self.tombstones, f"{topic} is forgotten and was not deleted"
-        held: list[CommittedName | IntentName] = [*self.live.values(), *self.open.values()]
+        held: list[CommittedObject | PlannedObject] = [*self.live.values(), *self.open.values()]
         held += [self.ever[key] for key in self.expiring]
         held += [name for names in self.rewrites.values() for name in names.values()]
         left = [name.key for name in held if name.topic == topic]
@@ -177,7 +177,7 @@ class Bucket:
         self.erased = {place for place in self.erased if place[0] != topic}
         self.forgotten(topic)
 
-    def _commit(self, name: CommittedName) -> None:
+    def _commit(self, name: CommittedObject) -> None:
         assert name.key in self.open, f"{name.key} is committed and no intent names it"
         assert name.key not in self.ever, f"{name.key} is committed twice"
         del self.open[name.key]
@@ -244,11 +244,11 @@ class Bucket:
             left += [Span(span.first, gap.first - 1, span.what), Span(gap.last + 1, span.last, span.what)]
         self.spans[place] = [span for span in left if span.first <= span.last]
 
-    def _hold(self, name: CommittedName) -> None:
+    def _hold(self, name: CommittedObject) -> None:
         for queue, first, last in name.runs:
             self.spans.setdefault((name.topic, queue), []).append(Span(first, last, name.key))
 
-    def _let_go(self, name: CommittedName) -> None:
+    def _let_go(self, name: CommittedObject) -> None:
         for queue in name.queues:
             spans = self.spans.get((name.topic, queue), [])
             self.spans[name.topic, queue] = [span for span in spans if span.what != name.key]
@@ -325,7 +325,7 @@ class Bucket:
             assert key in self.deleted or self.expiring[key] <= now_ms, f"{key} is deleted before its grace has passed"
 
 
-def _places(names: Iterable[CommittedName]) -> set[tuple[str, int, int]]:
+def _places(names: Iterable[CommittedObject]) -> set[tuple[str, int, int]]:
     """Topic, queue and offset of each row."""
     return {
         (name.topic, queue, offset)

@@ -17,8 +17,8 @@ from broker.store.queue_table import QueueTable
 from infra import failpoint
 from lifecycle.erase import EraseKey
 from lifecycle.hot_erasure import HotErasure, Row
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Topic
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Topic
 from tests.simulation import traffic
 from tests.simulation.world import TOPICS, Violation, World
 from tiered.journal.tail import JournalTail

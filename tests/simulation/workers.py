@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from infra import failpoint
 from infra.object_store.protocol import ObjectStoreError, PreconditionFailed, UnknownOutcome
-from neve.archive.journal import CommittedName, IntentName, RowGroup
+from neve.archive.format.journal import CommittedObject, PlannedObject, RowGroup
 from neve.record.codec import decode_record
 from tests.doubles.deferred_uploads import DeferredUploads, in_order
 from tests.doubles.sim_disk import SimDisk
@@ -67,7 +67,7 @@ class InProcessWorker(WorkerClient):
             return future
 
         class InTurn(Pipeline):
-            def done(in_turn) -> Sequence[tuple[IntentName, Outcome]]:  # noqa: N805 - the worker is `self` here
+            def done(in_turn) -> Sequence[tuple[PlannedObject, Outcome]]:  # noqa: N805 - the worker is `self` here
                 if waiting:
                     for number in sorted(self._choose(len(waiting)), reverse=True):
                         future, request, descriptor = waiting.pop(number)
@@ -115,7 +115,7 @@ class InProcessWorker(WorkerClient):
         except (ObjectStoreError, ValueError, OSError, pa.ArrowException) as error:
             raise WorkerFailed(type(error).__name__, str(error)) from error
 
-    def rows(self, name: CommittedName) -> list[Row]:
+    def rows(self, name: CommittedObject) -> list[Row]:
         found: list[Row] = []
         for index, group in enumerate(name.row_groups):
             decoded = self.read_group("sim:", name, index)
@@ -147,8 +147,8 @@ class QuickWorker:
         return DeferredUploads(lambda one, files: self._encode_upload(one.name, one.entries, files), self._choose)
 
     def _encode_upload(
-        self, name: IntentName, entries: Mapping[int, EntryRun], files: Sequence[tuple[str, int, int]]
-    ) -> CommittedName:
+        self, name: PlannedObject, entries: Mapping[int, EntryRun], files: Sequence[tuple[str, int, int]]
+    ) -> CommittedObject:
         rows: list[Row] = []
         for queue, run in sorted(entries.items()):
             places = zip(run.physical.tolist(), run.sizes.tolist(), strict=True)
@@ -158,7 +158,9 @@ class QuickWorker:
         content = msgspec.msgpack.encode(rows)
         return _described(name, rows, content, self._upload(name.key, content))
 
-    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
+    def compact(
+        self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
+    ) -> CommittedObject:
         rows = [row for one in merge.inputs for row in self.rows(one) if is_taken_over(merge, row)]
         rows.sort()
         failpoint.hit("compact.after_encode")
@@ -182,10 +184,10 @@ class QuickWorker:
                 raise ContentConflict(f"{key} holds other rows") from error
             return self._store.head(key).etag
 
-    def rows(self, name: CommittedName) -> list[Row]:
+    def rows(self, name: CommittedObject) -> list[Row]:
         return msgspec.msgpack.decode(self._store.get(name.key), type=list[Row])
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> frames.MayHold:
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> frames.MayHold:
         """An object has no filters, and is looked for where they would be read."""
         try:
             self._store.head(name.key)
@@ -193,7 +195,7 @@ class QuickWorker:
             raise WorkerFailed(type(error).__name__, str(error)) from error
         return frames.MayHold(0, groups, 0, 0)
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> _Group:
+    def read_group(self, store_url: str, name: CommittedObject, index: int) -> _Group:
         group = name.row_groups[index]
         try:
             rows = self.rows(name)[group.first_row : group.first_row + group.rows]
@@ -210,7 +212,7 @@ class QuickWorker:
     def give_up_compaction(self) -> None:
         """None is under way: jobs run one behind another."""
 
-    def forget(self, store_url: str, names: Sequence[CommittedName]) -> None:
+    def forget(self, store_url: str, names: Sequence[CommittedObject]) -> None:
         """It keeps nothing of what it reads."""
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
@@ -234,7 +236,7 @@ def is_taken_over(merge: Merge, row: Row) -> bool:
     return offset >= merge.below.get(queue, 0) and not any(first <= offset <= last for first, last in spans)
 
 
-def _described(name: IntentName, rows: list[Row], content: bytes, etag: str) -> CommittedName:
+def _described(name: PlannedObject, rows: list[Row], content: bytes, etag: str) -> CommittedObject:
     groups: list[RowGroup] = []
     queues: dict[int, tuple[int, int, int]] = {}
     first = 0
@@ -248,7 +250,7 @@ def _described(name: IntentName, rows: list[Row], content: bytes, etag: str) -> 
     for index, (queue, offset, _) in enumerate(rows):
         queues[queue] = (queues[queue][0], offset, queues[queue][2]) if queue in queues else (offset, offset, index)
     wire = hashlib.sha256(b"".join(row[2] for row in rows)).hexdigest()
-    return CommittedName(
+    return CommittedObject(
         key=name.key, topic=name.topic, day=name.day, start=name.start, end=name.end, size=len(content), footer=8,
         etag=etag, checksum=("crc32", "0"), sha256=wire, rows=len(rows),
         wire_bytes=sum(len(row[2]) for row in rows), min_time=min(group.oldest_ms for group in groups),

@@ -24,9 +24,9 @@ from infra.object_store.protocol import ObjectStoreError
 from infra.startup import StartupError
 from lifecycle.erase import Wanted
 from lifecycle.safe_clock import ClocksDisagree
-from neve.archive.catalog import Catalog
-from neve.archive.follow import CheckpointsGone, following, read_catalog
-from neve.archive.journal import FellBehind, anchor
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import CheckpointsGone, following, read_catalog
+from neve.archive.format.journal import FellBehind, anchor
 from neve.errors import BrokerError
 from neve.remoting.names import METADATA_LOG
 from tests.doubles.sim_disk import SimDisk

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection
 
 from infra import failpoint
 from infra.object_store.protocol import NotFound, PreconditionFailed, UnknownOutcome
-from neve.archive import keys
-from neve.archive.checkpoint import CheckpointHead, PackName, decode_checkpoint
-from neve.archive.follow import checkpoints
-from neve.archive.journal import AnyEntry, Checkpoint
-from neve.archive.sealed import Damaged
+from neve.archive.catalog.journal_reader import checkpoints
+from neve.archive.format import keys
+from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint
+from neve.archive.format.envelope import Damaged
+from neve.archive.format.journal import AnyEntry, Checkpoint
 from tiered.journal.tail import JournalTail
 
 log = logging.getLogger(__name__)

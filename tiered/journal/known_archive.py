@@ -5,8 +5,8 @@ Kept by `identity`, synced before what it tells of can stand in the store.
 
 from __future__ import annotations
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Expire, Intent
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Expire, Intent
 from tiered.journal.errors import ArchiveRefused
 from tiered.journal.identity import Identity, IdentityFile, Since
 from tiered.journal.local_journal import renamed

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from infra.disk import Disk
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import PackName, decode_checkpoint
-from neve.archive.journal import AnyEntry, Epoch, decode_entry
-from neve.archive.keys import pack_file
-from neve.archive.sealed import Damaged
-from neve.archive.topic_parts import topics_in
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.topic_parts import topics_in
+from neve.archive.format.checkpoint import PackName, decode_checkpoint
+from neve.archive.format.envelope import Damaged
+from neve.archive.format.journal import AnyEntry, Epoch, decode_entry
+from neve.archive.format.keys import pack_file
 from tiered.journal.numbered_frames import frame, frames
 
 log = logging.getLogger(__name__)

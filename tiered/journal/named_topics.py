@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Expire, Intent
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Expire, Intent
 
 Lasts = dict[str, dict[int, int]]  # topic -> queue -> highest offset
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from neve.archive.catalog import Catalog
-from neve.archive.follow import JournalSource, entries
-from neve.archive.journal import Gap, Topic
-from neve.archive.state import BrokerState, read_state
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import JournalSource, entries
+from neve.archive.format.broker_state import BrokerState, read_state
+from neve.archive.format.journal import Gap, Topic
 
 # Far more than a broker gives out between two states, or in the hours that a store may be away.
 QUEUE_MARGIN = 10_000_000

@@ -1,13 +1,15 @@
-"""Shortening: entries of the journal that nobody needs any more are deleted, lowest first, one after another.
+"""Shorten the journal: delete old entries one after another, lowest number first.
 
-An entry may go when it is older than the retention, by the store's own time of it; when it is below the last entry of
-the oldest checkpoint that is kept, which is read back whole first; and when the state slots tell what followed it.
+An entry may be deleted when all of these hold: by the store's own modification time it is older than the retention;
+it is below the last entry of the oldest kept checkpoint, which is read back whole first; the state slots confirm which
+entry followed it.
 
-Who goes on from a position looks whether the entry before it still stands (`tail`, `neve.archive.follow`). So the order
-is all that a deletion owes: no entry goes before the one below it is known to be gone. An object "the first entry that
-stands" would not do instead: a late PUT of a broker that was superseded could move it down again. Before the first
-deletion entry 0 gives way to a SHORTENED, once and for all, which a program that looks for the end from there refuses.
-Two brokers that delete at once, and one that goes on after a crash, delete what may go: each in this order.
+A reader that resumes checks that the entry before its position still exists (`tail`,
+`neve.archive.catalog.journal_reader`). That check is correct as long as deletion is in order: an entry is deleted only
+after the one below it is known to be deleted. An object that records the first remaining entry would not work, because
+a late PUT of a superseded broker could lower it again. Before the first deletion, entry 0 is replaced by SHORTENED for
+good; a program that searches for the end from there refuses it. Two brokers that delete concurrently, and one that
+resumes after a crash, delete the same entries in the same order.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from collections.abc import Sequence
 
 from infra import failpoint
 from infra.object_store.protocol import NotFound, UnknownOutcome
-from neve.archive import keys
-from neve.archive.checkpoint import CheckpointHead, PackName, decode_checkpoint
-from neve.archive.follow import checkpoints, is_shortened
-from neve.archive.journal import Shortened, encode_entry
-from neve.archive.sealed import Damaged
-from neve.archive.state import read_slots
-from neve.archive.topic_parts import topics_in
+from neve.archive.catalog.journal_reader import checkpoints, is_shortened
+from neve.archive.catalog.topic_parts import topics_in
+from neve.archive.format import keys
+from neve.archive.format.broker_state import read_slots
+from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint
+from neve.archive.format.envelope import Damaged
+from neve.archive.format.journal import Shortened, encode_entry
 from tiered.journal.checkpoints import CHECKPOINTS_KEPT
 from tiered.journal.tail import TRIES, JournalTail
 

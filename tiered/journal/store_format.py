@@ -7,8 +7,8 @@ import contextlib
 import msgspec
 
 from infra.object_store.protocol import NotFound, ObjectStore, PreconditionFailed, UnknownOutcome
-from neve.archive import keys
-from neve.archive.journal import FORMAT_VERSION, NewerFormat
+from neve.archive.format import keys
+from neve.archive.format.journal import FORMAT_VERSION, NewerFormat
 from tiered.journal.errors import ArchiveRefused
 
 _ATTEMPTS = 3

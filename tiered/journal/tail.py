@@ -21,10 +21,8 @@ from infra.object_store.protocol import (
     StoreUnavailable,
     UnknownOutcome,
 )
-from neve.archive import keys
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import CheckpointHead, PackName, Place, decode_checkpoint
-from neve.archive.follow import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import (
     Checkpointed,
     CutShort,
     check_stands,
@@ -34,9 +32,11 @@ from neve.archive.follow import (
     stands,
     with_newest_checkpoint,
 )
-from neve.archive.journal import NO_CHECKPOINT, Abort, AnyEntry, FellBehind, anchor, decode_entry, encode_entry
-from neve.archive.sealed import Damaged
-from neve.archive.topic_parts import topics_in
+from neve.archive.catalog.topic_parts import topics_in
+from neve.archive.format import keys
+from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, decode_checkpoint
+from neve.archive.format.envelope import Damaged
+from neve.archive.format.journal import NO_CHECKPOINT, Abort, AnyEntry, FellBehind, anchor, decode_entry, encode_entry
 from neve.entropy import Entropy, unique_name
 from tiered.journal.errors import ArchiveRefused
 from tiered.journal.local_journal import LocalJournal, OtherBroker, renamed

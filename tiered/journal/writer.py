@@ -22,9 +22,9 @@ from infra.clock import Clock
 from infra.disk import Disk
 from infra.object_store.probe import probe
 from infra.object_store.protocol import ObjectStore, ObjectStoreError, StoreUnavailable, UnknownOutcome
-from neve.archive.catalog import Catalog
-from neve.archive.follow import stands
-from neve.archive.journal import AnyEntry, Epoch, Erase, Expire, FellBehind, Forget, Intent, NewerFormat
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import stands
+from neve.archive.format.journal import AnyEntry, Epoch, Erase, Expire, FellBehind, Forget, Intent, NewerFormat
 from neve.entropy import Entropy, system_entropy
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster, WouldLoseRows

@@ -17,9 +17,9 @@ from struct import Struct
 from typing import NamedTuple
 
 from infra.clock import Clock
-from neve.archive.catalog import Catalog
-from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.name_blocks import NEVER, NO_TIME
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.name_blocks import NEVER, NO_TIME
+from neve.archive.format.journal import CommittedObject, RowGroup
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 from tiered.worker.client import DecodedGroup
 from tiered.write.key_rows import rows_with
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 class _Place(NamedTuple):
-    name: CommittedName
+    name: CommittedObject
     number: int
 
     @property
@@ -70,11 +70,11 @@ class _Left(NamedTuple):
 _NOTHING = _Left()
 
 # The row group, on its way or there; raises ColdUnavailable when too many wait.
-Ask = Callable[[CommittedName, int], "Future[DecodedGroup]"]
+Ask = Callable[[CommittedObject, int], "Future[DecodedGroup]"]
 # A word, or a place in the log.
 QueryKey = bytes | int
 # Which of an object's row groups may hold it, on its way or there; whoever gives up cancels it.
-MayHold = Callable[[CommittedName, list[int], QueryKey], "Future[frozenset[int]]"]
+MayHold = Callable[[CommittedObject, list[int], QueryKey], "Future[frozenset[int]]"]
 
 
 class ColdQuery:
@@ -142,12 +142,12 @@ class ColdQuery:
         return low is not None and record.queue_offset >= low
 
 
-def _newest(names: Iterable[CommittedName], begin: int, end: int) -> tuple[list[_Place], _Left]:
+def _newest(names: Iterable[CommittedObject], begin: int, end: int) -> tuple[list[_Place], _Left]:
     """Row groups that may hold what was stored in [begin, end], newest first, and what is left of them.
 
     Of as many objects as are asked at most, those with the newest: all of a topic may be too many to hold at once.
     """
-    kept: list[tuple[int, int, CommittedName, list[int]]] = []
+    kept: list[tuple[int, int, CommittedObject, list[int]]] = []
     beyond = _NOTHING
     for number, name in enumerate(names):
         groups = name.row_groups
@@ -170,7 +170,7 @@ class _Looks:
     """At what the objects may hold, in the order of their first places, the next ones on their way."""
 
     def __init__(self, places: Sequence[_Place], wanted: QueryKey, may_hold: MayHold) -> None:
-        objects: dict[str, tuple[CommittedName, list[int]]] = {}
+        objects: dict[str, tuple[CommittedObject, list[int]]] = {}
         for place in places:
             objects.setdefault(place.name.key, (place.name, []))[1].append(place.number)
         self._next = deque(list(objects.values())[:OBJECTS_MAX])

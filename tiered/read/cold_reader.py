@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from infra.clock import Clock, SystemClock
-from neve.archive.catalog import Catalog, GapHit, Location
-from neve.archive.journal import CommittedName
+from neve.archive.catalog.catalog import Catalog, GapHit, Location
+from neve.archive.format.journal import CommittedObject
 from neve.remoting.codes import GetMessageStatus
 from tiered.read.cold_query import ColdQuery, ColdUnavailable, Found, QueryKey
 from tiered.read.group_fetches import FETCH_BUDGET, ColdCounts, GroupFetches, GroupSource
@@ -181,7 +181,7 @@ class ColdReader:
             return self.get(topic, queue_id, offset, max_count, max_bytes, tag_codes, group, client)
         return self.take(located, decoded, max_count, max_bytes, tag_codes)
 
-    def forget(self, names: Iterable[CommittedName]) -> None:
+    def forget(self, names: Iterable[CommittedObject]) -> None:
         """Nothing of these objects is kept in memory."""
         self._groups.forget(names)
 
@@ -290,11 +290,11 @@ class ColdReader:
             return ColdResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset)
         raise ColdUnavailable(f"{topic}/{queue_id}: offset {offset} lies in a round that is not committed yet")
 
-    def _group_of(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
+    def _group_of(self, name: CommittedObject, index: int) -> "Future[DecodedGroup]":
         queue, first, last = name.row_groups[index].runs[0]
         return self._groups.want(Location(name, index, queue, first, last), _QUERIES, first, keep=False)
 
-    def _may_hold(self, name: CommittedName, indices: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
+    def _may_hold(self, name: CommittedObject, indices: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         return self._groups.may_hold(name, indices, wanted, _QUERIES)
 
 

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from neve.archive.catalog import Location
-from neve.archive.journal import CommittedName
+from neve.archive.catalog.catalog import Location
+from neve.archive.format.journal import CommittedObject
 from tiered.read.cold_cache import GroupCache, Key
 from tiered.read.cold_query import ColdUnavailable
 from tiered.read.fetch_queue import Fetch, FetchQueue, QueueFull
@@ -46,11 +46,11 @@ class ColdCounts:
 class GroupSource(Protocol):
     """The worker's reading half."""
 
-    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup: ...
+    def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup: ...
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold: ...
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> MayHold: ...
 
-    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> MayHold: ...
+    def may_span(self, store_url: str, name: CommittedObject, groups: list[int], physical_offset: int) -> MayHold: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +137,7 @@ class GroupFetches:
             raise ColdUnavailable(str(error)) from error
         return waiter
 
-    def forget(self, names: Iterable[CommittedName]) -> None:
+    def forget(self, names: Iterable[CommittedObject]) -> None:
         """Nothing of these objects is kept, nor of what is on its way of them."""
         with self._lock:
             for name in names:
@@ -238,7 +238,7 @@ class GroupFetches:
     # ---- what an object may hold
 
     def may_hold(
-        self, name: CommittedName, indices: list[int], wanted: bytes | int, group: str
+        self, name: CommittedObject, indices: list[int], wanted: bytes | int, group: str
     ) -> "Future[frozenset[int]]":
         """Those of an object's row groups that may hold what is wanted: all of them where that can't be told."""
         look: Future[frozenset[int]] = Future()
@@ -253,7 +253,7 @@ class GroupFetches:
         return look
 
     def _look(
-        self, look: "Future[frozenset[int]]", name: CommittedName, indices: list[int], wanted: bytes | int
+        self, look: "Future[frozenset[int]]", name: CommittedObject, indices: list[int], wanted: bytes | int
     ) -> None:
         if not look.set_running_or_notify_cancel():
             return

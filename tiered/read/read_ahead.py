@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from neve.archive.catalog import Location
+from neve.archive.catalog.catalog import Location
 
 WINDOW_MAX = 32 << 20
 _READERS_MAX = 4096

@@ -17,7 +17,7 @@ import numpy as np
 
 from infra.priority import NORMAL
 from infra.process_standing import Standing, standing
-from neve.archive.journal import CommittedName, IntentName
+from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
 from tiered.worker.group_memory import GroupMemory, Piece
@@ -68,7 +68,7 @@ class DecodedGroup:
         self.is_mapped = not isinstance(content, bytes)
 
 
-Answer = frames.Uploaded | CommittedName | frames.GroupRead | frames.MayHold | int
+Answer = frames.Uploaded | CommittedObject | frames.GroupRead | frames.MayHold | int
 
 
 class WorkerClient:
@@ -131,7 +131,9 @@ class WorkerClient:
             make_room=self._make_room_now,
         )
 
-    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
+    def compact(
+        self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
+    ) -> CommittedObject:
         """Raises ContentConflict, EncodeFailed, or an error of the object store."""
         erased = {queue: list(spans) for queue, spans in merge.erased.items()}
         request = frames.Compact(
@@ -143,7 +145,7 @@ class WorkerClient:
             raise of_an_upload(error) from error
         except OSError as error:  # no process to hand it to
             raise EncodeFailed(f"no worker for {name.key}: {error}") from error
-        assert isinstance(answer, CommittedName)
+        assert isinstance(answer, CommittedObject)
         return answer
 
     def give_up_compaction(self) -> None:
@@ -173,7 +175,7 @@ class WorkerClient:
         with self._lock:
             self._priority = priority
 
-    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool = True) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool = True) -> DecodedGroup:
         """`keep`: in the disk cache. Raises WorkerFailed."""
         group = name.row_groups[index]
         request = frames.ReadGroup(
@@ -209,20 +211,22 @@ class WorkerClient:
         except OSError:  # where there is no descriptor or mapping to be had all are small
             return piece.content(size), False
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> frames.MayHold:
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> frames.MayHold:
         """Which of an object's row groups may hold a word, by their bloom filters. Raises WorkerFailed."""
         answer = self._call(frames.AskFilters(0, store_url, name.key, name.size, name.footer, groups, word))
         assert isinstance(answer, frames.MayHold)
         return answer
 
-    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> frames.MayHold:
+    def may_span(
+        self, store_url: str, name: CommittedObject, groups: list[int], physical_offset: int
+    ) -> frames.MayHold:
         """Which of an object's row groups may hold the record from a place in the log. Raises WorkerFailed."""
         request = frames.AskBounds(0, store_url, name.key, name.size, name.footer, groups, physical_offset)
         answer = self._call(request)
         assert isinstance(answer, frames.MayHold)
         return answer
 
-    def forget(self, store_url: str, names: Sequence[CommittedName]) -> None:
+    def forget(self, store_url: str, names: Sequence[CommittedObject]) -> None:
         """Nothing of their rows and footers stays in the disk cache, nor of filters as far as a footer is there that
         says where they are. Raises WorkerFailed."""
         if not self._cache_arguments:

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 
 from infra import failpoint
 from infra.object_store.protocol import ObjectStore
-from neve.archive.journal import CommittedName
-from neve.archive.schema import DamagedObject, ObjectFacts
+from neve.archive.format.journal import CommittedObject
+from neve.archive.rows.schema import DamagedObject, ObjectFacts
 from tiered.worker import frames
 from tiered.worker.work_dir import own_prefix
 from tiered.write.compactor import Input, NotWanted, compact
@@ -21,12 +21,12 @@ _COPIES = 8  # at a time
 _COPY_BYTES = 8 << 20
 
 #: Puts a file under its name, if that is free or holds the same; gives the name back with its etag.
-Upload = Callable[[Path, CommittedName], CommittedName]
+Upload = Callable[[Path, CommittedObject], CommittedObject]
 
 
 def make(
     request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes, is_wanted: Callable[[], bool]
-) -> CommittedName:
+) -> CommittedObject:
     """The object is in the store when this returns. Raises DamagedObject, NotWanted, or an error of the store."""
     name = request.name
     facts = ObjectFacts.of(name, request.metadata)

@@ -16,7 +16,7 @@ import struct
 
 import msgspec
 
-from neve.archive.journal import CommittedName, IntentName
+from neve.archive.format.journal import CommittedObject, PlannedObject
 
 _HEAD = struct.Struct(">IB")
 
@@ -24,7 +24,7 @@ _HEAD = struct.Struct(">IB")
 class ObjectToWrite(msgspec.Struct):
     """A name, and where its rows are to be found."""
 
-    name: IntentName
+    name: PlannedObject
     runs: list[tuple[int, int, int]]  # queue, first offset, count; in order of the queues
 
 
@@ -51,8 +51,8 @@ class Compact(msgspec.Struct, tag="compact"):
 
     id: int
     store_url: str
-    name: IntentName
-    inputs: list[CommittedName]
+    name: PlannedObject
+    inputs: list[CommittedObject]
     below: dict[int, int]  # queue -> offset
     erased: dict[int, list[tuple[int, int]]]  # queue -> first, last
     metadata: dict[str, str]
@@ -143,7 +143,7 @@ class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
 class Committed(msgspec.Struct, tag="committed"):
     """The object is in the store whole, or was there already with the same content: its name as COMMIT publishes it."""
 
-    name: CommittedName
+    name: CommittedObject
     wire_rows: int  # of `name.rows`: those that are kept whole
     damaged_rows: int
 
@@ -167,7 +167,7 @@ class Compacted(msgspec.Struct, tag="compacted"):
     """The object is in the store whole: its name as REPLACE publishes it."""
 
     id: int
-    name: CommittedName
+    name: CommittedObject
     waited: float  # as in Committed
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from neve.archive.journal import IntentName
+from neve.archive.format.journal import PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
 from tiered.worker.patience import Patience
@@ -67,14 +67,14 @@ class Pipeline:
         self._suspects: deque[Wanted] = deque()
         self._wanted: deque[Wanted] = deque()
         self._under_way: dict[Future[Any], _UnderWay] = {}
-        self._settled: list[tuple[IntentName, Outcome]] = []
+        self._settled: list[tuple[PlannedObject, Outcome]] = []
         self._given_up = False
 
     def begin(self, objects: Sequence[NamedEntries], files: Sequence[tuple[str, int, int]]) -> None:
         self._wanted.append(Wanted(objects, files))
         self._ask_next()
 
-    def done(self) -> Sequence[tuple[IntentName, Outcome]]:
+    def done(self) -> Sequence[tuple[PlannedObject, Outcome]]:
         while not self._settled and self._under_way:
             ended, waited = self._patience.first_of(self._under_way, self._starves)
             if not ended:

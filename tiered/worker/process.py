@@ -27,9 +27,9 @@ from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.object_store.open import open_store
 from infra.object_store.protocol import ObjectStore
-from neve.archive.groups import DecodedRows, decode_group, may_span
-from neve.archive.keys import parse_data_key
-from neve.archive.schema import DamagedObject, parse_footer
+from neve.archive.format.keys import parse_data_key
+from neve.archive.rows.row_groups import DecodedRows, decode_group, may_span
+from neve.archive.rows.schema import DamagedObject, parse_footer
 from tiered.worker import frames
 from tiered.worker.disk_cache import DiskCache
 from tiered.worker.writing import FAILURES, Encoded, GivenUp, NotEncoded, ObjectWriter, refused

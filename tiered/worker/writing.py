@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from infra import failpoint
 from infra.object_store.protocol import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome
-from neve.archive.journal import CommittedName, NewerFormat
-from neve.archive.rows import Entries
-from neve.archive.schema import DamagedObject, ObjectFacts, describe, parse_footer
+from neve.archive.format.journal import CommittedObject, NewerFormat
+from neve.archive.rows.row_encoder import Entries
+from neve.archive.rows.schema import DamagedObject, ObjectFacts, describe, parse_footer
 from tiered.worker import compacting, frames
 from tiered.worker.work_dir import own_prefix
 from tiered.write.entry_run import PartOfRun
@@ -135,11 +135,11 @@ class ObjectWriter:
             encoded.remove()
         return outcome, pace.waited
 
-    def merged(self, request: frames.Compact, is_wanted: Callable[[], bool]) -> tuple[CommittedName, float]:
+    def merged(self, request: frames.Compact, is_wanted: Callable[[], bool]) -> tuple[CommittedObject, float]:
         """The object is in the store; and how many seconds the rate held it back. Raises one of FAILURES."""
         pace, store = _Pace(self._rate), self._store(request.store_url)
 
-        def put(path: Path, name: CommittedName) -> CommittedName:
+        def put(path: Path, name: CommittedObject) -> CommittedObject:
             return _put(store, path, name, pace)
 
         return compacting.make(request, store, put, self._sizes, is_wanted), pace.waited
@@ -158,7 +158,9 @@ class _Pace:
             self.waited += waited
 
 
-def _put(store: ObjectStore, content: Path | bytes, name: CommittedName, pace: Callable[[int], None]) -> CommittedName:
+def _put(
+    store: ObjectStore, content: Path | bytes, name: CommittedObject, pace: Callable[[int], None]
+) -> CommittedObject:
     try:
         outcome = store.put(name.key, content, if_absent=True, pace=pace)
     except PreconditionFailed:
@@ -171,7 +173,7 @@ def _put(store: ObjectStore, content: Path | bytes, name: CommittedName, pace: C
     return msgspec.structs.replace(name, etag=outcome.etag)
 
 
-def _adopted(store: ObjectStore, ours: CommittedName) -> CommittedName:
+def _adopted(store: ObjectStore, ours: CommittedObject) -> CommittedObject:
     """The object that stands there, if its rows are ours: an earlier attempt wrote it."""
     info = store.head(ours.key)
     tail = store.get_range(ours.key, max(0, info.size - 8), 8)

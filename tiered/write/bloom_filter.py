@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 import xxhash
 
-from neve.archive.schema import FILTERED, FILTERS_MARK, DamagedObject
+from neve.archive.rows.schema import FILTERED, FILTERS_MARK, DamagedObject
 
 # Filters of neighbouring row groups are one read up to so many bytes.
 _READ_MAX = 256 << 10

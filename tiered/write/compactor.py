@@ -29,9 +29,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from xxhash import xxh3_128
 
-from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import Records, rebuild
-from neve.archive.schema import SCHEMA, DamagedObject, ObjectFacts, file_metadata, writer_options
+from neve.archive.format.journal import CommittedObject, RowGroup
+from neve.archive.rows.rebuild import Records, rebuild
+from neve.archive.rows.schema import SCHEMA, DamagedObject, ObjectFacts, file_metadata, writer_options
 from tiered.write.merge import NOTHING, Spans, rows_left
 from tiered.write.segment_writer import GROUP_SIZES, GroupSizes, describe_file
 
@@ -46,7 +46,7 @@ class Input(NamedTuple):
     """A copy of an object, and what the journal says of it."""
 
     path: Path
-    name: CommittedName
+    name: CommittedObject
 
 
 class _Part(NamedTuple):
@@ -77,7 +77,7 @@ def compact(
     key: str,
     sizes: GroupSizes = GROUP_SIZES,
     is_wanted: Callable[[], bool] = lambda: True,
-) -> CommittedName:
+) -> CommittedObject:
     """The inputs' rows in one verified object, but for those below these offsets of their queues, and those erased.
 
     Nothing stays behind on failure. Raises DamagedObject where an input does not hold what the journal says,
@@ -277,7 +277,7 @@ class _Writer:
                 os.fsync(written.fileno())
 
 
-def _read_back(path: Path, name: CommittedName, marks: Sequence[_Mark]) -> None:
+def _read_back(path: Path, name: CommittedObject, marks: Sequence[_Mark]) -> None:
     """Raises DamagedObject where the file's rows do not rebuild to the records that went into it."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:

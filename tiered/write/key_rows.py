@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from neve.archive.erasure import Verdict
-from neve.archive.journal import CommittedName
+from neve.archive.format.journal import CommittedObject
+from neve.archive.policy.erasure import Verdict
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 
 
@@ -38,9 +38,9 @@ class Candidates(Protocol):
 class GroupReader(Protocol):
     """A worker's reading half; each raises its failure."""
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> Rows: ...
+    def read_group(self, store_url: str, name: CommittedObject, index: int) -> Rows: ...
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> Candidates: ...
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> Candidates: ...
 
 
 class KeyRows(NamedTuple):
@@ -51,7 +51,7 @@ class KeyRows(NamedTuple):
 
 
 def rows_with_key(
-    reader: GroupReader, store_url: str, name: CommittedName, key: str, judge: Callable[[MessageRecord], Verdict]
+    reader: GroupReader, store_url: str, name: CommittedObject, key: str, judge: Callable[[MessageRecord], Verdict]
 ) -> KeyRows:
     """Raises what the reader does."""
     word = key.encode("utf-8", "surrogatepass")

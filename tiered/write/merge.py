@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from neve.archive.journal import CommittedName
-from neve.archive.queue_runs import touching, without
+from neve.archive.catalog.queue_runs import touching, without
+from neve.archive.format.journal import CommittedObject
 
 Spans = Mapping[int, Sequence[tuple[int, int]]]  # queue -> (first, last), in order
 NOTHING: Final[Spans] = {}
@@ -18,7 +18,7 @@ NOTHING: Final[Spans] = {}
 class Merge(NamedTuple):
     """Objects that become one, in log order, and which of their rows are left out."""
 
-    inputs: tuple[CommittedName, ...]
+    inputs: tuple[CommittedObject, ...]
     below: dict[int, int]
     erased: Spans = NOTHING
 
@@ -48,7 +48,7 @@ class Merge(NamedTuple):
         return {queue: (spans[0][0], spans[-1][1]) for queue, spans in _spans(self)[0].items()}
 
 
-def mismatch(merge: Merge, made: CommittedName, minimum: Mapping[int, int]) -> str:
+def mismatch(merge: Merge, made: CommittedObject, minimum: Mapping[int, int]) -> str:
     """Why the made object must not take the place of its inputs; empty: it holds their rows, each once.
 
     `minimum`: what is recorded of each queue now. An expiry may have been taken back since the rows were chosen.

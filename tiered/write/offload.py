@@ -19,7 +19,7 @@ import numpy as np
 from infra import failpoint
 from infra.clock import Clock
 from infra.object_store.protocol import ObjectStoreError
-from neve.archive.journal import Abort, AnyEntry, Commit, CommittedName, Gap, Intent, IntentName
+from neve.archive.format.journal import Abort, AnyEntry, Commit, CommittedObject, Gap, Intent, PlannedObject
 from tiered.journal.errors import NotMaster
 from tiered.journal.named_topics import StalePlan
 from tiered.journal.writer import JournalWriter
@@ -47,7 +47,7 @@ class RoundReport:
     """What became of a round's names: published, failed (and why), closed without an object."""
 
     round: int
-    committed: list[CommittedName] = field(default_factory=list)
+    committed: list[CommittedObject] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)  # key -> why
     aborted: list[str] = field(default_factory=list)
     gaps: int = 0
@@ -105,11 +105,11 @@ class OffloadRound:
 
     def _begin(
         self, topics: Sequence[TopicRange], progress: Progress | None
-    ) -> tuple[int, list[IntentName], int] | None:
+    ) -> tuple[int, list[PlannedObject], int] | None:
         """The round's number, its names and how many gaps it found."""
         plan = self._journal.plan_mark()
         key_parts = KeyParts(self._journal.prefix, self._journal.broker, self._journal.epoch)
-        names: list[IntentName] = []
+        names: list[PlannedObject] = []
         gaps: list[Gap] = []
         for wanted, found in zip(topics, self._hot.entries_of(topics, timed=True), strict=True):
             try:
@@ -140,7 +140,7 @@ class OffloadRound:
         tell(progress, event="intent", round=number, objects=len(names))
         return number, names, len(gaps)
 
-    def _complete(self, number: int, names: Sequence[IntentName], progress: Progress | None) -> RoundReport:
+    def _complete(self, number: int, names: Sequence[PlannedObject], progress: Progress | None) -> RoundReport:
         report, of_round = RoundReport(number), RoundNames(names, self._limits)
         metadata = {"cluster": self._cluster, "broker": self._journal.broker, "round": str(number)}
         uploads = self._worker.uploads(self._journal.store.url, metadata)
@@ -215,7 +215,7 @@ class OffloadRound:
         uploads.begin(objects, files)
 
     def _read(
-        self, name: IntentName, found: Found | TopicUnreadable, names: RoundNames, report: RoundReport
+        self, name: PlannedObject, found: Found | TopicUnreadable, names: RoundNames, report: RoundReport
     ) -> NamedEntries | None:
         """None: it stays open, or is lost."""
         if isinstance(found, TopicUnreadable):
@@ -229,10 +229,10 @@ class OffloadRound:
         return NamedEntries(name, entries)
 
     def _take(
-        self, name: IntentName, outcome: Outcome, names: RoundNames, report: RoundReport, progress: Progress | None
+        self, name: PlannedObject, outcome: Outcome, names: RoundNames, report: RoundReport, progress: Progress | None
     ) -> None:
         """What became of an upload. Raises where the store is away."""
-        if isinstance(outcome, CommittedName):
+        if isinstance(outcome, CommittedObject):
             written = {queue: (first, last) for queue, (first, last, _) in outcome.queues.items()}
             if outcome.key == name.key and written == name.queues:
                 failpoint.hit("offload.after_upload")
@@ -255,7 +255,7 @@ class OffloadRound:
             self._fail(name, outcome, report)
 
     def _commit(
-        self, ready: Sequence[CommittedName], names: RoundNames, report: RoundReport, progress: Progress | None
+        self, ready: Sequence[CommittedObject], names: RoundNames, report: RoundReport, progress: Progress | None
     ) -> None:
         if not ready:
             return
@@ -268,12 +268,12 @@ class OffloadRound:
         log.info("round %d: %d objects, %d rows, %d bytes", report.round, len(ready), rows, size)
         tell(progress, event="commit", round=report.round, objects=len(ready))
 
-    def _fail(self, name: IntentName, error: Exception, report: RoundReport) -> None:
+    def _fail(self, name: PlannedObject, error: Exception, report: RoundReport) -> None:
         """It stays open: the next round tries it again, under the same name."""
         self.set_aside.note(name.topic, error)
         report.failed[name.key] = str(error)
 
-    def _abort(self, number: int, name: IntentName, reason: str, report: RoundReport) -> None:
+    def _abort(self, number: int, name: PlannedObject, reason: str, report: RoundReport) -> None:
         """Close a name without an object. What is still in the local log is planned again; the rest is a GAP.
 
         The gaps come first: once the name is closed nobody looks for what it lacks, should this end in between.
@@ -296,7 +296,7 @@ class OffloadRound:
         report.aborted.append(name.key)
 
 
-def _cut(name: IntentName, runs: Mapping[int, EntryRun]) -> dict[int, EntryRun]:
+def _cut(name: PlannedObject, runs: Mapping[int, EntryRun]) -> dict[int, EntryRun]:
     """The entries that the name holds, cut to its offsets."""
     found: dict[int, EntryRun] = {}
     for queue, run in runs.items():

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from neve.archive import keys
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Gap, IntentName
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format import keys
+from neve.archive.format.journal import Gap, PlannedObject
 from tiered.write.entry_run import EntryRun
 
 DAY_MS = 86_400_000
@@ -66,7 +66,7 @@ class KeyParts:
 
 def plan_topic(
     hot: HotLog, catalog: Catalog, wanted: TopicRange, found: Found, key_parts: KeyParts
-) -> tuple[list[IntentName], list[Gap]]:
+) -> tuple[list[PlannedObject], list[Gap]]:
     """`found`: what the log has of it, with its time."""
     runs = found.runs
     if not runs:
@@ -81,7 +81,7 @@ def plan_topic(
         key = keys.data_key(
             key_parts.prefix, wanted.topic, day, key_parts.broker, start=start, end=end, epoch=key_parts.epoch
         )
-        names.append(IntentName(key, wanted.topic, day, start, end, queues))
+        names.append(PlannedObject(key, wanted.topic, day, start, end, queues))
         start = end
     return names, _gaps(catalog, wanted.topic, runs)
 

@@ -20,9 +20,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Protocol
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import CommittedName
-from neve.archive.queue_runs import without
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.queue_runs import without
+from neve.archive.format.journal import CommittedObject
 from tiered.write.entry_run import EntryRun, PartOfRun
 from tiered.write.offload_plan import TopicUnreadable
 
@@ -91,13 +91,13 @@ def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None
     return False if damaged else None
 
 
-def _candidates(catalog: Catalog, hot: OwnLog) -> Iterator[CommittedName]:
+def _candidates(catalog: Catalog, hot: OwnLog) -> Iterator[CommittedObject]:
     """The highest first; of an archive of a million objects the first few mostly tell."""
     begin, end = hot.confirmed_range()
     return catalog.from_highest(lambda topic: max(begin, hot.gone_below(topic)), end)
 
 
-def _likeness(name: CommittedName, hot: OwnLog, read_at: ReadAt, gaps: GapSpans) -> _Likeness:
+def _likeness(name: CommittedObject, hot: OwnLog, read_at: ReadAt, gaps: GapSpans) -> _Likeness:
     entries = hot.entries(name.topic, name.start, name.end)
     runs = {queue: run for queue, run in entries.items() if len(run.physical)}
     parts = [(queue, part) for queue, run in sorted(runs.items()) for part in _outside(run, gaps(queue))]
@@ -133,7 +133,7 @@ def _bounds(parts: Iterable[tuple[int, EntryRun]]) -> list[tuple[int, int, int]]
     return [(queue, part.first_offset, part.first_offset + len(part.physical) - 1) for queue, part in parts]
 
 
-def _runs_of(name: CommittedName) -> list[tuple[int, int, int]]:
+def _runs_of(name: CommittedObject) -> list[tuple[int, int, int]]:
     """(queue, first, last) of what an object has without a hole, as its rows lie."""
     found: list[tuple[int, int, int]] = []
     for queue, first, last in name.runs:
@@ -145,7 +145,7 @@ def _runs_of(name: CommittedName) -> list[tuple[int, int, int]]:
 
 
 def _likeness_of_bytes(
-    name: CommittedName, parts: Sequence[tuple[int, EntryRun]], hot: OwnLog, read_at: ReadAt
+    name: CommittedObject, parts: Sequence[tuple[int, EntryRun]], hot: OwnLog, read_at: ReadAt
 ) -> _Likeness:
     files = [(Path(path), base, length) for path, base, length in hot.files(name.start, name.end)]
     digest = hashlib.sha256()
@@ -158,7 +158,7 @@ def _likeness_of_bytes(
     return _Likeness.DAMAGED if _is_of_its_time(name, parts, hot) else _Likeness.OTHER
 
 
-def _is_of_its_time(name: CommittedName, parts: Sequence[tuple[int, EntryRun]], hot: OwnLog) -> bool:
+def _is_of_its_time(name: CommittedObject, parts: Sequence[tuple[int, EntryRun]], hot: OwnLog) -> bool:
     """Other messages would have come at other times. Of a damaged record the archive knows none."""
     places = sorted(
         (place, queue, run.first_offset + index)

@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 
 from infra import failpoint
 from infra.object_store.protocol import NotFound, ObjectStoreError
-from neve.archive.journal import Abort, AnyEntry, CommittedName, Intent, IntentName
-from neve.archive.keys import data_key
+from neve.archive.format.journal import Abort, AnyEntry, CommittedObject, Intent, PlannedObject
+from neve.archive.format.keys import data_key
 from tiered.journal.errors import NotMaster, WouldLoseRows
 from tiered.journal.writer import JournalWriter
 from tiered.write.merge import Merge, mismatch
@@ -35,7 +35,9 @@ _BACK = "it is in view, with rows that stay"
 class Merger(Protocol):
     """Makes one object of several and uploads it; raises ContentConflict, EncodeFailed or a store's error."""
 
-    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName: ...
+    def compact(
+        self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
+    ) -> CommittedObject: ...
 
     def give_up_compaction(self) -> None:
         """For good: one that is under way fails soon."""
@@ -43,7 +45,7 @@ class Merger(Protocol):
 
 
 #: The entry by which the made objects, none or one, take the place of what they were made of; may ask the store.
-Swap = Callable[[Merge, list[CommittedName]], AnyEntry]
+Swap = Callable[[Merge, list[CommittedObject]], AnyEntry]
 
 
 class Fate(Enum):
@@ -59,7 +61,7 @@ class Outcome(NamedTuple):
     """`made`: the object that took the place of others. `reason`: of a failure."""
 
     fate: Fate
-    made: CommittedName | None = None
+    made: CommittedObject | None = None
     reason: str = ""
 
 
@@ -141,7 +143,7 @@ class Replacement:
             failpoint.hit("compact.after_replace")
             return Outcome(Fate.STANDS)
 
-    def _begin(self, merge: Merge) -> tuple[int, IntentName] | None:
+    def _begin(self, merge: Merge) -> tuple[int, PlannedObject] | None:
         catalog, journal = self._journal.catalog, self._journal
         if not catalog.are_live(merge.inputs):
             return None
@@ -156,14 +158,14 @@ class Replacement:
             epoch=journal.epoch,
             rewrite=number,
         )
-        name = IntentName(key, merge.topic, merge.day, merge.start, merge.end, merge.queues)
+        name = PlannedObject(key, merge.topic, merge.day, merge.start, merge.end, merge.queues)
         failpoint.hit("compact.before_intent")
         old = [one.key for one in merge.inputs]
         self._append(Intent.of_rewrite(self._kind, number, old=old, names=[name]))
         failpoint.hit("compact.after_intent")
         return number, name
 
-    def _publish(self, merge: Merge, name: IntentName, made: CommittedName, swap: Swap) -> str:
+    def _publish(self, merge: Merge, name: PlannedObject, made: CommittedObject, swap: Swap) -> str:
         """The swap, decided by what the journal says now; why not, or nothing."""
         catalog, store = self._journal.catalog, self._journal.store
         if made.key != name.key:

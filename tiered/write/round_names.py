@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from infra.state_table import following, row
-from neve.archive.journal import CommittedName, IntentName
+from neve.archive.format.journal import CommittedObject, PlannedObject
 
 
 class State(Enum):
@@ -80,20 +80,20 @@ LIMITS = Limits()
 class RoundNames:
     """The names of one round."""
 
-    def __init__(self, names: Sequence[IntentName], limits: Limits = LIMITS) -> None:
+    def __init__(self, names: Sequence[PlannedObject], limits: Limits = LIMITS) -> None:
         self._limits = limits
         self.all = names  # in the order in which they are read
         self._states = {name.key: State.OPEN for name in names}
         self._left = deque(names)
         self._under_way: dict[str, int] = {}  # key -> wire bytes
         self._bytes = 0  # the sum of them
-        self._ahead: dict[str, deque[IntentName]] = defaultdict(deque)  # topic -> from the first on that is _COMING
+        self._ahead: dict[str, deque[PlannedObject]] = defaultdict(deque)  # topic -> from the first on that is _COMING
         for name in sorted(names, key=_start):
             self._ahead[name.topic].append(name)
-        self._waiting: dict[str, list[tuple[CommittedName, float]]] = {}  # topic -> in the store, behind such a one
-        self._uploaded: list[CommittedName] = []  # what may be published
+        self._waiting: dict[str, list[tuple[CommittedObject, float]]] = {}  # topic -> in the store, behind such a one
+        self._uploaded: list[CommittedObject] = []  # what may be published
         self._uploaded_at = 0.0  # when the oldest of them was
-        self.lost: list[tuple[IntentName, str]] = []  # and why
+        self.lost: list[tuple[PlannedObject, str]] = []  # and why
 
     @property
     def is_under_way(self) -> bool:
@@ -104,44 +104,44 @@ class RoundNames:
         """Names that nobody has looked at yet."""
         return bool(self._left)
 
-    def next(self) -> IntentName | None:
+    def next(self) -> PlannedObject | None:
         """The name to read next; None: there is none, or no room for one."""
         has_room = len(self._under_way) < self._limits.names and self._bytes < self._limits.bytes
         return self._left.popleft() if self._left and has_room else None
 
-    def begun(self, name: IntentName, wire_bytes: int) -> None:
+    def begun(self, name: PlannedObject, wire_bytes: int) -> None:
         self._happens(name.key, Event.BEGUN)
         self._under_way[name.key] = wire_bytes
         self._bytes += wire_bytes
 
-    def uploaded(self, name: CommittedName, now: float) -> None:
+    def uploaded(self, name: CommittedObject, now: float) -> None:
         self._waiting.setdefault(name.topic, []).append((name, now))
         self._ended(name, Event.UPLOADED)
 
-    def given_up(self, name: IntentName) -> None:
+    def given_up(self, name: PlannedObject) -> None:
         self._ended(name, Event.GIVEN_UP)
 
-    def failed(self, name: IntentName) -> None:
+    def failed(self, name: PlannedObject) -> None:
         self._ended(name, Event.FAILED)
 
-    def is_lost(self, name: IntentName, why: str) -> None:
+    def is_lost(self, name: PlannedObject, why: str) -> None:
         self._ended(name, Event.LOST)
         self.lost.append((name, why))
 
-    def closed(self, name: IntentName) -> None:
+    def closed(self, name: PlannedObject) -> None:
         self._happens(name.key, Event.CLOSED)
 
-    def to_commit(self, now: float, *, at_end: bool) -> list[CommittedName]:
+    def to_commit(self, now: float, *, at_end: bool) -> list[CommittedObject]:
         """What a COMMIT should publish now."""
         due = at_end or len(self._uploaded) >= self._limits.commit_names
         return self._uploaded if due or now - self._uploaded_at >= self._limits.commit_s else []
 
-    def committed(self, names: Sequence[CommittedName]) -> None:
+    def committed(self, names: Sequence[CommittedObject]) -> None:
         for name in names:
             self._happens(name.key, Event.COMMITTED)
         self._uploaded = self._uploaded[len(names) :]
 
-    def _ended(self, name: IntentName | CommittedName, event: Event) -> None:
+    def _ended(self, name: PlannedObject | CommittedObject, event: Event) -> None:
         self._happens(name.key, event)
         self._bytes -= self._under_way.pop(name.key, 0)
         self._release(name.topic)
@@ -162,9 +162,9 @@ class RoundNames:
         self._states[key] = following(TRANSITIONS, self._states[key], event, owner=f"the name {key}")
 
 
-def _start(name: IntentName | CommittedName) -> int:
+def _start(name: PlannedObject | CommittedObject) -> int:
     return name.start
 
 
-def _start_of_waiting(waiting: tuple[CommittedName, float]) -> int:
+def _start_of_waiting(waiting: tuple[CommittedObject, float]) -> int:
     return waiting[0].start

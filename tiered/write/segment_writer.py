@@ -22,11 +22,11 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_128_digest
 from zlib_ng.zlib_ng import crc32
 
-from neve.archive.columns import table_of
-from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import REPEATED, Records, joined_views, rebuild, views
-from neve.archive.rows import Entries
-from neve.archive.schema import (
+from neve.archive.format.journal import CommittedObject, RowGroup
+from neve.archive.rows.column_encoder import table_of
+from neve.archive.rows.rebuild import REPEATED, Records, joined_views, rebuild, views
+from neve.archive.rows.row_encoder import Entries
+from neve.archive.rows.schema import (
     GROUP_BYTES,
     GROUP_BYTES_AT_QUEUE_CHANGE,
     SCHEMA,
@@ -50,7 +50,7 @@ class WrittenObject(NamedTuple):
     """A verified file, on the disk or in memory, described as the journal will once it has its etag."""
 
     content: Path | pa.Buffer
-    name: CommittedName
+    name: CommittedObject
     wire_rows: int  # rows that needed `wire`
     damaged_rows: int
 
@@ -181,7 +181,7 @@ def _write(
     return _Written(sha256, marks, wire_rows, damaged_rows)
 
 
-def _rebuilds(path: Path, name: CommittedName, entries: Entries, marks: Sequence[bytes]) -> bool:
+def _rebuilds(path: Path, name: CommittedObject, entries: Entries, marks: Sequence[bytes]) -> bool:
     """Whether the file's rows rebuild to the sealed bytes. Raises DamagedObject where it can't be read back."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(REPEATED)) as file:
@@ -234,7 +234,7 @@ def _group(part: Entries, table: pa.Table, first_row: int) -> RowGroup:
     return RowGroup(first_row, len(table), 0, 0, newest, oldest, int(part.size.sum(dtype=np.int64)), runs)
 
 
-def describe_file(path: Path, key: str, etag: str = "") -> CommittedName:
+def describe_file(path: Path, key: str, etag: str = "") -> CommittedObject:
     """The journal's description of a file on disk."""
     size, crc = 0, 0
     with path.open("rb") as file:

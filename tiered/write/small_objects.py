@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from zlib_ng.zlib_ng import crc32
 
-from neve.archive.columns import common_tables
-from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import Records, TopicFields, rebuild_of
-from neve.archive.rows import Entries
-from neve.archive.schema import SCHEMA, DamagedObject, ObjectFacts, describe, file_metadata, writer_options
+from neve.archive.format.journal import CommittedObject, RowGroup
+from neve.archive.rows.column_encoder import common_tables
+from neve.archive.rows.rebuild import Records, TopicFields, rebuild_of
+from neve.archive.rows.row_encoder import Entries
+from neve.archive.rows.schema import SCHEMA, DamagedObject, ObjectFacts, describe, file_metadata, writer_options
 from tiered.write.segment_writer import GroupSizes, LogFiles, WrittenObject
 from tiered.write.uploader import SMALL_BYTES
 
@@ -42,7 +42,7 @@ class _Made(NamedTuple):
 
     number: int
     content: pa.Buffer
-    name: CommittedName
+    name: CommittedObject
     rows: pa.Table
     wire: memoryview
 

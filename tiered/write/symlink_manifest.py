@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 from infra.object_store.protocol import NotFound, ObjectStore
 from neve.archive.delta.table import Shown, table_root
-from neve.archive.keys import escape
-from neve.archive.store_url import DirUrl, parse_store_url
+from neve.archive.format.keys import escape
+from neve.archive.store.url import DirUrl, parse_store_url
 
 FOLDER = "_symlink_format_manifest"
 

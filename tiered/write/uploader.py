@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from neve.archive.journal import CommittedName, IntentName
+from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.write.entry_run import EntryRun
 
 
@@ -35,7 +35,7 @@ class RowCounts(NamedTuple):
 class NamedEntries(NamedTuple):
     """A name, and the entries that its object holds."""
 
-    name: IntentName
+    name: PlannedObject
     entries: Mapping[int, EntryRun]
 
     @property
@@ -49,7 +49,7 @@ UPLOADS = 32
 SMALL_BYTES = 64 << 10
 
 #: The object as COMMIT publishes it, or why there is none: one of the exceptions above, or an error of the store.
-Outcome = CommittedName | Exception
+Outcome = CommittedObject | Exception
 
 
 class Uploads(Protocol):
@@ -59,7 +59,7 @@ class Uploads(Protocol):
         """Encode, verify and upload them; returns at once. `files`: path, first CommitLog offset, length."""
         ...
 
-    def done(self) -> Sequence[tuple[IntentName, Outcome]]:
+    def done(self) -> Sequence[tuple[PlannedObject, Outcome]]:
         """Wait for a request that was begun to end; empty where none is under way."""
         ...
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from neve.archive.catalog.topic_catalog import TopicCatalog
 from neve.archive.delta.table import Shown, shown
-from neve.archive.journal import (
+from neve.archive.format.journal import (
     AnyEntry,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Erase,
     Expire,
@@ -22,8 +23,7 @@ from neve.archive.journal import (
     Topic,
     Unexpire,
 )
-from neve.archive.keys import fits_key, parse_data_key, topic_component
-from neve.archive.topic_catalog import TopicCatalog
+from neve.archive.format.keys import fits_key, parse_data_key, topic_component
 
 Keys = dict[str, int | None]
 
@@ -120,7 +120,7 @@ class MirroredTopics:
             case _:
                 return {}
 
-    def _by_topic(self, keys: Iterable[str], names: Iterable[CommittedName]) -> dict[str, Keys]:
+    def _by_topic(self, keys: Iterable[str], names: Iterable[CommittedObject]) -> dict[str, Keys]:
         found: dict[str, Keys] = {}
         for key in keys:
             parts = parse_data_key(key)
@@ -173,5 +173,5 @@ def _minimums(of: TopicCatalog) -> dict[int, int]:
     return {queue: held.minimum for queue, held in of.queues.items() if held.minimum}
 
 
-def _of_topic(names: Iterable[CommittedName], topic: str) -> list[CommittedName]:
+def _of_topic(names: Iterable[CommittedObject], topic: str) -> list[CommittedObject]:
     return [name for name in names if name.topic == topic]

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from neve.archive.delta.deletion_vector import DeletionVector, deletion_vector
-from neve.archive.journal import CommittedName
-from neve.archive.keys import topic_component
+from neve.archive.format.journal import CommittedObject
+from neve.archive.format.keys import topic_component
 
 Action = dict[str, dict[str, Any]]
 
@@ -41,7 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _TEXTS = {"type": "array", "elementType": "string", "containsNull": True}
 _PROPERTIES = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
-#: The objects' columns, by Delta's names of their types; a test holds them against `neve.archive.schema`.
+#: The objects' columns, by Delta's names of their types; a test holds them against `neve.archive.rows.schema`.
 COLUMNS: tuple[tuple[str, str | dict[str, Any]], ...] = (
     ("queue_id", "integer"),
     ("queue_offset", "long"),
@@ -73,7 +73,7 @@ COLUMNS: tuple[tuple[str, str | dict[str, Any]], ...] = (
 class Shown(NamedTuple):
     """A file that readers see, and which of its rows they do not."""
 
-    name: CommittedName
+    name: CommittedObject
     hidden: tuple[tuple[int, int], ...]  # (first row, last row), in order and apart
 
     @property
@@ -81,7 +81,7 @@ class Shown(NamedTuple):
         return deletion_vector(self.hidden) if self.hidden else None
 
 
-def shown(name: CommittedName, minimums: Mapping[int, int]) -> Shown | None:
+def shown(name: CommittedObject, minimums: Mapping[int, int]) -> Shown | None:
     """An object in view, by the minimums of its topic's queues; None: all of its rows have expired."""
     spans: list[tuple[int, int]] = []
     for group in name.row_groups:

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from neve.archive.journal import CommittedName
-from neve.archive.verify import Fault
+from neve.archive.format.journal import CommittedObject
+from neve.archive.read.verify import Fault
 
 
 class OtherCheck(ValueError):
@@ -37,11 +37,11 @@ class Checked:
         else:
             path.write_text(json.dumps(told) + "\n", "ascii")
 
-    def faults_of(self, name: CommittedName) -> list[Fault] | None:
+    def faults_of(self, name: CommittedObject) -> list[Fault] | None:
         """What was found wrong with an object; None: it is still to be checked."""
         return self._done.get((name.key, name.sha256))
 
-    def add(self, found: Iterable[tuple[CommittedName, list[Fault]]]) -> None:
+    def add(self, found: Iterable[tuple[CommittedObject, list[Fault]]]) -> None:
         """Of objects that were just checked."""
         lines = [json.dumps({"key": name.key, "sha256": name.sha256, "faults": faults}) for name, faults in found]
         if self._path is not None and lines:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neve.archive.follow import catalogs
-from neve.archive.source import open_source
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.store.source import open_source
 from neve.entropy import Entropy, system_entropy, unique_name
 from neve.spark.builder import parse_store
 from neve.spark.jobs.table_log import TableLog

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from neve.archive.follow import catalogs
-from neve.archive.selection import Instant, Selection, instant_ms
-from neve.archive.source import open_source
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.read.selection import Instant, Selection, instant_ms
+from neve.archive.store.source import open_source
 from neve.spark.known_topics import check_known
 from neve.spark.reader import topic_frame
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from neve.archive.journal import ERASED
+from neve.archive.format.journal import ERASED
 from neve.spark.jobs.table_log import Commit, Span, TableFile
 from neve.spark.planning.rows import Rows, minus, rows_of, runs_of, union
 from neve.spark.planning.slices import Slice
 
 if TYPE_CHECKING:
-    from neve.archive.catalog import Catalog
-    from neve.archive.journal import CommittedName
+    from neve.archive.catalog.catalog import Catalog
+    from neve.archive.format.journal import CommittedObject
 
 
 class Written(NamedTuple):
@@ -69,7 +69,7 @@ def hit(state: Commit, gone: Mapping[str, Rows]) -> tuple[list[TableFile], list[
     return whole, cut
 
 
-def rows_in(slices: Iterable[Slice], names: Mapping[str, CommittedName], topic: str) -> dict[str, Rows]:
+def rows_in(slices: Iterable[Slice], names: Mapping[str, CommittedObject], topic: str) -> dict[str, Rows]:
     """Which offsets the rows of these slices are, by broker."""
     found: dict[str, list[tuple[str, int, int, int]]] = {}
     for one in slices:
@@ -85,7 +85,9 @@ def rows_in(slices: Iterable[Slice], names: Mapping[str, CommittedName], topic: 
     return {broker: rows_of(runs) for broker, runs in found.items()}
 
 
-def sorted_out(slices: Iterable[Slice], names: Mapping[str, CommittedName]) -> tuple[list[CommittedName], list[Slice]]:
+def sorted_out(
+    slices: Iterable[Slice], names: Mapping[str, CommittedObject]
+) -> tuple[list[CommittedObject], list[Slice]]:
     """(objects of which all rows are wanted, the other slices). The JVM reads the first, and faster."""
     by_key: dict[str, list[Slice]] = {}
     for one in slices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from neve.archive.follow import catalogs
+from neve.archive.catalog.journal_reader import catalogs
 from neve.spark.jobs.table_log import Commit, TableFile, TableLog
 from neve.spark.jobs.table_rows import Output, Written, hit, rows_in, went
 from neve.spark.planning.options import Options
@@ -15,8 +15,8 @@ from neve.spark.planning.rows import Rows, count, minus, union
 from neve.spark.planning.slices import Slice
 
 if TYPE_CHECKING:
-    from neve.archive.follow import JournalSource
-    from neve.archive.journal import CommittedName
+    from neve.archive.catalog.journal_reader import JournalSource
+    from neve.archive.format.journal import CommittedObject
 
 
 class RowsDiffer(RuntimeError):
@@ -36,7 +36,7 @@ class Writer(Protocol):
     @property
     def is_half(self) -> bool: ...
 
-    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> Output: ...
+    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedObject], staged: str) -> Output: ...
 
     def rewrite(self, files: Sequence[TableFile], without: Mapping[str, Rows], staged: str) -> list[Written]: ...
 
@@ -147,7 +147,7 @@ class Run:
             for at, one in enumerate(written)
         ]
 
-    def _names(self, slices: Sequence[Slice]) -> dict[str, CommittedName]:
+    def _names(self, slices: Sequence[Slice]) -> dict[str, CommittedObject]:
         """Also of what has left the readers' view and is not deleted yet: rows may still be read from there."""
         known = catalogs(self._source, self._options.broker)
         names = {name.key: name for catalog in known.values() for _, name in catalog.each_of(self._topic)}

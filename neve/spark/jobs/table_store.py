@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from neve.archive.source import BadSource, S3Source
-from neve.archive.store_url import BadUrl, DirUrl, parse_store_url
+from neve.archive.store.source import BadSource, S3Source
+from neve.archive.store.url import BadUrl, DirUrl, parse_store_url
 from neve.entropy import Entropy, system_entropy, unique_name
 
 _EXISTS = frozenset({"412", "PreconditionFailed"})

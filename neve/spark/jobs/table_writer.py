@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from neve.archive.journal import CommittedName
+    from neve.archive.format.journal import CommittedObject
 
 # What a table has of each row, besides its body; the day is its folder.
 COLUMNS = ("broker", "queue_id", "queue_offset", "store_timestamp", "born_timestamp", "msg_id", "tags", "keys",
@@ -74,7 +74,7 @@ class SparkWriter:
         """The table's, as Spark tells a schema."""
         return str(self._schema.json())
 
-    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> Output:
+    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedObject], staged: str) -> Output:
         """New rows."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f

@@ -1,7 +1,7 @@
 """`verify`: every object of an archive read, decoded and compared with the journal, on all machines of a Spark.
 
 The journal is read here, and tells whether each queue has each offset once; objects are checked where tasks run, by
-`neve.archive.verify_rows`. What is found comes back after each round of objects, and is noted if it is asked for.
+`neve.archive.read.verify_rows`. What is found comes back after each round of objects, and is noted if it is asked for.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from neve.archive.follow import catalogs
-from neve.archive.source import open_source
-from neve.archive.verify import Fault, VerifySource, head_faults, queue_faults
+from neve.archive.catalog.journal_reader import catalogs
+from neve.archive.read.verify import Fault, VerifySource, head_faults, queue_faults
+from neve.archive.store.source import open_source
 from neve.spark.jobs.checked import Checked
 from neve.spark.jobs.spread import shared_out, slots, spread
 from neve.spark.known_topics import check_known
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from neve.archive.catalog import Catalog
-    from neve.archive.journal import CommittedName
+    from neve.archive.catalog.catalog import Catalog
+    from neve.archive.format.journal import CommittedObject
 
 ROUND_OBJECTS = 256
 ROUND_BYTES = 8 << 30
@@ -31,7 +31,7 @@ _TASKS_OF_A_SLOT = 3  # so that a slow one does not keep the others waiting
 
 _FOUND = "at INT, unread STRING, topic STRING, key STRING, text STRING, queue INT, first BIGINT, last BIGINT"
 
-Numbered = tuple[int, "CommittedName"]
+Numbered = tuple[int, "CommittedObject"]
 
 
 class Progress(NamedTuple):
@@ -116,9 +116,9 @@ def verify(
     return done
 
 
-def _rounds(names: Sequence[tuple[str, CommittedName]]) -> Iterator[list[tuple[str, CommittedName]]]:
+def _rounds(names: Sequence[tuple[str, CommittedObject]]) -> Iterator[list[tuple[str, CommittedObject]]]:
     """So many objects, or bytes, at once: what is found is told, and noted, after each."""
-    some: list[tuple[str, CommittedName]] = []
+    some: list[tuple[str, CommittedObject]] = []
     bytes_of_some = 0
     for one in names:
         some.append(one)
@@ -137,7 +137,7 @@ class _Check:
         self._unread: dict[str, str] = {}
         self.progress = Progress(0, 0, 0, 0, 0)
 
-    def take_over(self, names: Sequence[tuple[str, CommittedName]]) -> int:
+    def take_over(self, names: Sequence[tuple[str, CommittedObject]]) -> int:
         self.progress = Progress(0, len(names), 0, sum(name.size for _, name in names), 0)
         for _, name in names:
             if (faults := self._checked.faults_of(name)) is not None:
@@ -145,7 +145,7 @@ class _Check:
                 self._behind(name, len(faults))
         return len(self.found)
 
-    def run(self, some: Sequence[tuple[str, CommittedName]]) -> None:
+    def run(self, some: Sequence[tuple[str, CommittedObject]]) -> None:
         units = shared_out(list(enumerate(name for _, name in some)), _size, _TASKS_OF_A_SLOT * slots(self._spark))
         work = partial(_check_objects, self._store, self._deep)
         found: list[list[Fault]] = [[] for _ in some]
@@ -162,15 +162,15 @@ class _Check:
         for at, (_, name) in enumerate(some):
             self._behind(name, len(found[at]))
 
-    def _behind(self, name: CommittedName, faults: int) -> None:
+    def _behind(self, name: CommittedObject, faults: int) -> None:
         """Counted as they are checked: an archive may have a million objects, and a round has 256."""
         objects, of_objects, size, of_bytes, before = self.progress
         self.progress = Progress(objects + 1, of_objects, size + name.size, of_bytes, before + faults)
 
-    def faults(self, names: Sequence[tuple[str, CommittedName]]) -> list[tuple[str, CommittedName, Fault]]:
+    def faults(self, names: Sequence[tuple[str, CommittedObject]]) -> list[tuple[str, CommittedObject, Fault]]:
         return [(broker, name, fault) for broker, name in names for fault in self.found.get(name.key, ())]
 
-    def unread(self, names: Sequence[tuple[str, CommittedName]]) -> list[tuple[str, str, str]]:
+    def unread(self, names: Sequence[tuple[str, CommittedObject]]) -> list[tuple[str, str, str]]:
         return [(broker, name.key, self._unread[name.key]) for broker, name in names if name.key in self._unread]
 
     def finish(self) -> None:
@@ -181,7 +181,7 @@ def _size(one: Numbered) -> int:
     return one[1].size
 
 
-def _names(known: Mapping[str, Catalog], topics: Collection[str] | None) -> Iterator[tuple[str, CommittedName]]:
+def _names(known: Mapping[str, Catalog], topics: Collection[str] | None) -> Iterator[tuple[str, CommittedObject]]:
     for broker, catalog in sorted(known.items()):
         for topic in catalog.topics() if topics is None else sorted(set(topics)):
             for name in catalog.from_oldest(topic):
@@ -196,7 +196,7 @@ def _queue_faults(known: Mapping[str, Catalog], topics: Collection[str] | None) 
 
 
 def _still_there(
-    faults: Sequence[tuple[str, CommittedName, Fault]], source: Any, only: str | None
+    faults: Sequence[tuple[str, CommittedObject, Fault]], source: Any, only: str | None
 ) -> list[tuple[str, Fault]]:
     """Without those of objects that have left the readers' view meanwhile: they may have been deleted since."""
     if not faults:
@@ -216,8 +216,8 @@ def _check_objects(store: str, deep: bool, names: Sequence[Numbered]) -> Iterato
     yield pa.RecordBatch.from_pylist(rows, schema)
 
 
-def _found(at: int, name: CommittedName, source: VerifySource, *, deep: bool) -> list[dict[str, Any]]:
-    from neve.archive.verify_rows import whole_object_faults
+def _found(at: int, name: CommittedObject, source: VerifySource, *, deep: bool) -> list[dict[str, Any]]:
+    from neve.archive.read.verify_rows import whole_object_faults
 
     try:
         faults = list(whole_object_faults(name, source) if deep else (fault for fault, _ in head_faults(name, source)))

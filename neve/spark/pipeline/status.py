@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from neve.archive.follow import brokers
-from neve.archive.source import open_source
+from neve.archive.catalog.journal_reader import brokers
+from neve.archive.store.source import open_source
 from neve.spark.pipeline.record import Record, Run
 from neve.spark.planning.journals import Journal, JournalBeginsLater
 from neve.spark.planning.positions import VERSION, Place, decoded

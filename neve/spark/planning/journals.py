@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from neve.archive.catalog import Catalog
-from neve.archive.follow import CheckpointsGone, JournalSource, entries, following, read_catalog
-from neve.archive.journal import AnyEntry, Commit, FellBehind, anchor
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import CheckpointsGone, JournalSource, entries, following, read_catalog
+from neve.archive.format.journal import AnyEntry, Commit, FellBehind, anchor
 from neve.spark.planning.rows import Rows, rows_of
 
 T = TypeVar("T")

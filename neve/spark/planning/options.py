@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from neve.archive.selection import instant_ms
+from neve.archive.read.selection import instant_ms
 
 EARLIEST, LATEST = "earliest", "latest"
 _EARLIEST, _LATEST = -2, -1  # in Kafka's JSON

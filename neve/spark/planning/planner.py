@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
-from neve.archive.follow import JournalSource, brokers, catalogs
-from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import JournalSource, brokers, catalogs
+from neve.archive.format.journal import CommittedObject, RowGroup
 from neve.spark.known_topics import check_known
 from neve.spark.planning.journals import Journal, JournalBeginsLater, by_what_is_kept
 from neve.spark.planning.options import EARLIEST, LATEST, BadOption, Offsets, Options
@@ -58,7 +58,7 @@ class Wanted(NamedTuple):
         both = tags if self.tags is None else self.tags if tags is None else self.tags & tags
         return self._replace(tags=both, key=key)
 
-    def may_hold(self, name: CommittedName, group: RowGroup) -> bool:
+    def may_hold(self, name: CommittedObject, group: RowGroup) -> bool:
         """Whether a row group may have such a row; one of unknown times may."""
         if self.days is not None and name.day not in self.days:
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from neve.archive.queue_runs import without
+from neve.archive.catalog.queue_runs import without
 
 Span = tuple[int, int]  # first offset, last offset
 Queues = Mapping[int, Sequence[Span]]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from neve.archive.journal import ERASED
-from neve.archive.queue_runs import Location, without
+from neve.archive.catalog.queue_runs import Location, without
+from neve.archive.format.journal import ERASED
 from neve.spark.planning.rows import Queues, Rows, Span, joined, rows_of
 
 if TYPE_CHECKING:
-    from neve.archive.catalog import Catalog
-    from neve.archive.journal import CommittedName, RowGroup
+    from neve.archive.catalog.catalog import Catalog
+    from neve.archive.format.journal import CommittedObject, RowGroup
 
 #: What opening an object costs, in bytes that are read in the time: a task has so many the fewer of small objects.
 OPENING_BYTES = 256 << 10
@@ -50,7 +50,7 @@ class Found(NamedTuple):
     lost: Rows
 
 
-MayHold = Callable[["CommittedName", "RowGroup"], bool]
+MayHold = Callable[["CommittedObject", "RowGroup"], bool]
 
 
 def in_view(catalog: Catalog, topic: str, may_hold: MayHold) -> Queues:
@@ -97,7 +97,7 @@ class _Places:
     """Rows of row groups, as they are found."""
 
     def __init__(self) -> None:
-        self._names: dict[str, CommittedName] = {}
+        self._names: dict[str, CommittedObject] = {}
         self._spans: dict[str, dict[int, list[Span]]] = {}
 
     def add(self, run: Location, first: int, last: int) -> None:
@@ -124,7 +124,7 @@ class _Places:
                 yield Slice(key, name.topic, name.day, broker, tuple(cuts))
 
 
-def _begin(item: tuple[str, CommittedName]) -> tuple[int, str]:
+def _begin(item: tuple[str, CommittedObject]) -> tuple[int, str]:
     return item[1].start, item[0]
 
 

@@ -21,11 +21,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neve.archive.columns import table_of
-from neve.archive.follow import brokers, read_catalog
-from neve.archive.rebuild import Records
-from neve.archive.rows import Entries
-from neve.archive.source import open_source
+from neve.archive.catalog.journal_reader import brokers, read_catalog
+from neve.archive.rows.column_encoder import table_of
+from neve.archive.rows.rebuild import Records
+from neve.archive.rows.row_encoder import Entries
+from neve.archive.store.source import open_source
 from neve.client import AsyncClient, PullStatus, StoredPull
 from neve.client.group.pull import TOOLS_GROUP
 from neve.errors import BrokerError, NeveError

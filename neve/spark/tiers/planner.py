@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
-from neve.archive.follow import JournalSource, brokers, read_catalog
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import JournalSource, brokers, read_catalog
 from neve.remoting.names import may_be_sent_to
 from neve.spark.planning.journals import Journal, by_what_is_kept
 from neve.spark.planning.options import EARLIEST, LATEST, BadOption, Options

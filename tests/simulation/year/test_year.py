@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from neve.archive.follow import read_catalog
+from neve.archive.catalog.journal_reader import read_catalog
 from tests.simulation.process import BROKER
 from tests.simulation.year.figures import Figures, growing, memory_of
 from tests.simulation.year.world import SMALL, World

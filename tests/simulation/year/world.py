@@ -29,9 +29,9 @@ from broker.config import BrokerConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
 from infra.disk import RealDisk
-from neve.archive.catalog import Location
-from neve.archive.follow import read_catalog
-from neve.archive.verify import VerifyReport, verify
+from neve.archive.catalog.catalog import Location
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.read.verify import VerifyReport, verify
 from tests.simulation.faulty_store import URL
 from tests.simulation.process import BROKER, Process, outside
 from tests.simulation.workers import QuickWorker

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from neve.archive.catalog import Catalog, Location
-from neve.archive.journal import Commit, Gap
-from neve.archive.reader import NotCommitted, TopicReader
+from neve.archive.catalog.catalog import Catalog, Location
+from neve.archive.format.journal import Commit, Gap
+from neve.archive.read.reader import NotCommitted, TopicReader
 from tests.unit.archive.test_catalog_work import HOUR, filled, name_of
 
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, Intent, IntentName
-from neve.archive.keys import data_key
-from neve.archive.schema import FILTERED, FILTERS_MARK, SCHEMA, DamagedObject, writer_options
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Commit, CommittedObject, Intent, PlannedObject
+from neve.archive.format.keys import data_key
+from neve.archive.rows.schema import FILTERED, FILTERS_MARK, SCHEMA, DamagedObject, writer_options
 from neve.record.codec import decode_record, encode_record
 from tests.doubles.one_upload import upload_one
 from tiered.read.cold_query import has_key
@@ -48,7 +48,7 @@ class Run:
 
 @dataclass
 class Written:
-    name: CommittedName
+    name: CommittedObject
     path: Path
     records: list[bytes]
 
@@ -80,7 +80,7 @@ def write(worker: WorkerClient, root: Path, number: int, *, odd: bool = False) -
     path = root / f"{base:020d}"
     path.write_bytes(log)
     key = data_key("", TOPIC, "2026-01-02", "b", start=base, end=base + len(log), epoch=1)
-    intent = IntentName(key, TOPIC, "2026-01-02", base, base + len(log), {0: (first, first + len(records) - 1)})
+    intent = PlannedObject(key, TOPIC, "2026-01-02", base, base + len(log), {0: (first, first + len(records) - 1)})
     sizes = np.array([len(raw) for raw in records])
     runs = {0: Run(first, base + np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes)}
     facts = {"cluster": "c", "broker": "b", "round": str(number)}
@@ -165,7 +165,7 @@ def test_a_query_by_key_over_fifty_objects_fetches_a_fraction_of_them(
 ) -> None:
     catalog, objects = Catalog(), [write(worker, tmp_path, number) for number in range(50)]
     for made in objects:
-        intent = IntentName(made.name.key, TOPIC, "2026-01-02", made.name.start, made.name.end, {})
+        intent = PlannedObject(made.name.key, TOPIC, "2026-01-02", made.name.start, made.name.end, {})
         catalog.apply(catalog.next_seq, Intent(round=catalog.last_round + 1, names=[intent]))
         catalog.apply(catalog.next_seq, Commit(round=catalog.last_round, names=[made.name]))
     stored = sum(group.length for made in objects for group in made.name.row_groups)

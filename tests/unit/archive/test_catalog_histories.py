@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from neve.archive.catalog import Catalog, GapHit, Location
-from neve.archive.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
-from neve.archive.verify import verify
+from neve.archive.catalog.catalog import Catalog, GapHit, Location
+from neve.archive.format.journal import Abort, AnyEntry, Commit, Deleted, Expire, Gap, Topic
+from neve.archive.read.verify import verify
 from tests.doubles.checkpoints import restored
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent

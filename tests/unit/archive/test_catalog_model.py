@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from neve.archive.catalog import Catalog, GapHit, Location
-from neve.archive.journal import AnyEntry, Commit, CommittedName, Deleted, Expire, Replace, RowGroup, Unexpire
-from neve.archive.keys import data_key
-from neve.archive.name_blocks import NAMES_MAX, Block, blocks_of
-from neve.archive.topic_catalog import LAID_WHEN_ASKED
+from neve.archive.catalog.catalog import Catalog, GapHit, Location
+from neve.archive.catalog.name_blocks import NAMES_MAX, Block, blocks_of
+from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
+from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Deleted, Expire, Replace, RowGroup, Unexpire
+from neve.archive.format.keys import data_key
 from tests.doubles.checkpoints import restored
 
 TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
@@ -18,7 +18,7 @@ QUEUES = 3
 STEP = 10  # offsets of a queue that an object may have
 
 
-def name_of(random: Random, topic: str, number: int, rewrite: int = 0, count: int = 1) -> CommittedName:
+def name_of(random: Random, topic: str, number: int, rewrite: int = 0, count: int = 1) -> CommittedObject:
     """The object with CommitLog range `number`, of as many as `count`; some of its queues, its offsets with holes."""
     groups: list[RowGroup] = []
     row = 0
@@ -42,7 +42,7 @@ def name_of(random: Random, topic: str, number: int, rewrite: int = 0, count: in
             queues[queue] = begin, last, place
             at += last - first + 1
     start, end = number * 100, (number + count) * 100
-    return CommittedName(
+    return CommittedObject(
         key=data_key("some/prefix", topic, "2026-01-01", "b 1", start=start, end=end, epoch=3, rewrite=rewrite),
         topic=topic, day="2026-01-01", start=start, end=end, size=row * 10 + 50, footer=46,
         etag=random.choice(("", '"quoted"', random.randbytes(16).hex(), "ABCD")),
@@ -56,8 +56,8 @@ class Model:
     """Names in lists."""
 
     def __init__(self) -> None:
-        self.live: dict[str, CommittedName] = {}
-        self.expiring: dict[str, tuple[CommittedName, int]] = {}
+        self.live: dict[str, CommittedObject] = {}
+        self.expiring: dict[str, tuple[CommittedObject, int]] = {}
         self.minimums: dict[tuple[str, int], int] = {}
 
     def find(self, topic: str, queue: int, offset: int) -> tuple[str, int, int] | None:
@@ -69,7 +69,7 @@ class Model:
                     return name.key, first, last
         return None
 
-    def objects(self, topic: str) -> list[CommittedName]:
+    def objects(self, topic: str) -> list[CommittedObject]:
         return sorted((name for name in self.live.values() if name.topic == topic), key=lambda name: name.start)
 
     def expire(self, keys: list[str], after: int) -> None:
@@ -87,12 +87,12 @@ class Model:
 def test_any_history_is_answered_as_a_plain_list_answers_it(
     seed: int, laid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neve.archive.topic_catalog.LAID_WHEN_ASKED", laid)
+    monkeypatch.setattr("neve.archive.catalog.topic_catalog.LAID_WHEN_ASKED", laid)
     random = Random(seed)
     model, catalog = Model(), Catalog()
     following = dict.fromkeys(TOPICS, 0)
     skipped: list[tuple[str, int]] = []
-    gone: list[CommittedName] = []
+    gone: list[CommittedObject] = []
     replaced: set[str] = set()
     for step in range(60):
         entry: AnyEntry
@@ -154,7 +154,9 @@ def test_any_history_is_answered_as_a_plain_list_answers_it(
     assert again.state("b") == catalog.state("b")
 
 
-def check(random: Random, model: Model, catalog: Catalog, following: dict[str, int], gone: list[CommittedName]) -> None:
+def check(
+    random: Random, model: Model, catalog: Catalog, following: dict[str, int], gone: list[CommittedObject]
+) -> None:
     assert catalog.object_count == len(model.live)
     assert catalog.expiring() == {key: after for key, (_, after) in model.expiring.items()}
     assert all(catalog.knows(key) for key in random.sample([*model.live, *model.expiring], min(3, len(model.live))))

@@ -13,44 +13,44 @@ import msgspec
 import pytest
 
 from infra.clock import ManualClock
-from neve.archive.catalog import Catalog, Location, Totals
-from neve.archive.checkpoint import PackedState, decode_checkpoint
-from neve.archive.expiry import expire_topic, plan_dropped, plan_expiry
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog, Location, Totals
+from neve.archive.catalog.name_blocks import NAMES_MAX, UNPACKED_MAX, Block, blocks_of
+from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
+from neve.archive.format.checkpoint import PackedState, decode_checkpoint
+from neve.archive.format.journal import (
     AnyEntry,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Expire,
     Gap,
     Intent,
-    IntentName,
+    PlannedObject,
     Replace,
     RowGroup,
     Unexpire,
 )
-from neve.archive.keys import data_key
-from neve.archive.name_blocks import NAMES_MAX, UNPACKED_MAX, Block, blocks_of
-from neve.archive.topic_catalog import LAID_WHEN_ASKED
-from neve.archive.verify import tiling_faults, verify
+from neve.archive.format.keys import data_key
+from neve.archive.policy.expiry import expire_topic, plan_dropped, plan_expiry
+from neve.archive.read.verify import tiling_faults, verify
 from tests.doubles.checkpoints import old_checkpoint, put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 
 HOUR = 3_600_000
 
 
-def name_of(number: int, topic: str = "t", queues: int = 2) -> CommittedName:
+def name_of(number: int, topic: str = "t", queues: int = 2) -> CommittedObject:
     """Five offsets of each queue, an hour after the one before."""
     runs = [(queue, number * 5, number * 5 + 4) for queue in range(queues)]
     group = RowGroup(0, 5 * queues, 4, 100, number * HOUR, number * HOUR, 1000, runs)
-    return CommittedName(
+    return CommittedObject(
         key=f"topic={topic}/{number:06d}", topic=topic, day="d", start=number, end=number + 1, size=104, footer=4,
         etag="", checksum=("", ""), sha256="", rows=5 * queues, wire_bytes=1000, min_time=number * HOUR,
         max_time=number * HOUR, queues={queue: (first, last, 0) for queue, first, last in runs}, row_groups=[group],
     )  # fmt: skip
 
 
-def name_at(number: int, topic: str = "t", queues: int = 2, random: Random | None = None) -> CommittedName:
+def name_at(number: int, topic: str = "t", queues: int = 2, random: Random | None = None) -> CommittedObject:
     """The same with the key, and the digits, that such an object has."""
     key = data_key("", topic, "2026-01-01", "b", start=number, end=number + 1, epoch=7)
     digits = {} if random is None else {"etag": random.randbytes(16).hex(), "sha256": random.randbytes(32).hex()}
@@ -233,7 +233,7 @@ def test_blocks_that_are_full_by_their_bytes_are_not_made_anew_by_what_touches_a
 ) -> None:
     """Few names of many row groups each: two such blocks are no more than half full by number, and never one."""
 
-    def wide(number: int, rewrite: int = 0) -> CommittedName:
+    def wide(number: int, rewrite: int = 0) -> CommittedObject:
         name = name_at(number)
         key = data_key("", "t", "2026-01-01", "b", start=number, end=number + 1, epoch=7, rewrite=rewrite)
         groups = [
@@ -433,7 +433,7 @@ def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -
     for number in range(1, 50):
         name = name_at(number)
         steps: tuple[AnyEntry, ...] = (
-            Intent(round=number + 1, names=[IntentName(name.key, "t", "d", name.start, name.end, {})]),
+            Intent(round=number + 1, names=[PlannedObject(name.key, "t", "d", name.start, name.end, {})]),
             Commit(round=number + 1, names=[name]),
             Expire(keys=[name.key], delete_after_ms=0),
             Deleted(keys=[name.key]),
@@ -524,7 +524,7 @@ def test_the_highest_objects_of_all_topics_are_found_without_unpacking_the_other
     unpacked: list[Block] = []
     unpack = Block._unpack
 
-    def counted(block: Block) -> tuple[CommittedName, ...]:
+    def counted(block: Block) -> tuple[CommittedObject, ...]:
         unpacked.append(block)
         return unpack(block)
 

@@ -7,10 +7,11 @@ import hashlib
 import msgspec
 import pytest
 
-from neve.archive.catalog import Catalog, OutOfOrder
-from neve.archive.checkpoint import CHECKPOINT_VERSION, KIND, CheckpointHead, decode_checkpoint
-from neve.archive.follow import journal_end, read_catalog
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog, OutOfOrder
+from neve.archive.catalog.journal_reader import journal_end, read_catalog
+from neve.archive.format.checkpoint import CHECKPOINT_VERSION, KIND, CheckpointHead, decode_checkpoint
+from neve.archive.format.envelope import Damaged, seal, unseal
+from neve.archive.format.journal import (
     COMPACT,
     Abort,
     AnyEntry,
@@ -26,8 +27,7 @@ from neve.archive.journal import (
     Topic,
     encode_entry,
 )
-from neve.archive.keys import checkpoint_key, journal_key, pack_key
-from neve.archive.sealed import Damaged, seal, unseal
+from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from tests.doubles.checkpoints import old_checkpoint, put_checkpoint, restored
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent, to_compact

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from infra.clock import ManualClock
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, RowGroup, Topic
-from neve.archive.name_blocks import Block
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.name_blocks import Block
+from neve.archive.format.journal import Commit, CommittedObject, RowGroup, Topic
 from neve.record.codec import encode_record
 from neve.record.properties import properties_to_bytes
 from tiered.read import cold_query
@@ -38,7 +38,7 @@ class Fetched:
         self.fails: set[int] = set()
         self.hangs: set[int] = set()
 
-    def __call__(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
+    def __call__(self, name: CommittedObject, index: int) -> "Future[DecodedGroup]":
         self.groups.append(index)
         future: Future[DecodedGroup] = Future()
         if index in self.hangs:
@@ -61,7 +61,7 @@ def catalog(count: int = GROUPS) -> Catalog:
         RowGroup(i * ROWS, ROWS, 0, 1, (i * ROWS + 3) * 10, i * ROWS * 10, 600, [(0, i * ROWS, i * ROWS + 3)])
         for i in range(count)
     ]
-    name = CommittedName(
+    name = CommittedObject(
         key="k", topic="t", day="", start=0, end=count * 4000, size=1, footer=1, etag="", checksum=("", ""), sha256="",
         rows=count * ROWS, wire_bytes=1, min_time=0, max_time=110, queues={0: (0, count * ROWS - 1, 0)},
         row_groups=groups,
@@ -146,7 +146,7 @@ class Filters:
         self.may, self.hangs = frozenset(may), hangs
         self.looks: list[Future[frozenset[int]]] = []
 
-    def __call__(self, name: CommittedName, numbers: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
+    def __call__(self, name: CommittedObject, numbers: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         look: Future[frozenset[int]] = Future()
         self.looks.append(look)
         if not self.hangs:
@@ -181,7 +181,7 @@ def test_filters_that_do_not_answer_leave_all_unsearched_and_are_called_back() -
 
 
 def test_a_look_that_was_called_off_may_hold_everything() -> None:
-    def called_off(name: CommittedName, numbers: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
+    def called_off(name: CommittedObject, numbers: list[int], wanted: QueryKey) -> "Future[frozenset[int]]":
         look: Future[frozenset[int]] = Future()
         look.cancel()
         return look
@@ -200,14 +200,14 @@ def test_one_object_too_many_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 class ByObject(Fetched):
     """Each object has one row group."""
 
-    def __call__(self, name: CommittedName, index: int) -> "Future[DecodedGroup]":
+    def __call__(self, name: CommittedObject, index: int) -> "Future[DecodedGroup]":
         return super().__call__(name, name.start // 1000 // ROWS)
 
 
-def single(number: int, newest: int) -> CommittedName:
+def single(number: int, newest: int) -> CommittedObject:
     first = number * ROWS
     group = RowGroup(0, ROWS, 0, 1, newest, number * ROWS * 10, 600, [(0, first, first + 3)])
-    return CommittedName(
+    return CommittedObject(
         key=f"k{number}", topic="t", day="", start=first * 1000, end=first * 1000 + 4000, size=1, footer=1, etag="",
         checksum=("", ""), sha256="", rows=ROWS, wire_bytes=1, min_time=0, max_time=newest,
         queues={0: (first, first + 3, 0)}, row_groups=[group],
@@ -237,7 +237,7 @@ def test_of_a_topic_of_many_objects_the_newest_are_held_and_the_others_said(monk
     unpacked: list[Block] = []
     names_of = Block.names
 
-    def noted(block: Block) -> tuple[CommittedName, ...]:
+    def noted(block: Block) -> tuple[CommittedObject, ...]:
         unpacked.append(block)
         return names_of(block)
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from neve.archive.catalog import Catalog, Location
-from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
+from neve.archive.catalog.catalog import Catalog, Location
+from neve.archive.format.journal import Commit, CommittedObject, Expire, RowGroup
 from tests.waiting import wait_until
 from tiered.read import cold_reader, group_fetches
 from tiered.read.cold_cache import GroupCache
@@ -42,7 +42,7 @@ class Source:
         self.gate = threading.Event()
         self.gate.set()
 
-    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup:
         self.reads.append(index)
         self.kept += [index] if keep else []
         assert self.gate.wait(20)
@@ -51,10 +51,10 @@ class Source:
             raise WorkerFailed("StoreUnavailable", "down")
         return group_of(index)
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> MayHold:
         raise AssertionError("nobody asks for keys here")
 
-    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> MayHold:
+    def may_span(self, store_url: str, name: CommittedObject, groups: list[int], physical_offset: int) -> MayHold:
         raise AssertionError("nobody asks for ids here")
 
 
@@ -63,7 +63,7 @@ def catalog_of(groups: int) -> Catalog:
         RowGroup(i * ROWS, ROWS, 0, 1, i * ROWS + 9, i * ROWS, ROWS * SIZE, [(0, i * ROWS, i * ROWS + 9)])
         for i in range(groups)
     ]
-    name = CommittedName(
+    name = CommittedObject(
         key="k", topic="t", day="", start=0, end=1, size=1, footer=1, etag="", checksum=("", ""), sha256="",
         rows=groups * ROWS, wire_bytes=1, min_time=0, max_time=1, queues={0: (0, groups * ROWS - 1, 0)},
         row_groups=row_groups,
@@ -305,7 +305,7 @@ def test_a_question_to_a_store_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_object_that_expired_while_it_was_read_is_no_failure() -> None:
     class Vanishing(Source):
-        def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
+        def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup:
             if catalog.next_seq == 1:
                 catalog.apply(1, Expire(keys=["k"], delete_after_ms=0, minimums={"t": {0: 10}}))
             raise WorkerFailed("NotFound", name.key)

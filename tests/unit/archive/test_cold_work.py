@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 
 from infra.disk import RealDisk
-from neve.archive.catalog import Catalog
-from neve.archive.journal import CommittedName
-from neve.archive.schema import ObjectFacts
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import CommittedObject
+from neve.archive.rows.schema import ObjectFacts
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_worker_and_cold_reader import TOPIC, Round, commit, make_round
 from tiered.read.cold_reader import ColdReader, ColdResult
@@ -46,7 +46,7 @@ class InProcess(WorkerClient):
         return self._memory.made
 
 
-def put(store: MemoryStore, made: Round, directory: Path) -> CommittedName:
+def put(store: MemoryStore, made: Round, directory: Path) -> CommittedObject:
     runs = {queue: PartOfRun(run.first_offset, run.physical, run.sizes) for queue, run in made.entries.items()}
     facts = ObjectFacts("c", "b", TOPIC, made.name.day, 1, made.name.start, made.name.end)
     path = directory / "object.parquet"
@@ -56,7 +56,9 @@ def put(store: MemoryStore, made: Round, directory: Path) -> CommittedName:
     return msgspec.structs.replace(written.name, etag=outcome.etag)
 
 
-def archived(directory: Path, store: MemoryStore) -> tuple[Catalog, list[CommittedName], dict[tuple[int, int], bytes]]:
+def archived(
+    directory: Path, store: MemoryStore
+) -> tuple[Catalog, list[CommittedObject], dict[tuple[int, int], bytes]]:
     catalog, names, records = Catalog(), [], dict[tuple[int, int], bytes]()
     for number in range(OBJECTS):
         made = make_round(directory, number << 24, number * ROWS, dict.fromkeys(range(QUEUES), ROWS), body=BODY)

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neve.archive.rebuild import rebuild
-from neve.archive.schema import DamagedObject, ObjectFacts
+from neve.archive.rows.rebuild import rebuild
+from neve.archive.rows.schema import DamagedObject, ObjectFacts
 from tests.unit.archive.test_exactness import TOPIC, Run, record
 from tiered.write import compactor
 from tiered.write.compactor import Input, compact

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from lifecycle.retention import Pending, Policy, due_topics
-from neve.archive.cost import (
+from neve.archive.format.journal import CommittedObject
+from neve.archive.policy.cost import (
     BROKER,
     COMPACTED_BYTES,
     DAY_MS,
@@ -28,7 +29,6 @@ from neve.archive.cost import (
     traffic_seen,
     wait_of,
 )
-from neve.archive.journal import CommittedName
 from tests.unit.archive.test_keys_journal_catalog import committed
 
 HOURLY = Traffic("hourly", messages=24, wire_bytes=24_000, stored_ratio=0.5)
@@ -133,7 +133,7 @@ def test_the_model_counts_what_the_rule_makes(every_s: int, age_s: int) -> None:
     assert oldest <= age_s * 1000 + 60_000, "the bound holds"
 
 
-def placed(topic: str, day: float, rows: int, wire: int, size: int) -> CommittedName:
+def placed(topic: str, day: float, rows: int, wire: int, size: int) -> CommittedObject:
     """An object of an hour, `day` days after the beginning."""
     begin = T0 + int(day * DAY_MS)
     base = committed(f"{topic}-{day}", [(0, 0, rows - 1)])
@@ -141,7 +141,7 @@ def placed(topic: str, day: float, rows: int, wire: int, size: int) -> Committed
     return msgspec.structs.replace(base, **changes, max_time=begin + HOUR_MS)
 
 
-def seen(objects: Iterable[CommittedName], days: float) -> list[Traffic]:
+def seen(objects: Iterable[CommittedObject], days: float) -> list[Traffic]:
     return traffic_seen(objects, days)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from neve.archive import queue_runs, topic_catalog
-from neve.archive.catalog import GapHit, Location
-from neve.archive.erasure import Verdict, holds, is_meant, spans_of_rows, topics_to_search
-from neve.archive.journal import ERASED, Commit, Deleted, Erase, Expire, Gap, Replace
-from neve.archive.name_blocks import NAMES_MAX, Block
-from neve.archive.queue_runs import without
-from neve.archive.unexpiry import may_come_back, plan_unexpiry
-from neve.archive.verify import tiling_faults
+from neve.archive.catalog import queue_runs, topic_catalog
+from neve.archive.catalog.catalog import GapHit, Location
+from neve.archive.catalog.name_blocks import NAMES_MAX, Block
+from neve.archive.catalog.queue_runs import without
+from neve.archive.format.journal import ERASED, Commit, Deleted, Erase, Expire, Gap, Replace
+from neve.archive.policy.erasure import Verdict, holds, is_meant, spans_of_rows, topics_to_search
+from neve.archive.policy.unexpiry import may_come_back, plan_unexpiry
+from neve.archive.read.verify import tiling_faults
 from neve.record.codec import decode_record
 from tests.doubles.checkpoints import restored
 from tests.unit.archive.test_exactness import record

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neve.archive.columns import table_of
-from neve.archive.journal import CommittedName
-from neve.archive.rebuild import Records, joined_views, rebuild, tag_codes, views
-from neve.archive.rows import Entries, exact_rows, with_wire
-from neve.archive.schema import GROUP_BYTES, DamagedObject, ObjectFacts
+from neve.archive.format.journal import CommittedObject
+from neve.archive.rows.column_encoder import table_of
+from neve.archive.rows.rebuild import Records, joined_views, rebuild, tag_codes, views
+from neve.archive.rows.row_encoder import Entries, exact_rows, with_wire
+from neve.archive.rows.schema import GROUP_BYTES, DamagedObject, ObjectFacts
 from neve.record.codec import encode_record
 from neve.record.layout import MAGIC_V2
 from neve.record.properties import tags_code
@@ -150,7 +150,9 @@ def test_common_and_odd_records_side_by_side(common: list[dict[str, Any]], odd: 
 
 
 def test_the_common_shape_is_not_parsed_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neve.archive.columns.exact_rows", lambda *_: pytest.fail("a common record went the slow way"))
+    monkeypatch.setattr(
+        "neve.archive.rows.column_encoder.exact_rows", lambda *_: pytest.fail("a common record went the slow way")
+    )
     assert_exact([
         record(0), record(1, properties=b""), record(2, properties=b"a\x01b"), record(3, born_host=("fe80::1", 9)),
         record(4, store_host=("::2", 9), body=b""), record(5, properties="k\x01\xe4\x02".encode()),
@@ -258,7 +260,7 @@ def test_bloom_filters_exist(tmp_path: Path) -> None:
 
 
 def test_a_file_that_reads_back_changed_is_not_given_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def describe_and_spoil(path: Path, key: str) -> CommittedName:
+    def describe_and_spoil(path: Path, key: str) -> CommittedObject:
         name = describe_file(path, key)
         raw = bytearray(path.read_bytes())
         group = pq.read_metadata(path).row_group(0)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from neve.archive.schema import FIELD_ID, SCHEMA
+from neve.archive.rows.schema import FIELD_ID, SCHEMA
 from tests.unit.archive.test_format_page import ids
 
 OLD, NEW = (Path(__file__).with_name(name) for name in ("golden.parquet", "golden-with-ids.parquet"))

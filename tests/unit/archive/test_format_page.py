@@ -9,9 +9,9 @@ from typing import get_args
 
 import pyarrow as pa
 
-from neve.archive.journal import AnyEntry, Entry
-from neve.archive.keys import topic_component
-from neve.archive.schema import FIELD_ID, FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
+from neve.archive.format.journal import AnyEntry, Entry
+from neve.archive.format.keys import topic_component
+from neve.archive.rows.schema import FIELD_ID, FILTERED, SCHEMA, STATISTICS, ObjectFacts, file_metadata
 
 PAGE = (Path(__file__).parents[3] / "docs" / "archive-format.md").read_text("utf-8")
 TYPES = {

@@ -14,31 +14,31 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from neve.archive import journal
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import KIND as CATALOG
-from neve.archive.checkpoint import CatalogState, CheckpointHead, PackedState, PackName, decode_checkpoint
-from neve.archive.groups import decode_group
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.name_blocks import StoredBlock
+from neve.archive.catalog.topic_parts import Part, decode_part, topics_in
+from neve.archive.catalog.topic_parts import pack as pack_topics
+from neve.archive.format import journal
+from neve.archive.format.broker_state import KIND as STATE
+from neve.archive.format.broker_state import BrokerState, decode_state, encode_state
+from neve.archive.format.checkpoint import KIND as CATALOG
+from neve.archive.format.checkpoint import CatalogState, CheckpointHead, PackedState, PackName, decode_checkpoint
+from neve.archive.format.envelope import unseal
+from neve.archive.format.journal import (
     AnyEntry,
-    CommittedName,
+    CommittedObject,
     Entry,
     FellBehind,
-    IntentName,
     NewerFormat,
+    PlannedObject,
     RowGroup,
     Shortened,
     anchor,
     decode_entry,
     encode_entry,
 )
-from neve.archive.name_blocks import StoredBlock
-from neve.archive.schema import describe, parse_footer
-from neve.archive.sealed import unseal
-from neve.archive.state import KIND as STATE
-from neve.archive.state import BrokerState, decode_state, encode_state
-from neve.archive.topic_parts import Part, decode_part, topics_in
-from neve.archive.topic_parts import pack as pack_topics
+from neve.archive.rows.row_groups import decode_group
+from neve.archive.rows.schema import describe, parse_footer
 from neve.record.codec import iter_records
 from tests.unit.archive.test_format_page import PAGE, names, table
 from tiered.journal.store_format import StoreFormat
@@ -175,12 +175,12 @@ def test_a_data_object_rebuilds_to_the_records_that_were_sealed(path: Path) -> N
 def test_every_field_is_on_the_page() -> None:
     carried = set(Entry.__struct_fields__)
     own = {tag: set(kind.__struct_fields__) - carried for tag, kind in ENTRIES.items()}
-    own["INTENT"] |= set(IntentName.__struct_fields__)
+    own["INTENT"] |= set(PlannedObject.__struct_fields__)
     assert {
         row[0].strip("`"): {name for name in names(row[1]) if name.islower()} for row in table("type of entry")
     } == own
     committed = {name for row in table("field") for name in names(row[0])}
-    assert committed == set(CommittedName.__struct_fields__)
+    assert committed == set(CommittedObject.__struct_fields__)
     (groups,) = (row[1] for row in table("field") if row[0] == "`row_groups`")
     assert set(names(groups)) == set(RowGroup.__struct_fields__)
     for kind, head in (

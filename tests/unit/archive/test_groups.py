@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neve.archive import groups
-from neve.archive.groups import decode_group
-from neve.archive.rebuild import COLUMNS
-from neve.archive.schema import SCHEMA, describe, parse_footer
+from neve.archive.rows import row_groups as groups
+from neve.archive.rows.rebuild import COLUMNS
+from neve.archive.rows.row_groups import decode_group
+from neve.archive.rows.schema import SCHEMA, describe, parse_footer
 
 DATA = Path(__file__).with_name("golden-with-ids.parquet").read_bytes()
 FOOTER = int.from_bytes(DATA[-8:-4], "little") + 8

@@ -12,9 +12,9 @@ import pytest
 
 from infra.disk import RealDisk
 from infra.object_store.protocol import StoreUnavailable
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Abort, AnyEntry, Expire, Intent, IntentName, NewerFormat, encode_entry
-from neve.archive.keys import data_key
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Abort, AnyEntry, Expire, Intent, NewerFormat, PlannedObject, encode_entry
+from neve.archive.format.keys import data_key
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.identity import Identity, IdentityFile, Since
@@ -227,7 +227,7 @@ class Written:
 def intent(number: int, topics: list[str]) -> Intent:
     start, end = number * 64, number * 64 + 64
     names = [
-        IntentName(
+        PlannedObject(
             key=data_key("", topic, "2026-07-05", "b", start=start, end=end, epoch=1),
             topic=topic, day="2026-07-05", start=start, end=end,
             queues=dict.fromkeys(range(4), (number * 10, number * 10 + 9)),

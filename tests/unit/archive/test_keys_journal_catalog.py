@@ -1,23 +1,23 @@
 import msgspec
 import pytest
 
-from neve.archive import keys
-from neve.archive.catalog import Catalog, GapHit, Location, OutOfOrder
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog, GapHit, Location, OutOfOrder
+from neve.archive.format import keys
+from neve.archive.format.journal import (
     COMPACT,
     Abort,
     AnyEntry,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Epoch,
     Expire,
     Gap,
     Intent,
-    IntentName,
     MalformedEntry,
     NewerFormat,
     OpenRewrite,
+    PlannedObject,
     Replace,
     RowGroup,
     Topic,
@@ -30,7 +30,7 @@ DAY = "2026-01-02"
 
 def committed(
     key: str, *groups: list[tuple[int, int, int]], start: int = 0, end: int = 100, newest: int = 50
-) -> CommittedName:
+) -> CommittedObject:
     row_groups = [
         RowGroup(index * 10, 10, index * 1000, 1000, newest + index, newest, 4096, list(runs))
         for index, runs in enumerate(groups)
@@ -40,23 +40,23 @@ def committed(
         for queue, first, last in group:
             low, _, row = queues.get(queue, (first, last, 0))
             queues[queue] = (low, last, row)
-    return CommittedName(
+    return CommittedObject(
         key=key, topic="t", day=DAY, start=start, end=end, size=1, footer=1, etag="e", checksum=("crc32", "0"),
         sha256="", rows=10, wire_bytes=1, min_time=0, max_time=newest, queues=queues, row_groups=row_groups,
     )  # fmt: skip
 
 
-def intent(round_number: int, *names: CommittedName) -> Intent:
+def intent(round_number: int, *names: CommittedObject) -> Intent:
     return Intent(
         round=round_number,
         names=[
-            IntentName(n.key, n.topic, n.day, n.start, n.end, {q: (a, b) for q, (a, b, _) in n.queues.items()})
+            PlannedObject(n.key, n.topic, n.day, n.start, n.end, {q: (a, b) for q, (a, b, _) in n.queues.items()})
             for n in names
         ],
     )
 
 
-def to_compact(number: int, old: list[str], *names: CommittedName) -> Intent:
+def to_compact(number: int, old: list[str], *names: CommittedObject) -> Intent:
     return Intent.of_rewrite(COMPACT, number, old=old, names=intent(number, *names).names)
 
 

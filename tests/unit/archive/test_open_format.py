@@ -17,12 +17,12 @@ import pytest
 from broker.broker_controller import BrokerController
 from infra.object_store.directory import DirectoryStore
 from infra.remoting_server import Connection
-from neve.archive.catalog import Catalog
-from neve.archive.follow import read_catalog
-from neve.archive.journal import AnyEntry, Checkpoint, Forget, Gap, Topic, Unexpire, encode_entry
-from neve.archive.keys import checkpoint_key, journal_key, pack_key
-from neve.archive.source import open_source
-from neve.archive.state import read_state
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.format.broker_state import read_state
+from neve.archive.format.journal import AnyEntry, Checkpoint, Forget, Gap, Topic, Unexpire, encode_entry
+from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
+from neve.archive.store.source import open_source
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running
 from tests.doubles.checkpoints import old_checkpoint, put_checkpoint

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from neve.archive.catalog import Catalog, Location
-from neve.archive.journal import AnyEntry, Commit, Deleted, Expire, Replace
-from neve.archive.keys import data_key
-from neve.archive.topic_catalog import LAID_WHEN_ASKED
-from neve.archive.unexpiry import plan_unexpiry
+from neve.archive.catalog.catalog import Catalog, Location
+from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
+from neve.archive.format.journal import AnyEntry, Commit, Deleted, Expire, Replace
+from neve.archive.format.keys import data_key
+from neve.archive.policy.unexpiry import plan_unexpiry
 from tests.doubles.checkpoints import restored
 from tests.unit.archive.test_keys_journal_catalog import DAY, committed
 
@@ -71,7 +71,7 @@ def before_each_line(look: Callable[[], None]) -> Iterator[list[int]]:
 def test_each_row_is_found_once_between_any_two_steps_of_it(
     by_checkpoint: bool, laid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neve.archive.topic_catalog.LAID_WHEN_ASKED", laid)
+    monkeypatch.setattr("neve.archive.catalog.topic_catalog.LAID_WHEN_ASKED", laid)
     catalog = catalog_of(Commit(round=1, names=OLD))
     catalog = restored(catalog) if by_checkpoint else catalog
 

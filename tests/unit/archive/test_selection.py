@@ -6,17 +6,17 @@ from random import Random
 
 import pytest
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, RowGroup
-from neve.archive.keys import data_key
-from neve.archive.name_blocks import Block
-from neve.archive.selection import Selection, choose
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.name_blocks import Block
+from neve.archive.format.journal import Commit, CommittedObject, RowGroup
+from neve.archive.format.keys import data_key
+from neve.archive.read.selection import Selection, choose
 
 HOUR = 3_600_000
 NAMES = 400
 
 
-def name(number: int, chance: Random) -> CommittedName:
+def name(number: int, chance: Random) -> CommittedObject:
     """Of two row groups; of some nobody knows how old they are."""
     at, first = number * HOUR, 20 * number
     groups = []
@@ -27,7 +27,7 @@ def name(number: int, chance: Random) -> CommittedName:
         low = first + 10 * index
         groups.append(RowGroup(10 * index, 10, 4 + 100 * index, 100, newest, oldest, 1000, [(0, low, low + 9)]))
     key = data_key("", "t", "1970-01-01", "b", start=100 * number, end=100 * number + 100, epoch=1)
-    return CommittedName(
+    return CommittedObject(
         key=key, topic="t", day="1970-01-01", start=100 * number, end=100 * number + 100, size=300, footer=0, etag="",
         checksum=("", ""), sha256="", rows=20, wire_bytes=2000, min_time=max(min(one.oldest_ms for one in groups), 0),
         max_time=max(one.newest_ms for one in groups), queues={0: (first, first + 19, 0)}, row_groups=groups,
@@ -67,7 +67,7 @@ def test_an_hour_of_many_leaves_the_names_of_the_others_packed(
     unpacked: list[Block] = []
     unpack = Block._unpack
 
-    def counted(block: Block) -> tuple[CommittedName, ...]:
+    def counted(block: Block) -> tuple[CommittedObject, ...]:
         unpacked.append(block)
         return unpack(block)
 

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pytest
 
 from infra.object_store.protocol import StoreUnavailable
-from neve.archive import columns
-from neve.archive.journal import CommittedName, IntentName
-from neve.archive.keys import data_key
-from neve.archive.rows import Entries
-from neve.archive.schema import ObjectFacts
+from neve.archive.format.journal import CommittedObject, PlannedObject
+from neve.archive.format.keys import data_key
+from neve.archive.rows import column_encoder as columns
+from neve.archive.rows.row_encoder import Entries
+from neve.archive.rows.schema import ObjectFacts
 from neve.record.codec import encode_record
 from tests.waiting import wait_until
 from tiered.worker import frames
@@ -154,7 +154,7 @@ def named(log: Log) -> list[NamedEntries]:
     found = []
     for number, one in enumerate(log.objects):
         queues = {queue: (first, first + count - 1) for queue, first, count in one.runs}
-        name = IntentName(one.key, one.facts.topic, one.facts.day, one.facts.start, one.facts.end, queues)
+        name = PlannedObject(one.key, one.facts.topic, one.facts.day, one.facts.start, one.facts.end, queues)
         found.append(NamedEntries(name, runs_of(log, number)))
     return found
 
@@ -171,7 +171,7 @@ def test_one_request_makes_them_and_what_is_wrong_with_one_is_its_own(tmp_path: 
         assert worker._next_id == 1, "requests"
         assert uploads.done() == []
     assert [name.key for name, _ in outcomes] == [one.name.key for one in objects]
-    assert [isinstance(outcome, CommittedName) for _, outcome in outcomes] == [True, False, *[True] * 5]
+    assert [isinstance(outcome, CommittedObject) for _, outcome in outcomes] == [True, False, *[True] * 5]
     assert "lie in none of the files" in str(outcomes[1][1])
     assert list(tmp_path.glob("neve-offload-*")) == []
 
@@ -191,7 +191,7 @@ def test_a_rate_holds_over_all_that_is_on_its_way_and_what_is_given_up_is_not_up
         outcomes = [outcome for _, outcome in uploads.done()]
         assert worker.upload_waited > 0
     assert [type(outcome).__name__ for outcome in outcomes].count("GivenUp") == 7
-    assert sum(isinstance(outcome, CommittedName) for outcome in outcomes) == 33
+    assert sum(isinstance(outcome, CommittedObject) for outcome in outcomes) == 33
     assert not any(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
 
 
@@ -203,7 +203,7 @@ def test_a_worker_gives_way_and_another_one_begins_when_it_must_not_any_more(tmp
         def upload(number: int) -> set[int]:
             uploads = worker.uploads(store, {})
             uploads.begin(named(log)[number : number + 1], files)
-            assert all(isinstance(outcome, CommittedName) for _, outcome in uploads.done())
+            assert all(isinstance(outcome, CommittedObject) for _, outcome in uploads.done())
             threads = Path(f"/proc/{worker.pid}/task").iterdir()
             return {os.sched_getscheduler(int(thread.name)) for thread in threads}
 
@@ -223,7 +223,7 @@ def test_a_worker_does_not_load_pandas_which_it_has_no_use_for(tmp_path: Path) -
     with closing(WorkerClient(work_dir=tmp_path)) as worker:
         uploads = worker.uploads(f"dir:{tmp_path / 'store'}", {})
         uploads.begin(named(log), log.files)
-        assert all(isinstance(outcome, CommittedName) for _, outcome in uploads.done())
+        assert all(isinstance(outcome, CommittedObject) for _, outcome in uploads.done())
         assert "pandas" not in Path(f"/proc/{worker.pid}/maps").read_text()
 
 

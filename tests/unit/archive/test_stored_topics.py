@@ -8,26 +8,26 @@ import msgspec
 import pytest
 
 from infra.object_store.protocol import StoreUnavailable
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import CheckpointHead, decode_checkpoint
-from neve.archive.follow import read_catalog
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
+from neve.archive.format.journal import (
     AnyEntry,
     Checkpoint,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Expire,
     Gap,
     Intent,
-    IntentName,
+    PlannedObject,
     Replace,
     Topic,
     Unexpire,
     encode_entry,
 )
-from neve.archive.keys import checkpoint_key, journal_key, pack_key
-from neve.archive.verify import verify
+from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
+from neve.archive.read.verify import verify
 from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_catalog_model import QUEUES, name_of
@@ -55,7 +55,7 @@ class Journal:
         self.append(Checkpoint(key=checkpoint_key("", "b", seq), through_seq=seq))
         self.newest = seq
 
-    def commit(self, topic: str, count: int) -> list[CommittedName]:
+    def commit(self, topic: str, count: int) -> list[CommittedObject]:
         random, first = Random(f"{topic} {self.following[topic]}"), self.following[topic]
         self.following[topic] += count
         names = [name_of(random, topic, number) for number in range(first, first + count)]
@@ -101,7 +101,7 @@ def every_kind_of_entry(journal: Journal) -> None:
     gone = journal.catalog.objects(CUT)[:2]
     made = name_of(Random(1), "topic-03", 0, rewrite=1, count=3)
     journal.append(
-        Intent(round=9, names=[IntentName("k", "topic-01", "2026-01-01", 900, 1000, {7: (0, 9)})]),
+        Intent(round=9, names=[PlannedObject("k", "topic-01", "2026-01-01", 900, 1000, {7: (0, 9)})]),
         Replace(old=[name.key for name in old], new=[made], delete_after_ms=5),
         Expire(keys=[name.key for name in gone], delete_after_ms=7, minimums={"topic-04": {0: 4}}),
         Unexpire(keys=[gone[1].key, "of another grammar"], minimums={CUT: {0: 1}}),
@@ -160,7 +160,7 @@ def test_a_topic_is_read_alone_once_and_at_once(journal: Journal) -> None:
 
 
 def test_who_goes_through_all_holds_little_and_asks_little(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neve.archive.stored_topics.TAKEN_OBJECTS", 100)
+    monkeypatch.setattr("neve.archive.catalog.lazy_topics.TAKEN_OBJECTS", 100)
     found = read_catalog(journal.store, "b")
     read = journal.reads()
     assert sorted(name.key for name in found.each_object()) == sorted(name.key for name in journal.catalog.objects())
@@ -181,7 +181,7 @@ def test_who_goes_through_all_holds_little_and_asks_little(journal: Journal, mon
 def test_a_damaged_part_gives_way_to_the_checkpoint_before_and_then_to_the_entries(
     journal: Journal, harm: str, newest_alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neve.archive.stored_topics.TAKEN_OBJECTS", 1)
+    monkeypatch.setattr("neve.archive.catalog.lazy_topics.TAKEN_OBJECTS", 1)
     packs = journal.packs()
     for key in packs[-1:] if newest_alone else packs:
         data, when = journal.store.objects.pop(key)

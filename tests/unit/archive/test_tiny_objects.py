@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from neve.archive.groups import decode_group, may_span
-from neve.archive.schema import (
+from neve.archive.rows.row_groups import decode_group, may_span
+from neve.archive.rows.schema import (
     FEW_ROWS,
     STATISTICS,
     TEXTS,

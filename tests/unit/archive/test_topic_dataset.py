@@ -19,9 +19,9 @@ import zstandard
 
 import neve.archive
 from infra.object_store.open import open_store
-from neve.archive import inflation
-from neve.archive.inflation import BadBody
-from neve.archive.journal import Expire
+from neve.archive.format.journal import Expire
+from neve.archive.rows import inflation
+from neve.archive.rows.inflation import BadBody
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from tests.doubles.archive_on_paper import HOUR, T0, ArchiveOnPaper
 
@@ -139,7 +139,7 @@ def test_files_without_a_row_that_is_asked_for_are_not_opened(url: str, monkeypa
             assert options["file_size"] == Path(file).stat().st_size
             return make(self, file, *args, **options)
 
-    monkeypatch.setattr("neve.archive.topic_dataset.ds.ParquetFileFormat", Watched)
+    monkeypatch.setattr("neve.archive.read.topic_dataset.ds.ParquetFileFormat", Watched)
     assert len(offsets(neve.archive.dataset(url, TOPIC, start=T0 + HOUR, end=T0 + HOUR + 16 * 60_000))) == 5
     assert len(opened) == 1
 

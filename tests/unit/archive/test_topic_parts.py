@@ -8,14 +8,14 @@ from random import Random
 import msgspec
 import pytest
 
-from neve.archive import queue_runs, topic_catalog
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import CheckpointHead, PackName, decode_checkpoint, encode_head
-from neve.archive.journal import AnyEntry, Checkpoint, Commit, CommittedName, Deleted, Expire, Gap, Topic
-from neve.archive.name_blocks import Block
-from neve.archive.queue_runs import Spans, spans_of
-from neve.archive.sealed import Damaged
-from neve.archive.topic_parts import PACK_BYTES, RUN_BLOCKS_MAX, SMALL_PACKS, topics_in
+from neve.archive.catalog import queue_runs, topic_catalog
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.name_blocks import Block
+from neve.archive.catalog.queue_runs import Spans, spans_of
+from neve.archive.catalog.topic_parts import PACK_BYTES, RUN_BLOCKS_MAX, SMALL_PACKS, topics_in
+from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint, encode_head
+from neve.archive.format.envelope import Damaged
+from neve.archive.format.journal import AnyEntry, Checkpoint, Commit, CommittedObject, Deleted, Expire, Gap, Topic
 from tests.unit.archive.test_catalog_model import QUEUES, name_of
 
 
@@ -64,7 +64,7 @@ def apply(catalog: Catalog, *entries: AnyEntry) -> None:
         catalog.apply(catalog.next_seq, entry)
 
 
-def names(topic: str, first: int, count: int) -> list[CommittedName]:
+def names(topic: str, first: int, count: int) -> list[CommittedObject]:
     random = Random(f"{topic} {first}")
     return [name_of(random, topic, number) for number in range(first, first + count)]
 
@@ -74,7 +74,7 @@ def test_any_history_of_checkpoints_and_starts_says_what_the_entries_say(seed: i
     random, store = Random(seed), Store()
     catalog, whole = Catalog(), Catalog()
     following = dict.fromkeys((f"topic-{number}" for number in range(8)), 0)
-    live: list[CommittedName] = []
+    live: list[CommittedObject] = []
     expired: list[str] = []
 
     def both(entry: AnyEntry) -> None:
@@ -130,7 +130,7 @@ def test_a_checkpoint_costs_what_changed(monkeypatch: pytest.MonkeyPatch) -> Non
     unpacked: list[str] = []
     unpack = Block._unpack
 
-    def counted(block: Block) -> tuple[CommittedName, ...]:
+    def counted(block: Block) -> tuple[CommittedObject, ...]:
         unpacked.append(block.topic)
         return unpack(block)
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_that_does_not_follow_the_one_that_it_would_refer_to_is_who
 
 
 def test_packs_are_closed_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neve.archive.topic_parts.PACK_BYTES", 2000)
+    monkeypatch.setattr("neve.archive.catalog.topic_parts.PACK_BYTES", 2000)
     catalog, store = Catalog(), Store()
     for number in range(30):
         apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 3)))

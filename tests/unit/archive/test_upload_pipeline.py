@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from infra.object_store.protocol import StoreUnavailable
 from infra.process_standing import Standing
-from neve.archive.journal import CommittedName, IntentName
+from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom
 from tiered.worker.patience import Patience
@@ -82,12 +82,12 @@ class Worker:
 
 
 def entries(key: str) -> NamedEntries:
-    name = IntentName(key, key, "2026-01-02", 0, 100, {0: (0, 1)})
+    name = PlannedObject(key, key, "2026-01-02", 0, 100, {0: (0, 1)})
     return NamedEntries(name, {0: PartOfRun(0, np.array([0, 50]), np.array([50, 50], np.int32))})
 
 
-def committed(name: IntentName) -> CommittedName:
-    return CommittedName(
+def committed(name: PlannedObject) -> CommittedObject:
+    return CommittedObject(
         key=name.key, topic=name.topic, day=name.day, start=0, end=100, size=1, footer=1, etag="", checksum=("", ""),
         sha256="", rows=2, wire_bytes=100, min_time=0, max_time=0, queues={0: (0, 1, 0)}, row_groups=[],
     )  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_group_is_one_request_and_several_are_under_way() -> None:
     begin(pipeline, "abc", "d", "ef")
     assert worker.asked == ["abc", "d", "ef"]
     worker.go_on()
-    assert all_done(pipeline) == dict.fromkeys("abcdef", "CommittedName")
+    assert all_done(pipeline) == dict.fromkeys("abcdef", "CommittedObject")
 
 
 def test_who_a_worker_dies_of_fails_alone() -> None:
@@ -119,7 +119,7 @@ def test_who_a_worker_dies_of_fails_alone() -> None:
     pipeline = worker.pipeline()
     begin(pipeline, "abc", "def")
     worker.go_on()
-    assert all_done(pipeline) == {**dict.fromkeys("abcdf", "CommittedName"), "e": EncodeFailed.__name__}
+    assert all_done(pipeline) == {**dict.fromkeys("abcdf", "CommittedObject"), "e": EncodeFailed.__name__}
     assert worker.asked == ["abc", "def", *"abcdeef"], "the second time first of all, of a new worker"
 
 
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_of_whatever_comes_second_fails_none() -> None:
     pipeline = worker.pipeline()
     begin(pipeline, "abc")
     worker.go_on()
-    assert all_done(pipeline) == dict.fromkeys("abc", "CommittedName")
+    assert all_done(pipeline) == dict.fromkeys("abc", "CommittedObject")
     assert worker.asked == ["abc", *"abbcc"]
 
 
@@ -154,7 +154,7 @@ def test_of_an_innocent_death_nothing_fails() -> None:
     worker.die()
     worker.is_slow = False
     begin(pipeline, "d")
-    assert all_done(pipeline) == dict.fromkeys("abcd", "CommittedName")
+    assert all_done(pipeline) == dict.fromkeys("abcd", "CommittedObject")
 
 
 def test_of_a_worker_that_hangs_all_is_failed_and_it_is_ended_once() -> None:
@@ -175,7 +175,7 @@ def test_a_worker_that_is_to_give_way_is_asked_for_nothing_until_it_owes_nothing
     assert worker.asked == ["ab", "c"]
     worker.answer()
     worker.is_slow = False
-    assert all_done(pipeline) == dict.fromkeys("abcde", "CommittedName")
+    assert all_done(pipeline) == dict.fromkeys("abcde", "CommittedObject")
     assert worker.asked == ["ab", "c", "d", "e"]
 
 
@@ -192,7 +192,7 @@ def test_one_that_gets_no_processor_makes_room_at_once_and_what_it_owes_is_done_
     worker.patience = Patience(0.02, 2, look, look_seconds=0.002)
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")
-    assert all_done(pipeline) == dict.fromkeys("abc", "CommittedName")
+    assert all_done(pipeline) == dict.fromkeys("abc", "CommittedObject")
     assert (worker.asked, worker.hung, worker.rooms) == (["ab", "c", "ab", "c"], 0, 1), "it dies of nothing"
 
 

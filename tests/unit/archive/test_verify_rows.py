@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import rebuild
-from neve.archive.schema import SCHEMA, ObjectFacts, describe, file_metadata, parse_footer
-from neve.archive.source import Head
-from neve.archive.verify import Fault
-from neve.archive.verify_rows import whole_object_faults
+from neve.archive.format.journal import CommittedObject, RowGroup
+from neve.archive.read.verify import Fault
+from neve.archive.read.verify_rows import whole_object_faults
+from neve.archive.rows.rebuild import rebuild
+from neve.archive.rows.schema import SCHEMA, ObjectFacts, describe, file_metadata, parse_footer
+from neve.archive.store.source import Head
 
 
 class OneObject:
@@ -46,7 +46,7 @@ def row(queue: int, offset: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def written(groups: Sequence[Sequence[dict[str, Any]]], topic: str = "t") -> tuple[CommittedName, bytes]:
+def written(groups: Sequence[Sequence[dict[str, Any]]], topic: str = "t") -> tuple[CommittedObject, bytes]:
     """An object of these row groups, as it would be committed."""
     sink, digest, told = pa.BufferOutputStream(), hashlib.sha256(), []
     with pq.ParquetWriter(sink, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
@@ -81,7 +81,7 @@ ROWS = [[row(0, offset) for offset in range(20)], [row(1, offset) for offset in 
 NAME, DATA = written(ROWS)
 
 
-def faults(data: bytes, name: CommittedName = NAME) -> list[Fault]:
+def faults(data: bytes, name: CommittedObject = NAME) -> list[Fault]:
     return list(whole_object_faults(name, OneObject(data)))
 
 

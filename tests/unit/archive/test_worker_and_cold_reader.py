@@ -22,9 +22,9 @@ import neve.archive
 from infra.object_store.open import open_store
 from infra.object_store.protocol import NotFound, StoreUnavailable
 from infra.process_standing import Standing
-from neve.archive.catalog import Catalog
-from neve.archive.journal import AnyEntry, Commit, CommittedName, Gap, Intent, IntentName, encode_entry
-from neve.archive.keys import data_key, journal_key
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Gap, Intent, PlannedObject, encode_entry
+from neve.archive.format.keys import data_key, journal_key
 from neve.record.codec import encode_record
 from neve.record.properties import tags_code
 from tests.doubles.one_upload import upload_one
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass
 class Round:
-    name: IntentName
+    name: PlannedObject
     entries: dict[int, Run]
     files: list[tuple[str, int, int]]
     records: dict[tuple[int, int], bytes]
@@ -78,7 +78,7 @@ def make_round(directory: Path, base: int, first: int, counts: dict[int, int], b
     path.write_bytes(log)
     key = data_key("", TOPIC, "2026-01-02", "b", start=base, end=base + len(log), epoch=1)
     queues = {queue: (first, first + count - 1) for queue, count in counts.items()}
-    name = IntentName(key, TOPIC, "2026-01-02", base, base + len(log), queues)
+    name = PlannedObject(key, TOPIC, "2026-01-02", base, base + len(log), queues)
     return Round(name, entries, [(str(path), base, len(log))], records)
 
 
@@ -94,11 +94,11 @@ def worker(tmp_path: Path) -> Iterator[WorkerClient]:
     client.close()
 
 
-def upload(worker: WorkerClient, url: str, made: Round) -> CommittedName:
+def upload(worker: WorkerClient, url: str, made: Round) -> CommittedObject:
     return upload_one(worker, url, made.name, made.entries, made.files)
 
 
-def commit(catalog: Catalog, made: Round, name: CommittedName) -> None:
+def commit(catalog: Catalog, made: Round, name: CommittedObject) -> None:
     catalog.apply(catalog.next_seq, Intent(round=catalog.last_round + 1, names=[made.name]))
     catalog.apply(catalog.next_seq, Commit(round=catalog.last_round, names=[name]))
 

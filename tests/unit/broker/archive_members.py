@@ -21,10 +21,10 @@ from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import ManualClock
 from infra.supervisor import Faults
-from neve.archive.catalog import Catalog
-from neve.archive.follow import read_catalog
-from neve.archive.journal import AnyEntry, decode_entry
-from neve.archive.keys import journal_key
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.format.journal import AnyEntry, decode_entry
+from neve.archive.format.keys import journal_key
 from neve.record.codec import iter_records
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import URL, FaultyStore

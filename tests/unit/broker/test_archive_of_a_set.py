@@ -11,8 +11,8 @@ from broker.archiving.attachment import Event
 from infra import failpoint
 from infra.failpoint import FailpointError
 from lifecycle.erase import Wanted
-from neve.archive.journal import Abort, Commit, Epoch, Gap, Intent
-from neve.archive.ttl import HOUR_MS
+from neve.archive.format.journal import Abort, Commit, Epoch, Gap, Intent
+from neve.archive.policy.ttl import HOUR_MS
 from neve.record.codec import iter_records
 from tests.simulation.process import drive
 from tests.unit.broker.archive_members import BODY, TOPIC, Member, Members

@@ -23,7 +23,7 @@ from infra.disk import RealDisk
 from infra.remoting_server import Connection
 from infra.startup import StartupError
 from lifecycle.safe_clock import SafeClock
-from neve.archive.catalog import Catalog
+from neve.archive.catalog.catalog import Catalog
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running, send

@@ -35,7 +35,7 @@ from infra.disk import RealDisk
 from infra.object_store.open import open_store
 from infra.object_store.protocol import StoreUnavailable
 from infra.tls import client_context
-from neve.archive.follow import read_catalog
+from neve.archive.catalog.journal_reader import read_catalog
 from neve.errors import NeveError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code

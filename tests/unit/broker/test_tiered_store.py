@@ -14,8 +14,8 @@ from broker.reading.sql92 import compile_sql
 from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.requests.slave_pull import moves_on
 from broker.store.message_store import GetResult
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, Gap, RowGroup
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Commit, CommittedObject, Gap, RowGroup
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from tests.waiting import until
@@ -65,7 +65,7 @@ class Source:
         self.gate = threading.Event()
         self.gate.set()
 
-    def read_group(self, store_url: str, name: CommittedName, index: int, *, keep: bool) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup:
         self.reads += 1
         assert self.gate.wait(20)
         if self.fails:
@@ -76,10 +76,10 @@ class Source:
         mapped.write(numbers.tobytes() + bytes([index]) * ROWS * SIZE)
         return DecodedGroup(memoryview(mapped), ROWS, ROWS * SIZE)
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> MayHold:
         raise AssertionError("nobody asks for keys here")
 
-    def may_span(self, store_url: str, name: CommittedName, groups: list[int], physical_offset: int) -> MayHold:
+    def may_span(self, store_url: str, name: CommittedObject, groups: list[int], physical_offset: int) -> MayHold:
         raise AssertionError("nobody asks for ids here")
 
 
@@ -87,7 +87,7 @@ def catalog() -> Catalog:
     groups = [
         RowGroup(i * ROWS, ROWS, 0, 1, i, i, ROWS * SIZE, [(0, i * ROWS, i * ROWS + ROWS - 1)]) for i in range(GROUPS)
     ]
-    name = CommittedName(
+    name = CommittedObject(
         key="k", topic="t", day="", start=0, end=1, size=1, footer=1, etag="", checksum=("", ""), sha256="",
         rows=ARCHIVED, wire_bytes=1, min_time=0, max_time=1, queues={0: (0, ARCHIVED - 1, 0)}, row_groups=groups,
     )  # fmt: skip

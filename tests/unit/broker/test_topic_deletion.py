@@ -10,9 +10,9 @@ from broker.config import BrokerConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
 from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
-from neve.archive.catalog import Location
-from neve.archive.journal import Topic, decode_entry
-from neve.archive.keys import journal_key
+from neve.archive.catalog.catalog import Location
+from neve.archive.format.journal import Topic, decode_entry
+from neve.archive.format.keys import journal_key
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from tests.doubles.sim_disk import SimDisk

@@ -15,7 +15,7 @@ from broker.broker_controller import BrokerController
 from broker.tables.topic_config_manager import TopicConfig
 from infra.loop_pace import LoopPace
 from infra.remoting_server import Connection
-from neve.archive.journal import Gap
+from neve.archive.format.journal import Gap
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running, send

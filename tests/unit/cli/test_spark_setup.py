@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, Epoch, Expire, RowGroup
-from neve.archive.selection import Selection, instant_ms
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Commit, CommittedObject, Epoch, Expire, RowGroup
+from neve.archive.read.selection import Selection, instant_ms
 from neve.cli.spark import refused_sql
 from neve.spark import SparkSetupError
 from neve.spark.bodies import batch_inflater, inflater
@@ -122,9 +122,9 @@ def test_workers_inflate_without_neve() -> None:
     )
 
 
-def committed(key: str, queue: int, first: int, last: int, times: tuple[int, int]) -> CommittedName:
+def committed(key: str, queue: int, first: int, last: int, times: tuple[int, int]) -> CommittedObject:
     rows = last - first + 1
-    return CommittedName(
+    return CommittedObject(
         key=key, topic="t", day="2026-01-01", start=first, end=last + 1, size=1, footer=0, etag="", checksum=("", ""),
         sha256="", rows=rows, wire_bytes=0, min_time=times[0], max_time=times[1], queues={queue: (first, last, 0)},
         row_groups=[RowGroup(0, rows, 4, 1, times[1], times[0], 1, [(queue, first, last)])],

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from neve.archive.catalog import Catalog
-from neve.archive.expiry import plan_expiry
-from neve.archive.journal import Commit, CommittedName, Expire, RowGroup
-from neve.archive.ttl import FOR_EVER_HOURS
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Commit, CommittedObject, Expire, RowGroup
+from neve.archive.policy.expiry import plan_expiry
+from neve.archive.policy.ttl import FOR_EVER_HOURS
 from neve.cli import broker, main, topic_ttl
 from neve.cli.topic_ttl import expiry_plan, hours_of
 from neve.cli.ttl import format_ttl, parse_ttl, shorter
@@ -80,7 +80,7 @@ def catalog_of(*objects: tuple[int, ...]) -> Catalog:
         ]
         rows = 10 * len(newest)
         names.append(
-            CommittedName(
+            CommittedObject(
                 key=f"k{number}", topic="t", day="2026-01-01", start=number, end=number + 1, size=500, footer=0,
                 etag="", checksum=("", ""), sha256="", rows=rows, wire_bytes=0, min_time=0, max_time=0,
                 queues={0: (first, first + rows - 1, 0)}, row_groups=groups,

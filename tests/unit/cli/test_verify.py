@@ -7,9 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from neve.archive.journal import AnyEntry, Commit, CommittedName, Epoch, Gap, Intent, IntentName, RowGroup, encode_entry
-from neve.archive.keys import journal_key
-from neve.archive.verify import tiling_faults
+from neve.archive.format.journal import (
+    AnyEntry,
+    Commit,
+    CommittedObject,
+    Epoch,
+    Gap,
+    Intent,
+    PlannedObject,
+    RowGroup,
+    encode_entry,
+)
+from neve.archive.format.keys import journal_key
+from neve.archive.read.verify import tiling_faults
 from neve.cli import main
 from neve.cli.verify import verify_store
 from tests.unit.archive.test_stored_topics import TOPICS, Journal
@@ -31,12 +41,12 @@ def test_holes_and_overlaps_between_runs_are_told() -> None:
 def write_archive(root: Path) -> Path:
     """Queue 0 of topic t: 0…9 in one object, 10…14 a gap."""
     key = "topic=t/dt=2026-01-01/broker=b/x.parquet"
-    name = CommittedName(
+    name = CommittedObject(
         key=key, topic="t", day="2026-01-01", start=0, end=100, size=len(DATA), footer=0, etag="",
         checksum=("CRC32", f"{zlib.crc32(DATA):08x}"), sha256="", rows=10, wire_bytes=0, min_time=0, max_time=9,
         queues={0: (0, 9, 0)}, row_groups=[RowGroup(0, 10, 4, 10, 9, 0, 100, [(0, 0, 9)])],
     )  # fmt: skip
-    intent = Intent(round=1, names=[IntentName(key, "t", "2026-01-01", 0, 100, {0: (0, 9)})])
+    intent = Intent(round=1, names=[PlannedObject(key, "t", "2026-01-01", 0, 100, {0: (0, 9)})])
     entries: list[AnyEntry] = [
         Epoch(epoch=1, owner="o", log_uuid="l"),
         intent,
@@ -68,7 +78,7 @@ def test_a_deep_check_goes_on_by_a_checkpoint_that_is_gone_meanwhile(monkeypatch
         late.extend([key] if verb == "get" and not any("/checkpoint/" in one for one in store.objects) else [])
 
     store.on_call = checkpoints_go
-    monkeypatch.setattr("neve.archive.stored_topics.AHEAD_BYTES", 1)
+    monkeypatch.setattr("neve.archive.catalog.lazy_topics.AHEAD_BYTES", 1)
     monkeypatch.setattr("neve.cli.verify.open_source", lambda url: store)
     findings, looked_at = verify_store("memory:", "b", deep=True)
     assert looked_at["objects"] == 5 * len(TOPICS)

@@ -17,7 +17,7 @@ from lifecycle.hot_store import Aged, Hidden
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
-from neve.archive.journal import CommittedName, IntentName, RowGroup
+from neve.archive.format.journal import CommittedObject, PlannedObject, RowGroup
 from neve.record.codec import decode_record
 from tests.doubles.deferred_uploads import DeferredUploads
 from tests.doubles.memory_store import MemoryStore
@@ -266,7 +266,7 @@ class FakeWorker:
     def uploads(self, store_url: str, metadata: Mapping[str, str]) -> DeferredUploads:
         return DeferredUploads(lambda one, files: self.encode_upload(one.name, one.entries))
 
-    def encode_upload(self, name: IntentName, entries: Mapping[int, EntryRun]) -> CommittedName:
+    def encode_upload(self, name: PlannedObject, entries: Mapping[int, EntryRun]) -> CommittedObject:
         row, runs, queues, times = 0, [], {}, []
         for queue, run in sorted(entries.items()):
             last = run.first_offset + len(run.physical) - 1
@@ -283,22 +283,24 @@ class FakeWorker:
             if self.store.get(name.key) != content:
                 raise ContentConflict(f"{name.key} holds other rows") from None
             etag = self.store.head(name.key).etag
-        return CommittedName(
+        return CommittedObject(
             key=name.key, topic=name.topic, day=name.day, start=name.start, end=name.end, size=len(content), footer=8,
             etag=etag, checksum=("crc32", "0"), sha256=hashlib.sha256(content).hexdigest(), rows=row,
             wire_bytes=row * RECORD, min_time=oldest, max_time=newest, queues=queues, row_groups=[group],
         )  # fmt: skip
 
-    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
+    def compact(
+        self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
+    ) -> CommittedObject:
         raise EncodeFailed("of these objects none is made")
 
     def give_up_compaction(self) -> None:
         """Nothing is under way."""
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> MayHold:
         raise WorkerFailed("DamagedObject", "of these objects none is read")
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedObject, index: int) -> DecodedGroup:
         raise WorkerFailed("DamagedObject", "of these objects none is read")
 
     def set_priority(self, priority: str) -> None:

@@ -10,8 +10,8 @@ from infra.disk import RealDisk
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock
-from neve.archive.catalog import Catalog
-from neve.archive.follow import read_catalog
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import read_catalog
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import RECORD, FakeHot, FakeWorker
 from tiered.journal.writer import JournalWriter, Proof

@@ -10,11 +10,11 @@ import pytest
 from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
-from neve.archive.checkpoint import KIND, CheckpointHead, decode_checkpoint
-from neve.archive.follow import read_catalog
-from neve.archive.journal import Checkpoint, Deleted, NewerFormat, decode_entry
-from neve.archive.keys import checkpoint_key, journal_key, pack_key
-from neve.archive.sealed import unseal
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.format.checkpoint import KIND, CheckpointHead, decode_checkpoint
+from neve.archive.format.envelope import unseal
+from neve.archive.format.journal import Checkpoint, Deleted, NewerFormat, decode_entry
+from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from tests.doubles.checkpoints import old_checkpoint
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced
@@ -151,7 +151,7 @@ def test_a_crash_around_a_checkpoint_costs_nothing(rig: Rig, place: str) -> None
 def test_a_checkpoint_that_stands_without_its_entry_gets_that_with_nothing_written_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
-    monkeypatch.setattr("neve.archive.topic_parts.SMALL_PACKS", small)
+    monkeypatch.setattr("neve.archive.catalog.topic_parts.SMALL_PACKS", small)
     for count in (0, 1, 3):
         rounds(rig, count)
         for number in range(3):

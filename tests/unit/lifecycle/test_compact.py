@@ -33,28 +33,28 @@ from infra.object_store.protocol import (
 from lifecycle.compact import RETRY_MS
 from lifecycle.compaction import plan_topic
 from lifecycle.retention import Policy
-from neve.archive.catalog import Catalog
-from neve.archive.follow import read_catalog
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.format.journal import (
     COMPACT,
     Abort,
     Commit,
-    CommittedName,
+    CommittedObject,
     Expire,
     Intent,
-    IntentName,
     MalformedEntry,
     NewerFormat,
+    PlannedObject,
     Replace,
     RowGroup,
     Topic,
     Unexpire,
     decode_entry,
 )
-from neve.archive.keys import data_key, journal_key, parse_data_key
-from neve.archive.reader import Archive
-from neve.archive.rebuild import rebuild
-from neve.archive.verify import verify
+from neve.archive.format.keys import data_key, journal_key, parse_data_key
+from neve.archive.read.reader import Archive
+from neve.archive.read.verify import verify
+from neve.archive.rows.rebuild import rebuild
 from tests.doubles.memory_store import MemoryStore
 from tests.doubles.one_upload import upload_one
 from tests.simulation.workers import is_taken_over
@@ -72,7 +72,7 @@ from tiered.write.segment_writer import GROUP_SIZES
 from tiered.write.uploader import ContentConflict, EncodeFailed
 
 HOUR = 3_600_000
-Stored = tuple[CommittedName, bytes]
+Stored = tuple[CommittedObject, bytes]
 Row = tuple[int, int, bytes]  # queue, offset, record
 
 
@@ -133,7 +133,9 @@ class ThreadWorker(WorkerClient):
 class QuickWorker(FakeWorker):
     """As the real one, but an object is a list of rows. It asks the store for the same, and fails the same ways."""
 
-    def compact(self, store_url: str, name: IntentName, merge: Merge, metadata: Mapping[str, str]) -> CommittedName:
+    def compact(
+        self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
+    ) -> CommittedObject:
         rows = []
         for one in merge.inputs:
             data = self.store.get_range(one.key, 0, one.size)
@@ -162,7 +164,7 @@ def quick_content(rows: Sequence[Row]) -> bytes:
     return msgspec.msgpack.encode(rows)
 
 
-def quick_name(key: str, start: int, end: int, content: bytes) -> CommittedName:
+def quick_name(key: str, start: int, end: int, content: bytes) -> CommittedObject:
     queues: dict[int, tuple[int, int, int]] = {}
     rows = msgspec.msgpack.decode(content, type=list[Row])
     for number, (queue, offset, _) in enumerate(rows):
@@ -176,7 +178,7 @@ def quick_name(key: str, start: int, end: int, content: bytes) -> CommittedName:
             runs.append((queue, offset, offset))
     size = sum(len(raw) for _, _, raw in rows)
     group = RowGroup(0, len(rows), 0, len(content), T0, T0, size, runs)
-    return CommittedName(
+    return CommittedObject(
         key=key, topic=TOPIC, day=DAY, start=start, end=end, size=len(content), footer=8, etag="",
         checksum=("crc32", f"{zlib.crc32(content):08x}"), sha256="", rows=len(rows), wire_bytes=size, min_time=T0,
         max_time=T0, queues=queues, row_groups=[group],
@@ -231,7 +233,7 @@ class CompactRig(Rig):
             etag = self.store.put(name.key, content).etag
             names[names.index(name)] = msgspec.structs.replace(name, etag=etag)
         intended = [
-            IntentName(
+            PlannedObject(
                 one.key, one.topic, one.day, one.start, one.end, {q: (a, b) for q, (a, b, _) in one.queues.items()}
             )
             for one in names

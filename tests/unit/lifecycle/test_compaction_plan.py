@@ -19,8 +19,8 @@ from lifecycle.compaction import (
     plan_topic,
     settled_below,
 )
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, CommittedName, Expire, Intent, IntentName, RowGroup, Topic
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Commit, CommittedObject, Expire, Intent, PlannedObject, RowGroup, Topic
 from tiered.write.merge import Merge, mismatch
 
 HOUR = 3_600_000
@@ -40,7 +40,7 @@ def name_of(
     day: str = "2024-10-04",
     newest: int = D1,
     topic: str = "t",
-) -> CommittedName:
+) -> CommittedObject:
     """One row group."""
     rows, queues, row = 0, {}, 0
     for queue, (first, last) in sorted(runs.items()):
@@ -50,14 +50,14 @@ def name_of(
     group = RowGroup(
         0, rows, 4, 50, newest, newest - HOUR, rows * 10, [(q, a, b) for q, (a, b) in sorted(runs.items())]
     )
-    return CommittedName(
+    return CommittedObject(
         key=f"{start}-{end}", topic=topic, day=day, start=start, end=end, size=size, footer=8, etag="",
         checksum=("", ""), sha256="", rows=rows, wire_bytes=rows * 10, min_time=newest - HOUR, max_time=newest,
         queues=queues, row_groups=[group],
     )  # fmt: skip
 
 
-def row_of(count: int, size: int = 100, **more: object) -> list[CommittedName]:
+def row_of(count: int, size: int = 100, **more: object) -> list[CommittedObject]:
     return [name_of(n * 10, n * 10 + 10, {0: (n * 5, n * 5 + 4)}, size=size, **more) for n in range(count)]  # type: ignore[arg-type]
 
 
@@ -110,7 +110,7 @@ def test_a_little_that_comes_later_does_not_have_much_written_again() -> None:
     ],
     ids=["another day", "a hole", "a queue that has begun before", "overlapping ranges"],
 )
-def test_what_does_not_go_on_where_the_one_before_ends_is_not_put_behind_it(second: CommittedName) -> None:
+def test_what_does_not_go_on_where_the_one_before_ends_is_not_put_behind_it(second: CommittedObject) -> None:
     first = [name_of(0, 5, {0: (0, 2), 1: (0, 1)}), name_of(5, 10, {0: (3, 4)})]
     assert keys(plan_merges([*first, second], 1 << 40, LATER, SIZES)) == [["0-5", "5-10"]]
 
@@ -120,7 +120,7 @@ def test_what_may_get_an_object_between_is_left() -> None:
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=names, through={"t": 60}))
     assert settled_below(catalog, "t") == 60
-    open_name = IntentName("x", "t", "2024-10-04", 30, 40, {1: (0, 3)})
+    open_name = PlannedObject("x", "t", "2024-10-04", 30, 40, {1: (0, 3)})
     catalog.apply(1, Intent(round=2, names=[open_name]))
     assert settled_below(catalog, "t") == 30
     assert [merge.inputs for merge in plan_topic(catalog, "t", LATER, SIZES)] == [tuple(names[:3])]
@@ -197,7 +197,7 @@ def test_whatever_is_planned_is_neighbours_in_bounds_each_at_most_once(
     assert written <= 3 * sum(name.size for name in names), "a byte is written a few times"
 
 
-def merged(merge: Merge, size: int = 100) -> CommittedName:
+def merged(merge: Merge, size: int = 100) -> CommittedObject:
     """What becomes of it, in one row group."""
     newest = max(name.max_time for name in merge.inputs)
     return name_of(merge.start, merge.end, merge.queues, size=size, day=merge.day, newest=newest)
@@ -220,7 +220,7 @@ MERGE = Merge((name_of(0, 10, {0: (0, 4), 1: (3, 3)}), name_of(10, 20, {0: (5, 9
     ],
     ids=["a row less", "a queue less", "the first less", "a queue more", "the day", "the topic", "the range", "a time"],
 )
-def test_an_object_that_is_not_its_inputs_takes_no_place(made: CommittedName) -> None:
+def test_an_object_that_is_not_its_inputs_takes_no_place(made: CommittedObject) -> None:
     assert mismatch(MERGE, made, {}) != ""
     assert mismatch(MERGE, merged(MERGE), {}) == ""
 

@@ -48,9 +48,9 @@ from neve.archive.delta.table import (
     remove,
     shown,
 )
-from neve.archive.journal import Expire, Unexpire
-from neve.archive.keys import escape
-from neve.archive.schema import SCHEMA
+from neve.archive.format.journal import Expire, Unexpire
+from neve.archive.format.keys import escape
+from neve.archive.rows.schema import SCHEMA
 from tests.doubles.archive_at_random import T0, ArchiveAtRandom
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_exactness import TOPIC

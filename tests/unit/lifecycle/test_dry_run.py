@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lifecycle.retention import Policy
-from neve.archive.catalog import Catalog
-from neve.archive.expiry import rows_below
-from neve.archive.ttl import HOUR_MS
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.policy.expiry import rows_below
+from neve.archive.policy.ttl import HOUR_MS
 from neve.cli.topic_ttl import expiry_plan
 from tests.unit.lifecycle.fakes import Rig
 

@@ -21,28 +21,28 @@ from lifecycle import erase as erase_module
 from lifecycle.erase import Wanted
 from lifecycle.hot_store import Hidden
 from lifecycle.retention import Policy
-from neve.archive.erasure import Verdict, erased_of
-from neve.archive.follow import read_catalog
-from neve.archive.journal import (
+from neve.archive.catalog.journal_reader import read_catalog
+from neve.archive.format.journal import (
     COMPACT,
     ERASE,
     ERASED,
     Abort,
-    CommittedName,
+    CommittedObject,
     Erase,
     Expire,
     Gap,
     Intent,
-    IntentName,
     MalformedEntry,
     NewerFormat,
+    PlannedObject,
     Replace,
     Topic,
     decode_entry,
 )
-from neve.archive.keys import data_key
-from neve.archive.reader import Archive
-from neve.archive.verify import verify
+from neve.archive.format.keys import data_key
+from neve.archive.policy.erasure import Verdict, erased_of
+from neve.archive.read.reader import Archive
+from neve.archive.read.verify import verify
 from neve.record.codec import MessageRecord
 from neve.remoting.names import SCHEDULE_TOPIC
 from tests.doubles.checkpoints import restored
@@ -98,14 +98,14 @@ class _Rows:
 class QuickEraser(QuickWorker):
     """It reads, too; an object has no filters."""
 
-    def may_hold(self, store_url: str, name: CommittedName, groups: list[int], word: bytes) -> MayHold:
+    def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> MayHold:
         try:
             self.store.head(name.key)
         except ObjectStoreError as error:
             raise WorkerFailed(type(error).__name__, str(error)) from error
         return MayHold(0, groups, 0, 0)
 
-    def read_group(self, store_url: str, name: CommittedName, index: int) -> DecodedGroup:
+    def read_group(self, store_url: str, name: CommittedObject, index: int) -> DecodedGroup:
         try:
             data = self.store.get_range(name.key, 0, name.size)
         except ObjectStoreError as error:
@@ -778,7 +778,7 @@ def test_objects_in_no_view_are_said(new: New) -> None:
     for key in (orphan, data_key("", TOPIC, DAY, "another", **of_it), data_key("", "another", DAY, "b", **of_it)):
         rig.store.put(key, b"what a compaction made, and could not delete")
     names = [
-        IntentName(data_key("", TOPIC, DAY, "b", rewrite=8, **of_it), TOPIC, DAY, 0, rig.names[1].end, {0: (0, 14)})
+        PlannedObject(data_key("", TOPIC, DAY, "b", rewrite=8, **of_it), TOPIC, DAY, 0, rig.names[1].end, {0: (0, 14)})
     ]
     rig.journal.append(Intent.of_rewrite(COMPACT, 8, old=[name.key for name in rig.names[:2]], names=names))
     told = rig.erase()
@@ -855,7 +855,7 @@ def test_caches_forget_what_was_erased_once_nobody_can_fetch_it(new: New, log: L
     rig = new()
     forgotten: list[str] = []
 
-    def forget(names: Sequence[CommittedName]) -> None:
+    def forget(names: Sequence[CommittedObject]) -> None:
         assert not any(name.key in rig.store.objects for name in names)
         forgotten.extend(name.key for name in names)
 

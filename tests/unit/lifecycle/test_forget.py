@@ -9,11 +9,11 @@ import pytest
 
 from infra.object_store.protocol import ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
-from neve.archive.catalog import Catalog
-from neve.archive.follow import entries, read_catalog
-from neve.archive.journal import AnyEntry, Forget, Intent, IntentName, Topic, encode_entry
-from neve.archive.keys import journal_key
-from neve.archive.ttl import HOUR_MS as HOUR
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import entries, read_catalog
+from neve.archive.format.journal import AnyEntry, Forget, Intent, PlannedObject, Topic, encode_entry
+from neve.archive.format.keys import journal_key
+from neve.archive.policy.ttl import HOUR_MS as HOUR
 from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import Rig
@@ -80,7 +80,7 @@ def test_a_name_stays_while_something_of_it_may_be_there(rig: Rig, why: str) -> 
         rig.clock.advance(8 * DAY)
         rig.lifecycle.expire.run()
     elif why == "open":
-        name = IntentName(key="k", topic="a", day="2026-01-01", start=end, end=end + 100, queues={0: (15, 15)})
+        name = PlannedObject(key="k", topic="a", day="2026-01-01", start=end, end=end + 100, queues={0: (15, 15)})
         rig.journal.append(Intent(round=99, names=[name]))
     elif why == "in the log":
         rig.policy = Policy(ttl_hours=lambda topic: None, gone_below=lambda topic: begin + 1)

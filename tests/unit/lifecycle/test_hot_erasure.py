@@ -9,7 +9,7 @@ import pytest
 from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_store import Hidden
 from lifecycle.retention import Policy
-from neve.archive.journal import ERASED, Expire, Gap
+from neve.archive.format.journal import ERASED, Expire, Gap
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import BrokerSet
 

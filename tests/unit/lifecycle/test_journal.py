@@ -12,8 +12,8 @@ import pytest
 
 from infra.disk import RealDisk
 from infra.object_store.protocol import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
-from neve.archive import keys
-from neve.archive.journal import Abort, Deleted, NewerFormat, decode_entry
+from neve.archive.format import keys
+from neve.archive.format.journal import Abort, Deleted, NewerFormat, decode_entry
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached

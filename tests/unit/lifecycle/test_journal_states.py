@@ -9,7 +9,7 @@ import pytest
 
 from infra.object_store.protocol import StoreUnavailable
 from infra.state_table import OutOfTurn
-from neve.archive.journal import Topic
+from neve.archive.format.journal import Topic
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
 from tiered.journal.state import TRANSITIONS, Event, JournalState, State

@@ -14,7 +14,7 @@ from infra.object_store.protocol import StoreUnavailable
 from lifecycle.backlog import _Count
 from lifecycle.retention import Pending, Policy
 from lifecycle.turns import Turns
-from neve.archive.journal import Commit, Expire
+from neve.archive.format.journal import Commit, Expire
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
 from tests.waiting import wait_until
 from tiered.write.entry_run import EntryRun

@@ -12,7 +12,7 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
-from neve.archive.journal import COMPACT, Intent, IntentName
+from neve.archive.format.journal import COMPACT, Intent, PlannedObject
 from tests.unit.lifecycle.fakes import SEGMENT, Rig
 from tiered.write.offload_plan import TopicUnreadable
 
@@ -386,7 +386,7 @@ def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> Non
     old = catalog.objects("a")[0]
     key = f"{old.key.removesuffix('.parquet')}.{catalog.last_round}.parquet"
     queues = {queue: (first, last) for queue, (first, last, _) in old.queues.items()}
-    names = [IntentName(key, "a", old.day, old.start, old.end, queues)]
+    names = [PlannedObject(key, "a", old.day, old.start, old.end, queues)]
     rig.journal.append(Intent.of_rewrite(COMPACT, catalog.last_round, old=[old.key], names=names))
     under_way, number = catalog.open_rewrites(), catalog.last_round
     rig.hot.put("a", count=3)

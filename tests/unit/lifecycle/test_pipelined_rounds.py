@@ -15,7 +15,7 @@ from infra.state_table import OutOfTurn
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy, worker_priority
 from lifecycle.safe_clock import SafeClock
-from neve.archive.journal import Commit, CommittedName, IntentName
+from neve.archive.format.journal import Commit, CommittedObject, PlannedObject
 from tests.doubles.deferred_uploads import DeferredUploads, Files, in_order
 from tests.unit.lifecycle.fakes import RECORD, Rig
 from tests.unit.lifecycle.test_compact import FAULTS
@@ -238,8 +238,8 @@ def test_each_fault_of_each_call_while_others_are_under_way(tmp_path: Path, kind
         check_end(rig)
 
 
-def name(key: str) -> IntentName:
-    return IntentName(key, key, "2026-01-02", 0, 1, {0: (0, 0)})
+def name(key: str) -> PlannedObject:
+    return PlannedObject(key, key, "2026-01-02", 0, 1, {0: (0, 0)})
 
 
 def test_each_state_of_a_name_has_a_row_and_what_ended_has_no_way_on() -> None:
@@ -260,12 +260,12 @@ def test_a_name_is_begun_once() -> None:
         names.begun(taken, 1)
 
 
-def of_one_topic(count: int) -> list[IntentName]:
-    return [IntentName(f"k{at}", "t", "2026-01-02", at, at + 1, {0: (at, at)}) for at in range(count)]
+def of_one_topic(count: int) -> list[PlannedObject]:
+    return [PlannedObject(f"k{at}", "t", "2026-01-02", at, at + 1, {0: (at, at)}) for at in range(count)]
 
 
-def in_store(one: IntentName) -> CommittedName:
-    return CommittedName(
+def in_store(one: PlannedObject) -> CommittedObject:
+    return CommittedObject(
         key=one.key, topic=one.topic, day=one.day, start=one.start, end=one.end, size=1, footer=1, etag="",
         checksum=("", ""), sha256="", rows=1, wire_bytes=1, min_time=0, max_time=0, queues={}, row_groups=[],
     )  # fmt: skip

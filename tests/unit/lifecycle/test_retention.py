@@ -22,12 +22,12 @@ from lifecycle.hot_expiry import HotExpiry, NoRecord
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Pending, Policy, due_topics, upload_rate, waited_as_by_default
 from lifecycle.safe_clock import ClocksDisagree, SafeClock
-from neve.archive.catalog import Catalog
-from neve.archive.expiry import plan_expiry
-from neve.archive.journal import ERASED, Commit, CommittedName, Expire, Gap, RowGroup, Topic, Unexpire
-from neve.archive.topic_catalog import TopicCatalog
-from neve.archive.ttl import FOR_EVER_HOURS
-from neve.archive.verify import verify
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.topic_catalog import TopicCatalog
+from neve.archive.format.journal import ERASED, Commit, CommittedObject, Expire, Gap, RowGroup, Topic, Unexpire
+from neve.archive.policy.expiry import plan_expiry
+from neve.archive.policy.ttl import FOR_EVER_HOURS
+from neve.archive.read.verify import verify
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.members import MemberHot
 from tests.waiting import wait_until
@@ -155,7 +155,7 @@ def test_a_batch_that_is_deleted_is_looked_up_by_its_own_topics(rig: Rig, monkey
     rig.journal.append(Gap(topic="b", queue=0, first=3, last=3, reason=f"{ERASED}one"))
     rig.clock.advance(24 * HOUR)
     monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
-    each, looks, forgotten = Catalog._each, list[str](), list[CommittedName]()
+    each, looks, forgotten = Catalog._each, list[str](), list[CommittedObject]()
 
     def look(catalog: Catalog) -> Iterable[TopicCatalog]:
         looks.append("all")
@@ -202,7 +202,7 @@ def test_a_cache_that_can_not_be_cleared_holds_up_the_entries_of_what_was_erased
     monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
     asked: list[list[str]] = []
 
-    def forget(names: Sequence[CommittedName]) -> None:
+    def forget(names: Sequence[CommittedObject]) -> None:
         asked.append([name.key for name in names])
         if len(asked) == 1:
             raise WorkerFailed("StoreUnavailable", "the tier worker has not answered for 300 s")

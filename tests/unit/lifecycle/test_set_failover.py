@@ -15,11 +15,11 @@ from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import CheckpointHead, decode_checkpoint
-from neve.archive.journal import Abort, Epoch, Intent, IntentName, NewerFormat, decode_entry
-from neve.archive.keys import journal_key, pack_key
-from neve.archive.state import BrokerState, read_state
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.broker_state import BrokerState, read_state
+from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
+from neve.archive.format.journal import Abort, Epoch, Intent, NewerFormat, PlannedObject, decode_entry
+from neve.archive.format.keys import journal_key, pack_key
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
 from tests.unit.lifecycle.members import UUID, BrokerSet, Member
 from tests.unit.lifecycle.test_offload import STEPS
@@ -545,7 +545,7 @@ def test_a_master_that_leads_again_writes_no_state_over_the_newest(both: BrokerS
 def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet) -> None:
     """A late INTENT, put before the new EPOCH: it names what is confirmed, and the next master completes it."""
     both.b.journal.follow()
-    name = IntentName("topic=a/dt=1970-01-01/broker=b/x-e1.parquet", "a", "1970-01-01", 0, 1000, {0: (0, 6)})
+    name = PlannedObject("topic=a/dt=1970-01-01/broker=b/x-e1.parquet", "a", "1970-01-01", 0, 1000, {0: (0, 6)})
 
     def late(_: str) -> None:
         failpoint.disarm()

@@ -15,14 +15,21 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
-from neve.archive import journal
-from neve.archive.catalog import Catalog
-from neve.archive.follow import checkpoints, entries, first_standing, following, is_shortened, read_catalog
-from neve.archive.journal import Deleted, FellBehind, NewerFormat, decode_entry
-from neve.archive.keys import checkpoint_key, journal_key, pack_key, parse_journal_key, state_key
-from neve.archive.state import BrokerState, encode_state
-from neve.archive.ttl import HOUR_MS as HOUR
-from neve.archive.verify import tiling_faults
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.journal_reader import (
+    checkpoints,
+    entries,
+    first_standing,
+    following,
+    is_shortened,
+    read_catalog,
+)
+from neve.archive.format import journal
+from neve.archive.format.broker_state import BrokerState, encode_state
+from neve.archive.format.journal import Deleted, FellBehind, NewerFormat, decode_entry
+from neve.archive.format.keys import checkpoint_key, journal_key, pack_key, parse_journal_key, state_key
+from neve.archive.policy.ttl import HOUR_MS as HOUR
+from neve.archive.read.verify import tiling_faults
 from tests.doubles.checkpoints import old_checkpoint
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.test_checkpoints import rounds

@@ -12,11 +12,11 @@ from infra.failpoint import FailpointError
 from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
 from lifecycle import state_keeper
 from lifecycle.state_keeper import StateKeeper
-from neve.archive import state as slots
-from neve.archive.journal import NewerFormat
-from neve.archive.keys import state_key
-from neve.archive.sealed import seal
-from neve.archive.state import BrokerState, StateTooLarge, encode_state, read_slots, read_state
+from neve.archive.format import broker_state as slots
+from neve.archive.format.broker_state import BrokerState, StateTooLarge, encode_state, read_slots, read_state
+from neve.archive.format.envelope import seal
+from neve.archive.format.journal import NewerFormat
+from neve.archive.format.keys import state_key
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import Fenced
 

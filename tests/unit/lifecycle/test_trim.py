@@ -11,8 +11,8 @@ from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
 from lifecycle.trim import Trimmed, TrimRefused
-from neve.archive.follow import entries
-from neve.archive.journal import Expire
+from neve.archive.catalog.journal_reader import entries
+from neve.archive.format.journal import Expire
 from tests.unit.lifecycle.fakes import Rig
 
 HOUR = 3_600_000

@@ -16,7 +16,7 @@ from infra.threads import SystemThreads
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
-from neve.archive.journal import AnyEntry, Expire, NewerFormat, Topic, Unexpire, decode_entry, encode_entry
+from neve.archive.format.journal import AnyEntry, Expire, NewerFormat, Topic, Unexpire, decode_entry, encode_entry
 from tests.unit.lifecycle.fakes import Rig
 from tests.waiting import wait_until
 

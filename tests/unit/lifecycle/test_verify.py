@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
-from neve.archive.catalog import Catalog
-from neve.archive.journal import Commit, Gap
-from neve.archive.verify import verify
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import Commit, Gap
+from neve.archive.read.verify import verify
 from tests.unit.lifecycle.fakes import Rig
 
 

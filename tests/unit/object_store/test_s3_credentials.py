@@ -16,7 +16,7 @@ from infra.object_store import multipart
 from infra.object_store.open import open_store
 from infra.object_store.protocol import AccessDenied, NotFound, PreconditionFailed, UnknownOutcome
 from infra.object_store.s3 import S3Store
-from neve.archive.source import open_source
+from neve.archive.store.source import open_source
 from neve.spark.jobs.table_store import open_table
 from tests.servers.fake_s3 import FakeS3, fake_s3
 from tests.waiting import wait_until

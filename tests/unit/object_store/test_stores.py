@@ -25,9 +25,9 @@ from infra.object_store.protocol import (
     unpaced,
 )
 from infra.object_store.s3 import S3Store
-from neve.archive.source import open_source
-from neve.archive.store_url import S3Url, parse_store_url
-from neve.archive.topic_dataset import open_files
+from neve.archive.read.topic_dataset import open_files
+from neve.archive.store.source import open_source
+from neve.archive.store.url import S3Url, parse_store_url
 from neve.spark.builder import parse_store
 from neve.spark.jobs.table_store import open_table
 from tests.doubles.memory_store import MemoryStore

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import (
     AnyEntry,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Epoch,
     Erase,
@@ -18,7 +18,7 @@ from neve.archive.journal import (
     Topic,
     encode_entry,
 )
-from neve.archive.keys import data_key, journal_key
+from neve.archive.format.keys import data_key, journal_key
 from neve.spark.planning.planner import Task
 from tests.doubles.memory_store import MemoryStore
 
@@ -32,7 +32,7 @@ class JournalOnPaper:
     def __init__(self, store: MemoryStore, broker: str = "a") -> None:
         self.store, self.broker = store, broker
         self.catalog = Catalog()
-        self.names: dict[str, CommittedName] = {}
+        self.names: dict[str, CommittedObject] = {}
         self.log_end = 0
         self.append(Epoch(epoch=1, owner="o", log_uuid="l", broker=broker))
 
@@ -44,7 +44,7 @@ class JournalOnPaper:
 
     def name(
         self, topic: str, runs: Sequence[Run], *, start: int, end: int, rewrite: int = 0, at: int = 1000
-    ) -> CommittedName:
+    ) -> CommittedObject:
         """One object, a row group for each run."""
         key = data_key("", topic, "2026-01-01", self.broker, start=start, end=end, epoch=1, rewrite=rewrite)
         groups: list[RowGroup] = []
@@ -56,7 +56,7 @@ class JournalOnPaper:
             low, _, begin = queues.get(queue, (first, last, row))
             queues[queue] = (low, last, begin)
             row += count
-        made = CommittedName(
+        made = CommittedObject(
             key=key, topic=topic, day="2026-01-01", start=start, end=end, size=1000, footer=10, etag="",
             checksum=("", ""), sha256="", rows=row, wire_bytes=row * 100, min_time=at, max_time=at, queues=queues,
             row_groups=groups,
@@ -64,14 +64,14 @@ class JournalOnPaper:
         self.names[key] = made
         return made
 
-    def commit(self, topic: str, runs: Sequence[Run], *, twice: bool = False, at: int = 1000) -> CommittedName:
+    def commit(self, topic: str, runs: Sequence[Run], *, twice: bool = False, at: int = 1000) -> CommittedObject:
         made = self.name(topic, runs, start=self.log_end, end=self.log_end + 100, at=at)
         self.log_end += 100
         for _ in range(2 if twice else 1):
             self.append(Commit(round=self.catalog.next_seq, names=[made]))
         return made
 
-    def replace(self, old: Sequence[CommittedName]) -> None:
+    def replace(self, old: Sequence[CommittedObject]) -> None:
         """Few become one, with a row group for each of theirs."""
         runs = sorted(run for name in old for group in name.row_groups for run in group.runs)
         made = self.name(
@@ -79,7 +79,7 @@ class JournalOnPaper:
         )
         self.append(Replace(old=[name.key for name in old], new=[made], delete_after_ms=10))
 
-    def erase(self, old: CommittedName, queue: int, offset: int) -> None:
+    def erase(self, old: CommittedObject, queue: int, offset: int) -> None:
         runs: list[Run] = []
         for of, first, last in (run for group in old.row_groups for run in group.runs):
             if of != queue or not first <= offset <= last:
@@ -94,10 +94,10 @@ class JournalOnPaper:
         rows = [(old.topic, queue, offset, offset)]
         self.append(Erase(id="e", old=[old.key], new=new, rows=rows, delete_after_ms=5))
 
-    def expire(self, names: Iterable[CommittedName], minimums: dict[str, dict[int, int]]) -> None:
+    def expire(self, names: Iterable[CommittedObject], minimums: dict[str, dict[int, int]]) -> None:
         self.append(Expire(keys=[name.key for name in names], delete_after_ms=10, minimums=minimums))
 
-    def delete(self, names: Iterable[CommittedName]) -> None:
+    def delete(self, names: Iterable[CommittedObject]) -> None:
         self.append(Deleted(keys=[name.key for name in names]))
 
     def tell(self, topic: str) -> None:

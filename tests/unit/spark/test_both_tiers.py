@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.archive.journal import Gap
+from neve.archive.format.journal import Gap
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from neve.spark.planning import positions as of_journals

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neve.archive.verify import Fault
+from neve.archive.read.verify import Fault
 from neve.spark.jobs.checked import Checked, OtherCheck
 from tests.unit.archive.test_verify_rows import row, written
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from infra.object_store.open import open_store
-from neve.archive.journal import CommittedName, Deleted, Erase, Expire
-from neve.archive.source import open_source
+from neve.archive.format.journal import CommittedObject, Deleted, Erase, Expire
+from neve.archive.store.source import open_source
 from neve.spark.jobs.table_log import Commit, NoTable, Overtaken, Span, TableFile, TableLog, decode, encode
 from neve.spark.jobs.table_rows import Output, Written, rows_in
 from neve.spark.jobs.table_run import MaterializeJob, RowsDiffer, Run
@@ -83,7 +83,7 @@ class Scribe:
 
     is_half = False
 
-    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedName], staged: str) -> Output:
+    def write(self, slices: Sequence[Slice], names: Mapping[str, CommittedObject], staged: str) -> Output:
         planned = rows_in(slices, names, "orders")
         rows = [(broker, queue, at) for broker, queue, first, last in flat(planned) for at in range(first, last + 1)]
         half = len(rows) // 2

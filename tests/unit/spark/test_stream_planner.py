@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neve.archive.journal import Commit, Shortened, encode_entry
-from neve.archive.keys import journal_key
+from neve.archive.format.journal import Commit, Shortened, encode_entry
+from neve.archive.format.keys import journal_key
 from neve.spark.planning import journals
 from neve.spark.planning.options import Options, options_of_stream
 from neve.spark.planning.planner import DataLoss, StreamPlanner

@@ -12,14 +12,27 @@ from typing import Concatenate, NamedTuple, ParamSpec, assert_never
 
 import msgspec
 
-from neve.archive.checkpoint import CatalogState, CheckpointHead, Marks, PackedState, PackName, TopicRow, encode_head
-from neve.archive.journal import (
+from neve.archive.catalog.lazy_topics import LazyTopics
+from neve.archive.catalog.name_blocks import NO_TIME, Block
+from neve.archive.catalog.queue_runs import GapHit, Location, QueueRuns
+from neve.archive.catalog.topic_catalog import TopicCatalog
+from neve.archive.catalog.topic_parts import Packed, pack, packed_already
+from neve.archive.format.checkpoint import (
+    CatalogState,
+    CheckpointHead,
+    Marks,
+    PackedState,
+    PackName,
+    TopicRow,
+    encode_head,
+)
+from neve.archive.format.journal import (
     NO_CHECKPOINT,
     Abort,
     AnyEntry,
     Checkpoint,
     Commit,
-    CommittedName,
+    CommittedObject,
     Deleted,
     Epoch,
     Erase,
@@ -27,18 +40,13 @@ from neve.archive.journal import (
     Forget,
     Gap,
     Intent,
-    IntentName,
     OpenRewrite,
+    PlannedObject,
     Replace,
     Topic,
     Unexpire,
 )
-from neve.archive.keys import fits_key, parse_data_key, parse_start, topic_component
-from neve.archive.name_blocks import NO_TIME, Block
-from neve.archive.queue_runs import GapHit, Location, QueueRuns
-from neve.archive.stored_topics import StoredTopics
-from neve.archive.topic_catalog import TopicCatalog
-from neve.archive.topic_parts import Packed, pack, packed_already
+from neve.archive.format.keys import fits_key, parse_data_key, parse_start, topic_component
 
 __all__ = ["Catalog", "GapHit", "Location", "OutOfOrder", "Totals", "Written"]
 
@@ -83,14 +91,14 @@ class Catalog:
         self._topics: dict[str, TopicCatalog] = {}
         self._object_count = 0
         self._gap_count = 0
-        self._open: dict[int, dict[str, IntentName]] = {}
+        self._open: dict[int, dict[str, PlannedObject]] = {}
         self._intent_end = 0
         self._rewrites: dict[int, OpenRewrite] = {}
         self.last_rewrite = 0  # the highest number of an INTENT with a kind
         # What topics know of where they are written counts only in a checkpoint that follows the one they know it from.
         self._packed_at = NO_CHECKPOINT
         self._packs: dict[PackName, int] = {}
-        self._stored: StoredTopics | None = None  # a reader's: topics that are taken when somebody asks
+        self._stored: LazyTopics | None = None  # a reader's: topics that are taken when somebody asks
 
     # ---- applying
 
@@ -167,7 +175,7 @@ class Catalog:
     def restore(
         self,
         found: PackedState | CheckpointHead,
-        topics: Iterable[TopicCatalog] | StoredTopics = (),
+        topics: Iterable[TopicCatalog] | LazyTopics = (),
         anchor: bytes = b"",
     ) -> None:
         """Become what a checkpoint says; whoever holds this catalog sees it in one step.
@@ -179,7 +187,7 @@ class Catalog:
         made = Catalog()
         made._take_marks(found)
         made.anchor = anchor or (found.entry if isinstance(found, CheckpointHead) else b"")
-        if isinstance(topics, StoredTopics):
+        if isinstance(topics, LazyTopics):
             made._stored = topics
         elif isinstance(found, CheckpointHead):
             made._take_topics(topics)
@@ -563,20 +571,20 @@ class Catalog:
         of = self._asked(topic)
         return (0, 0) if of is None else (of.count, len(of.gaps))
 
-    def objects(self, topic: str | None = None) -> list[CommittedName]:
+    def objects(self, topic: str | None = None) -> list[CommittedObject]:
         """Objects in the readers' view, in log order. Of a topic: all of an archive are too many to hold at once."""
         return list(self.each_object() if topic is None else self.from_oldest(topic))
 
-    def each_object(self) -> Iterator[CommittedName]:
+    def each_object(self) -> Iterator[CommittedObject]:
         """All objects in the readers' view, topic by topic."""
         return (name for topic in self._names() for name in self.from_oldest(topic))
 
-    def from_oldest(self, topic: str) -> Iterator[CommittedName]:
+    def from_oldest(self, topic: str) -> Iterator[CommittedObject]:
         """The objects of a topic in log order, for who stops early."""
         of = self._asked(topic)
         return iter(()) if of is None else of.names()
 
-    def each_of(self, topic: str) -> Iterator[tuple[int | None, CommittedName]]:
+    def each_of(self, topic: str) -> Iterator[tuple[int | None, CommittedObject]]:
         """Of a topic what is in view (None), in log order, then what is not and isn't deleted yet, with its time.
 
         As they are at this instant: none is missed that leaves the view, or comes back, while they are gone through.
@@ -590,26 +598,26 @@ class Catalog:
         of = self._asked(topic)
         return () if of is None else of.blocks
 
-    def stored_since(self, topic: str, time_ms: int) -> Iterator[CommittedName]:
+    def stored_since(self, topic: str, time_ms: int) -> Iterator[CommittedObject]:
         """The objects of a topic in log order but for some that have no row group as young; few are held at a time."""
         of = self._asked(topic)
         return iter(()) if of is None else of.names_since(time_ms)
 
-    def stored_within(self, topic: str, start: int | None, end: int | None) -> Iterator[CommittedName]:
+    def stored_within(self, topic: str, start: int | None, end: int | None) -> Iterator[CommittedObject]:
         """The objects of a topic in log order but for some that have no row group of [start, end)."""
         of = self._asked(topic)
         return iter(()) if of is None else of.names_of(start, end)
 
-    def objects_at(self, physical_offset: int) -> Iterator[CommittedName]:
+    def objects_at(self, physical_offset: int) -> Iterator[CommittedObject]:
         """Those whose range of the CommitLog holds it; what can't is not unpacked."""
         return (name for of in self._each() for name in of.names_at(physical_offset))
 
-    def around(self, name: CommittedName) -> list[CommittedName]:
+    def around(self, name: CommittedObject) -> list[CommittedObject]:
         """The objects of its topic, in view or not deleted yet, whose range of the CommitLog has its begin; it too."""
         of = self._asked(name.topic)
         return [] if of is None else [*of.names_at(name.start), *of.expiring_at(name.start)]
 
-    def from_highest(self, floor: Callable[[str], int], end: int) -> Iterator[CommittedName]:
+    def from_highest(self, floor: Callable[[str], int], end: int) -> Iterator[CommittedObject]:
         """Objects whose range of the CommitLog lies at or above their topic's floor and ends by `end`.
 
         The highest end first; of equal ones the one of fewer wire bytes. For who stops early: few are unpacked.
@@ -620,7 +628,7 @@ class Catalog:
                 low = floor(of.topic)
                 closed += [(-block.end, id(block), low, block) for block in of.blocks_within(low, end)]
         heapq.heapify(closed)
-        names: list[tuple[int, int, str, CommittedName]] = []
+        names: list[tuple[int, int, str, CommittedObject]] = []
         while closed or names:
             if closed and (not names or closed[0][0] <= names[0][0]):
                 _, _, low, block = heapq.heappop(closed)
@@ -677,14 +685,14 @@ class Catalog:
         """Topics with an object out of view that is not deleted yet; nothing is unpacked for it."""
         return sorted(of.topic for of in self._each() if of.expiring)
 
-    def expiring_of(self, topic: str) -> list[tuple[int, CommittedName]]:
+    def expiring_of(self, topic: str) -> list[tuple[int, CommittedObject]]:
         """(after which time it may be deleted, name) of a topic's objects out of view that are not deleted yet."""
         of = self._asked(topic)
         return [] if of is None else list(of.expiring_names())
 
     def expiring_near(
         self, topic: str, spans: Mapping[int, Sequence[tuple[int, int]]]
-    ) -> Iterator[tuple[int, CommittedName]]:
+    ) -> Iterator[tuple[int, CommittedObject]]:
         """Those of them that may have a row of these spans, which lie apart in order, by queue; few are unpacked."""
         of = self._asked(topic)
         return iter(()) if of is None else of.expiring_near(spans)
@@ -695,15 +703,15 @@ class Catalog:
             of = self._asked(topic)
             return {} if of is None else of.nothing_below()
 
-    def stays_until(self, name: CommittedName) -> int | None:
+    def stays_until(self, name: CommittedObject) -> int | None:
         """The time after which an object out of view may be deleted; None: it is in view, or deleted."""
         of = self._asked(name.topic)
         return None if of is None else of.stays_until(name)
 
-    def _expiring(self) -> Iterator[tuple[int, CommittedName]]:
+    def _expiring(self) -> Iterator[tuple[int, CommittedObject]]:
         return (one for of in self._each() for one in of.expiring_names())
 
-    def are_live(self, names: Iterable[CommittedName]) -> bool:
+    def are_live(self, names: Iterable[CommittedObject]) -> bool:
         """Whether all of them are in the readers' view."""
         with self._lock:
             return all((of := self._asked(one.topic)) and of.is_live(one.key, one.start) for one in names)
@@ -759,7 +767,7 @@ class Catalog:
         with self._lock:
             return dict(sorted(self._rewrites.items()))
 
-    def open_intents(self) -> dict[int, list[IntentName]]:
+    def open_intents(self) -> dict[int, list[PlannedObject]]:
         """Names of offload rounds."""
         with self._lock:
             return {number: list(names.values()) for number, names in sorted(self._open.items())}
@@ -783,8 +791,8 @@ class Catalog:
         return sorted(of.topic for of in self._each() if of.is_named)
 
 
-def _by_topic(names: Iterable[CommittedName]) -> dict[str, list[CommittedName]]:
-    found: dict[str, list[CommittedName]] = {}
+def _by_topic(names: Iterable[CommittedObject]) -> dict[str, list[CommittedObject]]:
+    found: dict[str, list[CommittedObject]] = {}
     for name in names:
         found.setdefault(name.topic, []).append(name)
     return found

@@ -1,7 +1,7 @@
 """Do the journal and the objects agree: each queue tiles without hole or overlap, each object is there, in its size.
 
 Reads headers only; a deep check reads every object, in parts, and compares its checksum. What decoding its rows tells
-is a room of its own (`neve.archive.verify_rows`).
+is a room of its own (`neve.archive.read.verify_rows`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import CommittedName
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import CommittedObject
 
 _PART = 8 << 20
 
@@ -102,7 +102,7 @@ def queue_faults(catalog: Catalog, topic: str) -> Iterator[Fault]:
             yield Fault(topic, "", one.told(), queue, one.first, one.last)
 
 
-def _object_faults(name: CommittedName, source: VerifySource, *, deep: bool) -> Iterator[Fault]:
+def _object_faults(name: CommittedObject, source: VerifySource, *, deep: bool) -> Iterator[Fault]:
     is_whole = True
     for fault, is_readable in head_faults(name, source):
         is_whole &= is_readable
@@ -114,7 +114,7 @@ def _object_faults(name: CommittedName, source: VerifySource, *, deep: bool) -> 
         yield from content.faults()
 
 
-def head_faults(name: CommittedName, source: VerifySource) -> Iterator[tuple[Fault, bool]]:
+def head_faults(name: CommittedObject, source: VerifySource) -> Iterator[tuple[Fault, bool]]:
     """The object is there, as large as the journal says, which counts its rows right; else, whether it can be read."""
     try:
         found = source.head(name.key)
@@ -136,7 +136,7 @@ def head_faults(name: CommittedName, source: VerifySource) -> Iterator[tuple[Fau
 class Content:
     """An object's bytes as they come, in order and without a hole: their checksum, and whether they are Parquet's."""
 
-    def __init__(self, name: CommittedName) -> None:
+    def __init__(self, name: CommittedObject) -> None:
         self._name = name
         self._algorithm, self._expected = name.checksum
         self._kind = self._algorithm.lower().replace("-", "")

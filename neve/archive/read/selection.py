@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import CommittedObject, RowGroup
 
 Instant = datetime | int | str
 
@@ -30,7 +30,7 @@ class Chosen(NamedTuple):
     """An object with rows that are asked for."""
 
     broker: str
-    name: CommittedName
+    name: CommittedObject
     groups: list[int]  # the row groups that may hold one
     minimums: dict[int, int]  # queue -> rows of it below that have expired although they are in these row groups
 
@@ -62,7 +62,7 @@ def _may_hold(group: RowGroup, minimums: Mapping[int, int], selection: Selection
     return False
 
 
-def _cut(name: CommittedName, groups: list[int], minimums: Mapping[int, int]) -> dict[int, int]:
+def _cut(name: CommittedObject, groups: list[int], minimums: Mapping[int, int]) -> dict[int, int]:
     runs = (run for at in groups for run in name.row_groups[at].runs)
     return {queue: minimums[queue] for queue, first, _ in runs if first < minimums.get(queue, 0)}
 

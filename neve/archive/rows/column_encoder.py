@@ -1,13 +1,12 @@
-"""Stored records to rows, column by column: what nearly all records look like costs no Python per record.
+"""Encode stored records as rows column by column, without Python code per record.
 
-A record takes this path when its head agrees with its queue entry, its parts fill it exactly, its CRC holds, its times
-fit, and its properties are UTF-8 text of distinct names (name 0x01 value 0x02, the last 0x02 may lack). Every other
-record goes through neve.archive.rows, one by one, and the two kinds are put together in their order. Which path a
-record took cannot be seen in the result. Exactness rests on comparisons, not on either path: of what each row rebuilds
-with the record, here (`with_wire`) or, for rows of the common shape, when the written file is read back.
+A record takes this path if its head agrees with its queue entry, its parts fill it exactly, its CRC is right, its
+times fit the columns, and its properties are UTF-8 text of distinct names (name 0x01 value 0x02; the last 0x02 is
+optional). `row_encoder` encodes every other record, and the rows of both paths are merged in order. The result does
+not depend on the path. Exactness rests on comparison: each rebuilt row is compared with its record, either here
+(`with_wire`) or, for rows of the common shape, when the written file is read back.
 
-Parts are cut out by Arrow: an array whose elements are, in turn, gap and part of one buffer; `take` of the parts copies
-them together.
+Arrow cuts out the parts: an array alternates between gaps and parts of one buffer, and one `take` copies the parts.
 """
 
 from functools import cached_property, lru_cache
@@ -18,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neve.archive.rebuild import COLUMN_OF, Records, TopicFields
-from neve.archive.rows import Entries, exact_rows, with_wire
-from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
+from neve.archive.rows.rebuild import COLUMN_OF, Records, TopicFields
+from neve.archive.rows.row_encoder import Entries, exact_rows, with_wire
+from neve.archive.rows.schema import SCHEMA, TIME_END_MS, body_codec
 from neve.record.codec import host_text
 from neve.record.layout import PROPERTIES_LENGTH_MAX, RECORD_SIZE_MIN, SYS_FLAG_AT, dtype_of, host_sizes
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY

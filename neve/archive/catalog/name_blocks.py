@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from neve.archive.journal import CommittedName, RowGroup
+from neve.archive.format.journal import CommittedObject, RowGroup
 
 NAMES_MAX = 32
 #: A block of objects with many row groups has fewer names: what is asked unpacks all of it.
@@ -41,7 +41,7 @@ _ARRAY = b"\xdc"  # msgpack: an array whose length follows in two bytes
 assert NAMES_MAX < 1 << 16, "the length of that array"
 
 ABOVE = 1 << 63  # with an offset before it, a key above each run or gap that begins there
-Run = tuple[int, int, CommittedName, int]  # first, last, object, row group
+Run = tuple[int, int, CommittedObject, int]  # first, last, object, row group
 
 
 class _Group(msgspec.Struct, array_like=True, frozen=True):
@@ -168,7 +168,7 @@ class StoredBlock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Unpacked(NamedTuple):
-    names: tuple[CommittedName, ...]
+    names: tuple[CommittedObject, ...]
     runs: Mapping[int, list[Run]]  # of each queue, by first offset
     overlapping: Set[int]  # queues of which one may begin within another
 
@@ -221,7 +221,7 @@ class Block:
         """Whether both are one block together, and one that takes as many names more."""
         return self.count + other.count <= NAMES_MAX // 2 and self.record_bytes + other.record_bytes <= BYTES_MAX // 2
 
-    def names(self) -> tuple[CommittedName, ...]:
+    def names(self) -> tuple[CommittedObject, ...]:
         """For who goes through many blocks: what others have asked stays unpacked, this does not."""
         held = self.unpacked
         return held.names if held is not None else self._unpack()
@@ -237,7 +237,7 @@ class Block:
             for group in one.row_groups
         )
 
-    def kept_names(self) -> tuple[CommittedName, ...]:
+    def kept_names(self) -> tuple[CommittedObject, ...]:
         """They stay unpacked for who asks next."""
         return self._kept().names
 
@@ -314,7 +314,7 @@ class Block:
                 _kept.popleft().unpacked = None
         return held
 
-    def _unpack(self) -> tuple[CommittedName, ...]:
+    def _unpack(self) -> tuple[CommittedObject, ...]:
         return tuple(_name(record, self) for record in _decoder.decode(self._records()))
 
     def _records(self) -> bytes:
@@ -357,7 +357,7 @@ def blocks_from(topic: str, parts: Iterable[StoredBlock]) -> Iterator[Block]:
 # ---- making blocks
 
 
-def blocks_of(topic: str, names: Iterable[CommittedName], *, open_end: bool = False) -> list[Block]:
+def blocks_of(topic: str, names: Iterable[CommittedObject], *, open_end: bool = False) -> list[Block]:
     """Names in log order, as full as blocks get. `open_end`: more may come to the last one."""
     made: list[Block] = []
     making: _Making | None = None
@@ -373,7 +373,7 @@ def blocks_of(topic: str, names: Iterable[CommittedName], *, open_end: bool = Fa
     return made
 
 
-def with_names(block: Block, names: Iterator[CommittedName]) -> Block:
+def with_names(block: Block, names: Iterator[CommittedObject]) -> Block:
     """With as many more at its end as it takes; compressed when it is full with them."""
     making = _Making.of(block)
     while not making.is_full and (name := next(names, None)) is not None:
@@ -414,7 +414,7 @@ class _Making:
     def is_full(self) -> bool:
         return self._count >= NAMES_MAX or self._size >= BYTES_MAX
 
-    def add(self, name: CommittedName) -> None:
+    def add(self, name: CommittedObject) -> None:
         record = _encoder.encode(_record(name, self))
         self._records.append(record)
         self._size += len(record)
@@ -445,7 +445,7 @@ class _Making:
 # ---- one name
 
 
-def _record(name: CommittedName, block: _Making) -> _Record:
+def _record(name: CommittedObject, block: _Making) -> _Record:
     suffix = _suffix(name, block)
     groups, row, place = [], 0, 0
     following: dict[int, int] = {}
@@ -469,7 +469,7 @@ def _record(name: CommittedName, block: _Making) -> _Record:
     )  # fmt: skip
 
 
-def _name(record: _Record, block: Block) -> CommittedName:
+def _name(record: _Record, block: Block) -> CommittedObject:
     groups, row, place = [], 0, 0
     following: dict[int, int] = {}
     for group in record.row_groups:
@@ -490,7 +490,7 @@ def _name(record: _Record, block: Block) -> CommittedName:
         row, place = row + group.rows, place + group.length
     algorithm, digits = record.checksum
     key = record.key or _key(block, record.day, record.start, record.start + record.length, record.suffix)
-    return CommittedName(
+    return CommittedObject(
         key=key, topic=block.topic, day=record.day, start=record.start, end=record.start + record.length,
         size=record.size, footer=record.footer, etag=_to_hex(record.etag), checksum=(algorithm, _to_hex(digits)),
         sha256=_to_hex(record.sha256), rows=record.rows, wire_bytes=record.wire_bytes, min_time=record.min_time,
@@ -511,7 +511,7 @@ def _queues(groups: Iterable[RowGroup]) -> dict[int, tuple[int, int, int]]:
     return found
 
 
-def _runs(names: Iterable[CommittedName]) -> tuple[dict[int, list[Run]], set[int]]:
+def _runs(names: Iterable[CommittedObject]) -> tuple[dict[int, list[Run]], set[int]]:
     """(those of each queue, queues of which one may begin within another)"""
     found: dict[int, list[Run]] = {}
     highest: dict[int, int] = {}
@@ -536,7 +536,7 @@ def _first(run: Run) -> int:
     return run[0]
 
 
-def _key_parts(name: CommittedName, neighbour: Block | None) -> tuple[str, str]:
+def _key_parts(name: CommittedObject, neighbour: Block | None) -> tuple[str, str]:
     """What comes before the day in a key, and between day and place; empty where it is no such key.
 
     What it has in common with the neighbour's is held once.
@@ -552,7 +552,7 @@ def _key(block: Block | _Making, day: str, start: int, end: int, suffix: str) ->
     return f"{block.head}/dt={day}/{block.tail}/{start:020d}-{end:020d}-{suffix}.parquet"
 
 
-def _suffix(name: CommittedName, block: _Making) -> str | None:
+def _suffix(name: CommittedObject, block: _Making) -> str | None:
     """None: its key does not follow from the block's."""
     before, _, after = _key(block, name.day, name.start, name.end, "\0").partition("\0")
     if not block.head or not name.key.startswith(before) or not name.key.endswith(after):

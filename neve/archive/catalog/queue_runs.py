@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.name_blocks import ABOVE, Block, Run
+from neve.archive.catalog.name_blocks import ABOVE, Block, Run
+from neve.archive.format.journal import CommittedObject, RowGroup
 
 
 class Location(NamedTuple):
     """The run of one queue inside one row group."""
 
-    name: CommittedName
+    name: CommittedObject
     row_group: int
     queue: int
     first: int

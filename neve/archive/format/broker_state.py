@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from neve.archive.keys import state_key
-from neve.archive.sealed import Damaged, seal, unseal
+from neve.archive.format.envelope import Damaged, seal, unseal
+from neve.archive.format.keys import state_key
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from neve.archive.checkpoint import CheckpointHead, PackedState, PackName, Place, TopicRow, digest
-from neve.archive.journal import Gap, Topic
-from neve.archive.name_blocks import Block, StoredBlock, blocks_from, stored
-from neve.archive.sealed import Damaged
-from neve.archive.topic_catalog import Run, TopicCatalog
+from neve.archive.catalog.name_blocks import Block, StoredBlock, blocks_from, stored
+from neve.archive.catalog.topic_catalog import Run, TopicCatalog
+from neve.archive.format.checkpoint import CheckpointHead, PackedState, PackName, Place, TopicRow, digest
+from neve.archive.format.envelope import Damaged
+from neve.archive.format.journal import Gap, Topic
 
 RUN_BLOCKS = 2  # blocks of a run, as it is written first
 RUNS_SMALL = 16  # as many small neighbours become one

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from neve.archive.journal import NO_CHECKPOINT, CommittedName, Gap, IntentName, OpenRewrite, Topic
-from neve.archive.sealed import Damaged, seal, unseal_any
+from neve.archive.format.envelope import Damaged, seal, unseal_any
+from neve.archive.format.journal import NO_CHECKPOINT, CommittedObject, Gap, OpenRewrite, PlannedObject, Topic
 
 CHECKPOINT_VERSION = 3
 KIND = "CATALOG"
@@ -73,7 +73,7 @@ class Marks(msgspec.Struct, kw_only=True):
     master_epoch: int | msgspec.UnsetType = msgspec.UNSET
     last_round: int = 0
     checkpoint: int = NO_CHECKPOINT  # the one before
-    open: dict[int, list[IntentName]] = {}
+    open: dict[int, list[PlannedObject]] = {}
     intent_end: int = 0
     rewrites: dict[int, OpenRewrite] | msgspec.UnsetType = msgspec.UNSET
     last_rewrite: int | msgspec.UnsetType = msgspec.UNSET
@@ -113,8 +113,8 @@ class CheckpointHead(Marks, kw_only=True):
 class CatalogState(Marks, kw_only=True):
     """Everything that a catalog knows. What a checkpoint of version 1 holds."""
 
-    names: list[CommittedName] = []
-    expiring: list[tuple[CommittedName, int]] = []
+    names: list[CommittedObject] = []
+    expiring: list[tuple[CommittedObject, int]] = []
     deleted: list[str] = []  # no longer written; there may be some in an older one
     queues: list[tuple[str, int, int]] = []  # topic, queue, recorded minimum
     through: dict[str, int] = {}
@@ -133,7 +133,7 @@ class PackedState(CatalogState, kw_only=True):
     names: list[msgspec.Raw] = []  # type: ignore[assignment]
     expiring: list[tuple[msgspec.Raw, int]] = []  # type: ignore[assignment]
 
-    def names_by_topic(self) -> Iterator[tuple[str, list[CommittedName]]]:
+    def names_by_topic(self) -> Iterator[tuple[str, list[CommittedObject]]]:
         """(topic, names), once."""
         found: dict[str, list[msgspec.Raw]] = {}
         while self.names:
@@ -143,7 +143,7 @@ class PackedState(CatalogState, kw_only=True):
             topic, raws = found.popitem()
             yield topic, _names(raws)
 
-    def expiring_by_topic(self) -> Iterator[tuple[str, int, list[CommittedName]]]:
+    def expiring_by_topic(self) -> Iterator[tuple[str, int, list[CommittedObject]]]:
         """(topic, delete_after_ms, names), once."""
         found: dict[tuple[str, int], list[msgspec.Raw]] = {}
         while self.expiring:
@@ -160,7 +160,7 @@ class _OfTopic(msgspec.Struct):
 
 _row_decoder = msgspec.msgpack.Decoder(_Row)
 _topic_decoder = msgspec.msgpack.Decoder(_OfTopic)
-_name_decoder = msgspec.msgpack.Decoder(CommittedName)
+_name_decoder = msgspec.msgpack.Decoder(CommittedObject)
 
 
 def _topic_of(raw: msgspec.Raw) -> str:
@@ -170,7 +170,7 @@ def _topic_of(raw: msgspec.Raw) -> str:
         raise Damaged(f"a name in a checkpoint: {error}") from error
 
 
-def _names(reversed_raws: list[msgspec.Raw]) -> list[CommittedName]:
+def _names(reversed_raws: list[msgspec.Raw]) -> list[CommittedObject]:
     try:
         return [_name_decoder.decode(raw) for raw in reversed(reversed_raws)]
     except msgspec.DecodeError as error:

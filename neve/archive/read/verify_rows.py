@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neve.archive.groups import read_group
-from neve.archive.journal import CommittedName, RowGroup
-from neve.archive.rebuild import Records, rebuild
-from neve.archive.schema import SCHEMA, DamagedObject, parse_footer
-from neve.archive.verify import Content, Fault, VerifySource, head_faults
+from neve.archive.format.journal import CommittedObject, RowGroup
+from neve.archive.read.verify import Content, Fault, VerifySource, head_faults
+from neve.archive.rows.rebuild import Records, rebuild
+from neve.archive.rows.row_groups import read_group
+from neve.archive.rows.schema import SCHEMA, DamagedObject, parse_footer
 from neve.record.codec import MalformedRecord, decode_record
 
 _PART = 8 << 20
@@ -37,7 +37,7 @@ _CUT_SHORT = "it became shorter while it was read"
 _BROKEN = (DamagedObject, pa.ArrowException, ValueError, LookupError, OverflowError)
 
 
-def whole_object_faults(name: CommittedName, source: VerifySource) -> Iterator[Fault]:
+def whole_object_faults(name: CommittedObject, source: VerifySource) -> Iterator[Fault]:
     """All that can be found out about one object. Raises what the store raises, but FileNotFoundError."""
     is_whole = True
     for fault, is_readable in head_faults(name, source):
@@ -51,7 +51,7 @@ def whole_object_faults(name: CommittedName, source: VerifySource) -> Iterator[F
 
 
 class _Check:
-    def __init__(self, name: CommittedName, source: VerifySource) -> None:
+    def __init__(self, name: CommittedObject, source: VerifySource) -> None:
         self._name, self._source = name, source
         self._content = Content(name)
         self._wire: hashlib._Hash | None = hashlib.sha256()  # None: some rows could not be rebuilt
@@ -112,7 +112,7 @@ class _Check:
         )
 
 
-def _parsed(footer: bytes, name: CommittedName) -> pq.FileMetaData:
+def _parsed(footer: bytes, name: CommittedObject) -> pq.FileMetaData:
     metadata = parse_footer(footer)
     if metadata.num_row_groups != len(name.row_groups) or metadata.num_rows != name.rows:
         text = f"{metadata.num_rows} rows in {metadata.num_row_groups} row groups"

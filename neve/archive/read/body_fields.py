@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from neve.archive.selection import Chosen
+from neve.archive.read.selection import Chosen
 
 COLUMNS = ("broker", "queue_id", "queue_offset", "store_timestamp", "body", "body_error")
 _GROUPS_MIN = 8  # of a month and broker, where there are so many

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neve.archive.journal import FORMAT_VERSION, CommittedName, IntentName, NewerFormat, RowGroup
+from neve.archive.format.journal import FORMAT_VERSION, CommittedObject, NewerFormat, PlannedObject, RowGroup
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_MASK, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 
 FIELD_ID: Final = "PARQUET:field_id"  # as Arrow calls it
@@ -145,7 +145,7 @@ class ObjectFacts(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, name: IntentName, told: Mapping[str, str]) -> Self:
+    def of(cls, name: PlannedObject, told: Mapping[str, str]) -> Self:
         """`told`: what the intent does not name, as a worker is sent it."""
         return cls(
             cluster=told.get("cluster", ""),
@@ -208,7 +208,7 @@ def file_metadata(facts: ObjectFacts, sha256: str, groups: list[RowGroup]) -> di
 
 
 def parse_footer(footer: bytes | memoryview) -> pq.FileMetaData:
-    """The file metadata from the object's last `CommittedName.footer` bytes."""
+    """The file metadata from the object's last `CommittedObject.footer` bytes."""
     try:
         return pq.read_metadata(pa.BufferReader(b"PAR1" + bytes(footer)))
     except (pa.ArrowException, OSError) as error:
@@ -230,7 +230,7 @@ def group_range(metadata: pq.FileMetaData, index: int) -> tuple[int, int]:
 
 def describe(  # what a journal says of an object, from its footer
     metadata: pq.FileMetaData, *, key: str, size: int, footer: int, etag: str, checksum: tuple[str, str]
-) -> CommittedName:
+) -> CommittedObject:
     """Raises NewerFormat, or DamagedObject when the file is none of neve's."""
     raw = {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items() if name[:5] == b"neve."}
     try:
@@ -250,7 +250,7 @@ def describe(  # what a journal says of an object, from its footer
                 queues[queue] = (begin, last, begin_row)
                 row += last - first + 1
             first_row += rows
-        return CommittedName(
+        return CommittedObject(
             key=key,
             topic=raw["neve.topic"],
             day=raw["neve.day"],

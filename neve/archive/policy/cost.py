@@ -23,7 +23,7 @@ from math import ceil, expm1
 
 import msgspec
 
-from neve.archive.journal import CommittedName
+from neve.archive.format.journal import CommittedObject
 
 DAY_S = 86_400
 DAY_MS = DAY_S * 1000
@@ -168,7 +168,7 @@ def _sum(costs: Sequence[Cost]) -> Cost:
     return Cost(TOTAL, **{name: sum(getattr(one, name) for one in costs) for name in names})
 
 
-def traffic_seen(objects: Iterable[CommittedName], days: float) -> list[Traffic]:
+def traffic_seen(objects: Iterable[CommittedObject], days: float) -> list[Traffic]:
     """Of the newest `days` that an archive has, its topics with the most on the wire first.
 
     The time runs to the newest message of any, and begins with the oldest if there is less; an hour at least.
@@ -179,7 +179,7 @@ def traffic_seen(objects: Iterable[CommittedName], days: float) -> list[Traffic]
     end = max(one.max_time for one in known)
     begin = max(end - days * DAY_MS, min(one.min_time for one in known))
     span_days = max(end - begin, HOUR_MS) / DAY_MS
-    seen: dict[str, list[CommittedName]] = {}
+    seen: dict[str, list[CommittedObject]] = {}
     for one in known:
         if one.max_time > begin or end == begin:
             seen.setdefault(one.topic, []).append(one)
@@ -187,7 +187,7 @@ def traffic_seen(objects: Iterable[CommittedName], days: float) -> list[Traffic]
     return sorted(found, key=lambda one: (-one.wire_bytes, one.topic))
 
 
-def _traffic_of(topic: str, names: Sequence[CommittedName], days: float) -> Traffic:
+def _traffic_of(topic: str, names: Sequence[CommittedObject], days: float) -> Traffic:
     wire = sum(one.wire_bytes for one in names)
     stored = sum(max(0, one.size - OBJECT_BYTES) for one in names)
     return Traffic(topic, sum(one.rows for one in names) / days, wire / days, stored / wire if wire else 0.0)

@@ -11,10 +11,10 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 
-from neve.archive.checkpoint import CheckpointHead, PackName, Place, TopicRow
-from neve.archive.sealed import Damaged
-from neve.archive.topic_catalog import TopicCatalog
-from neve.archive.topic_parts import decode_part, topic_of
+from neve.archive.catalog.topic_catalog import TopicCatalog
+from neve.archive.catalog.topic_parts import decode_part, topic_of
+from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, TopicRow
+from neve.archive.format.envelope import Damaged
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ ReadRange = Callable[[PackName, int, int], bytes]
 Change = Callable[[TopicCatalog], None]
 
 
-class StoredTopics:
+class LazyTopics:
     """Thread-safe. `older`: the topic as it was at the checkpoint, from what is before that."""
 
     def __init__(self, head: CheckpointHead, read: ReadRange, older: Callable[[str], TopicCatalog | None]) -> None:

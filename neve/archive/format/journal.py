@@ -71,7 +71,7 @@ class RowGroup(msgspec.Struct, frozen=True):
         return self.newest_ms >= 0 and self.newest_ms + ttl_ms <= now_ms
 
 
-class IntentName(msgspec.Struct, frozen=True):
+class PlannedObject(msgspec.Struct, frozen=True):
     """An object that a round is going to write; its content follows from the sealed log alone."""
 
     key: str
@@ -87,10 +87,10 @@ class OpenRewrite(msgspec.Struct, frozen=True):
 
     kind: str
     old: list[str]
-    names: list[IntentName]
+    names: list[PlannedObject]
 
 
-class CommittedName(msgspec.Struct, frozen=True, kw_only=True):
+class CommittedObject(msgspec.Struct, frozen=True, kw_only=True):
     """An object that is part of the archive."""
 
     key: str
@@ -144,14 +144,14 @@ class Intent(Entry, frozen=True, kw_only=True, tag="INTENT"):
     """
 
     round: int
-    names: list[IntentName]
+    names: list[PlannedObject]
     format_version: int = FORMAT_VERSION
     options: dict[str, str] = msgspec.field(default_factory=dict)
     kind: str | msgspec.UnsetType = msgspec.UNSET  # absent: an offload round's
     old: list[str] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of_rewrite(cls, kind: str, number: int, *, old: list[str], names: list[IntentName]) -> Self:
+    def of_rewrite(cls, kind: str, number: int, *, old: list[str], names: list[PlannedObject]) -> Self:
         return cls(version=REWRITE_VERSION, round=number, names=names, kind=kind, old=old)
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ class Commit(Entry, frozen=True, kw_only=True, tag="COMMIT"):
     """Publishes names of an intent; those it leaves out stay open."""
 
     round: int
-    names: list[CommittedName]
+    names: list[CommittedObject]
     through: dict[str, int] = msgspec.field(default_factory=dict)  # topic -> CommitLog offset
 
 
@@ -245,7 +245,7 @@ class Replace(Entry, frozen=True, kw_only=True, tag="REPLACE"):
     """Compaction: the old names leave the view in the same step in which the new ones enter it."""
 
     old: list[str]
-    new: list[CommittedName]
+    new: list[CommittedObject]
     delete_after_ms: int
 
 
@@ -257,7 +257,7 @@ class Erase(Entry, frozen=True, kw_only=True, tag="ERASE"):
 
     id: str
     old: list[str]
-    new: list[CommittedName]
+    new: list[CommittedObject]
     rows: list[tuple[str, int, int, int]]
     delete_after_ms: int
     version: int = ERASE_VERSION

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neve.archive.rebuild import COLUMNS, REPEATED, rebuild, tag_codes
-from neve.archive.schema import DamagedObject
+from neve.archive.rows.rebuild import COLUMNS, REPEATED, rebuild, tag_codes
+from neve.archive.rows.schema import DamagedObject
 
 Int64s = npt.NDArray[np.int64]
 

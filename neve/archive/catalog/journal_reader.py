@@ -12,10 +12,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from neve.archive.catalog import Catalog
-from neve.archive.checkpoint import CheckpointHead, PackedState, PackName, decode_checkpoint
-from neve.archive.journal import AnyEntry, FellBehind, anchor, decode_entry
-from neve.archive.keys import (
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.catalog.lazy_topics import LazyTopics
+from neve.archive.catalog.topic_catalog import TopicCatalog
+from neve.archive.catalog.topic_parts import topics_in
+from neve.archive.format.checkpoint import CheckpointHead, PackedState, PackName, decode_checkpoint
+from neve.archive.format.envelope import Damaged
+from neve.archive.format.journal import AnyEntry, FellBehind, anchor, decode_entry
+from neve.archive.format.keys import (
     broker_of,
     brokers_prefix,
     checkpoint_key,
@@ -26,10 +30,6 @@ from neve.archive.keys import (
     parse_checkpoint_key,
     parse_journal_key,
 )
-from neve.archive.sealed import Damaged
-from neve.archive.stored_topics import StoredTopics
-from neve.archive.topic_catalog import TopicCatalog
-from neve.archive.topic_parts import topics_in
 
 log = logging.getLogger(__name__)
 
@@ -310,12 +310,12 @@ class _Journal(NamedTuple):
             catalog.apply(seq, entry)
             catalog.anchor = anchor(data)
 
-    def _stored(self, head: CheckpointHead) -> StoredTopics:
+    def _stored(self, head: CheckpointHead) -> LazyTopics:
         @functools.cache
         def before() -> Catalog:
             return self._before(head.through_seq)
 
-        return StoredTopics(head, self._read_range, lambda topic: before().copy_of(topic))
+        return LazyTopics(head, self._read_range, lambda topic: before().copy_of(topic))
 
     def _before(self, through_seq: int) -> Catalog:
         """What the journal adds up to at a checkpoint, without that."""

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from neve.archive.checkpoint import Place
-from neve.archive.journal import CommittedName, Gap, Topic
-from neve.archive.name_blocks import Block, blocks_of, closed, with_names
-from neve.archive.queue_runs import NO_SPANS, QueueRuns, spans_of, touching, united, without
+from neve.archive.catalog.name_blocks import Block, blocks_of, closed, with_names
+from neve.archive.catalog.queue_runs import NO_SPANS, QueueRuns, spans_of, touching, united, without
+from neve.archive.format.checkpoint import Place
+from neve.archive.format.journal import CommittedObject, Gap, Topic
 
 #: Names as entries list them: the key, and where it says that its object begins, if it is of that grammar.
 Keys = Mapping[str, int | None]
@@ -58,7 +58,7 @@ class TopicCatalog:
 
     # ---- entries
 
-    def commit(self, names: Sequence[CommittedName], through: int | None, lowest_open: int | None) -> None:
+    def commit(self, names: Sequence[CommittedObject], through: int | None, lowest_open: int | None) -> None:
         """`lowest_open`: where the lowest name begins that its round leaves open."""
         self.enter(names)
         if names:
@@ -199,11 +199,11 @@ class TopicCatalog:
 
     # ---- names that come and go
 
-    def enter(self, names: Sequence[CommittedName]) -> None:
+    def enter(self, names: Sequence[CommittedObject]) -> None:
         """Once: a COMMIT whose answer was lost may stand twice, and then nothing stands between the two."""
         top = self.blocks[-1].last_begin if self.blocks else -1
-        behind: dict[str, CommittedName] = {}
-        between: dict[str, CommittedName] = {}
+        behind: dict[str, CommittedObject] = {}
+        between: dict[str, CommittedObject] = {}
         for name in sorted(names, key=_place):
             if name.start > top:
                 behind.setdefault(name.key, name)
@@ -217,13 +217,13 @@ class TopicCatalog:
             self.cover(name)
             self._take_out_of_gaps(name)
 
-    def restore_expiring(self, names: Sequence[CommittedName], delete_after_ms: int) -> None:
+    def restore_expiring(self, names: Sequence[CommittedObject], delete_after_ms: int) -> None:
         blocks = blocks_of(self.topic, sorted(names, key=_place))
         self.expiring += tuple((delete_after_ms, block) for block in blocks)
         for name in names:
             self.cover(name)
 
-    def cover(self, name: CommittedName) -> None:
+    def cover(self, name: CommittedObject) -> None:
         if name.end > (self.through or 0):
             self.covered = self.covered or set()
             self.covered.add((name.start, name.end))
@@ -236,7 +236,7 @@ class TopicCatalog:
             self._place_blocks(kept)
         return gone
 
-    def replace(self, keys: Keys, names: Sequence[CommittedName], delete_after_ms: int) -> None:
+    def replace(self, keys: Keys, names: Sequence[CommittedObject], delete_after_ms: int) -> None:
         """In one step: each offset of a queue is in the old or in the new at every instant."""
         kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
         self.expiring += tuple((delete_after_ms, block) for block in gone)
@@ -246,7 +246,7 @@ class TopicCatalog:
             self.cover(name)
             self._take_out_of_gaps(name)
 
-    def erase(self, keys: Keys, names: Sequence[CommittedName], gaps: Sequence[Gap], delete_after_ms: int) -> None:
+    def erase(self, keys: Keys, names: Sequence[CommittedObject], gaps: Sequence[Gap], delete_after_ms: int) -> None:
         """As `replace`, but for the rows in the gaps, which are in no object from here on.
 
         Of an old name that has left the view already, no row is in view; it goes when it would, or sooner.
@@ -273,7 +273,7 @@ class TopicCatalog:
             self.cover(name)
 
     def lost_by(
-        self, keys: Keys, names: Iterable[CommittedName], rows: Iterable[tuple[str, int, int, int]]
+        self, keys: Keys, names: Iterable[CommittedObject], rows: Iterable[tuple[str, int, int, int]]
     ) -> list[str]:
         """Keys of those in view of which a row that can be seen is in none of these names or rows, and in no gap."""
         held: dict[int, list[tuple[int, int]]] = {}
@@ -316,7 +316,7 @@ class TopicCatalog:
         self.expiring = tuple(left)
         return out
 
-    def _append(self, names: Iterable[CommittedName]) -> None:
+    def _append(self, names: Iterable[CommittedObject]) -> None:
         """Names above all that are there."""
         coming = iter(names)
         before = self.blocks[-1] if self.blocks and self.blocks[-1].takes_more else None
@@ -367,7 +367,7 @@ class TopicCatalog:
         for queue in spans.keys() - self.queues.keys():
             self.queue(queue).spans = spans_of(spans[queue])
 
-    def _take_out_of_gaps(self, name: CommittedName) -> None:
+    def _take_out_of_gaps(self, name: CommittedObject) -> None:
         for queue in name.queues:
             self.queue(queue)
         if not self.gaps:
@@ -394,7 +394,7 @@ class TopicCatalog:
         """An object in the readers' view, a mark or a tombstone."""
         return bool(self.blocks) or self.through is not None or self.entry is not None
 
-    def names(self) -> Iterator[CommittedName]:
+    def names(self) -> Iterator[CommittedObject]:
         """In log order, as they are now, for who stops early."""
         return _names(self.blocks)
 
@@ -402,23 +402,23 @@ class TopicCatalog:
         """Those that may have a name whose range of the CommitLog lies in [begin, end)."""
         return [block for block in self.blocks if block.last_begin >= begin and block.begin < end]
 
-    def names_since(self, time_ms: int) -> Iterator[CommittedName]:
+    def names_since(self, time_ms: int) -> Iterator[CommittedObject]:
         """Those of blocks that have a row group as young."""
         return _names([block for block in self.blocks if block.newest_ms >= time_ms])
 
-    def names_of(self, start: int | None, end: int | None) -> Iterator[CommittedName]:
+    def names_of(self, start: int | None, end: int | None) -> Iterator[CommittedObject]:
         """Those of blocks that may have a row group of this time."""
         return _names([block for block in self.blocks if block.may_be_of(start, end)])
 
     def named_offsets(self) -> dict[int, int]:
         return {held.queue: held.named for held in list(self.queues.values()) if held.named is not None}
 
-    def expiring_names(self) -> Iterator[tuple[int, CommittedName]]:
+    def expiring_names(self) -> Iterator[tuple[int, CommittedObject]]:
         """(after which time it may be deleted, name), as they are now."""
         blocks = self.expiring
         return ((after, name) for after, block in blocks for name in block.names())
 
-    def expiring_near(self, spans: Mapping[int, Sequence[tuple[int, int]]]) -> Iterator[tuple[int, CommittedName]]:
+    def expiring_near(self, spans: Mapping[int, Sequence[tuple[int, int]]]) -> Iterator[tuple[int, CommittedObject]]:
         """The same of blocks that may have a row of these, which lie apart in order, by queue."""
         blocks = [one for one in self.expiring if _may_hold(one[1], spans)]
         return ((after, name) for after, block in blocks for name in block.names())
@@ -433,15 +433,15 @@ class TopicCatalog:
         due = (block for after, block in self.expiring if after <= now_ms and _may_have(block, starts))
         return [key for block in due for key in block.name_keys() if key in keys]
 
-    def stays_until(self, name: CommittedName) -> int | None:
+    def stays_until(self, name: CommittedObject) -> int | None:
         """After which time it may be deleted; None: it is not one of those out of view."""
         there = (one for one in self.expiring if one[1].begin <= name.start <= one[1].last_begin)
         return next((after for after, block in there if any(name.key == one.key for one in block.kept_names())), None)
 
-    def names_at(self, physical_offset: int) -> Iterator[CommittedName]:
+    def names_at(self, physical_offset: int) -> Iterator[CommittedObject]:
         return _names_at(self.blocks, physical_offset)
 
-    def expiring_at(self, physical_offset: int) -> Iterator[CommittedName]:
+    def expiring_at(self, physical_offset: int) -> Iterator[CommittedObject]:
         return _names_at((block for _, block in self.expiring), physical_offset)
 
     def is_live(self, key: str, start: int) -> bool:
@@ -491,7 +491,7 @@ def _exchanged(before: Sequence[Block], after: Sequence[Block]) -> tuple[Sequenc
     return before[begin : len(before) - behind], after[begin : len(after) - behind]
 
 
-def _names(blocks: Iterable[Block]) -> Iterator[CommittedName]:
+def _names(blocks: Iterable[Block]) -> Iterator[CommittedObject]:
     for block in blocks:
         yield from block.names()
 
@@ -500,7 +500,7 @@ def _may_hold(block: Block, spans: Mapping[int, Sequence[tuple[int, int]]]) -> b
     return any(touching(spans.get(queue, ()), first, last) for queue, first, last in block.queues())
 
 
-def _names_at(blocks: Iterable[Block], physical_offset: int) -> Iterator[CommittedName]:
+def _names_at(blocks: Iterable[Block], physical_offset: int) -> Iterator[CommittedObject]:
     for block in blocks:
         if block.begin <= physical_offset < block.end:
             for name in block.names():
@@ -551,9 +551,9 @@ def _split(
     return kept, gone
 
 
-def _with_names(topic: str, blocks: Sequence[Block], names: Iterable[CommittedName]) -> list[Block]:
+def _with_names(topic: str, blocks: Sequence[Block], names: Iterable[CommittedObject]) -> list[Block]:
     """Those in which one of the names comes to lie are made anew."""
-    coming: dict[int, list[CommittedName]] = {}
+    coming: dict[int, list[CommittedObject]] = {}
     for name in names:
         coming.setdefault(max(bisect_right(blocks, name.start, key=_begin) - 1, 0), []).append(name)
     if not blocks:
@@ -579,7 +579,7 @@ def _begin(block: Block) -> int:
     return block.begin
 
 
-def _place(name: CommittedName) -> tuple[int, str]:
+def _place(name: CommittedObject) -> tuple[int, str]:
     return name.start, name.key
 
 

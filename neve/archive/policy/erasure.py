@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 
-from neve.archive.journal import ERASED, CommittedName, Gap
-from neve.archive.queue_runs import touching
+from neve.archive.catalog.queue_runs import touching
+from neve.archive.format.journal import ERASED, CommittedObject, Gap
 from neve.record.codec import MessageRecord
 from neve.record.properties import (
     PROPERTY_DLQ_ORIGIN_TOPIC,
@@ -92,6 +92,6 @@ def spans_of_rows(rows: Collection[tuple[int, int]]) -> dict[int, list[tuple[int
     return spans
 
 
-def holds(name: CommittedName, spans: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
+def holds(name: CommittedObject, spans: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
     """Whether an object has a row of these, which lie apart in order, by queue."""
     return any(touching(spans.get(queue, ()), first, last) for queue, first, last in name.runs)

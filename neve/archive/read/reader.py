@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from neve.archive.catalog import Catalog, GapHit, Location
-from neve.archive.follow import Listed, catalogs
-from neve.archive.groups import DecodedRows, decode_group
-from neve.archive.journal import CommittedName, Gap
-from neve.archive.schema import parse_footer
+from neve.archive.catalog.catalog import Catalog, GapHit, Location
+from neve.archive.catalog.journal_reader import Listed, catalogs
+from neve.archive.format.journal import CommittedObject, Gap
+from neve.archive.rows.row_groups import DecodedRows, decode_group
+from neve.archive.rows.schema import parse_footer
 from neve.record.codec import MessageRecord, decode_record
 
 
@@ -38,7 +38,7 @@ class Archive:
 
     Who keeps one for hours should open it again now and then: objects that it names are deleted in time, and once the
     checkpoints have gone that it was opened by, a topic that nobody has asked for is read with the whole journal or,
-    where that has been shortened, is `neve.archive.follow.CheckpointsGone`.
+    where that has been shortened, is `neve.archive.catalog.journal_reader.CheckpointsGone`.
     """
 
     def __init__(self, source: ObjectSource, prefix: str = "") -> None:
@@ -133,7 +133,7 @@ class TopicReader:
         for index in range(row + offset - location.first, row + location.last - location.first + 1):
             yield rows.wire[rows.positions[index] : rows.positions[index + 1]]
 
-    def _decode(self, name: CommittedName, index: int) -> DecodedRows:
+    def _decode(self, name: CommittedObject, index: int) -> DecodedRows:
         group = name.row_groups[index]
         if self._footer[0] != name.key:
             raw = self._source.get_range(name.key, name.size - name.footer, name.footer)

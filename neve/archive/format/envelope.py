@@ -13,7 +13,7 @@ import zlib
 
 import msgspec
 
-from neve.archive.journal import NewerFormat
+from neve.archive.format.journal import NewerFormat
 
 CODEC = "zlib"
 _LEVEL = 6

@@ -12,11 +12,11 @@ gap that says so.
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
-from neve.archive.erasure import holds
-from neve.archive.expiry import expired_ends
-from neve.archive.journal import CommittedName, Gap
-from neve.archive.keys import parse_data_key
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import CommittedObject, Gap
+from neve.archive.format.keys import parse_data_key
+from neve.archive.policy.erasure import holds
+from neve.archive.policy.expiry import expired_ends
 
 Minimums = dict[str, dict[int, int]]
 
@@ -55,9 +55,9 @@ def plan_unexpiry(
     return Undo(keys, minimums)
 
 
-def _not_replaced(expiring: list[CommittedName], live: Iterable[CommittedName]) -> list[CommittedName]:
+def _not_replaced(expiring: list[CommittedObject], live: Iterable[CommittedObject]) -> list[CommittedObject]:
     """Those whose rows are in no object that was made of them."""
-    made: dict[str, list[tuple[int, CommittedName]]] = {}
+    made: dict[str, list[tuple[int, CommittedObject]]] = {}
     for name in (*expiring, *live):
         if number := _rewrite_of(name):
             made.setdefault(name.day, []).append((number, name))
@@ -71,18 +71,18 @@ def _not_replaced(expiring: list[CommittedName], live: Iterable[CommittedName]) 
     ]
 
 
-def may_come_back(catalog: Catalog, name: CommittedName) -> bool:
+def may_come_back(catalog: Catalog, name: CommittedObject) -> bool:
     """Whether an UNEXPIRE may name it, as far as nothing else has taken its place."""
     left = _not_replaced([name], catalog.around(name))  # what was made of it has its range
     return bool(_not_erased(left, catalog.gaps(name.topic)))
 
 
-def stays_out(catalog: Catalog, name: CommittedName) -> bool:
+def stays_out(catalog: Catalog, name: CommittedObject) -> bool:
     """Whether none may name it, whatever becomes of what has taken its place: something in it was erased."""
     return not _not_erased([name], catalog.gaps(name.topic))
 
 
-def _not_erased(expiring: list[CommittedName], gaps: Iterable[Gap]) -> list[CommittedName]:
+def _not_erased(expiring: list[CommittedObject], gaps: Iterable[Gap]) -> list[CommittedObject]:
     """A message that exists beats a gap: were one of them in view again, what was erased would be."""
     erased: dict[int, list[tuple[int, int]]] = {}
     for gap in gaps:
@@ -92,19 +92,19 @@ def _not_erased(expiring: list[CommittedName], gaps: Iterable[Gap]) -> list[Comm
     return [name for name in expiring if not holds(name, spans)]
 
 
-def _rewrite_of(name: CommittedName) -> int:
+def _rewrite_of(name: CommittedObject) -> int:
     """0: an offload round's."""
     parts = parse_data_key(name.key)
     return 0 if parts is None else parts.rewrite
 
 
 def _back(
-    names: Iterable[CommittedName],
+    names: Iterable[CommittedObject],
     hidden: Mapping[int, int],
     ttl_ms: int | None,
     now_ms: int,
     exists: Callable[[str], bool],
-) -> list[CommittedName]:
+) -> list[CommittedObject]:
     back = []
     for name in sorted(names, key=lambda name: name.start, reverse=True):
         if all(last < hidden.get(queue, 0) for queue, (_, last, _) in name.queues.items()):
@@ -117,7 +117,7 @@ def _back(
 
 
 def _minimums(
-    catalog: Catalog, topic: str, names: list[CommittedName], ttl_ms: int | None, now_ms: int
+    catalog: Catalog, topic: str, names: list[CommittedObject], ttl_ms: int | None, now_ms: int
 ) -> dict[int, int]:
     """For each queue of the names, in log order, its first offset that has not expired and has no hole above."""
     first_alive: dict[int, int] = {}

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import NamedTuple
 
-from neve.archive.catalog import Catalog
-from neve.archive.journal import CommittedName
+from neve.archive.catalog.catalog import Catalog
+from neve.archive.format.journal import CommittedObject
 
 
 class TopicExpiry(NamedTuple):
@@ -46,7 +46,7 @@ def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int, 
 
 
 def plan_expiry(
-    objects: Iterable[CommittedName], ttl_ms: int, now_ms: int, minimum: Callable[[int], int] = lambda queue: 0
+    objects: Iterable[CommittedObject], ttl_ms: int, now_ms: int, minimum: Callable[[int], int] = lambda queue: 0
 ) -> TopicExpiry:
     """For the objects of one topic of one broker, in log order; `minimum` is what is recorded of a queue.
 
@@ -65,7 +65,7 @@ def plan_expiry(
     return TopicExpiry(keys, minimums)
 
 
-def plan_dropped(objects: Iterable[CommittedName], minimums: Mapping[int, int]) -> list[str]:
+def plan_dropped(objects: Iterable[CommittedObject], minimums: Mapping[int, int]) -> list[str]:
     """Objects of a topic's former life: from the lowest on, those that lie wholly below where its queues go on."""
     keys: list[str] = []
     for name in objects:
@@ -75,7 +75,7 @@ def plan_dropped(objects: Iterable[CommittedName], minimums: Mapping[int, int]) 
     return keys
 
 
-def rows_below(name: CommittedName, minimum: Callable[[int], int]) -> int:
+def rows_below(name: CommittedObject, minimum: Callable[[int], int]) -> int:
     """How many rows of an object lie below the minimums of their queues."""
     return sum(max(0, min(last + 1, minimum(queue)) - first) for queue, first, last in name.runs)
 
@@ -85,7 +85,7 @@ def _raise(minimums: dict[int, int], ends: Mapping[int, int]) -> None:
         minimums[queue] = max(minimums.get(queue, 0), end)
 
 
-def expired_ends(name: CommittedName, ttl_ms: int, now_ms: int) -> dict[int, int]:
+def expired_ends(name: CommittedObject, ttl_ms: int, now_ms: int) -> dict[int, int]:
     """For each queue, one above its last offset in the expired row groups at its beginning."""
     ends: dict[int, int] = {}
     live: set[int] = set()

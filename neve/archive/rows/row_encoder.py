@@ -1,4 +1,4 @@
-"""Stored records to rows, one by one: understands every shape, for what neve.archive.columns does not take.
+"""Stored records to rows, one by one: understands every shape, for what neve.archive.rows.column_encoder does not take.
 
 A value that its column cannot hold exactly is left out; the segment writer then compares what the row rebuilds with the
 record and keeps the record itself in `wire` where they differ. So exactness never rests on this parser knowing
@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neve.archive.rebuild import Records, rebuild
-from neve.archive.schema import SCHEMA, TIME_END_MS, body_codec
+from neve.archive.rows.rebuild import Records, rebuild
+from neve.archive.rows.schema import SCHEMA, TIME_END_MS, body_codec
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record, host_text
 from neve.record.layout import BORN_HOST_V6, HEAD_V4, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, bytes_to_properties, exact_pairs

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import fs
 
-from neve.archive.inflation import BadBody, inflated_pieces
-from neve.archive.schema import SCHEMA
-from neve.archive.selection import Chosen, Selection
-from neve.archive.store_url import DirUrl, parse_store_url
+from neve.archive.read.selection import Chosen, Selection
+from neve.archive.rows.inflation import BadBody, inflated_pieces
+from neve.archive.rows.schema import SCHEMA
+from neve.archive.store.url import DirUrl, parse_store_url
 
 _PATH_COLUMNS = ("topic", "dt", "broker")
 _ERROR = "body_error"
@@ -203,7 +203,7 @@ class _Finish:
 
 
 def topic_dataset(chosen: Iterable[Chosen], topic: str, store: str, wanted: RowFilter, bodies: Bodies) -> TopicDataset:
-    """Of the objects that `neve.archive.selection` chose. No object is asked for its size: the journal has it."""
+    """Make a dataset of the objects that `selection` chose; their sizes come from the journal, without requests."""
     files, root = open_files(store)
     parquet = ds.ParquetFileFormat()
     schema = pa.schema(

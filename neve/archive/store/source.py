@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from neve.archive.s3_credentials import REFUSED, Stamp, files_stamp, is_static
-from neve.archive.store_url import BadUrl, S3Url, parse_store_url
+from neve.archive.store.s3_credentials import REFUSED, Stamp, files_stamp, is_static
+from neve.archive.store.url import BadUrl, S3Url, parse_store_url
 from neve.extras import install_command
 
 _MISSING = frozenset({"404", "NoSuchKey"})

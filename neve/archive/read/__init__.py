@@ -1,0 +1,1 @@
+"""Reading and verifying an archive without a broker."""
