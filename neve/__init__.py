@@ -1,6 +1,6 @@
-"""Neve: a message broker with tiered storage that speaks RocketMQ's Remoting protocol; what users import.
+"""neve: a message broker with tiered storage that speaks RocketMQ's Remoting protocol.
 
-The names below are loaded when first used: `import neve` alone stays quick.
+The names below are imported at first use, so that `import neve` alone stays fast.
 """
 
 from importlib import import_module
@@ -10,26 +10,36 @@ if TYPE_CHECKING:
     from neve.client import (
         AsyncClient,
         ClientOptions,
-        ConnectionFailed,
         Message,
         MessageQueue,
         PullResult,
         SendResult,
         connect,
     )
-    from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
+    from neve.errors import (
+        BrokerError,
+        ClientError,
+        ConnectionFailed,
+        ConnectionLost,
+        NeveError,
+        ProtocolError,
+        RequestTimeout,
+        UnknownOutcome,
+    )
 
 _HOMES = {
     "AsyncClient": "neve.client",
     "BrokerError": "neve.errors",
     "ClientError": "neve.errors",
     "ClientOptions": "neve.client",
-    "ConnectionFailed": "neve.client",
+    "ConnectionFailed": "neve.errors",
+    "ConnectionLost": "neve.errors",
     "Message": "neve.client",
     "MessageQueue": "neve.client",
     "NeveError": "neve.errors",
     "ProtocolError": "neve.errors",
     "PullResult": "neve.client",
+    "RequestTimeout": "neve.errors",
     "SendResult": "neve.client",
     "UnknownOutcome": "neve.errors",
     "connect": "neve.client",
@@ -41,11 +51,13 @@ __all__ = [
     "ClientError",
     "ClientOptions",
     "ConnectionFailed",
+    "ConnectionLost",
     "Message",
     "MessageQueue",
     "NeveError",
     "ProtocolError",
     "PullResult",
+    "RequestTimeout",
     "SendResult",
     "UnknownOutcome",
     "connect",

@@ -1,10 +1,25 @@
-"""The four ways in which a call can end badly, as a caller has to tell them apart."""
+"""The errors of neve, by what the caller can conclude from them.
+
+NeveError
+├── ClientError         the call was invalid; no request was sent
+├── ConnectionFailed    the peer was unreachable; no request was sent           (also a ConnectionError)
+├── BrokerError         the server answered with an error code
+├── UnknownOutcome      a request was sent and its outcome is unknown
+│   ├── RequestTimeout  because no answer arrived in time                       (also a TimeoutError)
+│   └── ConnectionLost  because the connection broke before the answer arrived  (also a ConnectionError)
+└── ProtocolError       the peer violated the protocol
+"""
 
 from __future__ import annotations
 
 
 class NeveError(Exception):
-    """Base of every error that Neve raises on purpose; `code` is a Remoting response code where there is one."""
+    """Base class of all errors that neve raises.
+
+    Attributes:
+        code: RocketMQ's response code, or None.
+        remark: the text without the code.
+    """
 
     def __init__(self, code: int | None = None, remark: str = "") -> None:
         super().__init__(remark if code is None else f"{remark} (code {code})")
@@ -13,14 +28,14 @@ class NeveError(Exception):
 
 
 class ProtocolError(NeveError):
-    """The peer broke the protocol: nothing that it sends after this can be trusted."""
+    """The peer violated the protocol, so the rest of its data cannot be interpreted."""
 
     def __init__(self, remark: str) -> None:
         super().__init__(None, remark)
 
 
 class BrokerError(NeveError):
-    """A server understood the request and refused it; raised in a handler it becomes that answer."""
+    """A server answered with an error code. If a request handler raises it, the server sends it as its answer."""
 
     code: int
 
@@ -29,19 +44,34 @@ class BrokerError(NeveError):
 
 
 class ClientError(NeveError):
-    """The caller asked for something that cannot be done; the request never left."""
+    """The call was invalid, so no request was sent."""
 
     def __init__(self, remark: str, code: int | None = None) -> None:
         super().__init__(code, remark)
+
+
+class ConnectionFailed(NeveError, ConnectionError):
+    """The peer was unreachable, so no request was sent."""
+
+    def __init__(self, remark: str) -> None:
+        super().__init__(None, remark)
 
 
 class UnknownOutcome(NeveError):
-    """The request left and no answer came: it may or may not have taken effect."""
+    """A request was sent and its outcome is unknown: the server may or may not have executed it."""
 
     def __init__(self, remark: str, code: int | None = None) -> None:
         super().__init__(code, remark)
 
 
+class RequestTimeout(UnknownOutcome, TimeoutError):
+    """A request was sent, and no answer arrived in time."""
+
+
+class ConnectionLost(UnknownOutcome, ConnectionError):
+    """A request was sent, and the connection broke before the answer arrived."""
+
+
 def seconds_text(seconds: float) -> str:
-    """A time limit for a message: a tenth of a second is exact enough above one second."""
+    """Format a time limit for an error message, rounded to tenths above one second."""
     return f"{round(seconds, 1 if seconds >= 1 else 3):g} s"

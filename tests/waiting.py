@@ -33,13 +33,16 @@ async def until(
 ) -> None:
     """The same on a loop, which goes on with its work meanwhile; the condition may ask a server."""
     never = asyncio.Event()
+    limit = asyncio.timeout(timeout)
     try:
-        async with asyncio.timeout(timeout):
+        async with limit:
             while not await _holds(condition):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_STEP_S):
                         await never.wait()
     except TimeoutError:
+        if not limit.expired():
+            raise
         raise NotWithin(f"{what}: not within {timeout:g} s") from None
 
 

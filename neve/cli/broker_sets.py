@@ -145,6 +145,8 @@ class BrokerSets:
                     if found is not None and found.in_sync and found.alive:
                         return found
                     await asyncio.sleep(_POLL_S)
+        except NeveError:
+            raise
         except TimeoutError:
             new = "new " if other_than else ""
             what = f"is no {new}member" if found is None else f"is member {found.id}, and not in sync"
@@ -160,6 +162,8 @@ class BrokerSets:
                     if state.master == member.id and are >= in_sync and await self._leads(member.address):
                         return state
                     await asyncio.sleep(_POLL_S)
+        except NeveError:
+            raise
         except TimeoutError:
             raise Failure(FAILED, f"{member.id} of {name} does not lead after {seconds:.0f} s") from None
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from neve.errors import ConnectionFailed, UnknownOutcome
+
 FAILED, USAGE, NOT_FOUND, AUTH, CONFLICT, UNREACHABLE, FEWER = 1, 2, 3, 4, 5, 6, 7
 
 # RocketMQ response codes: topic or group unknown, message not found; no permission; version or state conflict.
 _NOT_FOUND_CODES = frozenset({17, 22, 26})
 _AUTH_CODES = frozenset({16, 215})
 _CONFLICT_CODES = frozenset({205})
-# by name: importing the client to ask would slow every error down
-_UNREACHABLE_NAMES = frozenset({"ConnectionFailed", "UnknownOutcome"})
 _S3_NOT_FOUND = frozenset({"404", "NoSuchKey", "NoSuchBucket", "NotFound"})
 _S3_AUTH = frozenset({"401", "403", "AccessDenied", "Forbidden"})
 
@@ -42,7 +42,7 @@ def explain(error: BaseException) -> Explained | None:
     of_s3 = _s3_code(error)
     if of_s3 is not None:
         return Explained(of_s3, text)
-    if type(error).__name__ in _UNREACHABLE_NAMES and _is_neves(error):
+    if isinstance(error, ConnectionFailed | UnknownOutcome):
         return Explained(UNREACHABLE, text)
     for kinds, exit_code in _KINDS:
         if isinstance(error, kinds):

@@ -17,9 +17,8 @@ from neve.cli.printed import Printed
 from neve.cli.spans import Span, Wanted
 from neve.cli.standstill import Standstill
 from neve.client.model import Message, MessageQueue, message_from_record
-from neve.client.net.connection import ConnectionFailed
 from neve.clock import system_now_ms
-from neve.errors import NeveError, ProtocolError, UnknownOutcome
+from neve.errors import ConnectionFailed, NeveError, ProtocolError, UnknownOutcome
 from neve.record.bodies import inflate
 from neve.record.codec import MalformedRecord, MessageRecord, StoredBody, iter_bodies, iter_records
 

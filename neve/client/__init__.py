@@ -26,7 +26,6 @@ from neve.client.model import (
     SendStatus,
     TopicConfig,
 )
-from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import TopicRoute
 from neve.client.options import ClientOptions
 from neve.client.send.batch_sender import BatchLimits, BatchSender, ToSend
@@ -38,7 +37,6 @@ __all__ = [
     "BatchSender",
     "BrokerInfo",
     "ClientOptions",
-    "ConnectionFailed",
     "ConsumeStats",
     "Consumer",
     "LitePullConsumer",

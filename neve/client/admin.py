@@ -16,10 +16,10 @@ from neve.client.model import (
     TopicConfig,
     message_from_record,
 )
-from neve.client.net.connection import NOT_MASTER, ConnectionFailed
+from neve.client.net.connection import NOT_MASTER
 from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session, parse_body, require_success
-from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, ProtocolError, UnknownOutcome
 from neve.record.codec import MalformedRecord, decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode, ResponseCode

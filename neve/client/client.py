@@ -42,7 +42,6 @@ from neve.client.model import (
     SendResult,
     TopicConfig,
 )
-from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions
@@ -55,6 +54,7 @@ from neve.client.send.trace_sender import TraceSender
 from neve.client.send.transaction import Check, Checks, TransactionProducer
 from neve.client.trace.recorder import Traces
 from neve.client.validators import check_group
+from neve.errors import ConnectionFailed
 
 _REDELIVERIES = 16  # RocketMQ's default of a group
 T = TypeVar("T")

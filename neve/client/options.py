@@ -1,4 +1,4 @@
-"""What a user may set about a client; the defaults are RocketMQ's."""
+"""The options of a client. Defaults are those of RocketMQ's clients."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from neve.clock import system_now_ms
 from neve.entropy import Entropy, system_entropy
+from neve.errors import ClientError
 
 
 def _fresh_instance_name() -> str:
@@ -17,15 +18,42 @@ def _fresh_instance_name() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """All times are in seconds."""
+    """Options of a client; all times are in seconds.
 
-    timeout: float = 5.0  # of a whole call, its retries included
-    attempt_timeout: float = 3.0  # of one request inside a call
+    Attributes:
+        timeout: the time limit of a call, retries included.
+        attempt_timeout: the time limit of one request within a call.
+        connect_timeout: the time limit of opening a connection.
+        send_retries: further brokers that a send tries after the first attempt.
+        retry_when_not_stored_ok: whether a send also retries after FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and
+            SLAVE_NOT_AVAILABLE.
+        compress_over: bodies of at least this many bytes are compressed.
+        compress_type: `zlib`, or `lz4` or `zstd`, which need the package `lz4` or `zstandard` on both sides.
+        compress_level: the compression level of that library.
+        max_message_size: the largest body or batch in bytes.
+        producer_group: the group that sends belong to.
+        instance_name: the second part of the client id, unique on its machine.
+        route_interval: the age at which a route is read again.
+        heartbeat_interval: the time between two heartbeats.
+        rebalance_interval: the time between two rebalances of a consumer.
+        commit_interval: the time between two commits of a consumer's offsets.
+        trace: whether sends and deliveries are recorded in the topic RMQ_SYS_TRACE_TOPIC.
+        now_ms: the clock, in ms since 1970.
+        entropy: the source of random bytes.
+        credentials: access key and secret key that sign requests.
+        tls: True for a context with the system's certificate authorities, or a context of your own.
+
+    Raises:
+        ClientError: a value is out of range.
+    """
+
+    timeout: float = 5.0
+    attempt_timeout: float = 3.0
     connect_timeout: float = 3.0
-    send_retries: int = 2  # on other brokers, after the first attempt
-    retry_when_not_stored_ok: bool = False  # also after FLUSH_DISK_TIMEOUT and the like
-    compress_over: int = 4096  # bodies of this many bytes and more are deflated
-    compress_type: str = "zlib"  # or lz4, zstd: they need the packages `lz4`, `zstandard` on both sides
+    send_retries: int = 2
+    retry_when_not_stored_ok: bool = False
+    compress_over: int = 4096
+    compress_type: str = "zlib"
     compress_level: int = 5
     max_message_size: int = 4 << 20
     producer_group: str = "NEVE_PRODUCER"
@@ -34,10 +62,25 @@ class ClientOptions:
     heartbeat_interval: float = 30.0
     rebalance_interval: float = 20.0
     commit_interval: float = 5.0
-    trace: bool = False  # what becomes of messages is sent to RMQ_SYS_TRACE_TOPIC
+    trace: bool = False
     now_ms: Callable[[], int] = system_now_ms
     entropy: Entropy = system_entropy
-    credentials: tuple[str, str] | None = field(
-        default=None, repr=False
-    )  # access key and secret key: requests are signed
-    tls: ssl.SSLContext | bool = False  # True: a context with the system's trusted certificates
+    credentials: tuple[str, str] | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | bool = False
+
+    def __post_init__(self) -> None:
+        for name in _TIMES:
+            if not getattr(self, name) > 0:
+                raise ClientError(f"{name} must be more than 0 s, got {getattr(self, name)!r}")
+        if self.send_retries < 0:
+            raise ClientError(f"send_retries must be at least 0, got {self.send_retries}")
+
+
+_TIMES = (
+    "timeout",
+    "attempt_timeout",
+    "connect_timeout",
+    "heartbeat_interval",
+    "rebalance_interval",
+    "commit_interval",
+)

@@ -79,6 +79,12 @@ def check_topic(topic: str) -> None:
         raise ClientError(f"sending to topic {topic} is forbidden: only brokers write to it")
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Raise ClientError if `timeout`, in seconds, is neither None nor positive."""
+    if timeout is not None and not timeout > 0:
+        raise ClientError(f"timeout must be more than 0 s, got {timeout!r}")
+
+
 def check_group(group: str) -> None:
     """Raises ClientError unless `group` is the name of a producer or consumer group."""
     _check_name("group", group, GROUP_LENGTH_MAX)

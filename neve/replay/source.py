@@ -8,8 +8,7 @@ from typing import NamedTuple, Protocol
 
 from neve.client.client import AsyncClient
 from neve.client.model import Message, MessageQueue, PullResult, PullStatus
-from neve.client.net.connection import ConnectionFailed
-from neve.errors import ClientError, UnknownOutcome
+from neve.errors import ClientError, ConnectionFailed, UnknownOutcome
 
 _PULL = 256  # messages; brokers of RocketMQ hand out 32 at a time
 CHUNK_BYTES = 8 << 20

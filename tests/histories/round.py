@@ -24,8 +24,7 @@ from neve import NeveError
 from neve.cli.diverged import records
 from neve.cli.failures import Failure
 from neve.client import PullStatus
-from neve.client.net.connection import ConnectionFailed
-from neve.errors import BrokerError, ClientError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from tests.histories.archive import ArchiveReader
 from tests.histories.checker import Promise, owes

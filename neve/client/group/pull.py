@@ -11,6 +11,7 @@ from neve.client.model import MASTER_ID, Message, MessageQueue, PullResult, Pull
 from neve.client.net.connection import Connection
 from neve.client.net.route import Reader
 from neve.client.net.session import Session, ext_int
+from neve.client.validators import check_timeout
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -216,7 +217,8 @@ class Puller:
             self._suggested[queue] = member
 
     def limit(self, wait: float, timeout: float | None) -> float:
-        """How long a pull may take."""
+        """Return the time limit of a pull in seconds; `wait` is the time that the broker may wait for a message."""
+        check_timeout(timeout)
         return timeout or (wait + _ANSWER_MARGIN if wait > 0 else 2 * self._session.options.timeout)
 
     # ---- bounds

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 
 from neve.client.model import Message, MessageQueue
-from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES
 from neve.client.net.session import Session
-from neve.errors import BrokerError, ClientError, NeveError
+from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError
 from neve.record.layout import COMPRESSED, COMPRESSION_MASK
 from neve.record.properties import (
     PROPERTY_DELAY,

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from neve.errors import ClientError, NeveError, UnknownOutcome, seconds_text
+from neve.errors import ClientError, ConnectionFailed, ConnectionLost, NeveError, RequestTimeout, seconds_text
 from neve.remoting.address import parse_address
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
@@ -41,13 +41,6 @@ _NOT_HERE = NOT_MASTER | {ResponseCode.SLAVE_NOT_AVAILABLE}
 ServerRequestHandler = Callable[["Connection", RemotingCommand], None]
 _WANTS_TLS = " before any answer; if the server accepts TLS only, connect with TLS (--tls, --tls-ca FILE)"
 _WANTS_PLAIN = "; TLS is on: if the server has no certificate, connect without TLS (--no-tls)"
-
-
-class ConnectionFailed(NeveError):
-    """The peer could not be reached; nothing was asked of it."""
-
-    def __init__(self, remark: str) -> None:
-        super().__init__(None, remark)
 
 
 class Connection(asyncio.Protocol):
@@ -109,7 +102,7 @@ class Connection(asyncio.Protocol):
         for future in waiting.values():
             if not future.done():
                 text = f"the connection to {self.address} broke: {exc or 'closed'}{hint}"
-                future.set_exception(UnknownOutcome(text))
+                future.set_exception(ConnectionLost(text))
         if self._on_lost is not None:
             self._on_lost(self.address)
 
@@ -220,7 +213,7 @@ class Connection(asyncio.Protocol):
     def _expire(self, opaque: int, received: int, timeout: float) -> None:
         future = self._waiting.pop(opaque, None)
         if future is not None and not future.done():
-            future.set_exception(UnknownOutcome(f"no answer from {self.address} within {seconds_text(timeout)}"))
+            future.set_exception(RequestTimeout(f"no answer from {self.address} within {seconds_text(timeout)}"))
         if received == self._received:  # not a byte since: the peer is dead, or the network is
             self.close()
 

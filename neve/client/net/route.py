@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from neve.client.model import MASTER_ID, BrokerInfo, MessageQueue
-from neve.client.net.connection import ConnectionFailed
-from neve.errors import ProtocolError
+from neve.errors import ConnectionFailed, ProtocolError
 
 PERM_READ = 4
 PERM_WRITE = 2

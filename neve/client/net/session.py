@@ -10,10 +10,20 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from neve.client.model import MASTER_ID, BrokerInfo, MessageQueue
-from neve.client.net.connection import NOT_MASTER, Connection, ConnectionFailed, ConnectionPool
+from neve.client.net.connection import NOT_MASTER, Connection, ConnectionPool
 from neve.client.net.route import TopicRoute, parse_brokers, parse_route, route_from_default
 from neve.client.options import ClientOptions
-from neve.errors import BrokerError, ClientError, NeveError, ProtocolError, UnknownOutcome, seconds_text
+from neve.client.validators import check_timeout
+from neve.errors import (
+    BrokerError,
+    ClientError,
+    ConnectionFailed,
+    NeveError,
+    ProtocolError,
+    RequestTimeout,
+    UnknownOutcome,
+    seconds_text,
+)
 from neve.record.ids import UniqueIdGenerator
 from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode
@@ -177,18 +187,26 @@ class Session:
         timeout: float | None,
         work: Coroutine[Any, Any, T],
         *,
-        too_late: type[UnknownOutcome | ConnectionFailed] = UnknownOutcome,
+        too_late: type[RequestTimeout | ConnectionFailed] = RequestTimeout,
     ) -> T:
         """What `work` gives, if it does so within `timeout` seconds, by default those of a whole call.
 
         Raises:
-            UnknownOutcome: it was not done by then; what it asked for may be done all the same. Or `too_late`, for work
-                whose last step without a wait is to send: it was not sent.
+            RequestTimeout: `work` did not end in time; its requests may have been executed. Instead of this error
+                `too_late` is raised, for work that sends its only request in its last step.
+            ClientError: `timeout` is not positive.
         """
+        try:
+            check_timeout(timeout)
+        except ClientError:
+            work.close()
+            raise
         limit = timeout or self.options.timeout
         try:
             async with asyncio.timeout(limit):
                 return await work
+        except NeveError:  # may be a TimeoutError, of a single request
+            raise
         except TimeoutError:
             raise too_late(f"not done within {seconds_text(limit)}") from None
 
@@ -201,6 +219,7 @@ class Session:
             BrokerError: the broker refused.
             NeveError: it could not be asked, or did not answer.
         """
+        check_timeout(timeout)
         limit = timeout or self.options.attempt_timeout
         return require_success(await self.pool.invoke(address, code, ext, body=body, timeout=limit))
 

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from neve.client.model import Message, MessageQueue
-from neve.client.net.connection import ConnectionFailed
 from neve.client.net.session import Session
 from neve.client.send.draft import Draft
 from neve.client.send.producer import Producer, Repeats
 from neve.client.send.queue_selector import OrderKey, select_by_hash
-from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import RETRY_PREFIX
 

@@ -14,7 +14,14 @@ from neve.client.options import ClientOptions
 from neve.client.send.compression import compress
 from neve.client.send.queue_selector import OrderKey, Queue, select_by_hash
 from neve.client.trace.format import MessageType
-from neve.client.validators import body_bytes, check_body, check_properties, check_topic, packed_properties
+from neve.client.validators import (
+    body_bytes,
+    check_body,
+    check_properties,
+    check_timeout,
+    check_topic,
+    packed_properties,
+)
 from neve.errors import ClientError
 from neve.record.bodies import encode_batch
 from neve.record.layout import TRANSACTION_PREPARED
@@ -62,6 +69,7 @@ def sending(
     Raises:
         ClientError: one cannot be written, belongs to the system, or excludes another.
     """
+    check_timeout(timeout)
     message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
     return Sending(message, target_queue(queue, order_key), timing(delay_level, delay, deliver_at_ms), timeout)
 

@@ -10,15 +10,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
-from neve.client.net.connection import NOT_MASTER, ConnectionFailed
+from neve.client.net.connection import NOT_MASTER
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES, TopicRoute
 from neve.client.net.session import Session, ext_int
 from neve.client.send.draft import Draft, Drafts, Sending
 from neve.client.send.latency import FaultTable
 from neve.client.send.queue_selector import Queue
 from neve.client.trace.recorder import Traces
-from neve.client.validators import check_topic
-from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
+from neve.client.validators import check_timeout, check_topic
+from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, UnknownOutcome
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import send_v2_fields
@@ -76,6 +76,7 @@ class Producer:
         queue: Queue | None = None,
         timeout: float | None = None,
     ) -> SendResult:
+        check_timeout(timeout)
         return await self.deliver(self.drafts.batch(topic, messages), queue, timeout)
 
     async def send_oneway(self, what: Sending) -> None:
@@ -138,7 +139,7 @@ class Producer:
         group = group or options.producer_group
         self._session.produces(group)
         now = asyncio.get_running_loop().time
-        deadline = now() + (timeout or options.timeout)
+        deadline = now() + (options.timeout if timeout is None else timeout)
         tried: list[str] = []
         reserved: SendResult | None = None
         repeats = repeats or Repeats()

@@ -18,7 +18,8 @@ from neve.client.net.connection import Connection
 from neve.client.net.session import Session
 from neve.client.send.draft import Sending
 from neve.client.send.producer import Producer
-from neve.errors import ClientError, UnknownOutcome, seconds_text
+from neve.client.validators import check_timeout
+from neve.errors import ClientError, NeveError, RequestTimeout, seconds_text
 from neve.record.bodies import inflate
 from neve.record.properties import (
     PROPERTY_CLUSTER,
@@ -51,6 +52,7 @@ class Requests:
 
     async def request(self, what: Sending, timeout: float) -> Message:
         """See `AsyncClient.request`."""
+        check_timeout(timeout)
         correlation = str(UUID(bytes=self._session.options.entropy(16), version=4))
         own = {
             PROPERTY_CORRELATION_ID: correlation,
@@ -67,8 +69,10 @@ class Requests:
                 await self._introduce(draft.topic)
                 await self._producer.deliver(draft, what.queue, deadline - loop.time())
                 return await reply
+        except NeveError:  # may be a TimeoutError, of the send
+            raise
         except TimeoutError:
-            raise UnknownOutcome(
+            raise RequestTimeout(
                 f"no reply to {draft.msg_id} of {draft.topic} within {seconds_text(timeout)}"
             ) from None
         finally:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from neve.client import AsyncClient, MessageQueue, connect
-from neve.client.net.connection import ConnectionFailed
 from neve.client.security import credentials_in_environment, credentials_in_file, tls_context
 from neve.client.sync.loop import BackgroundLoop
-from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import is_system_topic
 from neve.spark.planning.options import BadOption, Cluster, Security

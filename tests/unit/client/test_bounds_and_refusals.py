@@ -15,10 +15,9 @@ from neve.cli import main
 from neve.client import connect, model
 from neve.client.group import pull
 from neve.client.model import Message
-from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import QUEUES_MAX, parse_route
 from neve.client.validators import check_properties
-from neve.errors import BrokerError, ClientError, ProtocolError
+from neve.errors import BrokerError, ClientError, ConnectionFailed, ProtocolError
 from neve.record import bodies, properties
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.fake_cluster import Answer, run

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from neve.client import AsyncClient, LocalTransactionState, connect, sync
-from neve.client.net.connection import ConnectionFailed
-from neve.errors import BrokerError, ClientError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, UnknownOutcome
 from neve.record.bodies import decode_batch
 from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps

@@ -16,10 +16,9 @@ from neve.client.group.in_work import Asker, Endings
 from neve.client.group.pop_requests import Popper
 from neve.client.group.pop_settle import Acker, Held
 from neve.client.model import MessageQueue
-from neve.client.net.connection import ConnectionFailed
 from neve.client.net.session import Session
 from neve.client.send.transaction import _asked
-from neve.errors import BrokerError, NeveError, UnknownOutcome
+from neve.errors import BrokerError, ConnectionFailed, NeveError, UnknownOutcome
 from neve.remoting.codes import RequestCode
 from tests.unit.client.fake_cluster import run, send_ok, sends, silent
 from tests.waiting import until

@@ -21,12 +21,11 @@ from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller, Subscription
 from neve.client.model import MessageQueue
 from neve.client.net import session as session_module
-from neve.client.net.connection import ConnectionFailed
 from neve.client.net.route import parse_route
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions
 from neve.client.send import producer as producer_module
-from neve.errors import BrokerError, ClientError, NeveError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, UnknownOutcome
 from neve.record.codec import encode_record
 from neve.record.ids import offset_msg_id
 from neve.remoting.address import parse_address

@@ -7,8 +7,8 @@ import ssl
 
 import pytest
 
-from neve.client.net.connection import ConnectionFailed, ConnectionPool
-from neve.errors import UnknownOutcome, seconds_text
+from neve.client.net.connection import ConnectionPool
+from neve.errors import ConnectionFailed, UnknownOutcome, seconds_text
 from neve.remoting.codes import RequestCode
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from broker.ha.master_session import AWAY_TOO_LONG
 from neve.cli.failures import Failure
-from neve.client.net.connection import ConnectionFailed
-from neve.errors import BrokerError, ClientError, ProtocolError, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, ProtocolError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from tests.histories.links import Links
 from tests.histories.round import LATE, epoch_told
