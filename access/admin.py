@@ -9,8 +9,8 @@ import msgspec
 
 from access.model import AuthError, Entry, Policy, User, check_name, check_policy, check_user
 from access.store import AuthStore, Tables
-from infra.remoting_server import Connection
-from infra.request_router import RequestRouter
+from infra.net.remoting_server import Connection
+from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError
 from neve.remoting.body import dumps, lenient_loads
 from neve.remoting.codes import RequestCode, ResponseCode

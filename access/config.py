@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from infra.config import key
+from infra.config.properties import key
 
 
 @dataclass

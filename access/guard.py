@@ -15,10 +15,10 @@ from access.model import ENABLED, MAX_NAME, SUPER, Decision, User, check_name, c
 from access.permissions import NEEDS, RETRY_TOPIC, Need, NeedOfAll, RetryOwners, of_owners, topic_need
 from access.signed_sends import SignedSends
 from access.store import NO_CHANGE_LOG, AuthStore, ChangeLog, Tables
-from infra.disk import Disk
-from infra.remoting_server import Answer, Connection
-from infra.request_router import RequestRouter
-from infra.startup import StartupError
+from infra.disk.filesystem import Disk
+from infra.net.remoting_server import Answer, Connection
+from infra.net.request_router import RequestRouter
+from infra.process.startup import StartupError
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand

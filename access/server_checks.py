@@ -11,9 +11,9 @@ from typing import Any
 from access.config import SecurityConfig
 from access.guard import inner_credentials, read_credentials
 from infra.clock import Clock
-from infra.config import IS_ABSENT, IS_FAULT, IS_IGNORED, ConfigError, verdicts
-from infra.startup import StartupError, check_port
-from infra.tls import client_context, server_tls
+from infra.config.properties import IS_ABSENT, IS_FAULT, IS_IGNORED, ConfigError, verdicts
+from infra.net.tls import client_context, server_tls
+from infra.process.startup import StartupError, check_port
 from neve.cli.checks import FAIL, OK, WARN, Check
 
 _CERTIFICATE_DAYS = 14

@@ -1,8 +1,8 @@
 """What every server that speaks Remoting counts of its port and of its guard."""
 
 from access.guard import SignatureGuard, Unguarded
-from infra.metrics import Metrics
-from infra.remoting_server import RemotingServer
+from infra.net.remoting_server import RemotingServer
+from infra.observe.metrics import Metrics
 
 
 def register_server(metrics: Metrics, server: RemotingServer) -> None:

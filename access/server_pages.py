@@ -9,15 +9,15 @@ from prometheus_client.core import Metric
 
 from access.guard import SignatureGuard, Unguarded
 from access.server_metrics import register_guard, register_server
-from infra.admin_http import AdminHttp, Request, Response
 from infra.clock import Clock
-from infra.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
-from infra.metrics import Metrics, of_process
-from infra.metrics_page import MetricsPage
-from infra.pace import SCRAPE_SHARE, Pace
-from infra.remoting_server import RemotingServer
-from infra.supervisor import Supervisor, Trouble
-from infra.threads import SYSTEM_THREADS
+from infra.loop.pace import SCRAPE_SHARE, Pace
+from infra.loop.supervisor import Supervisor, Trouble
+from infra.loop.threads import SYSTEM_THREADS
+from infra.net.admin_http import AdminHttp, Request, Response
+from infra.net.remoting_server import RemotingServer
+from infra.observe.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
+from infra.observe.metrics import Metrics, of_process
+from infra.observe.metrics_page import MetricsPage
 
 log = logging.getLogger(__name__)
 

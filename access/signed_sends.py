@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from access.model import ENABLED
 from access.store import AuthStore, Tables
-from infra.remoting_server import Connection
-from infra.startup import StartupError
+from infra.net.remoting_server import Connection
+from infra.process.startup import StartupError
 from neve.remoting.signature import SigningKey, signing_key
 
 _KNOWN_MAX = 10_000

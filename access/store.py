@@ -18,8 +18,8 @@ from typing import Protocol
 import msgspec
 
 from access.model import Policy, User
-from infra.disk import Disk
-from infra.startup import StartupError
+from infra.disk.filesystem import Disk
+from infra.process.startup import StartupError
 
 VERSION = 1
 

@@ -11,12 +11,12 @@ from access.config import SecurityConfig
 from access.guard import Guard, GuardedHandler, SignatureGuard, Unguarded, open_store
 from access.permissions import RetryOwners
 from access.store import NO_CHANGE_LOG, ChangeLog
-from infra.descriptors import DescriptorBudget
-from infra.disk import Disk
-from infra.remoting_limits import RemotingLimits
-from infra.remoting_server import Connection, RemotingServer
-from infra.request_router import RequestRouter
-from infra.tls import server_tls
+from infra.disk.filesystem import Disk
+from infra.net.limits import RemotingLimits
+from infra.net.remoting_server import Connection, RemotingServer
+from infra.net.request_router import RequestRouter
+from infra.net.tls import server_tls
+from infra.process.descriptors import DescriptorBudget
 
 
 class PortConfig(Protocol):

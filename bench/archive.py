@@ -27,8 +27,8 @@ import uvloop
 from bench.measure import SIZE, raw_command, run_window, spread
 from bench.raw_load import QUEUES, Producer, create
 from bench.wire import OPAQUE_FIRST, SendFrames
-from infra import minio
-from infra.object_store.open import open_store
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import catalogs
 from tests.servers.admin_port import post_request

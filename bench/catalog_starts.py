@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.catalog import BATCH, OF_TOPIC, SIZES, resident, rounds
-from infra import minio
 from infra.clock import SystemClock
-from infra.disk import RealDisk
-from infra.object_store.open import open_store
-from infra.object_store.protocol import ObjectStore
+from infra.disk.filesystem import RealDisk
+from infra.objects import minio
+from infra.objects.open import open_store
+from infra.objects.store import ObjectStore
 from neve.archive.catalog.catalog import Catalog, Location
 from neve.archive.format.journal import (
     NO_CHECKPOINT,

@@ -33,8 +33,8 @@ from bench.archive import TOPIC, fill, offload
 from bench.measure import SIZE, Server, end_by_signal, java_command, own_cpu, raw_command, settle, spread
 from bench.raw_load import QUEUES, create
 from bench.wire import Client
-from infra import minio
-from infra.object_store.open import open_store
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import catalogs
 from tests.servers.apache import ApacheServer

@@ -52,11 +52,11 @@ from bench.measure import SIZE, end_by_signal, own_cpu, settle, spread
 from bench.pauses import Cluster, create_topics
 from bench.raw_load import QUEUES, create
 from bench.wire import Client
-from infra import minio
 from infra.clock import SystemClock
-from infra.config import DAY
-from infra.disk import RealDisk
-from infra.object_store.open import open_store
+from infra.config.properties import DAY
+from infra.disk.filesystem import RealDisk
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve.archive.format.journal import Commit, CommittedObject, RowGroup
 from neve.archive.format.keys import data_key
 from tests.servers.apache import ApacheServer

@@ -26,7 +26,7 @@ from bench.archive import TOPIC, fill, offload, store_url
 from bench.measure import own_cpu, settle
 from bench.raw_load import create
 from bench.wire import Client
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import CommittedObject
 from tests.servers.neve import NeveServer

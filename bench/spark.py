@@ -48,9 +48,9 @@ import pyarrow.parquet as pq
 
 from bench.archive import store_url
 from bench.measure import end_by_signal, spread
-from infra import minio
-from infra.object_store.open import open_store
-from infra.object_store.protocol import ObjectStore
+from infra.objects import minio
+from infra.objects.open import open_store
+from infra.objects.store import ObjectStore
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import Checkpoint, Commit, CommittedObject, Deleted, Epoch, RowGroup, encode_entry

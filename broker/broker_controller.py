@@ -118,14 +118,15 @@ from broker.waiting.check_back import CheckBack
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage, parse_levels
 from broker.waiting.timer_message import CODED_TOPICS, TimerMessages, code_of_entry
-from infra.admin_http import AdminHttp
-from infra.admin_token import AdminToken
-from infra.descriptors import budget, mappings_limit
-from infra.metrics import LATENCIES, Histogram, Metrics
-from infra.metrics_page import MetricsPage
-from infra.pace import SCRAPE_SHARE, Pace
-from infra.request_router import RequestRouter
-from infra.startup import (
+from infra.loop.pace import SCRAPE_SHARE, Pace
+from infra.loop.supervisor import Faults, Stop, Supervisor
+from infra.net.admin_http import AdminHttp
+from infra.net.admin_token import AdminToken
+from infra.net.request_router import RequestRouter
+from infra.observe.metrics import LATENCIES, Histogram, Metrics
+from infra.observe.metrics_page import MetricsPage
+from infra.process.descriptors import budget, mappings_limit
+from infra.process.startup import (
     EXIT_FAILED,
     EXIT_IN_USE,
     StartupError,
@@ -133,7 +134,6 @@ from infra.startup import (
     local_address,
     open_files_limit,
 )
-from infra.supervisor import Faults, Stop, Supervisor
 from lifecycle.scheduler import KNOWN_FAILURES
 from neve.entropy import salt, system_entropy
 from neve.record.ids import UniqueIdGenerator

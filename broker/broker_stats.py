@@ -8,7 +8,7 @@ import msgspec
 from typing_extensions import override
 
 from infra.clock import Clock
-from infra.metrics import Histogram
+from infra.observe.metrics import Histogram
 
 # Traffic is counted by periods of 10 s. A window is so many of its own steps, each so many periods: the last of them
 # is under way, so that a minute tells of 50 to 60 seconds, as RocketMQ's StatsItem does.

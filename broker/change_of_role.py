@@ -33,9 +33,9 @@ from broker.tables.state_file import StateFile
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.timer_message import TimerMessages
-from infra.in_steps import in_turns
-from infra.startup import EXIT_FAILED, StartupError
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.in_steps import in_turns
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.process.startup import EXIT_FAILED, StartupError
 from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)

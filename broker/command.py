@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from broker.config import BrokerConfig
-from infra.config import ConfigError, Loaded, read
-from infra.server_command import announce, catch_signals, leave, run_and_exit, settings_option
+from infra.config.properties import ConfigError, Loaded, read
+from infra.process.server_command import announce, catch_signals, leave, run_and_exit, settings_option
 
 RestoreFrom = click.option(
     "--restore-from",
@@ -128,9 +128,9 @@ def _begin(
 
 async def _dry_run(config: BrokerConfig) -> int:
     from broker.archiving import restore
-    from infra import log as logs
     from infra.clock import SystemClock
-    from infra.disk import RealDisk
+    from infra.disk.filesystem import RealDisk
+    from infra.observe import log as logs
 
     logs.configure(config.log_level)
     report = await asyncio.to_thread(restore.dry_run, config, RealDisk(), SystemClock())
@@ -140,8 +140,8 @@ async def _dry_run(config: BrokerConfig) -> int:
 
 async def _dry_import(loaded: Loaded[BrokerConfig], source: Path) -> int:
     from broker.importing.store_import import StoreImport
-    from infra import log as logs
-    from infra.disk import RealDisk
+    from infra.disk.filesystem import RealDisk
+    from infra.observe import log as logs
 
     logs.configure(loaded.config.log_level)
     report = await asyncio.to_thread(StoreImport(loaded.config, RealDisk(), source).look)
@@ -155,9 +155,9 @@ async def _import_and_run(loaded: Loaded[BrokerConfig], source: Path) -> int:
     from broker.clients.master_api import MasterApi
     from broker.importing.store_import import StoreImport
     from broker.machine import Machine
-    from infra import log as logs
     from infra.clock import SystemClock
-    from infra.disk import RealDisk
+    from infra.disk.filesystem import RealDisk
+    from infra.observe import log as logs
 
     config, disk = loaded.config, RealDisk()
     logs.configure(config.log_level, loaded.warnings)
@@ -177,9 +177,9 @@ async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, 
     from broker.broker_controller import BrokerController
     from broker.embedded import start_name_server
     from broker.machine import Machine
-    from infra import log as logs
     from infra.clock import SystemClock
-    from infra.disk import RealDisk
+    from infra.disk.filesystem import RealDisk
+    from infra.observe import log as logs
 
     config = loaded.config
     logs.configure(config.log_level, loaded.warnings)

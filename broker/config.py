@@ -9,8 +9,20 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from access.config import SecurityConfig
-from infra import rocketmq_keys
-from infra.config import DAY, GIB, HOUR, KIB, MIB, MINUTE, SECOND, ConfigError, key, load, time_ms
+from infra.config.properties import (
+    DAY,
+    GIB,
+    HOUR,
+    KIB,
+    MIB,
+    MINUTE,
+    SECOND,
+    ConfigError,
+    key,
+    load,
+    rocketmq_keys,
+    time_ms,
+)
 
 # Of RocketMQ's metrics.
 _OWN_LABELS = frozenset(

@@ -15,11 +15,11 @@ from broker import doctor_of_set, rocketmqs_store
 from broker.archiving.overtaken import OvertakenFile
 from broker.config import BrokerConfig
 from infra.clock import Clock, SystemClock
-from infra.config import ConfigError, read
-from infra.disk import DiskLocked, RealDisk
-from infra.object_store.doctor import check_store
-from infra.object_store.protocol import BadStoreUrl
-from infra.startup import StartupError
+from infra.config.properties import ConfigError, read
+from infra.disk.filesystem import DiskLocked, RealDisk
+from infra.objects.doctor import check_store
+from infra.objects.store import BadStoreUrl
+from infra.process.startup import StartupError
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory, nearest
 from neve.remoting.address import parse_address
 

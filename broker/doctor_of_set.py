@@ -12,8 +12,8 @@ from access.guard import inner_credentials
 from broker.config import BrokerConfig
 from broker.ha.settings import SetSettings, settings_of
 from infra.clock import Clock
-from infra.config import ConfigError, parse_properties, to_properties
-from infra.tls import client_context
+from infra.config.properties import ConfigError, parse_properties, to_properties
+from infra.net.tls import client_context
 from neve.cli.broker_sets import BrokerSets, SetState, new_pool, who_answers
 from neve.cli.checks import FAIL, OK, WARN, Check
 from neve.cli.failures import Failure

@@ -15,8 +15,8 @@ from typing import Any
 from access.config import SecurityConfig
 from broker.config import BrokerConfig
 from infra.clock import SystemClock
-from infra.disk import RealDisk
-from infra.startup import EXIT_IN_USE, StartupError, check_port
+from infra.disk.filesystem import RealDisk
+from infra.process.startup import EXIT_IN_USE, StartupError, check_port
 from neve.entropy import system_entropy
 
 HERE = "127.0.0.1"

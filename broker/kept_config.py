@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 
 from broker.config import BrokerConfig
-from infra.config import ConfigError, live_keys, update_live, value_texts
-from infra.disk import Disk
-from infra.startup import EXIT_CONFIG, StartupError
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.config.properties import ConfigError, live_keys, update_live, value_texts
+from infra.disk.filesystem import Disk
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.process.startup import EXIT_CONFIG, StartupError
 
 log = logging.getLogger(__name__)
 

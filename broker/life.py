@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from infra.clock import Clock
-from infra.startup import EXIT_FAILED
+from infra.process.startup import EXIT_FAILED
 from infra.state_table import following
 
 

@@ -14,8 +14,8 @@ from broker.store.errors import StoreError, StoreFull, StoreLocked
 from broker.store.message_store import MessageStore
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager, system_topics
-from infra.disk import Disk
-from infra.startup import EXIT_CONFIG, EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError
+from infra.disk.filesystem import Disk
+from infra.process.startup import EXIT_CONFIG, EXIT_DISK, EXIT_FAILED, EXIT_IN_USE, StartupError
 
 log = logging.getLogger(__name__)
 

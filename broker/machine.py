@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from broker.archiving.outside import Outside
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.startup import check_port
+from infra.disk.filesystem import Disk
+from infra.process.startup import check_port
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,9 @@ from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import BrokerRole
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.threads import Threads
-from infra.tls import client_context, server_tls
+from infra.disk.filesystem import Disk
+from infra.loop.threads import Threads
+from infra.net.tls import client_context, server_tls
 from neve.entropy import system_entropy
 from neve.remoting.signature import signed
 

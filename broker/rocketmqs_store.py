@@ -11,7 +11,7 @@ import re
 import struct
 from pathlib import Path
 
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 
 _NUMBERS = struct.Struct(">5q")
 _PAGES = (4096, 16384, 65536)

@@ -26,13 +26,13 @@ from access.guard import inner_credentials
 from broker.config import BrokerConfig
 from broker.embedded import HERE, share_certificates, start_controller, start_name_server
 from broker.ha.settings import settings_of
-from infra import log as logs
-from infra.config import ConfigError, Loaded, read
-from infra.remoting_server import open_connection
-from infra.server_command import announce, catch_signals
-from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, free_port
-from infra.supervisor import Supervisor
-from infra.tls import client_context
+from infra.config.properties import ConfigError, Loaded, read
+from infra.loop.supervisor import Supervisor
+from infra.net.remoting_server import open_connection
+from infra.net.tls import client_context
+from infra.observe import log as logs
+from infra.process.server_command import announce, catch_signals
+from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, free_port
 from neve.errors import NeveError
 from neve.remoting.address import parse_address
 from neve.remoting.body import dumps, loads_as

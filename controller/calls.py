@@ -14,8 +14,8 @@ from access.guard import inner_credentials
 from controller.broker_set import BrokerSet, Member
 from controller.controller_config import ControllerConfig
 from controller.decision import UNKNOWN, Asked
-from infra.remoting_server import Connection, open_connection
-from infra.tls import client_context
+from infra.net.remoting_server import Connection, open_connection
+from infra.net.tls import client_context
 from neve.errors import NeveError
 from neve.remoting.address import parse_address
 from neve.remoting.body import dumps, loads_as

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.controller_config import ControllerConfig
-from infra.config import Loaded, read
-from infra.server_command import announce, catch_signals, run_and_exit, settings_option
-from infra.startup import check_port
+from infra.config.properties import Loaded, read
+from infra.process.server_command import announce, catch_signals, run_and_exit, settings_option
+from infra.process.startup import check_port
 
 if TYPE_CHECKING:
     from controller.controller_manager import ControllerManager
@@ -36,14 +36,14 @@ def made(config: ControllerConfig) -> "ControllerManager":
     from controller.controller_manager import ControllerManager
     from controller.registers import register_of
     from infra.clock import SystemClock
-    from infra.disk import RealDisk
+    from infra.disk.filesystem import RealDisk
 
     disk = RealDisk()
     return ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
 
 
 async def _run(loaded: Loaded[ControllerConfig]) -> int:
-    from infra import log as logs
+    from infra.observe import log as logs
 
     config = loaded.config
     logs.configure(config.log_level, loaded.warnings)

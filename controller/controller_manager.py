@@ -17,12 +17,12 @@ from controller.other_controllers import NO_OTHER_CONTROLLERS, OtherControllers
 from controller.register import Register
 from controller.requests import Requests
 from infra.clock import Clock
-from infra.descriptors import budget
-from infra.disk import Disk
-from infra.remoting_server import Connection
-from infra.request_router import RequestRouter
-from infra.startup import open_files_limit
-from infra.supervisor import Supervisor, Trouble
+from infra.disk.filesystem import Disk
+from infra.loop.supervisor import Supervisor, Trouble
+from infra.net.remoting_server import Connection
+from infra.net.request_router import RequestRouter
+from infra.process.descriptors import budget
+from infra.process.startup import open_files_limit
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from controller.controller_config import ControllerConfig
 from controller.register import RegisterUnavailable
 from controller.registers import register_of
 from infra.clock import Clock, SystemClock
-from infra.config import ConfigError, read
-from infra.disk import RealDisk
-from infra.startup import StartupError
+from infra.config.properties import ConfigError, read
+from infra.disk.filesystem import RealDisk
+from infra.process.startup import StartupError
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
 

@@ -23,7 +23,7 @@ import msgspec
 from controller.decision import LOWEST_PRIORITY, UNKNOWN, Report
 from controller.other_controllers import Heard
 from controller.register import RegisterUnavailable
-from infra.etcd import Etcd, EtcdError, EtcdRefused, KeyValue
+from infra.net.etcd import Etcd, EtcdError, EtcdRefused, KeyValue
 from neve.entropy import system_entropy, unique_name
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from controller.broker_set import BrokerSet, DamagedBrokerSet, decode, encode
 from controller.controller_config import ControllerConfig
 from controller.etcd_controllers import EtcdControllers
 from controller.register import MAX_BROKER_SETS, NEVER, RegisterUnavailable, Revision, Stored
-from infra.etcd import Etcd, EtcdAway, EtcdError, EtcdRefused, Header, KeyValue, parse_url
-from infra.startup import EXIT_CONFIG, StartupError
-from infra.tls import client_context
+from infra.net.etcd import Etcd, EtcdAway, EtcdError, EtcdRefused, Header, KeyValue, parse_url
+from infra.net.tls import client_context
+from infra.process.startup import EXIT_CONFIG, StartupError
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from controller.broker_set import BrokerSet, DamagedBrokerSet, decode, encode
-from infra.disk import Disk, DiskLocked, OutOfDescriptors
-from infra.startup import EXIT_DISK, EXIT_IN_USE, StartupError
-from infra.threads import Threads
+from infra.disk.filesystem import Disk, DiskLocked, OutOfDescriptors
+from infra.loop.threads import Threads
+from infra.process.startup import EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.errors import NeveError
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from controller.controller_config import ControllerConfig
 from controller.other_controllers import NO_OTHER_CONTROLLERS, OtherControllers
 from controller.register import FileRegister, Register
-from infra.disk import Disk
-from infra.threads import SYSTEM_THREADS
+from infra.disk.filesystem import Disk
+from infra.loop.threads import SYSTEM_THREADS
 
 
 def register_of(config: ControllerConfig, disk: Disk) -> tuple[Register, OtherControllers]:

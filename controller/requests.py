@@ -32,10 +32,10 @@ from controller.decision import (
     Report,
 )
 from controller.liveness import Liveness
-from infra import log as logs
-from infra.config import ConfigError, parse_properties, to_properties, update_live
-from infra.remoting_server import Connection, Handler
-from infra.request_router import RequestRouter
+from infra.config.properties import ConfigError, parse_properties, to_properties, update_live
+from infra.net.remoting_server import Connection, Handler
+from infra.net.request_router import RequestRouter
+from infra.observe import log as logs
 from neve.errors import BrokerError
 from neve.remoting.body import dumps, dumps_object_keys, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode

@@ -309,7 +309,7 @@ def store_url(root: Path, kind: str, stack: ExitStack) -> str:
     if kind == "dir":
         (root / "archive").mkdir()
         return f"dir:{root / 'archive'}"
-    from infra import minio
+    from infra.objects import minio
 
     server = stack.enter_context(minio.running(root / "minio"))
     os.environ.update(server.environment)  # the broker's, boto3's and Spark's credentials come from here

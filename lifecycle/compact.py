@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from infra.clock import Clock
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from lifecycle.compaction import DAY_MS, SIZES, Sizes, When, plan_topic
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock

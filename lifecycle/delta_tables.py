@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from infra.clock import Clock
-from infra.object_store.protocol import ObjectStore
+from infra.objects.store import ObjectStore
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog.journal_reader import checkpointed_topics, checkpoints, following
 from neve.archive.delta.changes import Change, MirroredTopics

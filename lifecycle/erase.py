@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, Protocol
 
 from infra import failpoint
 from infra.clock import Clock
-from infra.object_store.protocol import ObjectStoreError
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.objects.store import ObjectStoreError
 from lifecycle.compaction import settled_below
 from lifecycle.hot_erasure import HotErasure
 from lifecycle.hot_store import HotStore

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from infra import failpoint
-from infra.pace import Pace
+from infra.loop.pace import Pace
 from lifecycle.evict import EVERYTHING
 from lifecycle.hot_expiry import HotExpiry
 from lifecycle.hot_store import HotStore

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 
 from infra.clock import Clock
-from infra.pace import Pace
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.pace import Pace
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from lifecycle.checkpoint import WriteCheckpoint
 from lifecycle.compact import Compact
 from lifecycle.delta_tables import DeltaTables

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from infra.priority import NORMAL
+from infra.process.priority import NORMAL
 from lifecycle.hot_store import Segment
 from neve.archive.policy.ttl import HOUR_MS, ttl_ms_of
 

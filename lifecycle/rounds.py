@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from infra.clock import Clock
-from infra.threads import Threads
+from infra.loop.threads import Threads
 from lifecycle.due import Due
 from lifecycle.throttle import UploadThrottle
 from lifecycle.turns import Turns

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.object_store.protocol import ObjectStore
+from infra.disk.filesystem import Disk
+from infra.objects.store import ObjectStore
 
 log = logging.getLogger(__name__)
 

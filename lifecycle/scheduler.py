@@ -31,8 +31,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 from typing_extensions import override
 
 from infra.clock import Clock
-from infra.object_store.protocol import ObjectStoreError
-from infra.threads import SYSTEM_THREADS, Thread, Threads
+from infra.loop.threads import SYSTEM_THREADS, Thread, Threads
+from infra.objects.store import ObjectStoreError
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.format.journal import NewerFormat
 from tiered.journal.errors import Fenced

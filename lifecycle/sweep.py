@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Protocol
 
-from infra.object_store.protocol import AccessDenied, ObjectInfo
+from infra.objects.store import AccessDenied, ObjectInfo
 from lifecycle.safe_clock import SafeClock
 from lifecycle.turns import Turns
 from neve.archive.format import keys

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from infra.locks import Event
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.locks import Event
+from infra.loop.threads import SYSTEM_THREADS, Threads
 
 
 class Turns:

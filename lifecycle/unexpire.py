@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from infra.object_store.protocol import NotFound, ObjectStore
+from infra.objects.store import NotFound, ObjectStore
 from lifecycle.hot_expiry import HotExpiry
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock

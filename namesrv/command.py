@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from controller.controller_config import ControllerConfig
-from infra.config import Loaded, read
-from infra.server_command import announce, catch_signals, run_and_exit, settings_option
-from infra.startup import check_port
+from infra.config.properties import Loaded, read
+from infra.process.server_command import announce, catch_signals, run_and_exit, settings_option
+from infra.process.startup import check_port
 from namesrv.namesrv_config import NamesrvConfig
 
 
@@ -40,9 +40,9 @@ def namesrv(path: Path | None, beside: Path | None, settings: tuple[str, ...]) -
 
 
 async def _run(loaded: Loaded[NamesrvConfig], beside: Loaded[ControllerConfig] | None) -> int:
-    from infra import log as logs
     from infra.clock import SystemClock
-    from infra.disk import RealDisk
+    from infra.disk.filesystem import RealDisk
+    from infra.observe import log as logs
     from namesrv.namesrv_controller import NamesrvController
 
     config = loaded.config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from access.server_checks import check_free_port, check_keys, check_tls, check_users
 from infra.clock import Clock, SystemClock
-from infra.config import ConfigError, read
+from infra.config.properties import ConfigError, read
 from namesrv.namesrv_config import NamesrvConfig
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from infra.disk import Disk
-from infra.startup import StartupError
+from infra.disk.filesystem import Disk
+from infra.process.startup import StartupError
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from access.config import SecurityConfig
-from infra import rocketmq_keys
-from infra.config import GIB, MIB, SECOND, key
+from infra.config import rocketmq_keys
+from infra.config.properties import GIB, MIB, SECOND, key
 
 
 @dataclass

@@ -8,12 +8,12 @@ from importlib.metadata import version
 from access.server_pages import ServerPages
 from access.wiring import make_guard, make_server
 from infra.clock import Clock
-from infra.descriptors import budget
-from infra.disk import Disk
-from infra.remoting_server import Connection
-from infra.request_router import RequestRouter
-from infra.startup import open_files_limit
-from infra.supervisor import Supervisor, Trouble
+from infra.disk.filesystem import Disk
+from infra.loop.supervisor import Supervisor, Trouble
+from infra.net.remoting_server import Connection
+from infra.net.request_router import RequestRouter
+from infra.process.descriptors import budget
+from infra.process.startup import open_files_limit
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.request_processor import RequestProcessor

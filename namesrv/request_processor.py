@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from infra import log as logs
-from infra.config import ConfigError, parse_properties, to_properties, update_live
-from infra.remoting_server import Connection
-from infra.request_router import RequestRouter
+from infra.config.properties import ConfigError, parse_properties, to_properties, update_live
+from infra.net.remoting_server import Connection
+from infra.net.request_router import RequestRouter
+from infra.observe import log as logs
 from namesrv.kv_config_manager import ORDER_TOPIC_CONFIG, KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.registration import Registration, check_crc, parse_registration

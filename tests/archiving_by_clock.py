@@ -11,8 +11,8 @@ from typing import Self
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.object_store.open import open_store
+from infra.disk.filesystem import RealDisk
+from infra.objects.open import open_store
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock

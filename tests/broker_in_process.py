@@ -13,9 +13,9 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.machine import Machine
 from infra.clock import Clock, SystemClock
-from infra.config import load
-from infra.disk import Disk, RealDisk
-from infra.remoting_server import Connection, open_connection
+from infra.config.properties import load
+from infra.disk.filesystem import Disk, RealDisk
+from infra.net.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from tests.doubles.fake_set import FakeSet

@@ -1,7 +1,7 @@
 """Query a local store by key in tests."""
 
 from broker.store.message_store import MessageStore
-from infra.in_steps import at_once
+from infra.loop.in_steps import at_once
 
 
 def by_key(store: MessageStore, topic: str, key: str, max_num: int, begin: int, end: int) -> list[bytes]:

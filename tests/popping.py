@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from broker.broker_controller import BrokerController
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from infra.remoting_server import open_connection
+from infra.net.remoting_server import open_connection
 from neve.archive.catalog.journal_reader import entries
 from neve.cli.store import open_source
 from neve.record.codec import iter_records

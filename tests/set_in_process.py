@@ -18,9 +18,9 @@ from controller.controller_config import ControllerConfig
 from controller.controller_manager import ControllerManager
 from controller.registers import register_of
 from infra.clock import SystemClock
-from infra.config import load
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, open_connection
+from infra.config.properties import load
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection, open_connection
 from tests.broker_in_process import ROOM_ENOUGH
 from tests.servers.processes import free_ports
 from tests.waiting import until

@@ -20,7 +20,7 @@ from broker.archiving.overtaken import Overtaken
 from broker.archiving.restore import Restore
 from broker.archiving.tombstone import JournalTombstones, NoTombstones, Tombstones
 from broker.ha.stock_reach import UNKNOWN, Look
-from infra.object_store.protocol import ObjectStoreError
+from infra.objects.store import ObjectStoreError
 from lifecycle.lifecycle import ArchiveLifecycle, LocalLifecycle
 from lifecycle.safe_clock import SafeClock
 from lifecycle.scheduler import JobScheduler

@@ -19,9 +19,9 @@ from broker.archiving.local_side import LocalSide
 from broker.archiving.outside import InThread
 from broker.archiving.overtaken import ANOTHER_ARCHIVE
 from broker.archiving.restore import Restore
-from infra.disk import Disk
-from infra.object_store.protocol import BadStoreUrl, ObjectStoreError
-from infra.startup import EXIT_ARCHIVE, StartupError
+from infra.disk.filesystem import Disk
+from infra.objects.store import BadStoreUrl, ObjectStoreError
+from infra.process.startup import EXIT_ARCHIVE, StartupError
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.safe_clock import SafeClock
 from lifecycle.state_keeper import StateKeeper

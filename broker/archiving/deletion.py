@@ -17,7 +17,7 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.state_file import SyncLog
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from lifecycle.safe_clock import ClockMark, SafeClock
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from broker.archiving.ask_loop import Ask, AskLoop
-from infra.bounded_thread import run_bounded
-from infra.disk import Disk
-from infra.object_store.open import open_store
-from infra.object_store.protocol import ObjectStore
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.bounded_thread import run_bounded
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.objects.open import open_store
+from infra.objects.store import ObjectStore
 from tiered.worker.client import WorkerClient
 
 T = TypeVar("T")

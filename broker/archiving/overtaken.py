@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from infra.disk import Disk
-from infra.startup import EXIT_FAILED, StartupError
+from infra.disk.filesystem import Disk
+from infra.process.startup import EXIT_FAILED, StartupError
 
 NAME = "overtaken.json"
 #: What an operator does to begin one.

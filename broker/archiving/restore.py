@@ -26,11 +26,11 @@ from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra import failpoint
 from infra.clock import Clock
-from infra.config import ConfigError
-from infra.disk import Disk, DiskLocked
-from infra.object_store.open import open_store
-from infra.object_store.protocol import BadStoreUrl, ObjectStoreError
-from infra.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
+from infra.config.properties import ConfigError
+from infra.disk.filesystem import Disk, DiskLocked
+from infra.objects.open import open_store
+from infra.objects.store import BadStoreUrl, ObjectStoreError
+from infra.process.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import MalformedEntry, NewerFormat
 from neve.remoting import names

@@ -16,7 +16,7 @@ from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra import collector
+from infra.process import collector
 from neve.archive.format.broker_state import BrokerState
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 

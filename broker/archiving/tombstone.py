@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.archiving.outside import InThread
-from infra.disk import Disk
-from infra.object_store.protocol import ObjectStoreError
+from infra.disk.filesystem import Disk
+from infra.objects.store import ObjectStoreError
 from neve.archive.format.journal import Topic
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode

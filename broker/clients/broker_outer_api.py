@@ -11,8 +11,8 @@ from access.guard import inner_credentials
 from broker.config import BrokerConfig
 from broker.tables.state_file import encode_table
 from broker.tables.topic_config_manager import TopicConfig
-from infra.remoting_server import Connection, open_connection
-from infra.tls import client_context
+from infra.net.remoting_server import Connection, open_connection
+from infra.net.tls import client_context
 from neve.errors import NeveError
 from neve.remoting.address import parse_address
 from neve.remoting.body import QueueData, TopicRouteData, dumps, loads_as

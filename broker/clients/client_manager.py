@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.clock import Clock
-from infra.in_steps import Steps
-from infra.remoting_server import Connection
+from infra.loop.in_steps import Steps
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import SubscriptionData
 from neve.remoting.codes import ResponseCode

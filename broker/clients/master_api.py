@@ -6,8 +6,8 @@ import asyncio
 
 from access.config import SecurityConfig
 from access.guard import inner_credentials
-from infra.remoting_server import Connection, open_connection
-from infra.tls import client_context
+from infra.net.remoting_server import Connection, open_connection
+from infra.net.tls import client_context
 from neve.errors import BrokerError, NeveError
 from neve.remoting.address import parse_address
 from neve.remoting.codes import RequestCode, ResponseCode

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from broker.ha.controller_calls import Call
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.errors import NeveError
 from neve.remoting.address import parse_address
 from neve.remoting.codes import RequestCode, ResponseCode

@@ -16,7 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 from broker.ha.epochs import Entry, EpochCache
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 
 FILE_NAME = "epochFileCheckpoint"
 _BACKUP = ".bak"

@@ -34,7 +34,7 @@ from broker.ha.slave_session import Local, SlaveSession
 from broker.ha.stock_master import Life, StockMaster
 from broker.store.errors import LogMismatch, StoreError
 from infra.clock import Clock
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.entropy import Entropy, salt, unique_name
 from neve.errors import NeveError
 

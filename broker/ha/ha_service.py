@@ -26,10 +26,10 @@ from broker.ha.frames import Hello
 from broker.ha.greeting import Reason
 from broker.ha.master_session import CONFIRM_EVERY_S, LogSource, MasterSession, StreamRules
 from infra.clock import Clock
-from infra.startup import addresses
-from infra.threads import SYSTEM_THREADS, Threads
-from infra.tls import ServerTls, SniffingServer
-from infra.tls import listen as tls_listen
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.net.tls import ServerTls, SniffingServer
+from infra.net.tls import listen as tls_listen
+from infra.process.startup import addresses
 from neve.entropy import Entropy, unique_name
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from broker.ha.member_events import Saved
-from infra.disk import Disk
-from infra.locks import NewLock, new_lock
+from infra.disk.filesystem import Disk
+from infra.loop.locks import NewLock, new_lock
 
 DIRECTORY = "ha"
 VERSION = 1

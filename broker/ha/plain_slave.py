@@ -31,10 +31,10 @@ from broker.ha.stock_reach import Look, flush_takes_s
 from broker.role import BrokerRole, Role
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.in_steps import run_beside
-from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.in_steps import run_beside
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
 from neve.entropy import Entropy
 from neve.errors import NeveError
 from neve.remoting.codes import RequestCode

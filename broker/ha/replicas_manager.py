@@ -75,11 +75,11 @@ from broker.role import FOLLOWING, BrokerRole, Role
 from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.in_steps import run_beside
-from infra.remoting_server import Connection, open_connection
-from infra.startup import EXIT_FAILED, EXIT_IN_USE, StartupError
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.in_steps import run_beside
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.net.remoting_server import Connection, open_connection
+from infra.process.startup import EXIT_FAILED, EXIT_IN_USE, StartupError
 from neve.entropy import Entropy, salt, unique_name
 from neve.errors import NeveError
 from neve.remoting.address import parse_address

@@ -13,7 +13,7 @@ import msgspec
 from broker.config import BrokerConfig
 from broker.ha.confirm import ConfirmRules, Replication
 from broker.ha.member import MemberRules
-from infra.config import ConfigError
+from infra.config.properties import ConfigError
 from neve.remoting.address import parse_address
 
 

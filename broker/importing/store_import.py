@@ -27,8 +27,8 @@ from broker.metadata.last_poll import LastPollFile
 from broker.metadata.stock_tables import StockImage
 from broker.store.errors import LogMismatch, StoreError, StoreFull
 from broker.store.message_store import MessageStore
-from infra.disk import Disk
-from infra.startup import EXIT_DISK, EXIT_FAILED, StartupError
+from infra.disk.filesystem import Disk
+from infra.process.startup import EXIT_DISK, EXIT_FAILED, StartupError
 from neve.record.codec import decode_record
 
 log = logging.getLogger(__name__)

@@ -40,8 +40,8 @@ from broker.metadata.stock_tables import (
     TimerCheckPoint,
     image_of,
 )
-from infra.disk import Disk
-from infra.startup import EXIT_CONFIG, StartupError
+from infra.disk.filesystem import Disk
+from infra.process.startup import EXIT_CONFIG, StartupError
 from neve.errors import ProtocolError
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 from neve.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, SIZE_AND_MAGIC, struct_of

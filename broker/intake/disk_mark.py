@@ -7,7 +7,7 @@ from pathlib import Path
 
 from broker.config import BrokerConfig
 from broker.life import BrokerLife
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 
 
 class DiskMark:

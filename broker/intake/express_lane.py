@@ -29,7 +29,7 @@ from broker.store.appender import AppendResult, Send
 from broker.store.errors import StoreError
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX
 from neve.remoting.command import FLAG_ONEWAY
 from neve.remoting.frame import MARK_SIZE, FrameDecoder

@@ -20,9 +20,9 @@ import msgspec
 
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
-from infra.remoting_server import Connection
-from infra.supervisor import Faults
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.loop.supervisor import Faults
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.net.remoting_server import Connection
 
 log = logging.getLogger(__name__)
 

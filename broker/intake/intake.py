@@ -35,8 +35,8 @@ from broker.store.errors import InternalTopic, MessageIllegal, StoreError, Store
 from broker.store.message_store import PutResult
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import Clock
-from infra.metrics import LATENCIES, Histogram
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
+from infra.observe.metrics import LATENCIES, Histogram
 from neve.errors import BrokerError
 from neve.record.ids import UniqueIdGenerator
 from neve.record.layout import PROPERTIES_LENGTH_MAX

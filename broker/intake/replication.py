@@ -31,7 +31,7 @@ from broker.ha.confirm import Waiting
 from broker.intake.flusher import WaitingSend
 from broker.store.errors import StoreNotWritable
 from infra.clock import Clock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from broker.long_polling.pop_long_polling import PopLongPolling
 from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.store.visibility import VisibleEntry
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 
 
 class MessageArriving:

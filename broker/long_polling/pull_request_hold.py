@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from infra.clock import Clock
-from infra.remoting_server import Connection
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
+from infra.net.remoting_server import Connection
 
 # A hundred thousand may wait: a request that a long expression makes larger than this is answered at once.
 MAX_HELD_SIZE = 16 * 1024

@@ -21,8 +21,8 @@ import msgspec
 from broker.metadata.images import Positions
 from broker.metadata.stock_tables import StockImage, TimerCheckPoint
 from broker.tables.state_file import StateFile, SyncLog
-from infra.disk import Disk
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, REVIVE_LOG_PREFIX
 
 _SYSTEM = (HALF_TOPIC, OP_HALF_TOPIC, REVIVE_LOG_PREFIX)

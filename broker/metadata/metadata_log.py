@@ -42,8 +42,8 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.disk import Disk
-from infra.in_steps import Steps, at_once
+from infra.disk.filesystem import Disk
+from infra.loop.in_steps import Steps, at_once
 from neve.record.codec import MessageRecord
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS, is_internal
 

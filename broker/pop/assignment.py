@@ -7,8 +7,8 @@ from typing import Any
 from broker.tables.changes import Change, ModePut
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import StateFile, SyncLog
-from infra.disk import Disk
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.remoting.body import MessageQueue
 
 PULL, POP = "PULL", "POP"

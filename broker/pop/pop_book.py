@@ -44,9 +44,9 @@ from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile, SyncLog
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.in_steps import Steps, in_turns
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.in_steps import Steps, in_turns
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode

@@ -21,7 +21,7 @@ from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from infra.clock import Clock
-from infra.in_steps import Turns
+from infra.loop.in_steps import Turns
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records, reencode_record
 from neve.record.properties import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK

@@ -29,7 +29,7 @@ from broker.store.message_store import GetResult
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.codes import ResponseCode

@@ -38,8 +38,8 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
-from infra.disk import Disk
-from infra.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
+from infra.disk.filesystem import Disk
+from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
 from neve.errors import BrokerError, NeveError
 from neve.record.codec import decode_record
 from neve.remoting.body import loads_as

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from broker.store.commit_log import LogFile
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 

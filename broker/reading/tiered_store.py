@@ -32,8 +32,8 @@ from broker.reading.message_filter import EVERY_MESSAGE, MessageFilter
 from broker.reading.old_reads import OldReads, Piece, pieces_of
 from broker.reading.record_filter import select
 from broker.store.message_store import GetResult, MessageStore
-from infra.in_steps import in_turns
-from infra.metrics import Histogram, Metrics
+from infra.loop.in_steps import in_turns
+from infra.observe.metrics import Histogram, Metrics
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
 from neve.remoting.codes import GetMessageStatus, ResponseCode

@@ -5,9 +5,9 @@ import logging
 from broker.config import BrokerConfig
 from broker.kept_config import KeptConfig
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra import log as logs
-from infra.config import ConfigError, live_keys, parse_properties, to_properties
-from infra.remoting_server import Connection
+from infra.config.properties import ConfigError, live_keys, parse_properties, to_properties
+from infra.net.remoting_server import Connection
+from infra.observe import log as logs
 from neve.errors import BrokerError
 from neve.remoting.body import dumps_standard
 from neve.remoting.codes import ResponseCode

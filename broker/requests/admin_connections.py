@@ -4,7 +4,7 @@ from typing import Any
 
 from broker.clients.client_manager import ClientManager, subscription_to_wire
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps
 from neve.remoting.codes import ResponseCode

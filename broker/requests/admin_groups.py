@@ -7,7 +7,7 @@ from broker.config import BrokerConfig
 from broker.requests.admin_values import Settled, in_range, list_of
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting import names
 from neve.remoting.body import convert, dumps, lenient_loads

@@ -6,7 +6,7 @@ from broker.broker_stats import BrokerStats
 from broker.clients.client_manager import ClientManager, subscription_to_wire
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps
 from neve.remoting.codes import ResponseCode

@@ -10,8 +10,8 @@ from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManag
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import Clock
-from infra.in_steps import Turns, in_slices, in_turns
-from infra.remoting_server import Connection
+from infra.loop.in_steps import Turns, in_slices, in_turns
+from infra.net.remoting_server import Connection
 from neve.remoting.body import MessageQueue, dumps_object_keys
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

@@ -7,7 +7,7 @@ from broker.clients.client_manager import ClientChannel, ClientManager
 from broker.reading.tiered_store import TieredStore
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.body import dumps_object_keys, lenient_loads

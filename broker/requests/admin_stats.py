@@ -10,8 +10,8 @@ from broker.stats.topic_tiers import TopicTiers
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.in_steps import Turns, in_slices
-from infra.remoting_server import Connection
+from infra.loop.in_steps import Turns, in_slices
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
 from neve.remoting.codes import ResponseCode

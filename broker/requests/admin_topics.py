@@ -9,7 +9,7 @@ from broker.config import BrokerConfig
 from broker.requests.admin_values import Settled, in_range, list_of
 from broker.tables.state_file import encode_table
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting import names
 from neve.remoting.body import convert, dumps

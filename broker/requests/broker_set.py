@@ -13,7 +13,7 @@ from broker.ha.frames import FORMAT, HELLO_FORMAT
 from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import HandOverRefused, ReplicasManager
 from broker.store.message_store import MessageStore
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import dumps
 from neve.remoting.codes import ResponseCode

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from broker.long_polling.message_arriving import MessageArriving
 from broker.role import BrokerRole, Role
-from infra.remoting_server import Answer, Connection, Handler
-from infra.request_router import RequestRouter
+from infra.net.remoting_server import Answer, Connection, Handler
+from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

@@ -14,8 +14,8 @@ from broker.reading.message_filter import parse_expression
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.in_steps import Steps, at_once, in_turns
-from infra.remoting_server import Answer, Connection
+from infra.loop.in_steps import Steps, at_once, in_turns
+from infra.net.remoting_server import Answer, Connection
 from neve.errors import BrokerError
 from neve.remoting.body import ConsumerData, HeartbeatData, SubscriptionData, convert, lenient_loads, loads_as
 from neve.remoting.codes import ResponseCode

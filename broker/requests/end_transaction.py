@@ -11,7 +11,7 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.delivery import delivery_target
 from broker.waiting.half_messages import COMMIT, ROLLBACK, TRANSACTION_BITS, UNKNOWN, HalfMessages, immunity
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record, parse_host
 from neve.record.ids import parse_offset_msg_id

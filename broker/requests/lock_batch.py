@@ -6,7 +6,7 @@ from broker.clients.client_manager import MAX_CLIENT_ID
 from broker.clients.rebalance_lock import RebalanceLock
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, convert, dumps_object_keys, lenient_loads
 from neve.remoting.codes import ResponseCode

@@ -11,7 +11,7 @@ from broker.requests.pop_message import pop_response
 from broker.requests.pop_request import PopChecks, PopHeader
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_int, parse_header, require_str

@@ -12,7 +12,7 @@ from broker.pop.pop_queue import MAX_INVISIBLE_MS, MAX_OUT, PopQueue, is_out
 from broker.reading.tiered_store import TieredStore
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import ResponseCode

@@ -16,7 +16,7 @@ from broker.pop.extra_info import ORDER_QUEUE, REVIVE_QUEUE
 from broker.pop.pop_consumer_service import PopConsumerService, PopRequest, PopResult
 from broker.requests.pop_request import PopChecks, PopHeader
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

@@ -15,8 +15,8 @@ from enum import Enum
 from inspect import isawaitable
 
 from broker.intake.replication import Replication
-from infra.remoting_server import Answer, Connection, Handler
-from infra.request_router import RequestRouter
+from infra.net.remoting_server import Answer, Connection, Handler
+from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

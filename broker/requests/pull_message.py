@@ -24,8 +24,8 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.metrics import Histogram
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
+from infra.observe.metrics import Histogram
 from neve.errors import BrokerError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.command import RemotingCommand

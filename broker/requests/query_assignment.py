@@ -9,7 +9,7 @@ from broker.pop.assignment import RequestModes
 from broker.requests.admin_values import Settled
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, QueueData, dumps, lenient_loads
 from neve.remoting.codes import ResponseCode

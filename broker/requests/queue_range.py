@@ -1,7 +1,7 @@
 """Where a queue begins and ends, and what time it is in between: 29 to 32."""
 
 from broker.reading.tiered_store import TieredStore
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting import names
 from neve.remoting.codes import ResponseCode

@@ -13,7 +13,7 @@ from broker.intake.receipts import REGION
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.timer_message import DELIVER_MS, RECALL_KEY, recall_key
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.properties import properties_to_bytes
 from neve.remoting.codes import ResponseCode

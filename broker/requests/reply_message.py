@@ -8,7 +8,7 @@ from broker.intake.intake import Intake
 from broker.intake.message import NewMessage
 from broker.intake.property_text import properties_of
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError, UnknownOutcome
 from neve.record.properties import properties_to_bytes, text_to_properties
 from neve.remoting.codes import RequestCode, ResponseCode

@@ -8,8 +8,8 @@ from broker.requests.wide_answer import WideMap, wide_answer
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.in_steps import in_slices, in_turns
-from infra.remoting_server import Connection
+from infra.loop.in_steps import in_slices, in_turns
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue
 from neve.remoting.codes import ResponseCode

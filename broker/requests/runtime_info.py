@@ -8,8 +8,8 @@ from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import Clock
-from infra.conditions import Condition
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
+from infra.observe.conditions import Condition
 from neve.remoting.body import dumps
 from neve.remoting.codes import VERSION, ResponseCode
 from neve.remoting.command import RemotingCommand

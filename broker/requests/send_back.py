@@ -8,7 +8,7 @@ from broker.intake.property_text import drop_stated_origin
 from broker.reading.tiered_store import TieredStore
 from broker.requests.send_message import DLQ_QUEUES, VERSION_MAX_RECONSUME
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record, parse_host
 from neve.record.ids import offset_msg_id

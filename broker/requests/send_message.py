@@ -17,7 +17,7 @@ from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfig
 from broker.waiting.half_messages import TRANSACTION_BITS
 from infra.clock import Clock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError, ProtocolError
 from neve.record.bodies import decode_batch
 from neve.record.layout import MULTI_TAGS, PROPERTIES_LENGTH_MAX

@@ -17,8 +17,8 @@ from broker.metadata.metadata_log import MetadataLog
 from broker.metadata.slave_synchronize import IS_IMAGE, MASTER_EPOCH
 from broker.requests.admin_offsets import AdminOffsetsProcessor
 from broker.requests.admin_topics import AdminTopicsProcessor
-from infra.in_steps import in_turns
-from infra.remoting_server import Connection
+from infra.loop.in_steps import in_turns
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

@@ -31,8 +31,8 @@ from broker.requests.runtime_info import RuntimeInfoProcessor
 from broker.requests.send_back import SendBackProcessor
 from broker.requests.send_message import SendMessageProcessor
 from broker.requests.slave_polls import SlavePollsProcessor
-from infra.remoting_server import Answer, Connection, Handler
-from infra.request_router import RequestRouter
+from infra.net.remoting_server import Answer, Connection, Handler
+from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from infra.in_steps import SLICE
+from infra.loop.in_steps import SLICE
 from neve.remoting.body import dumps, dumps_object_keys
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

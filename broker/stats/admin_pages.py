@@ -21,15 +21,15 @@ from broker.life import BrokerLife
 from broker.stats.conditions import Conditions
 from broker.stats.health import Health
 from broker.stats.topic_metrics import Figures, Largest, TopicMetrics, archive_ages, families
-from infra.admin_http import AdminHttp, Request, Response, json_response
 from infra.clock import Clock
-from infra.conditions import Condition
-from infra.config import time_ms
-from infra.last_look import LastLook
-from infra.loop_pause import LoopPause
-from infra.metrics import Metrics, of_process, render
-from infra.pace import SCRAPE_SHARE, SHARE, Pace
-from infra.supervisor import Trouble
+from infra.config.properties import time_ms
+from infra.loop.pace import SCRAPE_SHARE, SHARE, Pace
+from infra.loop.supervisor import Trouble
+from infra.net.admin_http import AdminHttp, Request, Response, json_response
+from infra.observe.conditions import Condition
+from infra.observe.last_look import LastLook
+from infra.observe.loop_lag import LoopPause
+from infra.observe.metrics import Metrics, of_process, render
 from lifecycle.erase import Wanted, is_erase_id
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.trim import TrimRefused

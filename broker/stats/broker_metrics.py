@@ -27,8 +27,8 @@ from broker.stats.totals import Totals
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.metrics import Histogram, Metrics
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
+from infra.observe.metrics import Histogram, Metrics
 
 _ROLES = {Role.FENCED: 0, Role.SLAVE: 1, Role.SLAVE_IN_SYNC: 2, Role.MASTER: 3}
 

@@ -15,9 +15,9 @@ from broker.ha.plain_slave import PlainSlave
 from broker.ha.replicas_manager import ReplicasManager
 from broker.life import BrokerLife
 from infra.clock import Clock
-from infra.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
-from infra.object_store.protocol import ObjectStoreError
-from infra.tls import Certificate
+from infra.net.tls import Certificate
+from infra.objects.store import ObjectStoreError
+from infra.observe.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
 
 log = logging.getLogger(__name__)
 

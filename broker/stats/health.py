@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.intake.flusher import Flusher
 from infra.clock import Clock
-from infra.supervisor import HANGING_S, Supervisor, Trouble
+from infra.loop.supervisor import HANGING_S, Supervisor, Trouble
 
 # A checkpoint syncs each queue that was written to: tens of thousands of files on a slow disk.
 _HANGING_UPKEEP_S = 600.0

@@ -31,7 +31,7 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.metrics import Histogram
+from infra.observe.metrics import Histogram
 from neve.record.codec import decode_record
 from neve.remoting import names
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX

@@ -3,8 +3,8 @@
 A broker may have more topics and groups than a Prometheus should keep. Of each kind at most `metricsMaxSeries` are
 told, those with the most traffic or the longest lag, and how many were left out. Traffic is counted at each scrape. How
 far groups are behind is asked of each queue: with tens of thousands of pairs of group and topic that is a tenth of a
-second of the loop, which it may take only in small slices over many seconds (`infra/last_look`, `infra/loop_pace`).
-Rendering is for a thread.
+second of the loop, which it may take only in small slices over many seconds (`infra/observe/last_look`,
+`infra/loop/in_steps`). Rendering is for a thread.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.last_look import LastLook, Seen
-from infra.loop_pace import LoopPace
-from infra.metrics import Series
-from infra.pace import SCRAPE_SHARE, SHARE
+from infra.loop.in_steps import LoopPace
+from infra.loop.pace import SCRAPE_SHARE, SHARE
+from infra.observe.last_look import LastLook, Seen
+from infra.observe.metrics import Series
 from neve.remoting.names import RETRY_PREFIX
 
 # Queues, or names, looked at before other requests get their turn: about an eighth of a millisecond.

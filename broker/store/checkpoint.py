@@ -11,7 +11,7 @@ import msgspec
 
 from broker.store.errors import StoreCorrupt
 from infra import failpoint
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 
 _NAME = "checkpoint"
 _VERSION = 1

@@ -28,8 +28,8 @@ from broker.store.log_end import LogEnd
 from broker.store.queue_table import QueueTable
 from broker.store.visibility import Visibility
 from infra.clock import Clock
-from infra.disk import Disk, OutOfDescriptors
-from infra.locks import Lock, NewLock, new_lock
+from infra.disk.filesystem import Disk, OutOfDescriptors
+from infra.loop.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from broker.store.config import StoreConfig
 from broker.store.errors import StoreCorrupt, StoreFull
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
 from infra import failpoint
-from infra.disk import Disk, DiskFull, FileWriter, OutOfDescriptors
-from infra.locks import Lock, NewLock, new_lock
+from infra.disk.filesystem import Disk, DiskFull, FileWriter, OutOfDescriptors
+from infra.loop.locks import Lock, NewLock, new_lock
 from neve.record.layout import SIZE_AND_MAGIC
 
 _SMALLEST_FILE = 4096

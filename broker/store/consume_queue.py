@@ -19,8 +19,8 @@ from broker.store.errors import NotThisTurn, StoreFull
 from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_file_name
 from broker.store.queue_removal import QueueRemoval
 from broker.store.topic_tails import TopicTail
-from infra.collector import Comers
-from infra.disk import Disk, DiskFull, OutOfDescriptors
+from infra.disk.filesystem import Disk, DiskFull, OutOfDescriptors
+from infra.process.collector import Comers
 from neve.record.layout import topic_field
 
 # What is read of a file that is not mapped, for a single look at it; more is worth a map.

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker.store.errors import StoreCorrupt, StoreLocked
-from infra.disk import Disk, DiskLocked
+from infra.disk.filesystem import Disk, DiskLocked
 from neve.entropy import Entropy, system_entropy, unique_name
 
 _OPEN, _RECOVERING, _FOLLOWING = "abort", "recovering", "following"

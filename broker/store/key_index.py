@@ -29,7 +29,7 @@ from zlib_ng.zlib_ng import crc32
 from broker.store.config import StoreConfig
 from broker.store.errors import StoreCorrupt
 from broker.store.layout import file_name, is_file_name
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 
 log = logging.getLogger(__name__)
 

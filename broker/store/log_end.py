@@ -29,7 +29,7 @@ from broker.store.errors import MessageIllegal, StoreFull, StoreNotWritable
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, STANDS_STILL_MS
 from broker.store.topic_tails import TopicTails
 from infra import failpoint
-from infra.locks import NewLock, new_lock
+from infra.loop.locks import NewLock, new_lock
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from broker.store.errors import StoreCorrupt
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from neve.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, SIZE_AND_MAGIC
 
 _PIECE_BYTES = 1 << 20

@@ -45,9 +45,9 @@ from broker.store.replica_appender import ReplicaAppender
 from broker.store.topic_tails import TopicTails
 from broker.store.visibility import AppendCallback, Run, Visibility
 from infra.clock import Clock
-from infra.disk import Disk, OutOfDescriptors
-from infra.locks import NewLock, new_lock
-from infra.parts import Parts, run_here
+from infra.disk.filesystem import Disk, OutOfDescriptors
+from infra.loop.locks import NewLock, new_lock
+from infra.loop.parts import Parts, run_here
 from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus
 

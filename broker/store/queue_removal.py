@@ -24,8 +24,8 @@ from typing import Protocol
 
 from broker.store.config import StoreConfig
 from infra import failpoint
-from infra.disk import Disk, OutOfDescriptors
-from infra.locks import Lock, NewLock, new_lock
+from infra.disk.filesystem import Disk, OutOfDescriptors
+from infra.loop.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import msgspec
 
 from broker.store.erased import Spans
 from broker.store.errors import StoreCorrupt
-from infra.disk import Disk
-from infra.locks import NewLock, new_lock
+from infra.disk.filesystem import Disk
+from infra.loop.locks import NewLock, new_lock
 
 _NAME = "queue_state"
 _VERSION = 4

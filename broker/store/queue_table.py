@@ -30,8 +30,8 @@ from broker.store.layout import QUEUE_ENTRY_SIZE
 from broker.store.queue_removal import QueueRemoval
 from broker.store.queue_state import QueueState, QueueStateFile, StateImage
 from broker.store.topic_tails import TopicTails
-from infra.disk import Disk
-from infra.locks import NewLock, new_lock
+from infra.disk.filesystem import Disk
+from infra.loop.locks import NewLock, new_lock
 
 T = TypeVar("T")
 

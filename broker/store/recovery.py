@@ -20,7 +20,7 @@ from broker.store.log_scan import LogScan, Recovered, RecoveryReport, Walked, wa
 from broker.store.queue_table import QueueTable
 from broker.store.topic_tails import TopicTails
 from broker.store.truncation import read_truncation
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_UNIQUE_KEY
 

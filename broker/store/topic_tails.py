@@ -6,7 +6,7 @@ broker with ten thousand topics looks only at those that may have changed.
 
 from __future__ import annotations
 
-from infra import collector
+from infra.process import collector
 
 # Rows that are made anew at once, from which on no collection of garbage looks through them.
 _MANY = 1_000

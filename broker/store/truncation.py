@@ -23,7 +23,7 @@ from broker.store import reading
 from broker.store.commit_log import CommitLog
 from broker.store.errors import LogMismatch, StoreCorrupt, StoreError, StoreFull, TruncationRefused
 from infra import failpoint
-from infra.disk import Disk, OutOfDescriptors
+from infra.disk.filesystem import Disk, OutOfDescriptors
 
 _NAME, _DIVERGED = "truncation", "diverged"
 _VERSION = 1

@@ -26,8 +26,8 @@ from broker.store.consume_queue import ConsumeQueue
 from broker.store.errors import StoreNotWritable
 from broker.store.log_end import LogEnd
 from infra import failpoint
-from infra.disk import OutOfDescriptors
-from infra.locks import Lock, NewLock, new_lock
+from infra.disk.filesystem import OutOfDescriptors
+from infra.loop.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 

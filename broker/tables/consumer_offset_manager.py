@@ -7,9 +7,9 @@ from typing import Any
 from broker.tables.changes import Change, GroupGone, OffsetsCopied, OffsetsReset, TopicGone
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import Rows, StateFile, SyncLog
-from infra.disk import Disk
-from infra.in_steps import SLICE, Steps, at_once
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.in_steps import SLICE, Steps, at_once
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 

@@ -24,10 +24,10 @@ import msgspec
 
 from broker import rocketmqs_store
 from broker.tables.journal import NO_JOURNAL, Journal
-from infra import collector
-from infra.disk import Disk
-from infra.in_steps import Steps, at_once, in_turns
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.in_steps import Steps, at_once, in_turns
+from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.process import collector
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 

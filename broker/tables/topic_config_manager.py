@@ -12,8 +12,8 @@ from broker.tables.changes import Change, TopicGone, TopicPut, row_of
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import DataVersion, StateFile, SyncLog
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.disk.filesystem import Disk
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.remoting import body, names
 from neve.remoting.codes import ResponseCode

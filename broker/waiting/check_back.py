@@ -17,7 +17,7 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.delivery import Quarantine
 from broker.waiting.half_messages import ROLLBACK, TRANSACTION_BITS, Half, HalfMessages
 from infra.clock import Clock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.record.codec import MessageRecord, decode_record, reencode_record
 from neve.record.ids import offset_msg_id
 from neve.remoting.codes import RequestCode

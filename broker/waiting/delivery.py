@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from broker.store.errors import InternalTopic, MessageIllegal, StoreError
 from broker.store.message_store import MessageStore
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.record.codec import MalformedRecord
 from neve.record.properties import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
 from neve.remoting.names import is_internal

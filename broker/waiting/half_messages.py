@@ -31,7 +31,7 @@ from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore, PutResult
 from broker.waiting.queue_records import of_queue
 from infra.clock import Clock
-from infra.in_steps import Steps, at_once
+from infra.loop.in_steps import Steps, at_once
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.record.properties import PROPERTY_TRANSACTION_PREPARED, PROPERTY_UNIQUE_KEY, tags_code

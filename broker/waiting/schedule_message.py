@@ -29,10 +29,10 @@ from broker.tables.state_file import StateFile, SyncLog
 from broker.waiting.delivery import TRANSIENT, UNDELIVERABLE, Quarantine, ReadQueues, TopicMissing, delivery_target
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
-from infra.config import ConfigError
-from infra.disk import Disk
-from infra.supervisor import Faults
-from infra.threads import SYSTEM_THREADS, Threads
+from infra.config.properties import ConfigError
+from infra.disk.filesystem import Disk
+from infra.loop.supervisor import Faults
+from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records
 from neve.record.properties import PROPERTY_DELAY

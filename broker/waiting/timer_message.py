@@ -33,8 +33,8 @@ from broker.store.layout import STANDS_STILL_MS
 from broker.store.message_store import MessageStore, PutResult
 from broker.waiting.delivery import UNDELIVERABLE, Quarantine, ReadQueues, TopicMissing, delivery_target
 from infra.clock import Clock
-from infra.in_steps import Steps, at_once
-from infra.supervisor import Faults
+from infra.loop.in_steps import Steps, at_once
+from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, decode_record
 from neve.record.layout import PROPERTIES_LENGTH_MAX

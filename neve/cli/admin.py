@@ -20,7 +20,7 @@ _EXIT_CODES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 412: CONFLIC
 CONNECT_TIMEOUT = 5.0
 # Between two lines of progress: one topic may be long to encode, silence for this long means a dead broker.
 READ_TIMEOUT = 600.0
-#: The name of the token file in a data directory: `infra/admin_token.py`.
+#: The name of the token file in a data directory: `infra/net/admin_token.py`.
 TOKEN_FILE = "adminToken"
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 

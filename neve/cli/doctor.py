@@ -83,7 +83,7 @@ def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
 
 def _check_store(url: str) -> list[Check]:
     """All that the archive does in a store; what is wrong with its URL is wrong usage."""
-    found = _part("infra.object_store.doctor", "--store")
+    found = _part("infra.objects.doctor", "--store")
     try:
         return list(found.check_store(url))
     except ValueError as error:  # BadStoreUrl

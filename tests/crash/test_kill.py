@@ -27,7 +27,7 @@ from pyarrow.dataset import dataset
 
 import neve.archive
 from bench.wire import OPAQUE_FIRST, SEND_V2, SUCCESS, Client, request, send_ext
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.catalog.journal_reader import catalogs
 from tests.servers.admin_port import post_request
 from tests.servers.neve import NeveServer

@@ -12,8 +12,8 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.machine import Machine
 from infra.clock import SystemClock
-from infra.config import load
-from infra.remoting_server import Connection, open_connection
+from infra.config.properties import load
+from infra.net.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask

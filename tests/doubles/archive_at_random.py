@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from infra.object_store.protocol import ObjectStore
+from infra.objects.store import ObjectStore
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import (
     AnyEntry,

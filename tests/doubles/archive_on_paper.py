@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.object_store.protocol import ObjectStore
+from infra.objects.store import ObjectStore
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import (
     AnyEntry,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from infra.object_store.protocol import ObjectStore
+from infra.objects.store import ObjectStore
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.topic_parts import topics_in
 from neve.archive.format.checkpoint import KIND, CatalogState, CheckpointHead, PackName, decode_checkpoint

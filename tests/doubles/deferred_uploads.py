@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from infra.object_store.protocol import ObjectStoreError
+from infra.objects.store import ObjectStoreError
 from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.write.uploader import ContentConflict, EncodeFailed, GivenUp, NamedEntries, Outcome
 

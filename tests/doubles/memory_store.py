@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.clock import Clock, SystemClock
-from infra.object_store.protocol import (
+from infra.objects.store import (
     NotFound,
     ObjectInfo,
     Pace,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from infra.disk import DescriptorWriter, DiskFull, DiskLocked, FileWriter, Room
+from infra.disk.filesystem import DescriptorWriter, DiskFull, DiskLocked, FileWriter, Room
 
 T = TypeVar("T")
 

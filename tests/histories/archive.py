@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow.parquet as pq
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import catalogs
 from tests.histories.clients import key_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from bench.wire import Client
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import Epoch, decode_entry
 from neve.archive.format.keys import journal_key

@@ -20,11 +20,11 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.machine import Machine
 from infra.clock import SystemClock
-from infra.disk import RealDisk, Room
-from infra.minio import Minio, create_bucket, running
-from infra.object_store.protocol import NoSuchBucket, NotFound, StoreUnavailable
-from infra.object_store.s3 import _profile_provider, _translate
-from infra.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
+from infra.disk.filesystem import RealDisk, Room
+from infra.objects.minio import Minio, create_bucket, running
+from infra.objects.s3 import _profile_provider, _translate
+from infra.objects.store import NoSuchBucket, NotFound, StoreUnavailable
+from infra.process.startup import EXIT_ARCHIVE, EXIT_CONFIG, EXIT_DISK, EXIT_IN_USE, StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.server_process import ask

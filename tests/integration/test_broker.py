@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.record.codec import decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code

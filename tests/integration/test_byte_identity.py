@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from infra import minio
-from infra.object_store.open import open_store
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve.archive.catalog.journal_reader import catalogs
 from neve.record.bodies import encode_batch
 from neve.record.codec import decode_record

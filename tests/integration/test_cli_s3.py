@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import minio
-from infra.object_store.open import open_store
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve.archive.format.journal import Epoch, encode_entry
 from neve.archive.format.keys import journal_key
 from neve.cli import main
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.servers
 
 def test_a_minio_to_try_with(tmp_path: Path) -> None:
     """`--serve` prints what a shell needs, keeps bucket and keys over a restart, and ends on a signal."""
-    command = [sys.executable, "-m", "infra.minio", "--serve", str(tmp_path / "minio")]
+    command = [sys.executable, "-m", "infra.objects.minio", "--serve", str(tmp_path / "minio")]
     exports: dict[str, str] = {}
     for _ in range(2):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **exports}) as process:

@@ -12,7 +12,7 @@ from pyarrow.parquet import read_table
 
 from broker.broker_controller import BrokerController
 from broker.pop.pop_log import Ack, PopCheckPoint
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

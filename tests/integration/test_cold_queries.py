@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from lifecycle.lifecycle import ArchiveLifecycle
 from neve.archive.format.journal import CommittedObject
 from neve.record.codec import iter_records

@@ -20,9 +20,9 @@ import neve.archive
 from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
 from infra import failpoint
-from infra.disk import OutOfDescriptors, RealDisk
-from infra.object_store.open import open_store
-from infra.remoting_server import Connection
+from infra.disk.filesystem import OutOfDescriptors, RealDisk
+from infra.net.remoting_server import Connection
+from infra.objects.open import open_store
 from lifecycle.lifecycle import ArchiveLifecycle
 from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.read.selection import Selection

@@ -17,8 +17,8 @@ from controller.broker_set import DamagedBrokerSet, Member
 from controller.controller_config import ControllerConfig
 from controller.etcd_register import EtcdRegister, etcd_register
 from controller.register import NEVER, RegisterUnavailable, Revision, Stored
-from infra.etcd import Etcd, EtcdAway, KeyValue, Target
-from infra.startup import EXIT_CONFIG, StartupError
+from infra.net.etcd import Etcd, EtcdAway, KeyValue, Target
+from infra.process.startup import EXIT_CONFIG, StartupError
 from neve.cli import main as cli
 from tests.servers import etcd as servers
 from tests.servers.etcd import Node, register_url

@@ -28,8 +28,8 @@ from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import SystemClock
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, open_connection
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection, open_connection
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
 from neve.remoting.codes import RequestCode as Code

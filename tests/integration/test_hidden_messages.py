@@ -19,7 +19,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.store import erased
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.record.ids import offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand

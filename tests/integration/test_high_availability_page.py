@@ -15,7 +15,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from broker.ha.settings import settings_of
-from infra.config import read
+from infra.config.properties import read
 from neve.cli.cluster_verbs import cluster
 from tests.servers.neve import Serving
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from infra.minio import Minio, create_bucket, running
+from infra.objects.minio import Minio, create_bucket, running
 from neve.archive.format.journal import FORMAT_VERSION, Abort, Epoch, Gap
 from neve.archive.format.keys import format_key
 from neve.record.codec import iter_records

@@ -25,7 +25,7 @@ _FOR_SPARK = "from neve.spark.data_source import NeveDataSource; import pyspark;
 EXTRAS = {
     "": "import neve; from neve.cli import main; print(neve.connect)",
     "archive": "import neve.archive; print(neve.archive.open)",
-    "server": "from infra.startup import check_installation; check_installation(); import broker.broker_controller",
+    "server": "from infra.process.startup import check_installation as check; check(); import broker.broker_controller",
     "spark": _FOR_SPARK,
     "pipelines": _FOR_SPARK,
     "notebook": "import ipykernel, matplotlib, pandas, pyspark",

@@ -15,12 +15,13 @@ import pytest
 from broker.archiving.erased_rows import at_once, hide
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from infra import failpoint, minio
+from infra import failpoint
 from infra.clock import SystemClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
-from infra.object_store.open import open_store
-from infra.s3_server import S3Server, create_bucket
+from infra.objects import minio
+from infra.objects.open import open_store
+from infra.objects.s3_server import S3Server, create_bucket
 from lifecycle.hot_store import Hidden, Segment
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy

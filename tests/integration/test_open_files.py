@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from infra.remoting_server import open_connection
+from infra.net.remoting_server import open_connection
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask
 from tests.servers.neve import Serving, settings_as_options

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import neve
-from infra import minio
+from infra.objects import minio
 from neve.client import ClientOptions
 from tests.servers.admin_port import post_request
 from tests.servers.neve import NEVE, Serving, settings_as_options

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import neve.archive
-from infra import minio
+from infra.objects import minio
 from neve.client import connect
 from neve.record.bodies import inflate
 from neve.spark.pipeline.status import standing

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.record.codec import MessageRecord, iter_records
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode as Code

@@ -21,10 +21,10 @@ from broker.config import BrokerConfig
 from broker.machine import Machine
 from infra import failpoint
 from infra.clock import SystemClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
-from infra.minio import create_bucket, running
-from infra.startup import StartupError
+from infra.objects.minio import create_bucket, running
+from infra.process.startup import StartupError
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.broker_state import BrokerState, read_state
 from neve.archive.format.journal import Epoch

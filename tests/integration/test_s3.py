@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 
-from infra import minio
-from infra.object_store.multipart import STALE_MS, MultipartUploads
-from infra.object_store.open import open_store
-from infra.object_store.probe import probe
-from infra.object_store.protocol import AccessDenied, NotFound, ObjectStore, ObjectStoreError, PreconditionFailed
-from infra.s3_server import S3Server, create_bucket
+from infra.objects import minio
+from infra.objects.multipart import STALE_MS, MultipartUploads
+from infra.objects.open import open_store
+from infra.objects.probe import probe
+from infra.objects.s3_server import S3Server, create_bucket
+from infra.objects.store import AccessDenied, NotFound, ObjectStore, ObjectStoreError, PreconditionFailed
 from tests.servers import versitygw
 from tests.unit.object_store.test_stores import winners_of_a_race
 

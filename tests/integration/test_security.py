@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from infra.remoting_server import open_connection
+from infra.net.remoting_server import open_connection
 from neve.client import connect
 from neve.errors import NeveError
 from neve.remoting.codes import RequestCode as Code

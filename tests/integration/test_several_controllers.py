@@ -19,7 +19,7 @@ from controller.etcd_controllers import EtcdControllers
 from controller.etcd_register import etcd_register
 from controller.register import RegisterUnavailable
 from infra.clock import ManualClock
-from infra.etcd import Etcd, parse_url
+from infra.net.etcd import Etcd, parse_url
 from neve.remoting.codes import ResponseCode as Code
 from tests.servers import etcd as servers
 from tests.servers.etcd import Node, register_url

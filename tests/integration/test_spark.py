@@ -15,12 +15,13 @@ import pytest
 
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from infra import failpoint, minio
+from infra import failpoint
 from infra.clock import SystemClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
-from infra.object_store.open import open_store
-from infra.object_store.protocol import ObjectStore
+from infra.objects import minio
+from infra.objects.open import open_store
+from infra.objects.store import ObjectStore
 from lifecycle.erase import Wanted
 from neve import spark as neve_spark
 from neve.archive.catalog.journal_reader import catalogs

@@ -14,7 +14,7 @@ import zstandard
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZSTD
 from neve.spark import Bodies, decode_bodies, json_schema, split_bodies

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from infra.object_store.open import open_store
-from infra.s3_server import S3Server, create_bucket
+from infra.objects.open import open_store
+from infra.objects.s3_server import S3Server, create_bucket
 from neve import spark as neve_spark
 from neve.archive.format.journal import Expire
 from neve.spark.builder import parse_store

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.client import connect
 from tests.client_conformance.conftest import create_topic
 from tests.doubles.archive_on_paper import ArchiveOnPaper
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 JOBS = """
 import json, sys
 from pyspark.sql import SparkSession, functions as f
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.format.journal import Expire
 from neve.spark import progress
 from neve.spark.jobs.materialize import materialize

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.archive.format.journal import Commit, Gap, Intent, PlannedObject
 from neve.archive.format.keys import data_key

@@ -14,8 +14,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from infra import minio
-from infra.object_store.open import open_store
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.archive.format.journal import Expire
 from neve.spark.jobs.materialize import materialize

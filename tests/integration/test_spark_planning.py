@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.archive.format.broker_state import BrokerState, encode_state
 from neve.archive.format.keys import state_key

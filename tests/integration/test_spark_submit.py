@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.spark.jars import pyspark_jars
 from neve.spark.pipeline.project import Wanted, create
 from tests.doubles.archive_on_paper import ArchiveOnPaper

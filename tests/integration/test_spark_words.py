@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from infra import minio
-from infra.object_store.open import open_store
-from infra.object_store.protocol import ObjectStore
+from infra.objects import minio
+from infra.objects.open import open_store
+from infra.objects.store import ObjectStore
 from neve.archive.format.broker_state import BrokerState, encode_state
 from neve.archive.format.journal import Expire
 from neve.archive.format.keys import state_key

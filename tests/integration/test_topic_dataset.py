@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 import neve.archive
-from infra import minio
-from infra.object_store.open import open_store
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve.archive.format.journal import Expire
 from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
 

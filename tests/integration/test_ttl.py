@@ -14,12 +14,13 @@ import pytest
 import neve.archive
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from infra import failpoint, minio
+from infra import failpoint
 from infra.clock import ManualClock, SystemClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
-from infra.object_store.open import open_store
-from infra.object_store.protocol import NotFound, ObjectStore
+from infra.objects import minio
+from infra.objects.open import open_store
+from infra.objects.store import NotFound, ObjectStore
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import TOLERANCE_MS, ClocksDisagree, SafeClock

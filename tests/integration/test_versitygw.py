@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.wire import Client
-from infra.s3_server import create_bucket
+from infra.objects.s3_server import create_bucket
 from tests.crash.test_kill import QUEUES, assert_tiles, post_offload, produce, stored
 from tests.servers import versitygw
 from tests.servers.neve import NeveServer

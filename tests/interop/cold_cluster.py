@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.wire import Client
-from infra import minio
+from infra.objects import minio
 from tests.interop.agent import Agent, Got
 from tests.servers.admin_port import post_request
 from tests.servers.neve import NeveServer

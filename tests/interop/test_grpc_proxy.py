@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from infra.remoting_server import open_connection
+from infra.net.remoting_server import open_connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from tests.interop.proxy import ProxyServer

@@ -16,7 +16,7 @@ import pytest
 
 from bench import jvm
 from bench.wire import ROUTE, SUCCESS, Client
-from infra import minio
+from infra.objects import minio
 from tests.interop.agent import FLAGS, Agent
 from tests.servers.admin_port import post_request
 from tests.servers.neve import NEVE, NeveServer

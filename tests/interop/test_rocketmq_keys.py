@@ -11,8 +11,8 @@ import pytest
 from bench import jvm
 from broker.config import BrokerConfig
 from controller.controller_config import ControllerConfig
-from infra import rocketmq_keys
-from infra.config import parse_properties, to_properties
+from infra.config import rocketmq_keys
+from infra.config.properties import parse_properties, to_properties
 from namesrv.namesrv_config import NamesrvConfig
 
 pytestmark = pytest.mark.servers

@@ -21,8 +21,8 @@ import pytest
 
 from bench import jvm
 from bench.wire import ROUTE, SUCCESS, Client
-from infra import minio
-from infra.object_store.open import open_store
+from infra.objects import minio
+from infra.objects.open import open_store
 from neve import archive
 from neve import spark as neve_spark
 from neve.remoting.body import TopicRouteData, loads_as

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from infra.s3_server import ServerMissing, cache_directory, find_binary
+from infra.objects.s3_server import ServerMissing, cache_directory, find_binary
 
 #: Each program with the package that it is in.
 PROGRAMS = {"prometheus": "prometheus", "promtool": "prometheus"}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from infra.s3_server import ServerMissing, find_binary
+from infra.objects.s3_server import ServerMissing, find_binary
 from tests.servers.processes import Processes, free_ports
 from tests.waiting import wait_until
 

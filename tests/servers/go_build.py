@@ -1,4 +1,4 @@
-"""The servers that tests start: found, or built with Go into the cache where `infra.s3_server` looks.
+"""The servers that tests start: found, or built with Go into the cache where `infra.objects.s3_server` looks.
 
 Prometheus comes out of Debian's package (`tests/servers/debian_package.py`): to build it takes many minutes.
 
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from infra.s3_server import ServerMissing, cache_directory, find_binary
+from infra.objects.s3_server import ServerMissing, cache_directory, find_binary
 from tests.servers import debian_package
 
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 
-from infra import s3_server
-from infra.s3_server import Launch, Program, S3Server
+from infra.objects import s3_server
+from infra.objects.s3_server import Launch, Program, S3Server
 
 
 def _arguments(launch: Launch) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.clock import ManualClock
-from infra.object_store.protocol import AccessDenied, Pace, PutOutcome, StoreUnavailable, UnknownOutcome, unpaced
+from infra.objects.store import AccessDenied, Pace, PutOutcome, StoreUnavailable, UnknownOutcome, unpaced
 from tests.doubles.memory_store import MemoryStore
 
 URL = "sim:"

@@ -20,8 +20,8 @@ from broker.machine import Machine
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.locks import Event, Lock
-from infra.threads import Run, Thread
+from infra.loop.locks import Event, Lock
+from infra.loop.threads import Run, Thread
 from neve.remoting.names import METADATA_LOG
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.faulty_store import FaultyStore

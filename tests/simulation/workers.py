@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from infra import failpoint
-from infra.object_store.protocol import ObjectStoreError, PreconditionFailed, UnknownOutcome
+from infra.objects.store import ObjectStoreError, PreconditionFailed, UnknownOutcome
 from neve.archive.format.journal import CommittedObject, PlannedObject, RowGroup
 from neve.record.codec import decode_record
 from tests.doubles.deferred_uploads import DeferredUploads, in_order

@@ -20,8 +20,8 @@ from broker.tables.changes import CHANGES
 from infra import failpoint
 from infra.clock import ManualClock
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import ObjectStoreError
-from infra.startup import StartupError
+from infra.objects.store import ObjectStoreError
+from infra.process.startup import StartupError
 from lifecycle.erase import Wanted
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog.catalog import Catalog

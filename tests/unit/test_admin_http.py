@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from broker.stats import admin_pages
-from infra import admin_http
-from infra.admin_http import AdminHttp, Request, Response
-from infra.admin_token import AdminToken
-from infra.disk import DiskFull, RealDisk
+from infra.disk.filesystem import DiskFull, RealDisk
+from infra.net import admin_http
+from infra.net.admin_http import AdminHttp, Request, Response
+from infra.net.admin_token import AdminToken
 from lifecycle.lifecycle import ArchiveLifecycle
 from neve.entropy import system_entropy
 from tests.broker_in_process import running

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from infra.bounded_thread import run_bounded
+from infra.loop.bounded_thread import run_bounded
 
 
 def test_a_call_that_hangs_is_left_behind() -> None:

@@ -22,8 +22,8 @@ from broker.long_polling.pull_request_hold import HeldPull
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue, MappedFiles, QueueFile
 from broker.store.queue_removal import QueueRemoval
-from infra import collector
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
+from infra.process import collector
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

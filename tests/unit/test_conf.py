@@ -9,7 +9,7 @@ import pytest
 
 from broker.config import BrokerConfig
 from controller.controller_config import ControllerConfig
-from infra.config import live_keys, load, parse_properties, to_properties
+from infra.config.properties import live_keys, load, parse_properties, to_properties
 from namesrv.namesrv_config import NamesrvConfig
 
 CONF = Path(__file__).parents[2] / "conf"

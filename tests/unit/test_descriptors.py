@@ -2,8 +2,8 @@
 
 import pytest
 
-from infra.admission import Admission
-from infra.descriptors import budget
+from infra.net.limits import Admission
+from infra.process.descriptors import budget
 
 
 @pytest.mark.parametrize("open_files", [128, 200, 256, 512, 1024, 4096, 65_536, 1 << 20])

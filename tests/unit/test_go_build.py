@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import minio
-from infra.s3_server import ServerMissing, running
+from infra.objects import minio
+from infra.objects.s3_server import ServerMissing, running
 from tests.servers import go_build
 
 

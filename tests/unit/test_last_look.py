@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.clock import ManualClock
-from infra.last_look import LastLook, Seen
+from infra.observe.last_look import LastLook, Seen
 
 
 class Looks:

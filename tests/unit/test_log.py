@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra import log as logs
+from infra.observe import log as logs
 
 FORGED = "x\n2026-01-01 00:00:00,000 CRITICAL broker the disk is on fire\r\x1b[2K\x85\u2028end"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from infra.loop_pause import PERIOD_S, LoopPause
+from infra.observe.loop_lag import PERIOD_S, LoopPause
 
 
 def test_a_blocked_loop_shows_as_a_pause_and_is_told_once() -> None:

@@ -13,11 +13,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 
 from infra.clock import ManualClock, SystemClock
-from infra.locks import Event
-from infra.loop_pace import LoopPace
-from infra.metrics import Histogram, Metrics, Series, render
-from infra.pace import Pace
-from infra.threads import SystemThreads
+from infra.loop.in_steps import LoopPace
+from infra.loop.locks import Event
+from infra.loop.pace import Pace
+from infra.loop.threads import SystemThreads
+from infra.observe.metrics import Histogram, Metrics, Series, render
 
 
 class Waits(SystemThreads):

@@ -15,11 +15,18 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.machine import Machine
 from controller.controller_config import ControllerConfig
-from infra import log as logs
-from infra import rocketmq_keys
 from infra.clock import SystemClock
-from infra.config import ConfigError, live_keys, parse_properties, read, to_properties, update_live
-from infra.disk import RealDisk
+from infra.config.properties import (
+    ConfigError,
+    live_keys,
+    parse_properties,
+    read,
+    rocketmq_keys,
+    to_properties,
+    update_live,
+)
+from infra.disk.filesystem import RealDisk
+from infra.observe import log as logs
 from namesrv.namesrv_config import NamesrvConfig
 from neve.cli import main
 

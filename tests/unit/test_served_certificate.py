@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.tls import Certificate
+from infra.net.tls import Certificate
 
 _DAY_S = 86_400
 
@@ -49,7 +49,7 @@ def test_a_file_with_its_key_and_words_around_it_is_read(pair: tuple[Path, Path]
 def test_why_files_are_not_taken_is_logged_once(pair: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     certificate = Certificate(*pair)
     pair[0].write_text("torn")
-    with caplog.at_level(logging.WARNING, "infra.tls"):
+    with caplog.at_level(logging.WARNING, "infra.net.tls"):
         contexts = {certificate.context for _ in range(5)}
     assert len(contexts) == 1
     assert isinstance(contexts.pop(), ssl.SSLContext)

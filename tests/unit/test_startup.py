@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from infra.server_command import announce
-from infra.startup import PACKAGES, REQUIRED, StartupError, check_installation, free_port
+from infra.process.server_command import announce
+from infra.process.startup import PACKAGES, REQUIRED, StartupError, check_installation, free_port
 
 
 def test_the_required_packages_are_those_of_the_server_extra() -> None:
@@ -59,6 +59,6 @@ def test_a_free_port_is_none_that_an_outgoing_connection_is_given() -> None:
 def test_where_all_of_those_are_taken_a_free_port_is_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr("infra.startup._NOT_EPHEMERAL", range(port, port + 1))
+        monkeypatch.setattr("infra.process.startup._NOT_EPHEMERAL", range(port, port + 1))
         found = free_port("127.0.0.1")
     assert found not in {0, port}

@@ -13,7 +13,7 @@ SERVERS = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "t
 KINDS = ("spawn", "every", "keep", "vital")
 ROW_WITH_KIND = re.compile(rf"^\| `([\w-]+)` \| ({'|'.join(KINDS)}) \|", re.MULTILINE)
 # Starts threads under the names that others give them: `threads.start(name, work)`, `threads.in_line(name)`.
-SEAM = "infra/threads.py"
+SEAM = "infra/loop/threads.py"
 # Not named in the code: asyncio gives them this one.
 ASYNCIOS_OWN = "asyncio_"
 

@@ -14,7 +14,7 @@ PACKAGES = ("access", "broker", "controller", "infra", "lifecycle", "namesrv", "
 # Run by name: `python -m`, or named in pyproject.toml.
 STARTED = {
     "tiered.worker.__main__",
-    "infra.minio",
+    "infra.objects.minio",
     "neve.cli.main",
     "broker.command",
     "namesrv.command",

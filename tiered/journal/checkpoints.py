@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from infra import failpoint
-from infra.object_store.protocol import NotFound, PreconditionFailed, UnknownOutcome
+from infra.objects.store import NotFound, PreconditionFailed, UnknownOutcome
 from neve.archive.catalog.journal_reader import checkpoints
 from neve.archive.format import keys
 from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 
 
 class Fenced(Exception):

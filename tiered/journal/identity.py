@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from neve.archive.format.journal import NewerFormat
 from tiered.journal.named_topics import Lasts, raise_lasts
 from tiered.journal.numbered_frames import frame, frames

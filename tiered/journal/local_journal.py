@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.topic_parts import topics_in
 from neve.archive.format.checkpoint import PackName, decode_checkpoint

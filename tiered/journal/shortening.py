@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from infra import failpoint
-from infra.object_store.protocol import NotFound, UnknownOutcome
+from infra.objects.store import NotFound, UnknownOutcome
 from neve.archive.catalog.journal_reader import checkpoints, is_shortened
 from neve.archive.catalog.topic_parts import topics_in
 from neve.archive.format import keys

@@ -6,7 +6,7 @@ import contextlib
 
 import msgspec
 
-from infra.object_store.protocol import NotFound, ObjectStore, PreconditionFailed, UnknownOutcome
+from infra.objects.store import NotFound, ObjectStore, PreconditionFailed, UnknownOutcome
 from neve.archive.format import keys
 from neve.archive.format.journal import FORMAT_VERSION, NewerFormat
 from tiered.journal.errors import ArchiveRefused

@@ -13,7 +13,7 @@ import msgspec
 
 from infra import failpoint
 from infra.clock import Clock
-from infra.object_store.protocol import (
+from infra.objects.store import (
     NotFound,
     ObjectStore,
     ObjectStoreError,

@@ -19,9 +19,9 @@ import msgspec
 
 from infra import failpoint
 from infra.clock import Clock
-from infra.disk import Disk
-from infra.object_store.probe import probe
-from infra.object_store.protocol import ObjectStore, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.disk.filesystem import Disk
+from infra.objects.probe import probe
+from infra.objects.store import ObjectStore, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import stands
 from neve.archive.format.journal import AnyEntry, Epoch, Erase, Expire, FellBehind, Forget, Intent, NewerFormat

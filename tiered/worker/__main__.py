@@ -13,7 +13,7 @@ from types import ModuleType
 
 from typing_extensions import override
 
-from infra.process_priority import take_priority
+from infra.process.processor import take_priority
 
 
 class _WithoutPandas(MetaPathFinder):

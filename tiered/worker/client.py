@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from infra.priority import NORMAL
-from infra.process_standing import Standing, standing
+from infra.process.priority import NORMAL
+from infra.process.processor import Standing, standing
 from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
@@ -85,7 +85,7 @@ class WorkerClient:
         uploads: int = UPLOADS,
         priority: str = NORMAL,
     ) -> None:
-        """`uploads`: how many may be on their way at the same time. `priority`: of the processor, see `infra.priority`.
+        """`uploads`: how many may be on their way at the same time. `priority`: see `infra.process.priority`.
 
         `cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from infra import failpoint
-from infra.object_store.protocol import ObjectStore
+from infra.objects.store import ObjectStore
 from neve.archive.format.journal import CommittedObject
 from neve.archive.rows.schema import DamagedObject, ObjectFacts
 from tiered.worker import frames

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from zlib_ng.zlib_ng import crc32
 
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from tiered.worker.segmented_lru import SegmentedLru
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.object_store import protocol
+from infra.objects import store
 from tiered.write.uploader import ContentConflict, EncodeFailed, GivenUp
 
 
@@ -25,7 +25,7 @@ def of_an_upload(error: WorkerFailed) -> Exception:
         return ContentConflict(error.message)
     if error.kind == "GivenUp":
         return GivenUp(error.message)
-    kind = getattr(protocol, error.kind, None)
-    if isinstance(kind, type) and issubclass(kind, protocol.ObjectStoreError):
+    kind = getattr(store, error.kind, None)
+    if isinstance(kind, type) and issubclass(kind, store.ObjectStoreError):
         return kind(error.message)
     return EncodeFailed(str(error))

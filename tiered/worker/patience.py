@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from infra.process_standing import Standing
+from infra.process.processor import Standing
 
 # What a store takes at least in a second, where no lower rate is set: an upload may take as long as that needs.
 _SLOWEST_BYTES = 1 << 20

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from infra.clock import SystemClock
-from infra.disk import RealDisk
-from infra.object_store.open import open_store
-from infra.object_store.protocol import ObjectStore
+from infra.disk.filesystem import RealDisk
+from infra.objects.open import open_store
+from infra.objects.store import ObjectStore
 from neve.archive.format.keys import parse_data_key
 from neve.archive.rows.row_groups import DecodedRows, decode_group, may_span
 from neve.archive.rows.schema import DamagedObject, parse_footer

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from infra import failpoint
-from infra.object_store.protocol import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome
+from infra.objects.store import NotFound, ObjectStore, ObjectStoreError, PreconditionFailed, UnknownOutcome
 from neve.archive.format.journal import CommittedObject, NewerFormat
 from neve.archive.rows.row_encoder import Entries
 from neve.archive.rows.schema import DamagedObject, ObjectFacts, describe, parse_footer

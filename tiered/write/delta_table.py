@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from infra.object_store.protocol import NotFound, ObjectStore, PreconditionFailed
+from infra.objects.store import NotFound, ObjectStore, PreconditionFailed
 from neve.archive.delta.changes import Change
 from neve.archive.delta.log import (
     NO_VERSION,

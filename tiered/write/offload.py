@@ -18,7 +18,7 @@ import numpy as np
 
 from infra import failpoint
 from infra.clock import Clock
-from infra.object_store.protocol import ObjectStoreError
+from infra.objects.store import ObjectStoreError
 from neve.archive.format.journal import Abort, AnyEntry, Commit, CommittedObject, Gap, Intent, PlannedObject
 from tiered.journal.errors import NotMaster
 from tiered.journal.named_topics import StalePlan

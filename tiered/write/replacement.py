@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from infra import failpoint
-from infra.object_store.protocol import NotFound, ObjectStoreError
+from infra.objects.store import NotFound, ObjectStoreError
 from neve.archive.format.journal import Abort, AnyEntry, CommittedObject, Intent, PlannedObject
 from neve.archive.format.keys import data_key
 from tiered.journal.errors import NotMaster, WouldLoseRows

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from infra.object_store.protocol import NotFound, ObjectStore
+from infra.objects.store import NotFound, ObjectStore
 from neve.archive.delta.table import Shown, table_root
 from neve.archive.format.keys import escape
 from neve.archive.store.url import DirUrl, parse_store_url

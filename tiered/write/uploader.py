@@ -84,7 +84,7 @@ class Uploader(Protocol):
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
 
     def set_priority(self, priority: str) -> None:
-        """See `infra.priority`; holds from the first request that comes when nothing but a compaction is under way."""
+        """Set a priority (`infra.process.priority`) from the first request with nothing but a compaction in flight."""
         ...
 
     def uploads(self, store_url: str, metadata: Mapping[str, str]) -> Uploads:

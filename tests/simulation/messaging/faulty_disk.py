@@ -16,7 +16,7 @@ from pathlib import Path
 
 import greenlet
 
-from infra.disk import DiskFull, FileWriter, OutOfDescriptors, Room
+from infra.disk.filesystem import DiskFull, FileWriter, OutOfDescriptors, Room
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation.messaging.loop import Killed, SimThread
 

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import greenlet
 
-from infra import locks, threads
+from infra.loop import locks, threads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -364,7 +364,7 @@ class Thread:
 
 
 class SimThreads:
-    """What `infra.threads` gives a broker, by the running loop."""
+    """The threads of a broker (`infra.loop.threads`), run by the simulated loop."""
 
     def lock(self) -> locks.Lock:
         return SimLock()

@@ -26,7 +26,7 @@ from broker.tables.state_file import StateFile
 from broker.waiting import delivery
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
-from infra.supervisor import Supervisor
+from infra.loop.supervisor import Supervisor
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import run

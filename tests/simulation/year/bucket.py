@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 
 from infra.clock import ManualClock
-from infra.object_store.protocol import ObjectInfo, check_prefix
+from infra.objects.store import ObjectInfo, check_prefix
 from tests.simulation.faulty_store import FaultyStore
 
 DATA, JOURNAL, CHECKPOINT, STATE = "data", "journal", "checkpoint", "state"

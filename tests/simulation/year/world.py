@@ -28,7 +28,7 @@ from pathlib import Path
 from broker.config import BrokerConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from neve.archive.catalog.catalog import Location
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.read.verify import VerifyReport, verify

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.read import body_fields
 from neve.archive.read.body_fields import BodyFields, Field, fields_of, sampled
 from neve.archive.read.selection import Chosen

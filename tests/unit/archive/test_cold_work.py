@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import CommittedObject
 from neve.archive.rows.schema import ObjectFacts

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from tests.doubles.sim_disk import SimDisk
 from tiered.worker.disk_cache import DiskCache
 

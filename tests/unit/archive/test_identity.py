@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from infra.disk import RealDisk
-from infra.object_store.protocol import StoreUnavailable
+from infra.disk.filesystem import RealDisk
+from infra.objects.store import StoreUnavailable
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Abort, AnyEntry, Expire, Intent, NewerFormat, PlannedObject, encode_entry
 from neve.archive.format.keys import data_key

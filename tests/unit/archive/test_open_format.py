@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from broker.broker_controller import BrokerController
-from infra.object_store.directory import DirectoryStore
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
+from infra.objects.directory import DirectoryStore
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.broker_state import read_state

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.process_standing import Standing, standing
+from infra.process.processor import Standing, standing
 from tests.waiting import wait_until
 from tiered.worker.patience import Patience
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 from neve.archive.format.journal import CommittedObject, PlannedObject
 from neve.archive.format.keys import data_key
 from neve.archive.rows import column_encoder as columns
@@ -259,7 +259,7 @@ def test_with_more_processors_several_requests_are_made_at_the_same_time(tmp_pat
 
 def test_a_worker_asks_for_no_more_than_its_broker_has() -> None:
     script = (
-        "import os\nfrom infra.process_priority import take_priority\n"
+        "import os\nfrom infra.process.processor import take_priority\n"
         "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
         "for priority in ('low', 'normal', 'idle'):\n"
         "    take_priority(priority)\n"

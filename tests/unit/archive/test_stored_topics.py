@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 import pytest
 
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint

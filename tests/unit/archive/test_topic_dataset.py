@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 import neve.archive
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.format.journal import Expire
 from neve.archive.rows import inflation
 from neve.archive.rows.inflation import BadBody

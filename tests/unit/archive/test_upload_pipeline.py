@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from infra.object_store.protocol import StoreUnavailable
-from infra.process_standing import Standing
+from infra.objects.store import StoreUnavailable
+from infra.process.processor import Standing
 from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 import neve.archive
-from infra.object_store.open import open_store
-from infra.object_store.protocol import NotFound, StoreUnavailable
-from infra.process_standing import Standing
+from infra.objects.open import open_store
+from infra.objects.store import NotFound, StoreUnavailable
+from infra.process.processor import Standing
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Gap, Intent, PlannedObject, encode_entry
 from neve.archive.format.keys import data_key, journal_key

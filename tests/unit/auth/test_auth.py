@@ -15,12 +15,12 @@ from access.permissions import NEEDS, Need, of_owners, topic_need
 from access.store import Tables
 from access.wiring import guarded, make_guard
 from broker.config import BrokerConfig
-from infra.config import ConfigError, load, to_properties, update_live
-from infra.disk import RealDisk
-from infra.remoting_limits import RemotingLimits
-from infra.remoting_server import Connection, RemotingServer, open_connection
-from infra.request_router import RequestRouter
-from infra.startup import StartupError
+from infra.config.properties import ConfigError, load, to_properties, update_live
+from infra.disk.filesystem import RealDisk
+from infra.net.limits import RemotingLimits
+from infra.net.remoting_server import Connection, RemotingServer, open_connection
+from infra.net.request_router import RequestRouter
+from infra.process.startup import StartupError
 from neve.remoting.body import loads_as
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand

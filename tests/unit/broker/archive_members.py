@@ -20,7 +20,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfig, TopicConfigManager
 from infra.clock import ManualClock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.journal import AnyEntry, decode_entry

@@ -11,7 +11,7 @@ import pytest
 from broker.broker_controller import BrokerController
 from broker.broker_stats import BrokerStats, TopicTraffic, Traffic
 from infra.clock import ManualClock
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.record.codec import iter_records
 from neve.record.ids import offset_msg_id
 from neve.remoting.body import MessageQueue, lenient_loads

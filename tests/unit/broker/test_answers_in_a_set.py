@@ -18,7 +18,7 @@ from broker.intake.message import NewMessage
 from broker.intake.replication import NOT_ENOUGH, AppendRefused
 from broker.requests.promises import ANSWERS, PROMISES, check_answers
 from infra.clock import ManualClock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.record.bodies import encode_batch
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

@@ -19,9 +19,9 @@ from broker.archiving.overtaken import Overtaken, OvertakenFile
 from broker.broker_controller import BrokerController
 from broker.doctor import checks
 from broker.ha import stock_reach
-from infra.disk import RealDisk
-from infra.remoting_server import Connection
-from infra.startup import StartupError
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection
+from infra.process.startup import StartupError
 from lifecycle.safe_clock import SafeClock
 from neve.archive.catalog.catalog import Catalog
 from neve.record.codec import iter_records

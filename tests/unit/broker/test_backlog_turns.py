@@ -15,7 +15,7 @@ from broker.reading.backlog_turns import TURN_S, BacklogTurns
 from broker.reading.tiered_store import PendingRead
 from broker.requests.pull_message import SUBSCRIPTION
 from broker.store.message_store import GetResult
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.config import BrokerConfig
-from infra.remoting_server import Connection, RemotingServer
+from infra.net.remoting_server import Connection, RemotingServer
 from neve.remoting.command import RemotingCommand
 
 

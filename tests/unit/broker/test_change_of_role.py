@@ -31,10 +31,10 @@ from broker.ha.member_file import MemberFile
 from broker.ha.replicas_manager import HandOverRefused
 from broker.metadata.slave_synchronize import Master, SlaveSynchronize
 from broker.role import Role
-from infra.disk import RealDisk
-from infra.object_store.open import open_store
-from infra.object_store.protocol import StoreUnavailable
-from infra.tls import client_context
+from infra.disk.filesystem import RealDisk
+from infra.net.tls import client_context
+from infra.objects.open import open_store
+from infra.objects.store import StoreUnavailable
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.errors import NeveError
 from neve.record.codec import iter_records

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from broker.broker_controller import BrokerController
-from infra.disk import Room
-from infra.object_store.protocol import StoreUnavailable
+from infra.disk.filesystem import Room
+from infra.objects.store import StoreUnavailable
 from neve.remoting.codes import RequestCode
 from tests.broker_in_process import ask, offload, running, send
 from tests.servers.admin_port import post_request

@@ -21,7 +21,7 @@ from broker.role import Role
 from broker.store.message_store import MessageStore
 from broker.tables.changes import CHANGES
 from broker.tables.state_file import StateFile
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from broker.broker_controller import BrokerController
 from broker.waiting.half_messages import COMMIT, ROLLBACK
-from infra.disk import DiskFull
-from infra.remoting_server import Connection
+from infra.disk.filesystem import DiskFull
+from infra.net.remoting_server import Connection
 from neve.record.ids import offset_msg_id, parse_offset_msg_id
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import RequestCode as Code

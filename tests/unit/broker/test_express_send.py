@@ -19,9 +19,9 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.machine import Machine
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.remoting_limits import RemotingLimits
-from infra.remoting_server import Connection
+from infra.disk.filesystem import RealDisk
+from infra.net.limits import RemotingLimits
+from infra.net.remoting_server import Connection
 from neve.record.codec import MessageRecord, decode_record
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand, decode_command

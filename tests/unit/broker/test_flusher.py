@@ -10,7 +10,7 @@ import pytest
 
 from broker.intake.flusher import Flusher, WaitingSend
 from infra.clock import ManualClock, SystemClock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 
 
 class BrokenStore:

@@ -15,8 +15,8 @@ from broker.broker_controller import BrokerController
 from broker.clients import client_manager
 from broker.clients.client_manager import Changes, ClientChannel, ConsumerGroup
 from broker.requests import client_manage
-from infra.in_steps import Steps, at_once
-from infra.remoting_server import Connection, open_connection
+from infra.loop.in_steps import Steps, at_once
+from infra.net.remoting_server import Connection, open_connection
 from neve.errors import UnknownOutcome
 from neve.remoting.body import HeartbeatData, SubscriptionData, loads_as
 from neve.remoting.codes import RequestCode as Code

@@ -11,7 +11,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 from tests.unit.broker.archive_members import TOPIC, Member, Members
 from tests.unit.broker.test_archive_of_a_set import STEPS
 from tiered.journal.errors import Fenced

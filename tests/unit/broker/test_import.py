@@ -23,9 +23,9 @@ from broker.machine import Machine
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock, SystemClock
-from infra.config import load
-from infra.disk import RealDisk
-from infra.startup import StartupError
+from infra.config.properties import load
+from infra.disk.filesystem import RealDisk
+from infra.process.startup import StartupError
 from neve.record.codec import decode_record
 from neve.record.layout import MAGIC_BLANK, position_of
 from neve.remoting.codes import RequestCode

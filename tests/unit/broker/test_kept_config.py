@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from infra.disk import RealDisk
-from infra.startup import StartupError
+from infra.disk.filesystem import RealDisk
+from infra.process.startup import StartupError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running

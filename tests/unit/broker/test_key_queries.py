@@ -10,8 +10,8 @@ import pytest
 
 from broker.store import message_store, reading
 from broker.store.message_store import QUERY_STEP
-from infra.in_steps import Steps, in_turns
-from infra.remoting_server import Connection
+from infra.loop.in_steps import Steps, in_turns
+from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

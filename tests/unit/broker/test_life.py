@@ -9,7 +9,7 @@ import pytest
 
 from broker.life import TRANSITIONS, BrokerLife, Event, State
 from infra.clock import ManualClock
-from infra.startup import EXIT_FAILED
+from infra.process.startup import EXIT_FAILED
 
 _WHY = "the broker's disk is full, 96% used, mark 90%"
 

@@ -14,8 +14,8 @@ from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.store.message_store import MessageStore
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.config import ConfigError
-from infra.disk import Room
+from infra.config.properties import ConfigError
+from infra.disk.filesystem import Room
 from lifecycle.lifecycle import ArchiveLifecycle
 from tests.broker_in_process import running, send
 

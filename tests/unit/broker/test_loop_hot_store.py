@@ -21,8 +21,8 @@ from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from broker.store.queue_table import QueueTable
 from infra.clock import ManualClock
-from infra.disk import DiskFull
-from infra.supervisor import Faults
+from infra.disk.filesystem import DiskFull
+from infra.loop.supervisor import Faults
 from lifecycle.hot_store import Aged
 from tests.doubles.counted import Counted
 from tests.doubles.sim_disk import SimDisk

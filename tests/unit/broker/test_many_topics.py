@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from infra.clock import SystemClock
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, open_connection
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection, open_connection
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
 from namesrv.request_processor import RequestProcessor

@@ -12,8 +12,8 @@ import pytest
 
 from broker.clients.master_api import MasterApi
 from broker.config import BrokerConfig
-from infra.config import load
-from infra.remoting_server import Connection, RemotingServer
+from infra.config.properties import load
+from infra.net.remoting_server import Connection, RemotingServer
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
-from infra.in_steps import at_once
+from infra.loop.in_steps import at_once
 from tests.doubles.sim_disk import SimDisk
 
 

@@ -18,7 +18,7 @@ from broker.reading.tiered_store import Answer, PendingRead, TieredStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import GetResult, MessageStore
 from infra.clock import SystemClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from neve.remoting.codes import GetMessageStatus
 from tests.waiting import until
 

@@ -20,10 +20,10 @@ from broker.config import BrokerConfig
 from broker.ha.settings import is_slave, settings_of
 from broker.metadata.stock_tables import ask_stock_master
 from broker.role import Role
-from infra.config import ConfigError, load
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, RemotingServer
-from infra.startup import StartupError
+from infra.config.properties import ConfigError, load
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection, RemotingServer
+from infra.process.startup import StartupError
 from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand

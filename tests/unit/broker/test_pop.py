@@ -18,7 +18,7 @@ from broker.store.errors import StoreFull
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from infra.clock import ManualClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue
 from neve.remoting.names import real_topic

@@ -13,8 +13,8 @@ import pytest
 from broker.broker_controller import BrokerController
 from broker.pop.pop_consumer_service import spread
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.remoting_server import open_connection
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import open_connection
 from neve.errors import NeveError
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code

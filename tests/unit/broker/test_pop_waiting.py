@@ -13,7 +13,7 @@ from broker.long_polling.pop_long_polling import ANY_QUEUE, PopLongPolling, Wait
 from broker.long_polling.pull_request_hold import HeldPull, PullRequestHold
 from broker.role import Role
 from infra.clock import ManualClock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running, send

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.store import truncation
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from tests.broker_in_process import running, send
 
 SECRET_HOLDERS = ("commitlog", "config", "diverged")

@@ -22,9 +22,9 @@ from broker.promotion.promotion import Promotion
 from broker.promotion.stored import Delivered
 from broker.store.message_store import MessageStore, PutResult
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.remoting_server import Connection
-from infra.startup import StartupError
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection
+from infra.process.startup import StartupError
 from neve.record.codec import iter_records
 from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tests.broker_in_process import running, send

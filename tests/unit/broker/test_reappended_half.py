@@ -9,7 +9,7 @@ import pytest
 
 from broker.waiting import half_messages
 from broker.waiting.half_messages import COMMIT, ROLLBACK
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code

@@ -18,8 +18,8 @@ from broker.config import BrokerConfig
 from controller.command import made
 from controller.controller_config import ControllerConfig
 from infra.clock import SystemClock
-from infra.config import ConfigError, load, wire_name
-from infra.disk import RealDisk
+from infra.config.properties import ConfigError, load, wire_name
+from infra.disk.filesystem import RealDisk
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
 from tests.broker_in_process import running, send

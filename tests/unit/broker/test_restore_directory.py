@@ -6,8 +6,8 @@ import pytest
 
 from broker.archiving.restore import refuse_occupied
 from broker.config import BrokerConfig
-from infra.disk import RealDisk
-from infra.startup import EXIT_ARCHIVE, StartupError
+from infra.disk.filesystem import RealDisk
+from infra.process.startup import EXIT_ARCHIVE, StartupError
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"\xff"])

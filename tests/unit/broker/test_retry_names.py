@@ -9,7 +9,7 @@ from pathlib import Path
 from broker.broker_controller import BrokerController
 from broker.tables.retry_names import Owner, RetryNames
 from infra.clock import ManualClock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand

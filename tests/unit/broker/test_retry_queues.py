@@ -6,7 +6,7 @@ from pathlib import Path
 
 from broker.broker_controller import BrokerController
 from infra.clock import ManualClock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running, send

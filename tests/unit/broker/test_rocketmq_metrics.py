@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.broker_controller import BrokerController
 from broker.config import BrokerConfig
 from broker.stats.rocketmq_metrics import RPC_BOUNDS, in_milliseconds
-from infra.config import ConfigError
-from infra.metrics import LATENCIES, Histogram
-from infra.remoting_server import Connection
-from infra.startup import StartupError
+from infra.config.properties import ConfigError
+from infra.net.remoting_server import Connection
+from infra.observe.metrics import LATENCIES, Histogram
+from infra.process.startup import StartupError
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, running, send
 

@@ -11,8 +11,8 @@ import pytest
 from broker import rocketmqs_store
 from broker.doctor import checks
 from broker.tables.state_file import StateFile
-from infra.disk import RealDisk
-from infra.startup import StartupError
+from infra.disk.filesystem import RealDisk
+from infra.process.startup import StartupError
 from tests.broker_in_process import running, send
 
 # consumerOffset.json as fastjson writes it

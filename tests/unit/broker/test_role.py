@@ -16,9 +16,9 @@ from broker.long_polling.pull_request_hold import PullRequestHold
 from broker.requests.by_role import FENCED, RULES, RoleGate, Who, refusal
 from broker.role import FOLLOWING, BrokerRole, Role
 from infra.clock import ManualClock
-from infra.remoting_server import Connection
-from infra.request_router import RequestRouter
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
+from infra.net.remoting_server import Connection
+from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

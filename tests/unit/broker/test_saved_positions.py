@@ -19,7 +19,7 @@ from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import ManualClock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.record.codec import iter_records
 from neve.remoting.names import SCHEDULE_TOPIC
 from tests.doubles.sim_disk import SimDisk

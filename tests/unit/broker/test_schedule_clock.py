@@ -12,7 +12,7 @@ from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import ManualClock
-from infra.supervisor import Faults
+from infra.loop.supervisor import Faults
 from neve.remoting.names import SCHEDULE_TOPIC
 from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync

@@ -10,8 +10,8 @@ from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import SystemClock
-from infra.disk import RealDisk
-from infra.supervisor import Faults
+from infra.disk.filesystem import RealDisk
+from infra.loop.supervisor import Faults
 from neve.remoting.names import SCHEDULE_TOPIC
 from tests.synced import nothing_to_sync
 

@@ -30,9 +30,9 @@ from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.clock import ManualClock
-from infra.disk import OutOfDescriptors
-from infra.startup import EXIT_FAILED
-from infra.supervisor import FAILING_RUNS, HANGING_S, Faults
+from infra.disk.filesystem import OutOfDescriptors
+from infra.loop.supervisor import FAILING_RUNS, HANGING_S, Faults
+from infra.process.startup import EXIT_FAILED
 from neve.record.codec import MalformedRecord, MessageRecord, decode_record, iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import SERIALIZE_BINARY, RemotingCommand, encode_command

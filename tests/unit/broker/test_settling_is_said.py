@@ -24,7 +24,7 @@ from broker.tables.changes import (
     queue_of,
 )
 from infra.clock import ManualClock
-from infra.disk import DiskFull
+from infra.disk.filesystem import DiskFull
 from neve.errors import BrokerError
 
 EPOCH = 7

@@ -14,7 +14,7 @@ from broker.requests.pull_message import COMMIT_OFFSET, SUBSCRIPTION, SUSPEND
 from broker.requests.slave_pull import moves_on, slave_code
 from broker.role import Role
 from infra.clock import Clock, ManualClock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.record.codec import iter_records
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 from neve.remoting.codes import RequestCode as Code

@@ -15,10 +15,10 @@ from broker.machine import Machine
 from broker.store.data_directory import DataDirectory
 from broker.store.errors import StoreNotWritable
 from infra.clock import SystemClock
-from infra.config import load
-from infra.disk import RealDisk
-from infra.startup import EXIT_FAILED
-from infra.supervisor import Stop
+from infra.config.properties import load
+from infra.disk.filesystem import RealDisk
+from infra.loop.supervisor import Stop
+from infra.process.startup import EXIT_FAILED
 from tests.broker_in_process import running, send
 
 

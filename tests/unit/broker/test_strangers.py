@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.body import lenient_loads

@@ -14,9 +14,9 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.topic_config_manager import TopicConfigManager, system_topics
 from broker.waiting.schedule_message import parse_levels
 from infra.clock import ManualClock
-from infra.config import ConfigError, load, to_properties, update_live
-from infra.disk import RealDisk
-from infra.supervisor import Faults
+from infra.config.properties import ConfigError, load, to_properties, update_live
+from infra.disk.filesystem import RealDisk
+from infra.loop.supervisor import Faults
 from neve.remoting import names
 from tests.synced import nothing_to_sync
 

@@ -14,8 +14,8 @@ from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.store.config import StoreConfig
 from broker.store.message_store import GetResult, MessageStore
 from infra.clock import SystemClock
-from infra.config import ConfigError, load
-from infra.disk import RealDisk
+from infra.config.properties import ConfigError, load
+from infra.disk.filesystem import RealDisk
 from neve.remoting.codes import GetMessageStatus
 from tiered.read.cold_reader import ColdResult, ColdUnavailable
 

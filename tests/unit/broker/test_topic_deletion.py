@@ -9,7 +9,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
-from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
+from infra.objects.store import StoreUnavailable, UnknownOutcome
 from neve.archive.catalog.catalog import Location
 from neve.archive.format.journal import Topic, decode_entry
 from neve.archive.format.keys import journal_key

@@ -16,9 +16,9 @@ from broker.machine import Machine
 from broker.tables.state_file import StateFile
 from broker.tables.topic_config_manager import TopicConfigManager, system_topics
 from infra.clock import ManualClock, SystemClock
-from infra.config import load
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, open_connection
+from infra.config.properties import load
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection, open_connection
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, send
 from tests.waiting import until

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.broker_controller import BrokerController
 from broker.tables.topic_config_manager import TopicConfig
-from infra.loop_pace import LoopPace
-from infra.remoting_server import Connection
+from infra.loop.in_steps import LoopPace
+from infra.net.remoting_server import Connection
 from neve.archive.format.journal import Gap
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode as Code

@@ -17,8 +17,8 @@ from broker.waiting.half_messages import COMMIT, ROLLBACK, HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages, code_of_entry
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.supervisor import Faults
+from infra.disk.filesystem import RealDisk
+from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import decode_record, iter_records
 from neve.record.layout import TRANSACTION_COMMIT

@@ -12,7 +12,7 @@ from broker.broker_controller import BrokerController
 from broker.intake.message import NewMessage
 from broker.store.errors import InternalTopic
 from infra.clock import ManualClock
-from infra.remoting_server import Connection, open_connection
+from infra.net.remoting_server import Connection, open_connection
 from neve.record.codec import decode_record, iter_records
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

@@ -21,7 +21,7 @@ from broker.requests import wide_answer
 from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from infra.clock import ManualClock
-from infra.remoting_server import Connection
+from infra.net.remoting_server import Connection
 from neve.remoting.body import dumps_object_keys, lenient_loads
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from infra.admin_http import AdminHttp, Request, Response, json_response
-from infra.admin_token import TOKEN_FILE, AdminToken
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
+from infra.net.admin_http import AdminHttp, Request, Response, json_response
+from infra.net.admin_token import TOKEN_FILE, AdminToken
 from neve.cli import admin
 from neve.cli.failures import Failure
 from neve.cli.main import neve
@@ -97,7 +97,7 @@ def test_file_without_a_token_is_not_sent(port: str, tmp_path: Path) -> None:
 
 
 def test_no_other_file_is_read_for_a_port_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.admin_token.TOKEN_FILE", "id_rsa")
+    monkeypatch.setattr("infra.net.admin_token.TOKEN_FILE", "id_rsa")
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from infra.config import time_ms
+from infra.config.properties import time_ms
 from neve.cli.output import _cell
 from neve.cli.quantities import seconds_or_span
 

@@ -13,7 +13,7 @@ import pytest
 
 from broker.doctor import checks
 from infra.clock import ManualClock
-from infra.disk import RealDisk, Room
+from infra.disk.filesystem import RealDisk, Room
 from neve.cli import main
 from neve.cli.checks import Check
 from tests.broker_in_process import running

@@ -7,7 +7,7 @@ import re
 import click
 import pytest
 
-from infra import startup
+from infra.process import startup
 from neve.cli import failures, main, message_formats
 from neve.cli.help import TOPICS
 

@@ -14,8 +14,8 @@ from controller.controller_manager import ControllerManager
 from controller.register import Register
 from controller.registers import register_of
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, RemotingServer, open_connection
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection, RemotingServer, open_connection
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 

@@ -21,11 +21,11 @@ from controller.other_controllers import NoOtherControllers
 from controller.register import FileRegister, RegisterUnavailable, Stored
 from controller.registers import register_of
 from infra.clock import ManualClock
-from infra.config import ConfigError, load
-from infra.disk import RealDisk
-from infra.etcd import WHOLE_S
-from infra.startup import StartupError
-from infra.threads import SYSTEM_THREADS
+from infra.config.properties import ConfigError, load
+from infra.disk.filesystem import RealDisk
+from infra.loop.threads import SYSTEM_THREADS
+from infra.net.etcd import WHOLE_S
+from infra.process.startup import StartupError
 from neve.cli import main as cli
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand

@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from controller.register import MAX_BROKER_SETS, NEVER, FileRegister, RegisterUnavailable, Revision, Stored
-from infra.disk import Disk, RealDisk
-from infra.startup import EXIT_DISK, EXIT_IN_USE, StartupError
-from infra.threads import SYSTEM_THREADS
+from infra.disk.filesystem import Disk, RealDisk
+from infra.loop.threads import SYSTEM_THREADS
+from infra.process.startup import EXIT_DISK, EXIT_IN_USE, StartupError
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.controller.registered import run, value
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.object_store.protocol import PreconditionFailed
+from infra.disk.filesystem import RealDisk
+from infra.objects.store import PreconditionFailed
 from lifecycle.hot_store import Aged, Hidden
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy

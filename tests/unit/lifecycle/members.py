@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from infra.clock import ManualClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import ClockMark, SafeClock

@@ -9,7 +9,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
+from infra.objects.store import StoreUnavailable, UnknownOutcome
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.checkpoint import KIND, CheckpointHead, decode_checkpoint
 from neve.archive.format.envelope import unseal

@@ -20,9 +20,9 @@ import pytest
 
 from infra import failpoint
 from infra.clock import Clock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import (
+from infra.objects.store import (
     AccessDenied,
     NotFound,
     ObjectStoreError,

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 import neve.archive
 from infra.clock import ManualClock
-from infra.object_store.open import open_store
-from infra.object_store.protocol import (
+from infra.objects.open import open_store
+from infra.objects.store import (
     AccessDenied,
     ObjectStore,
     ObjectStoreError,

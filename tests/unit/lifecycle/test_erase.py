@@ -16,7 +16,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import NotFound, ObjectInfo, ObjectStoreError, PreconditionFailed, StoreUnavailable
+from infra.objects.store import NotFound, ObjectInfo, ObjectStoreError, PreconditionFailed, StoreUnavailable
 from lifecycle import erase as erase_module
 from lifecycle.erase import Wanted
 from lifecycle.hot_store import Hidden

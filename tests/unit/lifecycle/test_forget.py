@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store.protocol import ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.objects.store import ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import entries, read_catalog

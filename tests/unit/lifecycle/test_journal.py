@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from infra.disk import RealDisk
-from infra.object_store.protocol import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
+from infra.disk.filesystem import RealDisk
+from infra.objects.store import ProbeFailed, PutOutcome, StoreUnavailable, UnknownOutcome
 from neve.archive.format import keys
 from neve.archive.format.journal import Abort, Deleted, NewerFormat, decode_entry
 from tests.doubles.memory_store import MemoryStore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 from infra.state_table import OutOfTurn
 from neve.archive.format.journal import Topic
 from tests.unit.lifecycle.fakes import Rig

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 from lifecycle.backlog import _Count
 from lifecycle.retention import Pending, Policy
 from lifecycle.turns import Turns

@@ -10,7 +10,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.objects.store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
 from neve.archive.format.journal import COMPACT, Intent, PlannedObject
 from tests.unit.lifecycle.fakes import SEGMENT, Rig

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.object_store.protocol import ObjectStoreError, PreconditionFailed, StoreUnavailable
+from infra.objects.store import ObjectStoreError, PreconditionFailed, StoreUnavailable
 from infra.state_table import OutOfTurn
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy, worker_priority

@@ -15,9 +15,9 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import NotFound, StoreUnavailable, UnknownOutcome
-from infra.pace import Pace
-from infra.threads import SYSTEM_THREADS
+from infra.loop.pace import Pace
+from infra.loop.threads import SYSTEM_THREADS
+from infra.objects.store import NotFound, StoreUnavailable, UnknownOutcome
 from lifecycle.hot_expiry import HotExpiry, NoRecord
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Pending, Policy, due_topics, upload_rate, waited_as_by_default

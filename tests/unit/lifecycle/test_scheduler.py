@@ -12,7 +12,7 @@ from datetime import datetime
 import pytest
 
 from infra.clock import ManualClock, SystemClock
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 from lifecycle.scheduler import JobScheduler
 from tests.simulation.messaging.loop import SimClock, SimLoop, SimThreads
 from tests.waiting import wait_until

@@ -9,7 +9,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import StoreUnavailable
+from infra.objects.store import StoreUnavailable
 from lifecycle.evict import EVERYTHING
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy

@@ -13,7 +13,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.objects.store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import (

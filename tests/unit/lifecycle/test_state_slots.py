@@ -9,7 +9,7 @@ import pytest
 
 from infra import failpoint
 from infra.failpoint import FailpointError
-from infra.object_store.protocol import StoreUnavailable, UnknownOutcome
+from infra.objects.store import StoreUnavailable, UnknownOutcome
 from lifecycle import state_keeper
 from lifecycle.state_keeper import StateKeeper
 from neve.archive.format import broker_state as slots

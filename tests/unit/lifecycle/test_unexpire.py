@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from infra.locks import Event
-from infra.pace import Pace
-from infra.threads import SystemThreads
+from infra.loop.locks import Event
+from infra.loop.pace import Pace
+from infra.loop.threads import SystemThreads
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from infra.object_store.protocol import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
+from infra.objects.store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Commit, Gap
 from neve.archive.read.verify import verify

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from controller.controller_config import ControllerConfig
-from infra import log as logs
-from infra.config import Loaded
+from infra.config.properties import Loaded
+from infra.observe import log as logs
 from namesrv import command
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
@@ -21,7 +21,7 @@ from tests.servers.processes import free_ports
 _ALONE = """
 import os, signal, sys
 from namesrv import command
-from infra import server_command
+from infra.process import server_command
 
 def announced(ready):
     print(sorted(name for name in sys.modules if name.startswith("controller.")), flush=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from namesrv import kv_config_manager
 from namesrv.kv_config_manager import KvConfigManager
 from neve.errors import BrokerError

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.remoting_server import Connection, open_connection
-from infra.startup import StartupError
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection, open_connection
+from infra.process.startup import StartupError
 from namesrv import request_processor
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from infra.object_store import doctor
-from infra.object_store.multipart import MultipartUploads
-from infra.object_store.protocol import AccessDenied
-from infra.object_store.s3 import S3Store
+from infra.objects import doctor
+from infra.objects.multipart import MultipartUploads
+from infra.objects.s3 import S3Store
+from infra.objects.store import AccessDenied
 
 RIGHTS = {
     "create_multipart_upload": "s3:PutObject",

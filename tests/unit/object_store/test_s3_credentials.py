@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from infra.clock import ManualClock
-from infra.object_store import multipart
-from infra.object_store.open import open_store
-from infra.object_store.protocol import AccessDenied, NotFound, PreconditionFailed, UnknownOutcome
-from infra.object_store.s3 import S3Store
+from infra.objects import multipart
+from infra.objects.open import open_store
+from infra.objects.s3 import S3Store
+from infra.objects.store import AccessDenied, NotFound, PreconditionFailed, UnknownOutcome
 from neve.archive.store.source import open_source
 from neve.spark.jobs.table_store import open_table
 from tests.servers.fake_s3 import FakeS3, fake_s3

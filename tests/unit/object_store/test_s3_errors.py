@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from obstore import exceptions as errors
 
-from infra.object_store import probe
-from infra.object_store.protocol import AccessDenied, Pace, PutOutcome, StoreUnavailable, unpaced
-from infra.object_store.s3 import _translate
+from infra.objects import probe
+from infra.objects.s3 import _translate
+from infra.objects.store import AccessDenied, Pace, PutOutcome, StoreUnavailable, unpaced
 from tests.doubles.memory_store import MemoryStore
 
 _REFUSED = """The operation lacked the necessary privileges to complete for path p/k: Error performing PUT \

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store.directory import DirectoryStore
-from infra.object_store.open import open_store
-from infra.object_store.probe import probe
-from infra.object_store.protocol import (
+from infra.objects.directory import DirectoryStore
+from infra.objects.open import open_store
+from infra.objects.probe import probe
+from infra.objects.s3 import S3Store
+from infra.objects.store import (
     BadStoreUrl,
     NotFound,
     ObjectStore,
@@ -24,7 +25,6 @@ from infra.object_store.protocol import (
     UnknownOutcome,
     unpaced,
 )
-from infra.object_store.s3 import S3Store
 from neve.archive.read.topic_dataset import open_files
 from neve.archive.store.source import open_source
 from neve.archive.store.url import S3Url, parse_store_url

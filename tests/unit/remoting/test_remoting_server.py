@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from infra.remoting_limits import RemotingLimits
-from infra.remoting_server import Answer, Connection, RemotingServer, open_connection
-from infra.request_router import RequestRouter
+from infra.net.limits import RemotingLimits
+from infra.net.remoting_server import Answer, Connection, RemotingServer, open_connection
+from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError, UnknownOutcome
 from neve.remoting.command import RemotingCommand, decode_command, encode_command
 from neve.remoting.frame import FrameDecoder

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from infra.supervisor import FAILING_RUNS, HANGING_S, Supervisor
+from infra.loop.supervisor import FAILING_RUNS, HANGING_S, Supervisor
 from tests.waiting import until
 
 
@@ -129,7 +129,7 @@ def test_a_task_that_never_ends_is_begun_again_whatever_ended_it() -> None:
 
 
 def test_a_stop_does_not_wait_for_a_task_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.supervisor._STOP_S", 0.01)
+    monkeypatch.setattr("infra.loop.supervisor._STOP_S", 0.01)
 
     async def body() -> None:
         supervisor = Supervisor("test")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.archive.format.journal import CommittedObject, Deleted, Erase, Expire
 from neve.archive.store.source import open_source
 from neve.spark.jobs.table_log import Commit, NoTable, Overtaken, Span, TableFile, TableLog, decode, encode

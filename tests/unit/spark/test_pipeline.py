@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.object_store.open import open_store
+from infra.objects.open import open_store
 from neve.cli.main import run as neve
 from neve.spark.jars import SparkSetupError
 from neve.spark.pipeline import run as running

@@ -11,7 +11,7 @@ import pytest
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore, PutResult
 from infra.clock import ManualClock
-from infra.disk import Disk
+from infra.disk.filesystem import Disk
 from tests.doubles.sim_disk import SimDisk
 
 OpenStore = Callable[..., MessageStore]

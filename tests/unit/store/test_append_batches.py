@@ -12,7 +12,7 @@ import pytest
 from broker.store.appender import Send
 from broker.store.errors import MessageIllegal, NotThisTurn, StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
-from infra.disk import DiskFull, FileWriter
+from infra.disk.filesystem import DiskFull, FileWriter
 from neve.record.codec import iter_records
 from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk

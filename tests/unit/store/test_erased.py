@@ -16,7 +16,7 @@ from broker.store import erased
 from broker.store.errors import StoreCorrupt
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.disk import DiskFull
+from infra.disk.filesystem import DiskFull
 from neve.record.codec import decode_record, iter_records
 from neve.remoting.codes import GetMessageStatus as Status
 from tests.by_key import by_key

@@ -12,7 +12,7 @@ from broker.store import key_index, message_store, reading
 from broker.store.key_index import BLOCK, CHAIN_MAX, IndexFile, hashes_of, start_of
 from broker.store.message_store import QUERY_STEP
 from infra.clock import ManualClock
-from infra.in_steps import Steps, at_once
+from infra.loop.in_steps import Steps, at_once
 from neve.record.codec import decode_record
 from tests.doubles.colliding import colliding_words
 from tests.doubles.sim_disk import SimDisk

@@ -8,7 +8,7 @@ import pytest
 
 from broker.store.errors import StoreCorrupt
 from broker.store.log_search import records_with
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from neve.record.codec import decode_record
 from tests.unit.archive.test_exactness import record
 

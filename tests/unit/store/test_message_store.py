@@ -15,9 +15,9 @@ from broker.store import reading
 from broker.store.errors import MessageIllegal, StoreError, StoreFull, StoreLocked, StoreNotWritable
 from broker.store.message_store import MessageStore
 from broker.store.topic_tails import TopicTail
-from infra import collector
 from infra.clock import ManualClock
-from infra.disk import DiskFull
+from infra.disk.filesystem import DiskFull
+from infra.process import collector
 from neve.record.codec import decode_record, iter_records
 from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk

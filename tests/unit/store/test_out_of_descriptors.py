@@ -12,7 +12,7 @@ from broker.store.config import SYNC_FLUSH
 from broker.store.errors import StoreFull, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.disk import OutOfDescriptors
+from infra.disk.filesystem import OutOfDescriptors
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
 from tests.unit.store.test_append_batches import HOST, Open, body, queues, sends

@@ -10,7 +10,7 @@ from broker.store.message_store import MessageStore
 from broker.store.queue_removal import QueueRemoval
 from infra import failpoint
 from infra.clock import ManualClock
-from infra.disk import OutOfDescriptors
+from infra.disk.filesystem import OutOfDescriptors
 from infra.failpoint import FailpointError
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config

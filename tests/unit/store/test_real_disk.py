@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.store.message_store import MessageStore
-from infra.disk import DiskLocked, RealDisk, Room
+from infra.disk.filesystem import DiskLocked, RealDisk, Room
 
 Open = Callable[..., MessageStore]
 Put = Callable[..., Any]

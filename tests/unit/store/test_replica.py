@@ -13,7 +13,7 @@ from broker.store.errors import LogMismatch, StoreFull, StoreNotWritable
 from broker.store.layout import end_record
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.disk import DiskFull
+from infra.disk.filesystem import DiskFull
 from neve.record.codec import decode_record, encode_record
 from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk

@@ -15,7 +15,7 @@ from broker.store.errors import LogMismatch, StoreError, StoreFull, StoreNotWrit
 from broker.store.layout import end_record
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.disk import RealDisk
+from infra.disk.filesystem import RealDisk
 from neve.record.codec import decode_record, encode_record
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config

@@ -14,7 +14,7 @@ from broker.store.errors import StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
-from infra.in_steps import run_beside
+from infra.loop.in_steps import run_beside
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
 from tests.unit.store.replicas import Link, Master

@@ -34,7 +34,7 @@ from broker.store.errors import StoreFull, TruncationRefused
 from broker.store.log_end import LogEnd
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock, SystemClock
-from infra.tls import ServerTls, client_context, server_tls
+from infra.net.tls import ServerTls, client_context, server_tls
 from neve.entropy import system_entropy
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.broker.ha.test_slave_session import hello

@@ -7,7 +7,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.ha.confirm import Replication
 from broker.ha.settings import SetSettings, settings_of
-from infra.config import ConfigError, load
+from infra.config.properties import ConfigError, load
 
 
 def settings(*lines: str) -> SetSettings | None:

@@ -32,8 +32,8 @@ from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import ManualClock
-from infra.disk import RealDisk
-from infra.supervisor import Faults
+from infra.disk.filesystem import RealDisk
+from infra.loop.supervisor import Faults
 from neve.record.codec import MessageRecord, decode_record, parse_host
 from neve.remoting.names import METADATA_LOG
 from tests.doubles.sim_disk import SimDisk

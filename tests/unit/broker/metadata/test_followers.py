@@ -13,7 +13,7 @@ from access.store import Tables
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
-from infra.in_steps import at_once
+from infra.loop.in_steps import at_once
 from neve.record.codec import MessageRecord
 from tests.unit.broker.metadata.members import DELAY_MS, Member
 

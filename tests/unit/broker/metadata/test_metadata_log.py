@@ -21,8 +21,8 @@ from broker.tables.state_file import _BEHIND
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
-from infra.disk import DiskFull
-from infra.in_steps import at_once
+from infra.disk.filesystem import DiskFull
+from infra.loop.in_steps import at_once
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode

@@ -19,9 +19,9 @@ from broker.metadata.slave_synchronize import IS_IMAGE, MASTER_EPOCH, Master, Sl
 from broker.requests.slave_polls import SlavePollsProcessor
 from broker.tables.changes import CHANGES, UnreadableChange
 from infra.clock import ManualClock
-from infra.disk import DiskFull
-from infra.in_steps import Steps, at_once
-from infra.remoting_server import Connection
+from infra.disk.filesystem import DiskFull
+from infra.loop.in_steps import Steps, at_once
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand

@@ -13,8 +13,8 @@ import pytest
 from access.model import User
 from access.store import AuthStore, Tables
 from broker.broker_controller import BrokerController
-from infra.disk import RealDisk
-from infra.remoting_server import Connection
+from infra.disk.filesystem import RealDisk
+from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode

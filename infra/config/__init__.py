@@ -1,0 +1,1 @@
+"""RocketMQ property files, and every key that RocketMQ knows."""

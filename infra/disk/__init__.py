@@ -1,0 +1,1 @@
+"""The local disk and the files that a server keeps on it."""

@@ -1,0 +1,24 @@
+"""Work of the event loop that yields its parts for a thread. `infra.loop.in_steps.run_beside` runs them there."""
+
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+#: An error of a part is raised where the part was yielded.
+Parts = Generator[Callable[[], object], None, T]
+
+
+def run_here(parts: Parts[T]) -> T:
+    """Run all of it on this thread: at a start, or in a test."""
+    error: BaseException | None = None
+    while True:
+        try:
+            part = next(parts) if error is None else parts.throw(error)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            part()
+            error = None
+        except Exception as raised:  # noqa: BLE001 - it is raised again, inside
+            error = raised

@@ -1,0 +1,1 @@
+"""Sockets and protocols: Remoting server, TLS, etcd, the admin port. Start with `remoting_server`."""

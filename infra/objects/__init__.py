@@ -1,0 +1,1 @@
+"""Object stores behind one protocol. Read `store`, `directory`, `s3` with `multipart`, `open`, `probe`."""

@@ -1,0 +1,1 @@
+"""Logs, metrics, lasting conditions and event loop lag of a server."""

@@ -1,0 +1,1 @@
+"""The process and its machine: start-up checks, signals, descriptors, priority, garbage collection."""

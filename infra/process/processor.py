@@ -1,0 +1,60 @@
+"""The processor time of processes: lower the priority of this one, and look at how much another one gets.
+
+The kernel derives the class of disk requests from the scheduling policy unless one is set: SCHED_IDLE gives `idle`,
+any other policy gives best effort, the lower the higher the nice value. A process without privileges cannot raise its
+priority again, so a caller that needs a faster process starts another one.
+
+A process that waits for a disk, a socket or a lock wants no processor. A process of the lowest priority may want one
+for minutes and get none while others use the whole machine; such a process does not hang.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from infra.process.priority import IDLE, LOW
+
+_LOW_NICE = 19
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Standing(NamedTuple):
+    """At one moment. `cpu_s`: since its start; `wants_more`: a thread of it runs, or would if it were let."""
+
+    pid: int
+    cpu_s: float
+    wants_more: bool
+
+
+def standing(pid: int) -> Standing | None:
+    """None: it is gone, or the system has no such directory."""
+    process = Path(f"/proc/{pid}")
+    try:
+        own = _stat(process)
+        wants_more = any(_stat(thread)[0] == "R" for thread in _threads(process))
+    except OSError:
+        return None
+    return Standing(pid, (int(own[11]) + int(own[12])) / _TICKS, wants_more)
+
+
+def _threads(process: Path) -> list[Path]:
+    tasks = process / "task"
+    return [tasks / name for name in os.listdir(tasks)]  # noqa: PTH208 - there may be dozens
+
+
+def _stat(directory: Path) -> list[str]:
+    """Its fields, from the state on; a process's name may hold anything but is in parentheses."""
+    return (directory / "stat").read_text().rpartition(")")[2].split()
+
+
+def take_priority(priority: str) -> None:
+    """Of this process, and of the threads that it starts from here on. Raises OSError where the system refuses."""
+    if priority == IDLE:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    elif os.sched_getscheduler(0) == os.SCHED_IDLE:
+        return  # that is less
+    elif priority == LOW:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        os.nice(_LOW_NICE)
