@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from access.config import SecurityConfig
+from infra.config import rocketmq_keys
 from infra.config.properties import (
     DAY,
     GIB,
@@ -20,7 +21,6 @@ from infra.config.properties import (
     ConfigError,
     key,
     load,
-    rocketmq_keys,
     time_ms,
 )
 

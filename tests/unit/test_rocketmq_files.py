@@ -16,12 +16,12 @@ from broker.config import BrokerConfig
 from broker.machine import Machine
 from controller.controller_config import ControllerConfig
 from infra.clock import SystemClock
+from infra.config import rocketmq_keys
 from infra.config.properties import (
     ConfigError,
     live_keys,
     parse_properties,
     read,
-    rocketmq_keys,
     to_properties,
     update_live,
 )
