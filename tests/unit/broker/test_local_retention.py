@@ -97,10 +97,26 @@ def test_a_topics_own_bound_is_the_first_that_fits() -> None:
     assert none.max_age_of("audit") is None
 
 
-@pytest.mark.parametrize("text", ["audit", "audit=", "=1d", "a*b=1d", "audit=1x", "audit=31d", "audit=0"])
+@pytest.mark.parametrize(
+    "text", ["audit", "audit=", "=1d", "a*b=1d", "a,b=1d", "a=1d,b=1d", "audit=1x", "audit=31d", "audit=0"]
+)
 def test_a_bound_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="archiveMaxAgeByTopic"):
+    with pytest.raises(ConfigError, match=r"archiveMaxAgeByTopic.*with ;"):
         BrokerConfig(archive_max_age_by_topic=text).archive_max_ages  # noqa: B018
+
+
+def test_delta_topics_are_names_or_prefixes_separated_by_semicolons() -> None:
+    config = BrokerConfig(archive_delta_topics="orders; audit_*;%RETRY%billing;*")
+    assert config.delta_topics == ("orders", "audit_*", "%RETRY%billing", "*")
+    assert BrokerConfig().delta_topics == ()
+
+
+@pytest.mark.parametrize("text", ["orders,audit", "orders audit", "a*b", "**", "x" * 128, "orders,audit*"])
+def test_delta_topic_that_no_topic_matches_is_refused(text: str) -> None:
+    """It would name no table, and the analyst would look for the cause in the archive."""
+    config = BrokerConfig(archive_delta_topics=f"flights;{text}")
+    with pytest.raises(ConfigError, match=r"archiveDeltaTopics: .* separate topics with ;"):
+        ConfiguredPolicy(config, cast(TopicConfigManager, None), cast(MessageStore, None))
 
 
 def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp_path: Path) -> None:

@@ -723,6 +723,12 @@ def test_several_controllers_that_share_a_register_name_each_other() -> None:
         assert load(ControllerConfig, None, [*shared, "controllerDLegerSelfId=n2"]).port
 
 
+def test_peers_separated_by_commas_are_refused_and_not_one_host() -> None:
+    shared = ["controllerDLegerPeers=n0-a:9878,n1-b:9879", "registerUrl=etcd://h/neve"]
+    with pytest.raises(ConfigError, match="separate several with ;"):
+        assert load(ControllerConfig, None, [*shared, "controllerDLegerSelfId=n0"]).port
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
