@@ -23,6 +23,7 @@ from infra.config.properties import (
     load,
     time_ms,
 )
+from neve.remoting import names
 
 # Of RocketMQ's metrics.
 _OWN_LABELS = frozenset(
@@ -185,21 +186,21 @@ class BrokerConfig(SecurityConfig):
         found = []
         for part in filter(None, (part.strip() for part in self.archive_max_age_by_topic.split(";"))):
             topic, _, age = (word.strip() for word in part.partition("="))
-            if not topic or "*" in topic[:-1]:
-                raise ConfigError(f"archiveMaxAgeByTopic: {part!r} is no TOPIC=TIME or BEGINNING*=TIME")
+            if fault := _topic_pattern_fault(topic):
+                raise ConfigError(f"archiveMaxAgeByTopic: {part!r} is not TOPIC=TIME: {fault}; separate them with ;")
             try:
                 found.append((topic, time_ms(age, SECOND, 30 * DAY)))
             except ValueError as error:
-                raise ConfigError(f"archiveMaxAgeByTopic: {part!r}: {error}, as 10m or 1d") from error
+                raise ConfigError(f"archiveMaxAgeByTopic: {part!r}: {error}; separate several with ;") from error
         return found
 
     @property
     def delta_topics(self) -> tuple[str, ...]:
         """Topics, or their beginnings and `*`, out of `archiveDeltaTopics`: `a;b*`. Raises ConfigError."""
         found = tuple(filter(None, (part.strip() for part in self.archive_delta_topics.split(";"))))
-        for said in found:
-            if "*" in said[:-1]:
-                raise ConfigError(f"archiveDeltaTopics: {said!r} is no TOPIC or BEGINNING*")
+        for pattern in found:
+            if fault := _topic_pattern_fault(pattern):
+                raise ConfigError(f"archiveDeltaTopics: {pattern!r} is not a topic: {fault}; separate topics with ;")
         return found
 
     @property
@@ -222,3 +223,8 @@ class BrokerConfig(SecurityConfig):
     @classmethod
     def load(cls, path: Path | None = None, overrides: Iterable[str] = ()) -> Self:
         return load(cls, path, overrides)
+
+
+def _topic_pattern_fault(pattern: str) -> str | None:
+    """Why no topic can match the name, or the prefix with a final `*`; None if one can."""
+    return None if pattern == "*" else names.topic_fault(pattern.removesuffix("*"))

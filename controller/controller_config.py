@@ -83,14 +83,15 @@ class ControllerConfig(SecurityConfig):
     def _peer(self, part: str) -> Peer:
         peer_id, _, address = part.partition("-")
         host, _, port = address.rpartition(":")
-        if not peer_id or not host or not port.isdigit():
+        if not peer_id or not host or "," in host or not port.isdigit():
             raise self._no_peers()
         return Peer(peer_id, host, int(port))
 
     def _no_peers(self) -> ConfigError:
         own = f"{self.controller_dleger_self_id}-host:port"
         return ConfigError(
-            f"controllerDLegerPeers={self.controller_dleger_peers}: expected {own}, of controllerDLegerSelfId"
+            f"controllerDLegerPeers={self.controller_dleger_peers}: expected {own}, of controllerDLegerSelfId; "
+            "separate several with ;"
         )
 
     @property

@@ -7,23 +7,37 @@ the body of a record proves its origin.
 The field preparedTransactionOffset does. A client cannot set it. Apache's brokers store 0 there, or the physical offset
 of a half message that they looked up (EndTransactionProcessor), which is never negative. neve stores `WRITTEN_BY_NEVE`
 in every record that a start, a slave or a change of role executes: the metadata log, the revive log, the marks of timer
-messages. Replication copies the field as it is. Records without it are counted and ignored.
+messages. Replication copies the field as it is. Records without it are counted and ignored, and so are damaged ones
+where an older one may stand in for them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from infra.in_steps import Steps, at_once
 
 from broker.store.message_store import MessageStore
 from neve.record.codec import MessageRecord, iter_records
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 #: preparedTransactionOffset of a record that a neve broker wrote into an internal topic: "neve" in ASCII, negated.
 WRITTEN_BY_NEVE = -0x6E657665
 _COUNT, _BYTES = 512, 4 << 20  # of one read
+
+
+class _Seen(NamedTuple):
+    """The newest own record below an offset of a queue, decoded, and how often the log had been cut by then."""
+
+    cuts: int
+    end: int
+    newest: Any
 
 
 class InternalRecords:
@@ -33,6 +47,7 @@ class InternalRecords:
         self._store = store
         #: Topic → ignored records; a record that is read twice counts twice.
         self.ignored: Counter[str] = Counter()
+        self._seen: dict[tuple[str, int], _Seen] = {}
 
     def scan(self, topic: str, queue_id: int, first: int, end: int) -> Iterator[MessageRecord]:
         """Yield all records from offset `first` up to `end`; ends earlier where the queue returns nothing."""
@@ -51,29 +66,53 @@ class InternalRecords:
         """Return whether a neve broker wrote the record; count it as ignored if not."""
         if record.prepared_transaction_offset == WRITTEN_BY_NEVE:
             return True
-        self._ignore(record)
+        self.ignore(record, "no neve broker wrote it")
         return False
 
-    def last(self, topic: str, queue_id: int, lowest: int = 0) -> MessageRecord | None:
-        """Return the newest own record from offset `lowest` on, or None."""
-        end = self._store.max_offset(topic, queue_id)
-        lowest = max(lowest, self._store.min_offset(topic, queue_id))
-        count = 1  # the last record is nearly always an own one
-        while end > lowest:
-            first = max(end - count, lowest)
-            own = [record for record in self.scan(topic, queue_id, first, end) if self.is_own(record)]
-            if own:
-                return own[-1]
-            end, count = first, _COUNT
-        return None
-
-    def _ignore(self, record: MessageRecord) -> None:
+    def ignore(self, record: MessageRecord, cause: str) -> None:
+        """Count a record that is not executed; log the first of a topic, and again at each doubling."""
         topic = record.topic
         self.ignored[topic] += 1
         count = self.ignored[topic]
-        if not count & (count - 1):  # the first one, then at each doubling
+        if not count & (count - 1):
             log.warning(
-                "foreign record in an internal topic ignored: no neve broker wrote it; topic=%s queue=%d offset=%d "
-                "ignored=%d",
-                topic, record.queue_id, record.queue_offset, count,
+                "record in an internal topic ignored: %s; topic=%s queue=%d offset=%d ignored=%d",
+                cause, topic, record.queue_id, record.queue_offset, count,
             )  # fmt: skip
+
+    def last(self, topic: str, queue_id: int, decode: Callable[[MessageRecord], T | None]) -> T | None:
+        """Run `last_steps` in one turn: at a start, or for a slave, which has read all but the newest before."""
+        return at_once(self.last_steps(topic, queue_id, decode))
+
+    def last_steps(self, topic: str, queue_id: int, decode: Callable[[MessageRecord], T | None]) -> Steps[T | None]:
+        """Return what `decode` makes of the newest own record, or None if the queue has none.
+
+        A record of which `decode` makes None is damaged: it is ignored, and the one before it counts. No record is read
+        twice unless the log was cut, so that foreign records at the end of a queue cost their number once. `decode` is
+        the same in all calls for a queue.
+        """
+        store, cuts = self._store, self._store.cuts
+        end, seen = store.max_offset(topic, queue_id), self._seen.get((topic, queue_id))
+        if seen is not None and (seen.cuts != cuts or seen.end > end):
+            seen = None
+        lowest = max(0 if seen is None else seen.end, store.min_offset(topic, queue_id))
+        upper, count = end, 1  # the last record is nearly always an own one
+        found: T | None = None
+        while found is None and upper > lowest:
+            first = max(upper - count, lowest)
+            own = [record for record in self.scan(topic, queue_id, first, upper) if self.is_own(record)]
+            found = self._newest(own, decode)
+            upper, count = first, _COUNT
+            yield
+        if found is None and seen is not None:
+            found = seen.newest
+        self._seen[topic, queue_id] = _Seen(cuts, end, found)
+        return found
+
+    def _newest(self, own: list[MessageRecord], decode: Callable[[MessageRecord], T | None]) -> T | None:
+        for record in reversed(own):
+            decoded = decode(record)
+            if decoded is not None:
+                return decoded
+            self.ignore(record, "it is damaged")
+        return None

@@ -178,6 +178,8 @@ class MetadataLog:
             if isinstance(followed.change, TopicGone | GroupGone):
                 self._gone.append(followed.change)
         self._journal.reached(end)
+        # A slave then looks for it only behind this point, in a turn of the loop.
+        self._journal.records.last(METADATA_LOG, SETTLED, _settled)
         last = self._store.next_offset(METADATA_LOG, CHANGES)
         if any(file.log_offset is not None and file.log_offset > last for file in self._files):
             self._on_lost()  # before a file says so no more
@@ -247,10 +249,9 @@ class MetadataLog:
         said = self._store.max_offset(METADATA_LOG, SETTLED)
         if said == self._settled_followed:
             return
-        newest = self._journal.records.last(METADATA_LOG, SETTLED, max(self._settled_followed, 0))
-        change = None if newest is None else _decoded(newest)
-        if isinstance(change, ArchiveSettled):
-            self._on_settled(change.epoch)
+        newest = self._journal.records.last(METADATA_LOG, SETTLED, _settled)
+        if newest is not None and newest.offset >= self._settled_followed:
+            self._on_settled(newest.epoch)
         self._settled_followed = said
 
     def lead(self) -> list[str]:
@@ -447,6 +448,16 @@ class MetadataLog:
             self._delays.install(image.delays)
         if image.offsets != self._offsets.table():
             self._offsets.install(image.offsets, {})
+
+
+class _Settled(NamedTuple):
+    offset: int  # of the record
+    epoch: int
+
+
+def _settled(record: MessageRecord) -> _Settled | None:
+    change = _decoded(record)
+    return _Settled(record.queue_offset, change.epoch) if isinstance(change, ArchiveSettled) else None
 
 
 def _decoded(record: MessageRecord) -> Change:

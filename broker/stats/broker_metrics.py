@@ -192,7 +192,11 @@ def register_tasks(
     counter("task_failures_total", "failed runs of the broker's own tasks", health.failures)
     gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(health.troubles()))
     counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", faults.total)
-    counter("foreign_records_total", "records in internal topics ignored because no neve broker wrote them", foreign)
+    counter(
+        "foreign_records_total",
+        "records in internal topics that were ignored: damaged, or not written by a neve broker",
+        foreign,
+    )
     counter("job_failures_total", "failed runs of jobs", lambda: sum(jobs.failures.values()))
 
 

@@ -85,6 +85,8 @@ class MessageStore:
     def __init__(self, config: StoreConfig, disk: Disk, clock: Clock, new_lock: NewLock = new_lock) -> None:
         self.config, self.disk = config, disk
         self.log_uuid = ""
+        #: How often the log was cut since the start: offsets above the cut are given again.
+        self.cuts = 0
         self._now = clock.now_ms
         self._directory = DataDirectory(config.root, disk)
         self._log = CommitLog(config, disk, new_lock)
@@ -299,6 +301,7 @@ class MessageStore:
 
         yield decide
         self._end.close()
+        self.cuts += 1
         try:
             # in the order in which a checkpoint takes them: it may sync the log on its way
             with (

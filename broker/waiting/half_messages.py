@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,6 +44,7 @@ COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 TRANSACTION_BITS = 0xC
 
 _SECONDS = re.compile(r"[0-9]{1,15}")
+_OFFSET, _OFFSETS = re.compile(r"[0-9]{1,19}"), re.compile(rb"(?:[0-9]{1,19},)*(?:[0-9]{1,19})?")
 _IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _ENDED, _ASKED, _ANEW = "d", "c", "r"
 _OFFSETS_IN_MARK = 1000
@@ -272,18 +274,20 @@ class HalfMessages:
     def load_steps(self) -> Steps[None]:
         """Read the waiting half messages out of a log that does not grow meanwhile; `lead` follows."""
         self.forget()
-        half_from, op_from = self._floors()
+        half_from, op_from = yield from self._floors()
         ended: set[int] = set()
         checks: dict[int, int] = {}
         for number, mark in enumerate(of_queue(self._store, OP_HALF_TOPIC, 0, op_from), 1):
             if number % _A_STEP == 0:
                 yield
-            offsets = [int(part) for part in mark.body.decode("ascii").split(",") if part]
-            tag = mark.properties.get("TAGS")
-            if tag == _ENDED:
-                ended.update(offsets)
-            for offset in offsets:
-                checks[offset] = checks.get(offset, 0) + 1 if tag == _ASKED else 0
+            read = _read_mark(mark)
+            if read is None:
+                self._writer.internal.ignore(mark, "it is damaged")
+                continue
+            if read.tag == _ENDED:
+                ended.update(read.offsets)
+            for offset in read.offsets:
+                checks[offset] = checks.get(offset, 0) + 1 if read.tag == _ASKED else 0
         for number, record in enumerate(of_queue(self._store, HALF_TOPIC, 0, half_from), 1):
             if number % _A_STEP == 0:
                 yield
@@ -333,12 +337,37 @@ class HalfMessages:
                     self._store.put_first(partial(self._append_end, half.queue_offset))
                 return
 
-    def _floors(self) -> tuple[int, int]:
-        end = self._store.max_offset(OP_HALF_TOPIC, 0)
-        for mark in of_queue(self._store, OP_HALF_TOPIC, 0, end - 1) if end else ():
-            properties = mark.properties
-            return int(properties.get("HALF_FROM", 0)), int(properties.get("OP_FROM", 0))
+    def _floors(self) -> Steps[tuple[int, int]]:
+        """Return the offsets of the half queue and of the op queue from which a start reads.
+
+        The newest mark that is not damaged states them. Those of an older one are lower: more is read then.
+        """
+        lowest, end = self._store.min_offset(OP_HALF_TOPIC, 0), self._store.max_offset(OP_HALF_TOPIC, 0)
+        for number, offset in enumerate(range(end - 1, lowest - 1, -1), 1):
+            record = next(of_queue(self._store, OP_HALF_TOPIC, 0, offset), None)
+            mark = None if record is None else _read_mark(record)
+            if mark is not None:
+                return mark.half_from, mark.op_from
+            if number % _A_STEP == 0:
+                yield
         return 0, 0
+
+
+class _Mark(NamedTuple):
+    tag: str
+    offsets: list[int]
+    half_from: int
+    op_from: int
+
+
+def _read_mark(record: MessageRecord) -> _Mark | None:
+    """None: the record is damaged. Marks of Apache brokers have no HALF_FROM and no OP_FROM."""
+    properties = record.properties
+    floors = [properties.get(name, "0") for name in ("HALF_FROM", "OP_FROM")]
+    if _OFFSETS.fullmatch(record.body) is None or not all(map(_OFFSET.fullmatch, floors)):
+        return None
+    offsets = [int(part) for part in record.body.split(b",") if part]
+    return _Mark(properties.get("TAGS", ""), offsets, *map(int, floors))
 
 
 def immunity(properties: Mapping[str, str]) -> int | None:

@@ -110,10 +110,9 @@ class ScheduleMessage:
 
         Raises UnreadableChange.
         """
-        newest = self._writer.internal.last(METADATA_LOG, DELAYS)
-        said = None if newest is None else decode_change(newest.body)
-        if isinstance(said, DelayPositions):
-            self.install(said.offsets)
+        newest = self._writer.internal.last(METADATA_LOG, DELAYS, _delay_positions)
+        if newest is not None:
+            self.install(newest.offsets)
 
     def positions(self) -> dict[int, int]:
         """Level → the queue offset of its next message to deliver."""
@@ -293,6 +292,11 @@ class ScheduleMessage:
                     position = record.physical_offset
                     lowest = position if lowest is None else min(lowest, position)
         return lowest
+
+
+def _delay_positions(record: MessageRecord) -> DelayPositions | None:
+    change = decode_change(record.body)
+    return change if isinstance(change, DelayPositions) else None
 
 
 def _level(delay: str | None, maximum: int) -> int:

@@ -19,6 +19,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -49,6 +50,7 @@ OUT_MS, DEQUEUE_MS, RECALL_KEY = "TIMER_OUT_MS", "TIMER_DEQUEUE_MS", "TIMER_DEL_
 TIMER_PROPERTIES = (DELAY_SECONDS, DELAY_MS, DELIVER_MS)
 
 _MESSAGES, _MARKS = 0, 1
+_MARK = re.compile(rb"([0-9]{1,19}),(-1|[0-9]{1,19}),([0-9]{1,19})")
 _BATCH = 64
 _BATCHES_AT_ONCE = 8
 # Entries of messages that no longer wait, besides as many as there are that do.
@@ -448,7 +450,10 @@ class TimerMessages:
         """As `load`, of a log that does not grow meanwhile."""
         store = self._store
         self.forget()
-        start = max(self._read_mark(), store.min_physical_offset)
+        mark = yield from self._writer.internal.last_steps(WHEEL_TIMER_TOPIC, _MARKS, _mark_of)
+        if mark is not None:
+            self._delivered = mark.delivered
+        start = max(0 if mark is None else mark.position, store.min_physical_offset)
         for found in store.entry_slices(WHEEL_TIMER_TOPIC, start, store.max_physical_offset, _A_STEP):
             if found is None or found.queue_id != _MESSAGES:
                 continue
@@ -476,13 +481,21 @@ class TimerMessages:
         if raw is not None:
             self._recalls[decode_record(raw).properties.get(RECALL_KEY, "")] = offset
 
-    def _read_mark(self) -> int:
-        mark = self._writer.internal.last(WHEEL_TIMER_TOPIC, _MARKS)
-        if mark is None:
-            return 0
-        time, offset, position = mark.body.decode("ascii").split(",")
-        self._delivered = (int(time), int(offset))
-        return int(position)
+
+class _Mark(NamedTuple):
+    """The last delivery, by time and offset, and the position in the log below which no message waits."""
+
+    delivered: tuple[int, int]
+    position: int
+
+
+def _mark_of(record: MessageRecord) -> _Mark | None:
+    """None: the record is damaged."""
+    found = _MARK.fullmatch(record.body)
+    if found is None:
+        return None
+    time, offset, position = map(int, found.groups())
+    return _Mark((time, offset), position)
 
 
 def _out(when: int) -> bytes:

@@ -47,12 +47,9 @@ def orders(server: Any) -> str:
 
 
 @pytest.mark.parametrize("example", examples())
-def test_an_example_runs(orders: str, example: Callable[[Any], Any]) -> None:
-    async def work() -> None:
-        async with asyncio.timeout(DEADLINE_S), connect(orders) as client:
-            await example(client)
-
-    asyncio.run(work())
+async def test_an_example_runs(orders: str, example: Callable[[Any], Any]) -> None:
+    async with asyncio.timeout(DEADLINE_S), connect(orders) as client:
+        await example(client)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -62,22 +61,19 @@ async def visible(connection: Connection) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_answered_end_of_a_transaction_survives_a_power_cut(seed: int) -> None:
-    async def main() -> None:
-        disk = SimDisk(seed=seed)
-        async with broker_on(disk) as (_, connection):
-            transactions = [await half(connection, body) for body in (b"committed", b"rolled back", b"open")]
-            assert await end(connection, transactions[0], COMMIT) == 0
-            assert await end(connection, transactions[1], ROLLBACK) == 0
-            survivor = disk.power_cut(seed)
-        async with broker_on(survivor) as (broker, connection):
-            assert await visible(connection) == [b"committed"]
-            (waiting,) = broker.transactions.waiting()
-            assert waiting.physical_offset == transactions[2]["commitLogOffset"]
-            for ended in transactions[:2]:  # the producer may not have heard the answer, and asks for it again
-                await end(connection, ended, COMMIT)
-            assert await visible(connection) == [b"committed"]
-            assert await end(connection, transactions[2], COMMIT) == 0
-            assert await visible(connection) == [b"committed", b"open"]
-
-    asyncio.run(main())
+async def test_an_answered_end_of_a_transaction_survives_a_power_cut(seed: int) -> None:
+    disk = SimDisk(seed=seed)
+    async with broker_on(disk) as (_, connection):
+        transactions = [await half(connection, body) for body in (b"committed", b"rolled back", b"open")]
+        assert await end(connection, transactions[0], COMMIT) == 0
+        assert await end(connection, transactions[1], ROLLBACK) == 0
+        survivor = disk.power_cut(seed)
+    async with broker_on(survivor) as (broker, connection):
+        assert await visible(connection) == [b"committed"]
+        (waiting,) = broker.transactions.waiting()
+        assert waiting.physical_offset == transactions[2]["commitLogOffset"]
+        for ended in transactions[:2]:  # the producer may not have heard the answer, and asks for it again
+            await end(connection, ended, COMMIT)
+        assert await visible(connection) == [b"committed"]
+        assert await end(connection, transactions[2], COMMIT) == 0
+        assert await visible(connection) == [b"committed", b"open"]

@@ -33,31 +33,28 @@ async def lag_latency_ms(broker: BrokerController) -> float:
     return float(found[1])
 
 
-def test_times_of_archived_messages_are_bounds_not_zero(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        settings = [f"storeUrl=dir:{tmp_path}/store", "metricsExporterType=PROM", "metricsPromExporterHost=127.0.0.1"]
-        settings.append("metricsPromExporterPort=0")
-        async with running(tmp_path / "data", *settings, clock=clock) as (broker, connection):
-            for _ in range(4):
-                await send(connection, "orders")
-                clock.advance(MINUTE_MS)
-            broker.groups.require("g")
-            broker.offsets.commit("g", "orders", 0, 2)
-            group, topic = {"consumerGroup": "g", "topic": "orders"}, {"topic": "orders"}
-            consumed = await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group)
-            newest = await number(connection, Code.GET_TOPIC_STATS_INFO, "lastUpdateTimestamp", **topic)
-            assert newest - consumed == 2 * MINUTE_MS
-            await offload(broker)
-            assert broker.store.min_offset("orders", 0) == 4, "only the archive has them"
-            archived = await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group)
-            assert consumed <= archived <= newest
-            assert await number(connection, Code.GET_TOPIC_STATS_INFO, "lastUpdateTimestamp", **topic) == newest
-            broker.offsets.commit("g", "orders", 0, 4)
-            assert await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group) == newest
-            broker.offsets.commit("g", "orders", 0, 0)
-            assert await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group) == 0, "nothing consumed"
-            oldest_ms = clock.now_ms() - (consumed - MINUTE_MS)
-            assert await lag_latency_ms(broker) >= oldest_ms
-
-    asyncio.run(main())
+async def test_times_of_archived_messages_are_bounds_not_zero(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = [f"storeUrl=dir:{tmp_path}/store", "metricsExporterType=PROM", "metricsPromExporterHost=127.0.0.1"]
+    settings.append("metricsPromExporterPort=0")
+    async with running(tmp_path / "data", *settings, clock=clock) as (broker, connection):
+        for _ in range(4):
+            await send(connection, "orders")
+            clock.advance(MINUTE_MS)
+        broker.groups.require("g")
+        broker.offsets.commit("g", "orders", 0, 2)
+        group, topic = {"consumerGroup": "g", "topic": "orders"}, {"topic": "orders"}
+        consumed = await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group)
+        newest = await number(connection, Code.GET_TOPIC_STATS_INFO, "lastUpdateTimestamp", **topic)
+        assert newest - consumed == 2 * MINUTE_MS
+        await offload(broker)
+        assert broker.store.min_offset("orders", 0) == 4, "only the archive has them"
+        archived = await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group)
+        assert consumed <= archived <= newest
+        assert await number(connection, Code.GET_TOPIC_STATS_INFO, "lastUpdateTimestamp", **topic) == newest
+        broker.offsets.commit("g", "orders", 0, 4)
+        assert await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group) == newest
+        broker.offsets.commit("g", "orders", 0, 0)
+        assert await number(connection, Code.GET_CONSUME_STATS, "lastTimestamp", **group) == 0, "nothing consumed"
+        oldest_ms = clock.now_ms() - (consumed - MINUTE_MS)
+        assert await lag_latency_ms(broker) >= oldest_ms

@@ -46,78 +46,66 @@ async def receive_all(consumer: Shell, count: int, read: set[int]) -> None:
         await message.ack()
 
 
-def test_no_send_fails_while_the_master_is_killed_and_all_are_there_in_order(tmp_path: Path) -> None:
-    async def main() -> None:
-        with BrokerSet(tmp_path, replication="sync") as brokers:
-            async with client_of(brokers) as client:
-                for first in (0, 400):
-                    former, sent = brokers.master, list[int]()
-                    sending = asyncio.create_task(send(client, range(first, first + 400), sent))
-                    await until(lambda sent=sent: len(sent) >= 100, "some are sent")  # type: ignore[misc]
-                    former.kill()
-                    await sending
-                    await asyncio.to_thread(former.start)
-                    await asyncio.to_thread(brokers.wait_until_in_sync, *brokers.members)
-                assert await stored(client) == list(range(800))
-
-    asyncio.run(main())
-
-
-def test_a_send_goes_on_when_the_master_is_frozen_and_it_wakes_as_a_slave(tmp_path: Path) -> None:
-    async def main() -> None:
-        with BrokerSet(tmp_path, replication="sync", controllerHeartBeatTimeoutMills="3s") as brokers:
-            async with client_of(brokers) as client:
-                former = brokers.master
-                await send(client, range(10))
-                former.signal(signal.SIGSTOP)
-                try:
-                    await send(client, range(10, 20))
-                    assert brokers.master is not former
-                finally:
-                    former.signal(signal.SIGCONT)
+async def test_no_send_fails_while_the_master_is_killed_and_all_are_there_in_order(tmp_path: Path) -> None:
+    with BrokerSet(tmp_path, replication="sync") as brokers:
+        async with client_of(brokers) as client:
+            for first in (0, 400):
+                former, sent = brokers.master, list[int]()
+                sending = asyncio.create_task(send(client, range(first, first + 400), sent))
+                await until(lambda sent=sent: len(sent) >= 100, "some are sent")  # type: ignore[misc]
+                former.kill()
+                await sending
+                await asyncio.to_thread(former.start)
                 await asyncio.to_thread(brokers.wait_until_in_sync, *brokers.members)
-                await send(client, range(20, 30))
-                assert await stored(client) == list(range(30))
-
-    asyncio.run(main())
+            assert await stored(client) == list(range(800))
 
 
-def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_path: Path) -> None:
-    async def main() -> None:
-        with BrokerSet(tmp_path, replication="sync") as brokers:
-            async with client_of(brokers) as client, client.consumer(GROUP, TOPIC, start="first") as consumer:
-                read = set[int]()
-                reading = asyncio.create_task(receive_all(consumer, 300, read))
-                first = await client.send(TOPIC, "0", keys="first")
-                await send(client, range(1, 100))
-                brokers.master.kill()
-                await send(client, range(100, 300))
-                await reading
-                assert (await client.view_message(first.offset_msg_id)).body == b"0", "who stored it is gone"
-                assert [message.body for message in await client.query_messages(TOPIC, "first")] == [b"0"]
-
-                async def is_known() -> bool:
-                    end = len([None async for _ in client.reader(TOPIC)])
-                    return await client.committed(GROUP, TOPIC, 0) == end
-
-                await until(is_known, "the new master knows that the group is at the end")
-
-    asyncio.run(main())
+async def test_a_send_goes_on_when_the_master_is_frozen_and_it_wakes_as_a_slave(tmp_path: Path) -> None:
+    with BrokerSet(tmp_path, replication="sync", controllerHeartBeatTimeoutMills="3s") as brokers:
+        async with client_of(brokers) as client:
+            former = brokers.master
+            await send(client, range(10))
+            former.signal(signal.SIGSTOP)
+            try:
+                await send(client, range(10, 20))
+                assert brokers.master is not former
+            finally:
+                former.signal(signal.SIGCONT)
+            await asyncio.to_thread(brokers.wait_until_in_sync, *brokers.members)
+            await send(client, range(20, 30))
+            assert await stored(client) == list(range(30))
 
 
-def test_slaves_are_read_while_there_is_no_master(tmp_path: Path) -> None:
+async def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_path: Path) -> None:
+    with BrokerSet(tmp_path, replication="sync") as brokers:
+        async with client_of(brokers) as client, client.consumer(GROUP, TOPIC, start="first") as consumer:
+            read = set[int]()
+            reading = asyncio.create_task(receive_all(consumer, 300, read))
+            first = await client.send(TOPIC, "0", keys="first")
+            await send(client, range(1, 100))
+            brokers.master.kill()
+            await send(client, range(100, 300))
+            await reading
+            assert (await client.view_message(first.offset_msg_id)).body == b"0", "who stored it is gone"
+            assert [message.body for message in await client.query_messages(TOPIC, "first")] == [b"0"]
+
+            async def is_known() -> bool:
+                end = len([None async for _ in client.reader(TOPIC)])
+                return await client.committed(GROUP, TOPIC, 0) == end
+
+            await until(is_known, "the new master knows that the group is at the end")
+
+
+async def test_slaves_are_read_while_there_is_no_master(tmp_path: Path) -> None:
     """And nobody elects one."""
 
-    async def main() -> None:
-        with BrokerSet(tmp_path, replication="sync", slaveReadEnable="true") as brokers:
-            async with client_of(brokers) as client:
-                await send(client, range(500))
-                async with client.consumer(GROUP, TOPIC, start="first", max_buffered=32) as consumer:
-                    read = set[int]()
-                    await receive_all(consumer, 1, read)
-                    master = brokers.master
-                    brokers.controller.kill()
-                    master.kill()
-                    await receive_all(consumer, 500, read)
-
-    asyncio.run(main())
+    with BrokerSet(tmp_path, replication="sync", slaveReadEnable="true") as brokers:
+        async with client_of(brokers) as client:
+            await send(client, range(500))
+            async with client.consumer(GROUP, TOPIC, start="first", max_buffered=32) as consumer:
+                read = set[int]()
+                await receive_all(consumer, 1, read)
+                master = brokers.master
+                brokers.controller.kill()
+                master.kill()
+                await receive_all(consumer, 500, read)

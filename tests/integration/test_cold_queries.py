@@ -1,6 +1,5 @@
 """Messages that are only in the archive: found by key, by their place, by time and by an SQL92 expression."""
 
-import asyncio
 from pathlib import Path
 
 from broker.broker_controller import BrokerController
@@ -64,10 +63,7 @@ async def check(broker: BrokerController, connection: Connection) -> None:
     assert int(oldest.ext["timestamp"]) > 0
 
 
-def test_archived_messages_are_found(tmp_path: Path) -> None:
-    async def main() -> None:
-        settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "enablePropertyFilter=true")
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            await check(broker, connection)
-
-    asyncio.run(main())
+async def test_archived_messages_are_found(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "enablePropertyFilter=true")
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        await check(broker, connection)

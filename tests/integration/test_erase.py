@@ -204,76 +204,67 @@ async def queue_ends(connection: Connection) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("level", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
-def test_from_the_certificate_on_no_request_returns_what_the_local_log_has_still(tmp_path: Path, level: str) -> None:
+async def test_erased_rows_in_the_local_log_are_hidden_from_the_certificate_on(tmp_path: Path, level: str) -> None:
     """Whichever tier is asked first, and over a start."""
     url = f"dir:{tmp_path / 'archive'}"
     settings = (f"storeUrl={url}", "archiveMinBytes=1", "archivePeriod=24h", f"tieredStorageLevel={level}")
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            places = await fill(connection)
-            *_, told = await post(broker, topic="T", key="who")
-            assert (told["complete"], told["rows"]) == (True, len(MEANT))
-            (copies,) = told["remains"]["local_log"]
-            assert copies["rows"] == copies["hidden"] == len(MEANT), "their bytes are there"
-            assert broker.store.min_physical_offset == 0, "nothing was evicted"
-            await check_none_is_returned(broker, connection, places)
-            await send(connection, "T", b"new", "KEYS\x01who\x02")
-            assert await by_key(connection, "T", "who") == [COUNT], "it came later"
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            assert set(await read(connection, "T", COUNT + 1)) == {*range(COUNT + 1)} - MEANT
-            assert await by_key(connection, "T", "U3") == []
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        places = await fill(connection)
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"]) == (True, len(MEANT))
+        (copies,) = told["remains"]["local_log"]
+        assert copies["rows"] == copies["hidden"] == len(MEANT), "their bytes are there"
+        assert broker.store.min_physical_offset == 0, "nothing was evicted"
+        await check_none_is_returned(broker, connection, places)
+        await send(connection, "T", b"new", "KEYS\x01who\x02")
+        assert await by_key(connection, "T", "who") == [COUNT], "it came later"
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        assert set(await read(connection, "T", COUNT + 1)) == {*range(COUNT + 1)} - MEANT
+        assert await by_key(connection, "T", "U3") == []
 
 
-def test_copies_in_retry_and_dead_letter_topics_are_returned_by_no_request(tmp_path: Path) -> None:
+async def test_copies_in_retry_and_dead_letter_topics_are_returned_by_no_request(tmp_path: Path) -> None:
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            places = await fill(connection)
-            for n in (3, 4, 13):
-                back = await ask(
-                    connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[n], delayLevel=-1, originTopic="T"
-                )
-                assert back.code == 0, back.remark
-            dead = broker.store.entries("%DLQ%g", 0, 1 << 60)[0].physical.tolist()
-            *_, told = await post(broker, topic="T", key="who")
-            assert told["rows"] == len(MEANT) + 2
-            assert list((await read(connection, "%DLQ%g", 3)).values()) == [b"4"]
-            assert await by_key(connection, "%DLQ%g", "who") == []
-            seen = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == 0 for place in dead]
-            assert seen == [False, True, False]
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        places = await fill(connection)
+        for n in (3, 4, 13):
+            back = await ask(
+                connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[n], delayLevel=-1, originTopic="T"
+            )
+            assert back.code == 0, back.remark
+        dead = broker.store.entries("%DLQ%g", 0, 1 << 60)[0].physical.tolist()
+        *_, told = await post(broker, topic="T", key="who")
+        assert told["rows"] == len(MEANT) + 2
+        assert list((await read(connection, "%DLQ%g", 3)).values()) == [b"4"]
+        assert await by_key(connection, "%DLQ%g", "who") == []
+        seen = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == 0 for place in dead]
+        assert seen == [False, True, False]
 
 
-def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Path) -> None:
+async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Path) -> None:
     """A bridge republishes messages with all their properties, RETRY_TOPIC among them."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
     stated = "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02DLQ_ORIGIN_TOPIC\x01elsewhere\x02"
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            sent = await send(connection, "T", b"secret", stated)
-            place = int(sent.ext["msgId"][16:], 16)
-            for level in (-1, 1):
-                back = await ask(
-                    connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=place, delayLevel=level, originTopic="T"
-                )
-                assert back.code == 0, back.remark
-            member = Member(broker, connection, "T", "poppers")
-            assert len(await member.pop(invisible=1000)) == 1
-            copies = ("%DLQ%g", "%RETRY%g", broker.retry_names.of_pair("poppers", "T"))
-            store = broker.store
-            await until(lambda: all(store.max_offset(topic, 0) == 1 for topic in copies), "the copies")
-            assert (await post(broker, topic="elsewhere", key="who"))[-1]["rows"] == 0
-            *_, told = await post(broker, topic="T", key="who")
-            assert (told["complete"], told["rows"]) == (True, 4)
-            assert [await read(connection, topic, 1) for topic in ("T", *copies)] == [{}] * 4
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        sent = await send(connection, "T", b"secret", stated)
+        place = int(sent.ext["msgId"][16:], 16)
+        for level in (-1, 1):
+            back = await ask(
+                connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=place, delayLevel=level, originTopic="T"
+            )
+            assert back.code == 0, back.remark
+        member = Member(broker, connection, "T", "poppers")
+        assert len(await member.pop(invisible=1000)) == 1
+        copies = ("%DLQ%g", "%RETRY%g", broker.retry_names.of_pair("poppers", "T"))
+        store = broker.store
+        await until(lambda: all(store.max_offset(topic, 0) == 1 for topic in copies), "the copies")
+        assert (await post(broker, topic="elsewhere", key="who"))[-1]["rows"] == 0
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"]) == (True, 4)
+        assert [await read(connection, topic, 1) for topic in ("T", *copies)] == [{}] * 4
 
 
 def is_retry(taken: Taken) -> bool:
@@ -281,77 +272,67 @@ def is_retry(taken: Taken) -> bool:
     return taken.receipt.split(" ")[4] != "0"
 
 
-def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) -> None:
+async def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) -> None:
     """A peek and a pop alike; what was out when it was erased does not come again, and holds nothing else up."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            await fill(connection)
-            member = Member(broker, connection, "T", "poppers")
-            out = await member.pop(6)  # of these 3 is meant
-            assert [one.offset for one in out] == [*range(6)]
-            await member.ack(out[0])
-            *_, told = await post(broker, topic="T", key="who")
-            assert told["complete"]
-            for one in out[1:]:
-                await member.hide(one, 1)  # their time is over
-            peeked = await ask(
-                connection, Code.PEEK_MESSAGE, consumerGroup="peekers", topic="T", queueId=0, maxMsgNums=32
-            )
-            assert [record.queue_offset for record in iter_records(peeked.body)] == [
-                n for n in range(32) if n not in MEANT
-            ]
-            taken = []
-            while more := await member.pop(9):
-                taken += more
-            fresh = [one for one in taken if not is_retry(one)]
-            assert [one.offset for one in fresh] == [n for n in range(6, COUNT) if n not in MEANT]
-            await member.ack(*taken)
-            again = [one.body for one in taken if is_retry(one)]
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        await fill(connection)
+        member = Member(broker, connection, "T", "poppers")
+        out = await member.pop(6)  # of these 3 is meant
+        assert [one.offset for one in out] == [*range(6)]
+        await member.ack(out[0])
+        *_, told = await post(broker, topic="T", key="who")
+        assert told["complete"]
+        for one in out[1:]:
+            await member.hide(one, 1)  # their time is over
+        peeked = await ask(connection, Code.PEEK_MESSAGE, consumerGroup="peekers", topic="T", queueId=0, maxMsgNums=32)
+        assert [record.queue_offset for record in iter_records(peeked.body)] == [n for n in range(32) if n not in MEANT]
+        taken = []
+        while more := await member.pop(9):
+            taken += more
+        fresh = [one for one in taken if not is_retry(one)]
+        assert [one.offset for one in fresh] == [n for n in range(6, COUNT) if n not in MEANT]
+        await member.ack(*taken)
+        again = [one.body for one in taken if is_retry(one)]
 
-            async def come_again() -> bool:
-                for one in await member.pop():
-                    again.append(one.body)
-                    await member.ack(one)
-                return len(again) >= 4
+        async def come_again() -> bool:
+            for one in await member.pop():
+                again.append(one.body)
+                await member.ack(one)
+            return len(again) >= 4
 
-            await until(come_again)
-            assert sorted(again) == [b"1", b"2", b"4", b"5"]
+        await until(come_again)
+        assert sorted(again) == [b"1", b"2", b"4", b"5"]
 
-            def is_at_rest() -> bool:
-                queue = broker.pops.find("poppers", "T", 0)
-                return queue is None or not queue.flights
+        def is_at_rest() -> bool:
+            queue = broker.pops.find("poppers", "T", 0)
+            return queue is None or not queue.flights
 
-            await until(is_at_rest, "what was erased is taken off the book: it is not looked for again and again")
+        await until(is_at_rest, "what was erased is taken off the book: it is not looked for again and again")
 
-            async def is_through() -> bool:
-                return await member.offset() == COUNT
+        async def is_through() -> bool:
+            return await member.offset() == COUNT
 
-            await until(is_through)
-
-    asyncio.run(main())
+        await until(is_through)
 
 
-def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it(tmp_path: Path) -> None:
+async def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it(tmp_path: Path) -> None:
     """The entry stands, no certificate was told: the store may be away by then, the journal's own copy is not."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            await fill(connection)
-            assert isinstance(broker.archive, Archive)
-            broker.archive.lifecycle.hot_erasure._is_of = lambda: 0  # the job's turn does not come any more
-            with failpoint.armed("erase.before_hide"):
-                lines = await post(broker, topic="T", key="who")
-            assert "certificate" not in {line.get("event") for line in lines}
-            assert len(await read(connection, "T", COUNT)) == COUNT
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            assert set(await read(connection, "T", COUNT)) == {*range(COUNT)} - MEANT
-            *_, told = await post(broker, topic="T", key="who")
-            assert (told["complete"], told["rows"]) == (True, 0)
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        await fill(connection)
+        assert isinstance(broker.archive, Archive)
+        broker.archive.lifecycle.hot_erasure._is_of = lambda: 0  # the job's turn does not come any more
+        with failpoint.armed("erase.before_hide"):
+            lines = await post(broker, topic="T", key="who")
+        assert "certificate" not in {line.get("event") for line in lines}
+        assert len(await read(connection, "T", COUNT)) == COUNT
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        assert set(await read(connection, "T", COUNT)) == {*range(COUNT)} - MEANT
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"]) == (True, 0)
 
 
 class FailingQueueFiles(RealDisk):
@@ -376,29 +357,26 @@ class FailingQueueFiles(RealDisk):
         return super().read_at(path, offset, size)
 
 
-def test_certificate_is_incomplete_until_queue_files_can_be_read(tmp_path: Path) -> None:
+async def test_certificate_is_incomplete_until_queue_files_can_be_read(tmp_path: Path) -> None:
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
     disk = FailingQueueFiles()
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            await send(connection, "T", b"secret", "KEYS\x01who\x02")
-            await send(connection, "T", b"other")
-            await archive_all(broker)
-        async with running(tmp_path / "data", *settings, disk=disk) as (broker, connection):
-            disk.topic = "T"
-            *_, told = await post(broker, topic="T", key="who")
-            disk.topic = ""
-            assert disk.refused
-            assert (told["complete"], told["rows"]) == (False, 1)
-            assert "no more open files" in told["not_erased"][0]
-            await asyncio.to_thread(lifecycle_of(broker).hot_erasure.run)
-            assert await read(connection, "T", 2) == {1: b"other"}
-            assert await by_key(connection, "T", "who") == []
-            *_, told = await post(broker, topic="T", key="who", id=told["id"])
-            assert (told["complete"], told["rows"]) == (True, 1)
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        await send(connection, "T", b"secret", "KEYS\x01who\x02")
+        await send(connection, "T", b"other")
+        await archive_all(broker)
+    async with running(tmp_path / "data", *settings, disk=disk) as (broker, connection):
+        disk.topic = "T"
+        *_, told = await post(broker, topic="T", key="who")
+        disk.topic = ""
+        assert disk.refused
+        assert (told["complete"], told["rows"]) == (False, 1)
+        assert "no more open files" in told["not_erased"][0]
+        await asyncio.to_thread(lifecycle_of(broker).hot_erasure.run)
+        assert await read(connection, "T", 2) == {1: b"other"}
+        assert await by_key(connection, "T", "who") == []
+        *_, told = await post(broker, topic="T", key="who", id=told["id"])
+        assert (told["complete"], told["rows"]) == (True, 1)
 
 
 def lifecycle_of(broker: BrokerController) -> ArchiveLifecycle:
@@ -413,58 +391,52 @@ async def archive_all(broker: BrokerController) -> None:
 
 
 @pytest.mark.parametrize("how", ["deleted", "created again", "its tail"])
-def test_messages_of_a_deleted_topic_are_searched_in_the_local_log(tmp_path: Path, how: str) -> None:
+async def test_messages_of_a_deleted_topic_are_searched_in_the_local_log(tmp_path: Path, how: str) -> None:
     """They were never archived, or the newest of them were not."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1g", "archiveMaxAge=30d", "archivePeriod=24h")
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            if how == "its tail":
-                await send(connection, "T", b"archived", "KEYS\x01other who\x02")
-                await archive_all(broker)
-            places = []
-            for body, keys in ((b"secret", "who"), (b"other", "whose"), (b"secret", "a who b")):
-                sent = await send(connection, "T", body, f"KEYS\x01{keys}\x02")
-                places.append(int(sent.ext["msgId"][16:], 16))
-            back = await ask(
-                connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[0], delayLevel=-1, originTopic="T"
-            )
-            assert back.code == 0, back.remark
-            for topic in ("T", "%DLQ%g"):
-                assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=topic)).code == 0
-            if how == "created again":
-                for _ in range(3):
-                    await send(connection, "T", b"later", "KEYS\x01later\x02")
-            *_, told = await post(broker, topic="T", key="who")
-            assert (told["complete"], told["not_erased"]) == (True, [])
-            assert {"T", "%DLQ%g"} <= set(told["searched"]["topics"])
-            rows = {one["topic"]: (one["rows"], one["hidden"]) for one in told["remains"]["local_log"]}
-            assert rows.pop("%DLQ%g") == (1, 1)
-            assert sum(count for count, _ in rows.values()) == 2 + (how == "its tail"), told
-            assert all(rows == hidden for rows, hidden in rows.values())
-            seen = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code for place in places]
-            assert 0 not in seen
-            *_, told = await post(broker, topic="T", key="later")
-            assert (told["complete"], told["rows"]) == (True, 3 if how == "created again" else 0)
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        if how == "its tail":
+            await send(connection, "T", b"archived", "KEYS\x01other who\x02")
+            await archive_all(broker)
+        places = []
+        for body, keys in ((b"secret", "who"), (b"other", "whose"), (b"secret", "a who b")):
+            sent = await send(connection, "T", body, f"KEYS\x01{keys}\x02")
+            places.append(int(sent.ext["msgId"][16:], 16))
+        back = await ask(
+            connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=places[0], delayLevel=-1, originTopic="T"
+        )
+        assert back.code == 0, back.remark
+        for topic in ("T", "%DLQ%g"):
+            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=topic)).code == 0
+        if how == "created again":
+            for _ in range(3):
+                await send(connection, "T", b"later", "KEYS\x01later\x02")
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["not_erased"]) == (True, [])
+        assert {"T", "%DLQ%g"} <= set(told["searched"]["topics"])
+        rows = {one["topic"]: (one["rows"], one["hidden"]) for one in told["remains"]["local_log"]}
+        assert rows.pop("%DLQ%g") == (1, 1)
+        assert sum(count for count, _ in rows.values()) == 2 + (how == "its tail"), told
+        assert all(rows == hidden for rows, hidden in rows.values())
+        seen = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code for place in places]
+        assert 0 not in seen
+        *_, told = await post(broker, topic="T", key="later")
+        assert (told["complete"], told["rows"]) == (True, 3 if how == "created again" else 0)
 
 
-def test_a_copy_that_waited_for_its_delivery_is_hidden_where_it_waited(tmp_path: Path) -> None:
+async def test_a_copy_that_waited_for_its_delivery_is_hidden_where_it_waited(tmp_path: Path) -> None:
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
-    async def main() -> None:
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            await send(connection, "T", b"now")
-            await send(connection, "T", b"soon", "KEYS\x01who\x02DELAY\x011\x02")
-            waiting = broker.store.entries(SCHEDULE_TOPIC, 0, 1 << 60)[0].physical.tolist()
-            await until(lambda: broker.store.max_offset("T", 0) == 2, "the delivery")
-            assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code == 0
-            *_, told = await post(broker, topic="T", key="who")
-            assert (told["complete"], told["rows"]) == (True, 1)
-            assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code != 0
-            await send(connection, "T", b"later", "KEYS\x01late\x02DELAY\x0118\x02")
-            *_, told = await post(broker, topic="T", key="late")
-            assert told["not_erased"] == [f"1 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        await send(connection, "T", b"now")
+        await send(connection, "T", b"soon", "KEYS\x01who\x02DELAY\x011\x02")
+        waiting = broker.store.entries(SCHEDULE_TOPIC, 0, 1 << 60)[0].physical.tolist()
+        await until(lambda: broker.store.max_offset("T", 0) == 2, "the delivery")
+        assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code == 0
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"]) == (True, 1)
+        assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code != 0
+        await send(connection, "T", b"later", "KEYS\x01late\x02DELAY\x0118\x02")
+        *_, told = await post(broker, topic="T", key="late")
+        assert told["not_erased"] == [f"1 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]

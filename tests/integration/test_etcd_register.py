@@ -105,159 +105,132 @@ class Relay:
         await forwarding
 
 
-def test_of_two_controllers_that_read_the_same_revision_one_writes(shared: Node) -> None:
-    async def main() -> None:
-        url = register_url(shared, prefix=next(prefixes))
-        async with register(url) as one, register(url) as other:
-            assert await one.get("b") == await other.get("b") == Stored(None, NEVER)
-            first = await one.put(value(), NEVER)
-            assert first is not None
-            assert await other.put(value(epoch=2), NEVER) is None
-            results = await asyncio.gather(
-                *(found.put(value(epoch=epoch), first) for epoch, found in enumerate((one, other, one, other), 2))
-            )
-            (won,) = [result for result in results if result is not None]
-            winner = value(epoch=2 + results.index(won))
-            assert await other.get("b") == Stored(winner, won)
-            assert list(await one.all()) == ["b"]
-
-    run(main)
+async def test_of_two_controllers_that_read_the_same_revision_one_writes(shared: Node) -> None:
+    url = register_url(shared, prefix=next(prefixes))
+    async with register(url) as one, register(url) as other:
+        assert await one.get("b") == await other.get("b") == Stored(None, NEVER)
+        first = await one.put(value(), NEVER)
+        assert first is not None
+        assert await other.put(value(epoch=2), NEVER) is None
+        results = await asyncio.gather(
+            *(found.put(value(epoch=epoch), first) for epoch, found in enumerate((one, other, one, other), 2))
+        )
+        (won,) = [result for result in results if result is not None]
+        winner = value(epoch=2 + results.index(won))
+        assert await other.get("b") == Stored(winner, won)
+        assert list(await one.all()) == ["b"]
 
 
-def test_a_set_is_removed_only_as_it_was_read(shared: Node) -> None:
-    async def main() -> None:
-        async with register(register_url(shared, prefix=next(prefixes))) as found:
-            old = await found.put(value(), NEVER)
-            assert old is not None
-            new = await found.put(value(epoch=2), old)
-            assert new is not None
-            assert not await found.remove("b", old)
-            assert await found.remove("b", new)
-            assert not await found.remove("b", new)
-            assert await found.get("b") == Stored(None, NEVER)
-            assert await found.put(value(epoch=3), new) is None
-
-    run(main)
+async def test_a_set_is_removed_only_as_it_was_read(shared: Node) -> None:
+    async with register(register_url(shared, prefix=next(prefixes))) as found:
+        old = await found.put(value(), NEVER)
+        assert old is not None
+        new = await found.put(value(epoch=2), old)
+        assert new is not None
+        assert not await found.remove("b", old)
+        assert await found.remove("b", new)
+        assert not await found.remove("b", new)
+        assert await found.get("b") == Stored(None, NEVER)
+        assert await found.put(value(epoch=3), new) is None
 
 
-def test_names_are_any_text_and_end_where_the_prefix_ends(shared: Node) -> None:
-    async def main() -> None:
-        prefix = next(prefixes)
-        names = ["Käse", "a/b", "broker-a", "z\u4e2d"]
-        async with register(register_url(shared, prefix=prefix)) as found:
-            for name in names:
-                assert await found.put(value(name), NEVER) is not None
-            shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets0"), "value": servers.text("not a set")})
-            assert list(await found.all()) == sorted(names, key=str.encode)
-            for name in names:
-                assert (await found.get(name)).broker_set == value(name)
-
-    run(main)
+async def test_names_are_any_text_and_end_where_the_prefix_ends(shared: Node) -> None:
+    prefix = next(prefixes)
+    names = ["Käse", "a/b", "broker-a", "z\u4e2d"]
+    async with register(register_url(shared, prefix=prefix)) as found:
+        for name in names:
+            assert await found.put(value(name), NEVER) is not None
+        shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets0"), "value": servers.text("not a set")})
+        assert list(await found.all()) == sorted(names, key=str.encode)
+        for name in names:
+            assert (await found.get(name)).broker_set == value(name)
 
 
-def test_what_is_no_broker_set_is_told_and_not_taken_for_none(shared: Node) -> None:
-    async def main() -> None:
-        prefix = next(prefixes)
-        async with register(register_url(shared, prefix=prefix)) as found:
-            await found.put(value(), NEVER)
-            shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": servers.text("{}")})
-            with pytest.raises(DamagedBrokerSet):
-                await found.get("b")
-            revision = await found.put(value("other"), NEVER)
-            assert revision is not None
-            both = await found.all()
-            assert isinstance(both["b"], DamagedBrokerSet) and both["other"] == Stored(value("other"), revision)
-            held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/other")})["kvs"][0]
-            shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": held["value"]})
-            with pytest.raises(DamagedBrokerSet, match="'b' is of 'other'"):
-                await found.get("b")
-
-    run(main)
+async def test_what_is_no_broker_set_is_told_and_not_taken_for_none(shared: Node) -> None:
+    prefix = next(prefixes)
+    async with register(register_url(shared, prefix=prefix)) as found:
+        await found.put(value(), NEVER)
+        shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": servers.text("{}")})
+        with pytest.raises(DamagedBrokerSet):
+            await found.get("b")
+        revision = await found.put(value("other"), NEVER)
+        assert revision is not None
+        both = await found.all()
+        assert isinstance(both["b"], DamagedBrokerSet) and both["other"] == Stored(value("other"), revision)
+        held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/other")})["kvs"][0]
+        shared.ask("kv/put", {"key": servers.text(f"{prefix}/sets/b"), "value": held["value"]})
+        with pytest.raises(DamagedBrokerSet, match="'b' is of 'other'"):
+            await found.get("b")
 
 
 # ---- answers that get lost
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_a_write_whose_answer_was_lost_is_known_to_be_done_and_is_done_once(shared: Node, lost: int) -> None:
-    async def main() -> None:
-        prefix = next(prefixes)
-        async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
-            first = await found.put(value(), NEVER)
-            assert first is not None
-            relay.loses_answers = lost
-            second = await found.put(value(epoch=2), first)
-            assert second is not None
-            assert relay.loses_answers == 0
-            assert await found.get("b") == Stored(value(epoch=2), second)
-            held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/b")})["kvs"][0]
-            assert held["version"] == "2"
-            relay.loses_answers = lost
-            assert await found.remove("b", second)
-            assert await found.get("b") == Stored(None, NEVER)
-
-    run(main)
+async def test_a_write_whose_answer_was_lost_is_known_to_be_done_and_is_done_once(shared: Node, lost: int) -> None:
+    prefix = next(prefixes)
+    async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
+        first = await found.put(value(), NEVER)
+        assert first is not None
+        relay.loses_answers = lost
+        second = await found.put(value(epoch=2), first)
+        assert second is not None
+        assert relay.loses_answers == 0
+        assert await found.get("b") == Stored(value(epoch=2), second)
+        held = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/b")})["kvs"][0]
+        assert held["version"] == "2"
+        relay.loses_answers = lost
+        assert await found.remove("b", second)
+        assert await found.get("b") == Stored(None, NEVER)
 
 
-def test_a_write_whose_answer_was_lost_is_anothers_where_another_wrote_since(shared: Node) -> None:
-    async def main() -> None:
-        prefix = next(prefixes)
-        key = servers.text(f"{prefix}/sets/b")
-        async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
-            first = await found.put(value(), NEVER)
-            assert first is not None
-            async with register(register_url(shared, prefix=prefix)) as other:
-                await other.put(value("c", 7), NEVER)
-                theirs = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/c")})["kvs"][0]["value"]
-            relay.loses_answers = 1
-            relay.on_loss = lambda: shared.ask("kv/put", {"key": key, "value": theirs})
-            assert await found.put(value(epoch=2), first) is None
-
-    run(main)
+async def test_a_write_whose_answer_was_lost_is_anothers_where_another_wrote_since(shared: Node) -> None:
+    prefix = next(prefixes)
+    key = servers.text(f"{prefix}/sets/b")
+    async with Relay(shared) as relay, register(f"etcd://{relay.endpoint}/{prefix}") as found:
+        first = await found.put(value(), NEVER)
+        assert first is not None
+        async with register(register_url(shared, prefix=prefix)) as other:
+            await other.put(value("c", 7), NEVER)
+            theirs = shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/c")})["kvs"][0]["value"]
+        relay.loses_answers = 1
+        relay.on_loss = lambda: shared.ask("kv/put", {"key": key, "value": theirs})
+        assert await found.put(value(epoch=2), first) is None
 
 
-def test_what_nobody_answers_is_told_to_be_unknown(own: Node) -> None:
-    async def main() -> None:
-        async with register(register_url(own)) as found:
-            first = await found.put(value(), NEVER)
-            assert first is not None
-            own.freeze()
-            with pytest.raises(RegisterUnavailable, match="may have been done"):
-                await found.put(value(epoch=2), first)
-            assert found.glance("b") == value()
-            own.thaw()
-            # It has been carried out by now or not: who asks again meets either, and no third.
-            again = await found.put(value(epoch=2), first)
-            assert again is None or (await found.get("b")).revision == again
-            assert (await found.get("b")).broker_set == value(epoch=2)
-
-    run(main)
+async def test_what_nobody_answers_is_told_to_be_unknown(own: Node) -> None:
+    async with register(register_url(own)) as found:
+        first = await found.put(value(), NEVER)
+        assert first is not None
+        own.freeze()
+        with pytest.raises(RegisterUnavailable, match="may have been done"):
+            await found.put(value(epoch=2), first)
+        assert found.glance("b") == value()
+        own.thaw()
+        # It has been carried out by now or not: who asks again meets either, and no third.
+        again = await found.put(value(epoch=2), first)
+        assert again is None or (await found.get("b")).revision == again
+        assert (await found.get("b")).broker_set == value(epoch=2)
 
 
-def test_who_is_not_there_at_the_start_may_come_later(tmp_path: Path) -> None:
-    async def main() -> None:
-        node = servers.node(tmp_path)
-        async with register(register_url(node)) as found:
-            with pytest.raises(RegisterUnavailable):
-                await found.get("b")
-            with node:
-                assert await found.put(value(), NEVER) is not None
-
-    run(main)
+async def test_who_is_not_there_at_the_start_may_come_later(tmp_path: Path) -> None:
+    node = servers.node(tmp_path)
+    async with register(register_url(node)) as found:
+        with pytest.raises(RegisterUnavailable):
+            await found.get("b")
+        with node:
+            assert await found.put(value(), NEVER) is not None
 
 
 # ---- several endpoints
 
 
-def test_a_frozen_endpoint_is_passed_over(own: Node) -> None:
-    async def main() -> None:
-        silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        async with silent:
-            port = silent.sockets[0].getsockname()[1]
-            async with register(f"etcd://127.0.0.1:{port},{own.endpoint}/neve") as found:
-                assert await found.put(value(), NEVER) is not None
-
-    run(main)
+async def test_a_frozen_endpoint_is_passed_over(own: Node) -> None:
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    async with silent:
+        port = silent.sockets[0].getsockname()[1]
+        async with register(f"etcd://127.0.0.1:{port},{own.endpoint}/neve") as found:
+            assert await found.put(value(), NEVER) is not None
 
 
 def test_three_nodes_go_on_when_their_leader_is_killed_and_stop_without_a_majority(tmp_path: Path) -> None:
@@ -294,168 +267,141 @@ def test_three_nodes_go_on_when_their_leader_is_killed_and_stop_without_a_majori
         run(main)
 
 
-def test_endpoints_of_two_clusters_are_no_register(tmp_path: Path, shared: Node) -> None:
-    async def main() -> None:
-        with servers.node(tmp_path) as stranger:
-            prefix = next(prefixes)
-            async with register(register_url(stranger, shared, prefix=prefix)) as found:
-                assert await found.put(value(), NEVER) is not None
-                stranger.stop()
+async def test_endpoints_of_two_clusters_are_no_register(tmp_path: Path, shared: Node) -> None:
+    with servers.node(tmp_path) as stranger:
+        prefix = next(prefixes)
+        async with register(register_url(stranger, shared, prefix=prefix)) as found:
+            assert await found.put(value(), NEVER) is not None
+            stranger.stop()
 
-                async def refused_as_foreign() -> bool:
-                    with pytest.raises(RegisterUnavailable) as refused:
-                        await found.put(value("c"), NEVER)
-                    return "it is of cluster" in str(refused.value)
+            async def refused_as_foreign() -> bool:
+                with pytest.raises(RegisterUnavailable) as refused:
+                    await found.put(value("c"), NEVER)
+                return "it is of cluster" in str(refused.value)
 
-                # An endpoint without processor time does not answer within its try: that is refused, too.
-                await until(refused_as_foreign, "the endpoint is refused as one of another cluster")
-        assert "kvs" not in shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/c")})
-
-    run(main)
+            # An endpoint without processor time does not answer within its try: that is refused, too.
+            await until(refused_as_foreign, "the endpoint is refused as one of another cluster")
+    assert "kvs" not in shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/c")})
 
 
 # ---- set back
 
 
-def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
-    async def main() -> None:
-        async with register(register_url(own)) as found:
-            await found.put(value(epoch=4), NEVER)
-            own.wiped()
-            own.start()
-            assert await found.all() == {}
-            assert await found.get("b") == Stored(None, NEVER, value(epoch=4))
-            # Somebody begins anew: that is no better.
-            async with register(register_url(own)) as newcomer:
-                assert await newcomer.get("b") == Stored(None, NEVER)
-                revision = await newcomer.put(value(epoch=1), NEVER)
-                assert revision is not None
-                assert await found.get("b") == Stored(value(epoch=1), revision, value(epoch=4))
-                # Until somebody has decided above all that was.
-                revision = await found.put(value(epoch=5), revision)
+async def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
+    async with register(register_url(own)) as found:
+        await found.put(value(epoch=4), NEVER)
+        own.wiped()
+        own.start()
+        assert await found.all() == {}
+        assert await found.get("b") == Stored(None, NEVER, value(epoch=4))
+        # Somebody begins anew: that is no better.
+        async with register(register_url(own)) as newcomer:
+            assert await newcomer.get("b") == Stored(None, NEVER)
+            revision = await newcomer.put(value(epoch=1), NEVER)
             assert revision is not None
-            assert await found.get("b") == Stored(value(epoch=5), revision)
-
-    run(main)
-
-
-def test_a_restored_etcd_is_known_to_have_had_more(own: Node, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with register(register_url(own)) as found:
-            first = await found.put(value(), NEVER)
-            assert first is not None
-            own.kept(tmp_path / "backup")
-            own.start()
-            assert await found.put(value(epoch=3), first) is not None
-            own.restored(tmp_path / "backup")
-            own.start()
-            assert await found.get("b") == Stored(value(), first, value(epoch=3))
-            assert await found.all() == {"b": Stored(value(), first, value(epoch=3))}
-
-    run(main)
+            assert await found.get("b") == Stored(value(epoch=1), revision, value(epoch=4))
+            # Until somebody has decided above all that was.
+            revision = await found.put(value(epoch=5), revision)
+        assert revision is not None
+        assert await found.get("b") == Stored(value(epoch=5), revision)
 
 
-def test_a_revision_that_comes_again_after_a_restore_is_another_one(own: Node, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with register(register_url(own)) as found:
-            first = await found.put(value(), NEVER)
-            assert first is not None
-            own.kept(tmp_path / "backup")
-            own.start()
-            second = await found.put(value(epoch=2), first)
-            assert second is not None
-            own.restored(tmp_path / "backup")
-            own.start()
-            async with register(register_url(own)) as other:
-                again = await other.put(value(epoch=9), first)
-            assert again is not None and again.number == second.number
-            assert await found.put(value(epoch=3), second) is None
-            assert not await found.remove("b", second)
-
-    run(main)
+async def test_a_restored_etcd_is_known_to_have_had_more(own: Node, tmp_path: Path) -> None:
+    async with register(register_url(own)) as found:
+        first = await found.put(value(), NEVER)
+        assert first is not None
+        own.kept(tmp_path / "backup")
+        own.start()
+        assert await found.put(value(epoch=3), first) is not None
+        own.restored(tmp_path / "backup")
+        own.start()
+        assert await found.get("b") == Stored(value(), first, value(epoch=3))
+        assert await found.all() == {"b": Stored(value(), first, value(epoch=3))}
 
 
-def test_a_set_that_another_controller_removed_and_made_anew_is_not_one_that_was_set_back(shared: Node) -> None:
-    async def main() -> None:
-        url = register_url(shared, prefix=next(prefixes))
-        async with register(url) as found, register(url) as other:
-            await found.put(value(epoch=5), NEVER)
-            assert await other.remove("b", (await other.get("b")).revision)
-            assert await found.get("b") == Stored(None, NEVER)
-            revision = await found.put(value(epoch=5), NEVER)
-            assert revision is not None
-            assert await other.remove("b", (await other.get("b")).revision)
-            revision = await other.put(value(epoch=1), NEVER)
-            assert revision is not None
-            assert await found.get("b") == Stored(value(epoch=1), revision)
+async def test_a_revision_that_comes_again_after_a_restore_is_another_one(own: Node, tmp_path: Path) -> None:
+    async with register(register_url(own)) as found:
+        first = await found.put(value(), NEVER)
+        assert first is not None
+        own.kept(tmp_path / "backup")
+        own.start()
+        second = await found.put(value(epoch=2), first)
+        assert second is not None
+        own.restored(tmp_path / "backup")
+        own.start()
+        async with register(register_url(own)) as other:
+            again = await other.put(value(epoch=9), first)
+        assert again is not None and again.number == second.number
+        assert await found.put(value(epoch=3), second) is None
+        assert not await found.remove("b", second)
 
-    run(main)
+
+async def test_a_set_that_another_controller_removed_and_made_anew_is_not_one_that_was_set_back(shared: Node) -> None:
+    url = register_url(shared, prefix=next(prefixes))
+    async with register(url) as found, register(url) as other:
+        await found.put(value(epoch=5), NEVER)
+        assert await other.remove("b", (await other.get("b")).revision)
+        assert await found.get("b") == Stored(None, NEVER)
+        revision = await found.put(value(epoch=5), NEVER)
+        assert revision is not None
+        assert await other.remove("b", (await other.get("b")).revision)
+        revision = await other.put(value(epoch=1), NEVER)
+        assert revision is not None
+        assert await found.get("b") == Stored(value(epoch=1), revision)
 
 
-def test_what_another_controller_removed_is_forgotten_with_the_next_scan(shared: Node) -> None:
+async def test_what_another_controller_removed_is_forgotten_with_the_next_scan(shared: Node) -> None:
     """Else the place that is kept for what is known would be full one day, and what is set back no longer seen."""
 
-    async def main() -> None:
-        url = register_url(shared, prefix=next(prefixes))
-        async with register(url) as found, register(url) as other:
-            for name in ("a", "b"):
-                await found.put(value(name), NEVER)
-            assert await other.remove("b", (await other.get("b")).revision)
-            assert found.glance("b") is not None
-            assert list(await found.all()) == ["a"]
-            assert found.glance("b") is None
-            assert found.glance("a") == value("a")
-
-    run(main)
+    url = register_url(shared, prefix=next(prefixes))
+    async with register(url) as found, register(url) as other:
+        for name in ("a", "b"):
+            await found.put(value(name), NEVER)
+        assert await other.remove("b", (await other.get("b")).revision)
+        assert found.glance("b") is not None
+        assert list(await found.all()) == ["a"]
+        assert found.glance("b") is None
+        assert found.glance("a") == value("a")
 
 
-def test_a_read_that_a_write_overtook_sets_nothing_back(shared: Node) -> None:
-    async def main() -> None:
-        async with register(register_url(shared, prefix=next(prefixes))) as found:
-            revision: Revision | None = NEVER
-            for epoch in range(1, 20):
-                assert revision is not None
-                read, revision = await asyncio.gather(found.get("b"), found.put(value(epoch=epoch), revision))
-                assert read.had is None
-                assert found.glance("b") == value(epoch=epoch)
-
-    run(main)
+async def test_a_read_that_a_write_overtook_sets_nothing_back(shared: Node) -> None:
+    async with register(register_url(shared, prefix=next(prefixes))) as found:
+        revision: Revision | None = NEVER
+        for epoch in range(1, 20):
+            assert revision is not None
+            read, revision = await asyncio.gather(found.get("b"), found.put(value(epoch=epoch), revision))
+            assert read.had is None
+            assert found.glance("b") == value(epoch=epoch)
 
 
 # ---- who may
 
 
-def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_one_is_gone(own: Node) -> None:
+async def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_one_is_gone(own: Node) -> None:
     own.add_users("secret of root", "neve", "secret", "mine/")
 
-    async def main() -> None:
-        user = {"etcd_user": "neve", "etcd_password": "secret"}
-        async with register(register_url(own, prefix="mine"), **user) as found:
-            first = await found.put(value(), NEVER)
-            assert first is not None
-            own.stop()
-            own.start()  # it has forgotten all tokens
-            assert await found.put(value(epoch=2), first) is not None
-        for url, settings, why in (
-            (register_url(own, prefix="mine"), {**user, "etcd_password": "wrong"}, "invalid user ID or password"),
-            (register_url(own, prefix="mine"), {}, "etcd wants a user"),
-            (register_url(own, prefix="theirs"), user, "permission denied"),
-        ):
-            with pytest.raises(StartupError, match=why) as refused:
-                async with register(url, **settings):
-                    pass
-            assert refused.value.exit_code == EXIT_CONFIG
-
-    run(main)
+    user = {"etcd_user": "neve", "etcd_password": "secret"}
+    async with register(register_url(own, prefix="mine"), **user) as found:
+        first = await found.put(value(), NEVER)
+        assert first is not None
+        own.stop()
+        own.start()  # it has forgotten all tokens
+        assert await found.put(value(epoch=2), first) is not None
+    for url, settings, why in (
+        (register_url(own, prefix="mine"), {**user, "etcd_password": "wrong"}, "invalid user ID or password"),
+        (register_url(own, prefix="mine"), {}, "etcd wants a user"),
+        (register_url(own, prefix="theirs"), user, "permission denied"),
+    ):
+        with pytest.raises(StartupError, match=why) as refused:
+            async with register(url, **settings):
+                pass
+        assert refused.value.exit_code == EXIT_CONFIG
 
 
-def test_a_user_is_no_fault_where_etcd_asks_for_none(shared: Node) -> None:
-    async def main() -> None:
-        url = register_url(shared, prefix=next(prefixes))
-        async with register(url, etcd_user="neve", etcd_password="secret") as found:
-            assert await found.put(value(), NEVER) is not None
-
-    run(main)
+async def test_a_user_is_no_fault_where_etcd_asks_for_none(shared: Node) -> None:
+    url = register_url(shared, prefix=next(prefixes))
+    async with register(url, etcd_user="neve", etcd_password="secret") as found:
+        assert await found.put(value(), NEVER) is not None
 
 
 def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> None:
@@ -487,63 +433,54 @@ def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> N
         run(lambda: main(node))
 
 
-def test_a_cluster_that_was_made_anew_is_taken_up_when_all_endpoints_are_of_it(own: Node) -> None:
-    async def main() -> None:
-        client = Etcd(Target((own.endpoint,), "neve"))
-        try:
-            seen = KeyValue(b"k", b"v", 0, await client.swap(b"k", None, b"v") or 0)
-            old = client.cluster_id
-            own.wiped()
-            own.token = "another"
-            own.start()
-            assert await client.swap(b"k", seen, b"w") is None
-            assert client.cluster_id != old
-            assert (await client.read(b"k")).kvs == []
-        finally:
-            await client.close()
-
-    run(main)
+async def test_a_cluster_that_was_made_anew_is_taken_up_when_all_endpoints_are_of_it(own: Node) -> None:
+    client = Etcd(Target((own.endpoint,), "neve"))
+    try:
+        seen = KeyValue(b"k", b"v", 0, await client.swap(b"k", None, b"v") or 0)
+        old = client.cluster_id
+        own.wiped()
+        own.token = "another"
+        own.start()
+        assert await client.swap(b"k", seen, b"w") is None
+        assert client.cluster_id != old
+        assert (await client.read(b"k")).kvs == []
+    finally:
+        await client.close()
 
 
-def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
-    async def main() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]")
+async def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]")
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            client = Etcd(Target((f"127.0.0.1:{port}",), "neve"))
-            with pytest.raises(EtcdAway, match="an answer that is none"):
-                await client.swap(b"k", None, b"v")
-            await client.close()
-
-    run(main)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        client = Etcd(Target((f"127.0.0.1:{port}",), "neve"))
+        with pytest.raises(EtcdAway, match="an answer that is none"):
+            await client.swap(b"k", None, b"v")
+        await client.close()
 
 
-def test_a_set_keeps_what_was_added_to_it_under_load_of_many_controllers(shared: Node) -> None:
+async def test_a_set_keeps_what_was_added_to_it_under_load_of_many_controllers(shared: Node) -> None:
     """Each adds members to one set by compare and swap; none is lost."""
 
-    async def main() -> None:
-        url = register_url(shared, prefix=next(prefixes))
-        async with register(url) as one, register(url) as two, register(url) as three:
-            await one.put(replace(value(), next_broker_id=1000), NEVER)
+    url = register_url(shared, prefix=next(prefixes))
+    async with register(url) as one, register(url) as two, register(url) as three:
+        await one.put(replace(value(), next_broker_id=1000), NEVER)
 
-            async def add(found: EtcdRegister, ids: range) -> None:
-                for broker_id in ids:
-                    while True:
-                        held, revision, _ = await found.get("b")
-                        assert held is not None
-                        joined = tuple(sorted((*held.members, Member(id=broker_id, address="h")), key=lambda m: m.id))
-                        if await found.put(replace(held, members=joined), revision) is not None:
-                            break
+        async def add(found: EtcdRegister, ids: range) -> None:
+            for broker_id in ids:
+                while True:
+                    held, revision, _ = await found.get("b")
+                    assert held is not None
+                    joined = tuple(sorted((*held.members, Member(id=broker_id, address="h")), key=lambda m: m.id))
+                    if await found.put(replace(held, members=joined), revision) is not None:
+                        break
 
-            await asyncio.gather(add(one, range(2, 9)), add(two, range(9, 16)), add(three, range(16, 23)))
-            final = (await one.get("b")).broker_set
-            assert final is not None and final.ids == tuple(range(1, 23))
-
-    run(main)
+        await asyncio.gather(add(one, range(2, 9)), add(two, range(9, 16)), add(three, range(16, 23)))
+        final = (await one.get("b")).broker_set
+        assert final is not None and final.ids == tuple(range(1, 23))
 
 
 def test_doctor_asks_etcd(shared: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,67 +223,61 @@ CASES = [
 
 
 @pytest.mark.parametrize(("archived", "hide"), CASES, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_hidden_message_is_returned_by_no_request(tmp_path: Path, archived: bool, hide: Hide) -> None:
-    async def main() -> None:
-        settings = [f"storeUrl=dir:{tmp_path}/store"] if archived else []
-        async with running(tmp_path / "data", *settings) as (broker, connection):
-            place = Place(broker, connection, -1)
+async def test_a_hidden_message_is_returned_by_no_request(tmp_path: Path, archived: bool, hide: Hide) -> None:
+    settings = [f"storeUrl=dir:{tmp_path}/store"] if archived else []
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        place = Place(broker, connection, -1)
 
-            def consume(_: Connection, command: RemotingCommand) -> RemotingCommand:
-                place.given.append(bytes(command.body))
-                return RemotingCommand.response(command, 0, body=b"{}")
+        def consume(_: Connection, command: RemotingCommand) -> RemotingCommand:
+            place.given.append(bytes(command.body))
+            return RemotingCommand.response(command, 0, body=b"{}")
 
-            consumer = await open_connection(*broker.address, handler=consume)
-            group = {"groupName": "direct", "subscriptionDataSet": [{"topic": TOPIC, "subString": "*"}]}
-            beat = json.dumps({"clientID": CLIENT, "consumerDataSet": [group]}).encode()
-            assert (await ask(consumer, Code.HEART_BEAT, beat)).code == 0
-            sent = await send(connection, TOPIC, SECRET, f"KEYS\x01{KEY}\x02")
-            place.physical = int(sent.ext["msgId"][16:], 16)
-            await send(connection, TOPIC, b"another")
-            if archived:
-                await offload(broker)
-                assert broker.store.min_physical_offset > place.physical
-            missing = [code for code, read in READERS.items() if SECRET not in await read(place)]
-            assert missing == [], "while it is visible each of them returns it"
-            await hide(place)
-            shown = [code for code, read in READERS.items() if SECRET in await read(place)]
-            assert shown == []
-            entries = await place.ask(Code.QUERY_CONSUME_QUEUE, topic=TOPIC, queueId=0, index=0, count=10)
-            assert f'"physicOffset":{place.physical},'.encode() not in bytes(entries.body)
-            consumer.close()
-
-    asyncio.run(main())
+        consumer = await open_connection(*broker.address, handler=consume)
+        group = {"groupName": "direct", "subscriptionDataSet": [{"topic": TOPIC, "subString": "*"}]}
+        beat = json.dumps({"clientID": CLIENT, "consumerDataSet": [group]}).encode()
+        assert (await ask(consumer, Code.HEART_BEAT, beat)).code == 0
+        sent = await send(connection, TOPIC, SECRET, f"KEYS\x01{KEY}\x02")
+        place.physical = int(sent.ext["msgId"][16:], 16)
+        await send(connection, TOPIC, b"another")
+        if archived:
+            await offload(broker)
+            assert broker.store.min_physical_offset > place.physical
+        missing = [code for code, read in READERS.items() if SECRET not in await read(place)]
+        assert missing == [], "while it is visible each of them returns it"
+        await hide(place)
+        shown = [code for code, read in READERS.items() if SECRET in await read(place)]
+        assert shown == []
+        entries = await place.ask(Code.QUERY_CONSUME_QUEUE, topic=TOPIC, queueId=0, index=0, count=10)
+        assert f'"physicOffset":{place.physical},'.encode() not in bytes(entries.body)
+        consumer.close()
 
 
 @pytest.mark.parametrize("code", sorted(READERS_OF_HALVES))
-def test_a_hidden_half_message_is_neither_ended_nor_checked(tmp_path: Path, code: Code) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, TOPIC, b"another")
-            properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01U\x02KEYS\x01{KEY}\x02"
-            half = await ask(
-                connection, Code.SEND_MESSAGE_V2, SECRET, a="p", b=TOPIC, c="TBW102", d=1, e=0, f=4, g=1, h=0,
-                i=properties, j=0, k="false", m="false",
+async def test_a_hidden_half_message_is_neither_ended_nor_checked(tmp_path: Path, code: Code) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, TOPIC, b"another")
+        properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01U\x02KEYS\x01{KEY}\x02"
+        half = await ask(
+            connection, Code.SEND_MESSAGE_V2, SECRET, a="p", b=TOPIC, c="TBW102", d=1, e=0, f=4, g=1, h=0,
+            i=properties, j=0, k="false", m="false",
+        )  # fmt: skip
+        assert half.code == 0
+        physical = int(half.ext["msgId"][16:], 16)
+        offset = int(half.ext["queueOffset"])
+
+        async def request() -> int:
+            answer = await ask(
+                connection, code, commitOrRollback=8, tranStateTableOffset=offset, commitLogOffset=physical,
+                producerGroup="p", msgId=offset_msg_id(broker.address, physical), fromTransactionCheck="false",
             )  # fmt: skip
-            assert half.code == 0
-            physical = int(half.ext["msgId"][16:], 16)
-            offset = int(half.ext["queueOffset"])
+            return answer.code
 
-            async def request() -> int:
-                answer = await ask(
-                    connection, code, commitOrRollback=8, tranStateTableOffset=offset, commitLogOffset=physical,
-                    producerGroup="p", msgId=offset_msg_id(broker.address, physical), fromTransactionCheck="false",
-                )  # fmt: skip
-                return answer.code
-
-            if code is Code.RESUME_CHECK_HALF_MESSAGE:
-                assert await request() == 0
-            assert broker.store.set_erased(HALF_TOPIC, 0, erased.NONE, ((offset, offset),))
-            assert await request() != 0
-            assert broker.store.max_offset(TOPIC, 0) == 1
-            assert broker.store.set_erased(HALF_TOPIC, 0, broker.store.erased_of(HALF_TOPIC, 0), erased.NONE)
+        if code is Code.RESUME_CHECK_HALF_MESSAGE:
             assert await request() == 0
-            if code is Code.END_TRANSACTION:
-                await until(lambda: broker.store.max_offset(TOPIC, 0) == 2, "the committed message")
-
-    asyncio.run(main())
+        assert broker.store.set_erased(HALF_TOPIC, 0, erased.NONE, ((offset, offset),))
+        assert await request() != 0
+        assert broker.store.max_offset(TOPIC, 0) == 1
+        assert broker.store.set_erased(HALF_TOPIC, 0, broker.store.erased_of(HALF_TOPIC, 0), erased.NONE)
+        assert await request() == 0
+        if code is Code.END_TRANSACTION:
+            await until(lambda: broker.store.max_offset(TOPIC, 0) == 2, "the committed message")

@@ -68,95 +68,83 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(work())
 
 
-def test_each_answers_everything(shared: Node, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with controllers(tmp_path, shared, 3) as (one, two, three):
-            a, b = await Broker(one).open(), await Broker(two).open()
-            await a.join()
-            await b.join()
-            assert (a.id, b.id) == (1, 2)
-            await is_told(three, a, 1, 2)
-            at_three = await also(a, three)
-            assert (await at_three.elect()).code == Code.SUCCESS
-            await is_told(one, a, 1, 2)
-            assert (await a.alter(a, b)).code == Code.SUCCESS
-            info = await b.info()
-            assert (info.ext["masterBrokerId"], info.body) == ("1", b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}')
-            at_three.hang_up()
-            await closed(a, b)
-
-    run(main)
+async def test_each_answers_everything(shared: Node, tmp_path: Path) -> None:
+    async with controllers(tmp_path, shared, 3) as (one, two, three):
+        a, b = await Broker(one).open(), await Broker(two).open()
+        await a.join()
+        await b.join()
+        assert (a.id, b.id) == (1, 2)
+        await is_told(three, a, 1, 2)
+        at_three = await also(a, three)
+        assert (await at_three.elect()).code == Code.SUCCESS
+        await is_told(one, a, 1, 2)
+        assert (await a.alter(a, b)).code == Code.SUCCESS
+        info = await b.info()
+        assert (info.ext["masterBrokerId"], info.body) == ("1", b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}')
+        at_three.hang_up()
+        await closed(a, b)
 
 
-def test_a_master_that_one_of_them_can_not_hear_stays(shared: Node, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with controllers(tmp_path, shared) as (one, two):
-            a, b = Broker(one), Broker(one)
-            await in_sync(a, b)
-            await is_told(two, a, 1, 2)
-            there = [await also(a, two), await also(b, two)]
-            there[0].hang_up()
-            await until(lambda: 1 not in two.living("b"), "the second one sees it go")
-            await is_told(two, a, 1, 2)
-            await two.scan()
-            assert (await there[1].elect()).code == Code.CONTROLLER_MASTER_STILL_EXIST
-            assert (await b.info()).ext["masterEpoch"] == "1"
-            there[1].hang_up()
-            await closed(a, b)
-
-    run(main)
+async def test_a_master_that_one_of_them_can_not_hear_stays(shared: Node, tmp_path: Path) -> None:
+    async with controllers(tmp_path, shared) as (one, two):
+        a, b = Broker(one), Broker(one)
+        await in_sync(a, b)
+        await is_told(two, a, 1, 2)
+        there = [await also(a, two), await also(b, two)]
+        there[0].hang_up()
+        await until(lambda: 1 not in two.living("b"), "the second one sees it go")
+        await is_told(two, a, 1, 2)
+        await two.scan()
+        assert (await there[1].elect()).code == Code.CONTROLLER_MASTER_STILL_EXIST
+        assert (await b.info()).ext["masterEpoch"] == "1"
+        there[1].hang_up()
+        await closed(a, b)
 
 
 @pytest.mark.parametrize("attempt", range(5))
-def test_a_master_that_hangs_up_on_all_of_them_is_replaced_once_and_soon(
+async def test_a_master_that_hangs_up_on_all_of_them_is_replaced_once_and_soon(
     shared: Node, tmp_path: Path, attempt: int
 ) -> None:
     """None of them scans in this test: who sees it go last elects."""
 
-    async def main() -> None:
-        async with controllers(tmp_path, shared, 3) as found:
-            a, b = Broker(found[0]), Broker(found[0])
-            await in_sync(a, b)
-            there = [await also(one, controller) for one in (a, b) for controller in found[1:]]
-            for controller in found:
-                await is_told(controller, a, 1, 2)
-            for voice in (a, *there[:2]):
-                voice.hang_up()
+    async with controllers(tmp_path, shared, 3) as found:
+        a, b = Broker(found[0]), Broker(found[0])
+        await in_sync(a, b)
+        there = [await also(one, controller) for one in (a, b) for controller in found[1:]]
+        for controller in found:
+            await is_told(controller, a, 1, 2)
+        for voice in (a, *there[:2]):
+            voice.hang_up()
 
-            async def holds() -> bool:
-                return (await b.info()).ext.get("masterBrokerId") == "2"
+        async def holds() -> bool:
+            return (await b.info()).ext.get("masterBrokerId") == "2"
 
-            await until(holds, "b is master")
-            info = await b.info()
-            assert info.ext["masterEpoch"] == "2"
-            for voice in there[2:]:
-                voice.hang_up()
-            await closed(a, b)
-
-    run(main)
+        await until(holds, "b is master")
+        info = await b.info()
+        assert info.ext["masterEpoch"] == "2"
+        for voice in there[2:]:
+            voice.hang_up()
+        await closed(a, b)
 
 
-def test_what_one_says_is_gone_when_it_stops_and_soon_when_it_died(shared: Node) -> None:
-    async def main() -> None:
-        url = parse_url(register_url(shared, prefix=next(prefixes)))
-        clients = [Etcd(url) for _ in range(3)]
-        stops, dies, reads = (EtcdControllers(client, url.prefix, Etcd(url)) for client in clients)
-        for one in (stops, dies):
-            await one.renew()
-            await one.say("b", {1: Report(0, address="h:1"), 2: Report(0)})
-        assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 2, 2: 2}
-        await stops.close()
-        assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 1, 2: 1}
+async def test_what_one_says_is_gone_when_it_stops_and_soon_when_it_died(shared: Node) -> None:
+    url = parse_url(register_url(shared, prefix=next(prefixes)))
+    clients = [Etcd(url) for _ in range(3)]
+    stops, dies, reads = (EtcdControllers(client, url.prefix, Etcd(url)) for client in clients)
+    for one in (stops, dies):
+        await one.renew()
+        await one.say("b", {1: Report(0, address="h:1"), 2: Report(0)})
+    assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 2, 2: 2}
+    await stops.close()
+    assert {broker_id: len(found) for broker_id, found in (await reads.heard("b")).items()} == {1: 1, 2: 1}
 
-        async def is_gone() -> bool:
-            return not await reads.heard("b")
+    async def is_gone() -> bool:
+        return not await reads.heard("b")
 
-        await until(is_gone, "its lease is over")  # nobody renews it
-        await dies.close()
-        for client in clients:
-            await client.close()
-
-    run(main)
+    await until(is_gone, "its lease is over")  # nobody renews it
+    await dies.close()
+    for client in clients:
+        await client.close()
 
 
 class Slow:
@@ -176,104 +164,92 @@ class Slow:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(said), said))
 
 
-def test_a_lease_is_renewed_while_more_is_asked_of_etcd_than_there_are_connections() -> None:
-    async def main() -> None:
-        slow = Slow()
-        server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
-        async with asyncio.timeout(30):
-            url = f"etcd://127.0.0.1:{server.sockets[0].getsockname()[1]}/neve"
-            register, others = etcd_register(ControllerConfig(register_url=url))
-            await others.renew()
-            asking = [asyncio.create_task(register.get(f"b{number}")) for number in range(200)]
-            await until(lambda: slow.asked >= 64, "no connection is free")
-            await others.renew()
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-            await others.close()
-            await register.close()
-        server.close()
-
-    run(main)
+async def test_a_lease_is_renewed_while_more_is_asked_of_etcd_than_there_are_connections() -> None:
+    slow = Slow()
+    server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
+    async with asyncio.timeout(30):
+        url = f"etcd://127.0.0.1:{server.sockets[0].getsockname()[1]}/neve"
+        register, others = etcd_register(ControllerConfig(register_url=url))
+        await others.renew()
+        asking = [asyncio.create_task(register.get(f"b{number}")) for number in range(200)]
+        await until(lambda: slow.asked >= 64, "no connection is free")
+        await others.renew()
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await others.close()
+        await register.close()
+    server.close()
 
 
-def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(tmp_path: Path) -> None:
-    async def main() -> None:
-        with servers.node(tmp_path) as node:
-            url = parse_url(register_url(node))
-            own, client = Etcd(url), Etcd(url)
-            says, reads = (EtcdControllers(one, url.prefix, Etcd(url)) for one in (own, client))
-            said = Report(0, address="h:1", cluster="c", epoch=3, max_offset=77, incarnation="i", starts=2, process="p")
-            await says.say("a/b", {1: said})
-            assert await reads.heard("a/b") == {}  # there is no lease that would end it
-            await says.renew()
-            await says.say("a/b", {1: said})
-            await says.say("a", {2: said})
-            (heard,) = (await reads.heard("a/b"))[1]
-            assert heard == replace(said, max_offset=1)
-            assert set(await reads.heard("a")) == {2}
-            assert await says.heard("a/b") == {}, "the own say is not hearsay"
-            revision = (await own.read(b"k")).header.revision
-            await says.say("a/b", {1: replace(said, max_offset=99)})
-            assert (await own.read(b"k")).header.revision == revision, "it need not be told where a log ends"
-            node.wiped()
-            node.start()
-            await says.renew()
-            await says.say("a/b", {1: said})
-            assert set(await reads.heard("a/b")) == {1}
-            await says.say("a/b", {})
-            assert await reads.heard("a/b") == {}
-            key = servers.text("neve/alive/a/somebody")
-            node.ask("kv/put", {"key": key, "value": servers.text("[]")})
-            with pytest.raises(RegisterUnavailable, match="can't be read"):
-                await reads.heard("a")
-            node.ask("kv/put", {"key": key, "value": servers.text('{"5": {"timeoutMs": 5, "aNewField": 1}}')})
-            assert set(await reads.heard("a")) == {5}
-            await says.say("a", {2: said})
-            assert set(await reads.heard("a")) == {2, 5}
-            (gone,) = [kv.key for kv in (await own.read_all(b"neve/alive/a/", 9)).kvs if b"somebody" not in kv.key]
-            node.ask("kv/deleterange", {"key": servers.text(gone.decode())})
-            await says.heard("a")  # it sees that its own word is not there any more
-            await says.say("a", {2: said})
-            assert set(await reads.heard("a")) == {2, 5}
-            await says.close()
-            await own.close()
-            await client.close()
-
-    run(main)
+async def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(tmp_path: Path) -> None:
+    with servers.node(tmp_path) as node:
+        url = parse_url(register_url(node))
+        own, client = Etcd(url), Etcd(url)
+        says, reads = (EtcdControllers(one, url.prefix, Etcd(url)) for one in (own, client))
+        said = Report(0, address="h:1", cluster="c", epoch=3, max_offset=77, incarnation="i", starts=2, process="p")
+        await says.say("a/b", {1: said})
+        assert await reads.heard("a/b") == {}  # there is no lease that would end it
+        await says.renew()
+        await says.say("a/b", {1: said})
+        await says.say("a", {2: said})
+        (heard,) = (await reads.heard("a/b"))[1]
+        assert heard == replace(said, max_offset=1)
+        assert set(await reads.heard("a")) == {2}
+        assert await says.heard("a/b") == {}, "the own say is not hearsay"
+        revision = (await own.read(b"k")).header.revision
+        await says.say("a/b", {1: replace(said, max_offset=99)})
+        assert (await own.read(b"k")).header.revision == revision, "it need not be told where a log ends"
+        node.wiped()
+        node.start()
+        await says.renew()
+        await says.say("a/b", {1: said})
+        assert set(await reads.heard("a/b")) == {1}
+        await says.say("a/b", {})
+        assert await reads.heard("a/b") == {}
+        key = servers.text("neve/alive/a/somebody")
+        node.ask("kv/put", {"key": key, "value": servers.text("[]")})
+        with pytest.raises(RegisterUnavailable, match="can't be read"):
+            await reads.heard("a")
+        node.ask("kv/put", {"key": key, "value": servers.text('{"5": {"timeoutMs": 5, "aNewField": 1}}')})
+        assert set(await reads.heard("a")) == {5}
+        await says.say("a", {2: said})
+        assert set(await reads.heard("a")) == {2, 5}
+        (gone,) = [kv.key for kv in (await own.read_all(b"neve/alive/a/", 9)).kvs if b"somebody" not in kv.key]
+        node.ask("kv/deleterange", {"key": servers.text(gone.decode())})
+        await says.heard("a")  # it sees that its own word is not there any more
+        await says.say("a", {2: said})
+        assert set(await reads.heard("a")) == {2, 5}
+        await says.close()
+        await own.close()
+        await client.close()
 
 
-def test_a_controller_that_stops_leaves_the_living_to_the_others(shared: Node, tmp_path: Path) -> None:
-    async def main() -> None:
-        url = register_url(shared, prefix=next(prefixes))
-        async with controlling(tmp_path / "stays", register_url=url) as stays:
-            async with controlling(tmp_path / "stops", register_url=url) as stops:
-                a, b = Broker(stops), Broker(stops)
-                await in_sync(a, b)
-                there = [await also(a, stays), await also(b, stays)]
-                await is_told(stays, a, 1, 2)
-            await stays.scan()
-            info = await there[0].info()
-            assert (info.ext["masterBrokerId"], info.ext["masterEpoch"]) == ("1", "1")
-            for voice in there:
-                voice.hang_up()
-            await closed(a, b)
-
-    run(main)
-
-
-def test_a_controller_that_begins_finds_a_master_alive_that_only_the_others_hear(shared: Node, tmp_path: Path) -> None:
-    async def main() -> None:
-        url = register_url(shared, prefix=next(prefixes))
-        async with controlling(tmp_path / "old", register_url=url) as old:
-            a, b = Broker(old), Broker(old)
+async def test_a_controller_that_stops_leaves_the_living_to_the_others(shared: Node, tmp_path: Path) -> None:
+    url = register_url(shared, prefix=next(prefixes))
+    async with controlling(tmp_path / "stays", register_url=url) as stays:
+        async with controlling(tmp_path / "stops", register_url=url) as stops:
+            a, b = Broker(stops), Broker(stops)
             await in_sync(a, b)
-            clock = ManualClock()
-            async with controlling(tmp_path / "new", clock, register_url=url) as new:
-                await is_told(new, a, 1, 2)
-                clock.advance(60_000)  # it has waited for long enough
-                await new.scan()
-                assert (await b.info()).ext["masterEpoch"] == "1"
-            await closed(a, b)
+            there = [await also(a, stays), await also(b, stays)]
+            await is_told(stays, a, 1, 2)
+        await stays.scan()
+        info = await there[0].info()
+        assert (info.ext["masterBrokerId"], info.ext["masterEpoch"]) == ("1", "1")
+        for voice in there:
+            voice.hang_up()
+        await closed(a, b)
 
-    run(main)
+
+async def test_new_controller_learns_of_a_live_master_from_other_controllers(shared: Node, tmp_path: Path) -> None:
+    url = register_url(shared, prefix=next(prefixes))
+    async with controlling(tmp_path / "old", register_url=url) as old:
+        a, b = Broker(old), Broker(old)
+        await in_sync(a, b)
+        clock = ManualClock()
+        async with controlling(tmp_path / "new", clock, register_url=url) as new:
+            await is_told(new, a, 1, 2)
+            clock.advance(60_000)  # it has waited for long enough
+            await new.scan()
+            assert (await b.info()).ext["masterEpoch"] == "1"
+        await closed(a, b)

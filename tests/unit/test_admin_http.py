@@ -103,97 +103,82 @@ async def ask(port: int, first: str, *headers: str) -> tuple[int, bytes]:
         (["Host: 127.0.0.1", "Sec-Fetch-Site: same-site"], 403),
     ],
 )
-def test_only_a_tool_of_this_machine_is_answered(method: str, headers: list[str], status: int) -> None:
-    async def main() -> None:
-        page, disk = Page(), SimDisk()
-        page.go.set()
-        async with serving(page, disk) as port:
-            found, _ = await ask(port, method, *headers, authorization(disk))
-            assert (found, page.done) == (status, int(status == 200))
-
-    asyncio.run(main())
+async def test_only_a_tool_of_this_machine_is_answered(method: str, headers: list[str], status: int) -> None:
+    page, disk = Page(), SimDisk()
+    page.go.set()
+    async with serving(page, disk) as port:
+        found, _ = await ask(port, method, *headers, authorization(disk))
+        assert (found, page.done) == (status, int(status == 200))
 
 
 @pytest.mark.parametrize("path", ["/dear", "/stream"])
-def test_what_is_dear_runs_one_at_a_time(path: str) -> None:
-    async def main() -> None:
-        page, disk = Page(), SimDisk()
-        async with serving(page, disk) as port:
-            token = authorization(disk)
-            first = asyncio.create_task(ask(port, f"POST {path}", "Host: localhost", token))
-            await until(lambda: page.inside == 1)
-            status, text = await ask(port, f"POST {path}", "Host: localhost", token)
-            assert (status, b"at a time" in text) == (409, True)
-            assert (await ask(port, f"GET {path}", "Host: localhost"))[0] == 404
-            page.go.set()
-            assert (await first)[0] == 200
-            assert (await ask(port, f"POST {path}", "Host: localhost", token))[0] == 200
-            assert page.inside == 2
-
-    asyncio.run(main())
+async def test_what_is_dear_runs_one_at_a_time(path: str) -> None:
+    page, disk = Page(), SimDisk()
+    async with serving(page, disk) as port:
+        token = authorization(disk)
+        first = asyncio.create_task(ask(port, f"POST {path}", "Host: localhost", token))
+        await until(lambda: page.inside == 1)
+        status, text = await ask(port, f"POST {path}", "Host: localhost", token)
+        assert (status, b"at a time" in text) == (409, True)
+        assert (await ask(port, f"GET {path}", "Host: localhost"))[0] == 404
+        page.go.set()
+        assert (await first)[0] == 200
+        assert (await ask(port, f"POST {path}", "Host: localhost", token))[0] == 200
+        assert page.inside == 2
 
 
-def test_connections_are_bounded() -> None:
-    async def main() -> None:
-        page = Page()
-        async with serving(page) as port:
-            waiting = [asyncio.create_task(ask(port, "GET /cheap", "Host: localhost")) for _ in range(64)]
-            await until(lambda: page.inside == 64)
-            assert (await ask(port, "GET /cheap", "Host: localhost"))[0] == 0, "hung up"
-            page.go.set()
-            assert {status for status, _ in await asyncio.gather(*waiting)} == {200}
-
-    asyncio.run(main())
+async def test_connections_are_bounded() -> None:
+    page = Page()
+    async with serving(page) as port:
+        waiting = [asyncio.create_task(ask(port, "GET /cheap", "Host: localhost")) for _ in range(64)]
+        await until(lambda: page.inside == 64)
+        assert (await ask(port, "GET /cheap", "Host: localhost"))[0] == 0, "hung up"
+        page.go.set()
+        assert {status for status, _ in await asyncio.gather(*waiting)} == {200}
 
 
-def test_a_slow_verify_holds_up_no_other_thread_of_the_broker(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'archive'}") as (broker, _):
-            assert broker.admin_address is not None
-            lifecycle = broker.archive.lifecycle
-            assert isinstance(lifecycle, ArchiveLifecycle)
-            loop, begun, go = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
-            verify = lifecycle.verify
+async def test_a_slow_verify_holds_up_no_other_thread_of_the_broker(tmp_path: Path) -> None:
+    async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'archive'}") as (broker, _):
+        assert broker.admin_address is not None
+        lifecycle = broker.archive.lifecycle
+        assert isinstance(lifecycle, ArchiveLifecycle)
+        loop, begun, go = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        verify = lifecycle.verify
 
-            def slow(deep: bool) -> object:
-                loop.call_soon_threadsafe(begun.set)
-                asyncio.run_coroutine_threadsafe(go.wait(), loop).result(60)
-                return verify(deep)
+        def slow(deep: bool) -> object:
+            loop.call_soon_threadsafe(begun.set)
+            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(60)
+            return verify(deep)
 
-            lifecycle.verify = slow  # type: ignore[assignment, method-assign]
-            port = broker.admin_address[1]
-            token = f"Authorization: Bearer {(tmp_path / 'data' / 'adminToken').read_text().strip()}"
-            first = asyncio.create_task(ask(port, "POST /archive/verify?deep=1", "Host: localhost", token))
-            await begun.wait()
-            asked = (ask(port, "POST /archive/verify", "Host: localhost", token) for _ in range(40))
-            others = await asyncio.gather(*asked)
-            assert {status for status, _ in others} == {409}
-            assert (await ask(port, "GET /metrics", "Host: localhost"))[0] == 200
-            assert (await ask(port, "GET /archive/verify", "Host: localhost"))[0] == 404
-            broker.topics.file.touch()
-            await broker.topics.file.save()
-            go.set()
-            assert (await first)[0] == 200
-
-    asyncio.run(main())
+        lifecycle.verify = slow  # type: ignore[assignment, method-assign]
+        port = broker.admin_address[1]
+        token = f"Authorization: Bearer {(tmp_path / 'data' / 'adminToken').read_text().strip()}"
+        first = asyncio.create_task(ask(port, "POST /archive/verify?deep=1", "Host: localhost", token))
+        await begun.wait()
+        asked = (ask(port, "POST /archive/verify", "Host: localhost", token) for _ in range(40))
+        others = await asyncio.gather(*asked)
+        assert {status for status, _ in others} == {409}
+        assert (await ask(port, "GET /metrics", "Host: localhost"))[0] == 200
+        assert (await ask(port, "GET /archive/verify", "Host: localhost"))[0] == 404
+        broker.topics.file.touch()
+        await broker.topics.file.save()
+        go.set()
+        assert (await first)[0] == 200
 
 
 @pytest.mark.parametrize(
     "header", ["X-Nothing: 1", "Authorization: Bearer ", f"Authorization: Bearer {'0' * 64}", "Authorization: Basic {}"]
 )
-def test_post_without_the_token_is_refused(header: str) -> None:
-    async def main() -> None:
-        page, disk = Page(), SimDisk()
-        page.go.set()
-        async with serving(page, disk) as port:
-            token = authorization(disk).rpartition(" ")[2]
-            status, text = await ask(port, "POST /dear", "Host: localhost", header.format(token))
-            assert (status, page.done) == (401, 0)
-            assert b"/data/adminToken" in text
-            assert token.encode() not in text
-            assert (await ask(port, "GET /cheap", "Host: localhost"))[0] == 200, "reads need no token"
-
-    asyncio.run(main())
+async def test_post_without_the_token_is_refused(header: str) -> None:
+    page, disk = Page(), SimDisk()
+    page.go.set()
+    async with serving(page, disk) as port:
+        token = authorization(disk).rpartition(" ")[2]
+        status, text = await ask(port, "POST /dear", "Host: localhost", header.format(token))
+        assert (status, page.done) == (401, 0)
+        assert b"/data/adminToken" in text
+        assert token.encode() not in text
+        assert (await ask(port, "GET /cheap", "Host: localhost"))[0] == 200, "reads need no token"
 
 
 def test_port_without_a_token_has_no_post_route() -> None:
@@ -201,20 +186,17 @@ def test_port_without_a_token_has_no_post_route() -> None:
         AdminHttp().route("POST", "/dear", Page())
 
 
-def test_every_changing_request_of_a_broker_needs_the_token(tmp_path: Path) -> None:
+async def test_every_changing_request_of_a_broker_needs_the_token(tmp_path: Path) -> None:
     paths = ["archive/verify", "archive/offload", "archive/compact", "archive/erase", "archive/unexpire", "topic/trim"]
     paths += ["archive/sweep", "clock/confirm", "jobs/expire/run", "set/hand-over"]
 
-    async def main() -> None:
-        async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'archive'}") as (broker, _):
-            assert broker.admin_address is not None
-            port = broker.admin_address[1]
-            found = {path: (await ask(port, f"POST /{path}", "Host: localhost"))[0] for path in paths}
-            assert found == dict.fromkeys(paths, 401)
-            for page in ("livez", "readyz", "metrics"):
-                assert (await ask(port, f"GET /{page}", "Host: localhost"))[0] == 200
-
-    asyncio.run(main())
+    async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'archive'}") as (broker, _):
+        assert broker.admin_address is not None
+        port = broker.admin_address[1]
+        found = {path: (await ask(port, f"POST /{path}", "Host: localhost"))[0] for path in paths}
+        assert found == dict.fromkeys(paths, 401)
+        for page in ("livez", "readyz", "metrics"):
+            assert (await ask(port, f"GET /{page}", "Host: localhost"))[0] == 200
 
 
 def test_token_is_private_and_renewed_at_each_start(tmp_path: Path) -> None:
@@ -241,25 +223,22 @@ def test_token_of_the_last_start_stays_valid_on_a_full_disk() -> None:
         token.renew()
 
 
-def test_silent_connections_do_not_keep_other_clients_out() -> None:
-    async def main() -> None:
-        page = Page()
-        page.go.set()
-        async with serving(page) as port:
-            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(64)]
-            for _, writer in silent:
-                writer.write(b"GET /cheap HTTP/1.1\r\n")
-            statuses = [(await ask(port, "GET /cheap", "Host: localhost"))[0] for _ in range(16)]
-            assert statuses == [200] * 16
-            assert await silent[0][0].read() == b"", "the oldest was closed"
-            for _, writer in silent:
-                writer.close()
-
-    asyncio.run(main())
+async def test_silent_connections_do_not_keep_other_clients_out() -> None:
+    page = Page()
+    page.go.set()
+    async with serving(page) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(64)]
+        for _, writer in silent:
+            writer.write(b"GET /cheap HTTP/1.1\r\n")
+        statuses = [(await ask(port, "GET /cheap", "Host: localhost"))[0] for _ in range(16)]
+        assert statuses == [200] * 16
+        assert await silent[0][0].read() == b"", "the oldest was closed"
+        for _, writer in silent:
+            writer.close()
 
 
 @pytest.mark.parametrize("path", ["/stream", "/large"])
-def test_client_that_does_not_read_frees_its_route(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_does_not_read_frees_its_route(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_http, "_WRITE_TIMEOUT_S", 0.2)
     ended = asyncio.Event()
 
@@ -277,44 +256,38 @@ def test_client_that_does_not_read_frees_its_route(path: str, monkeypatch: pytes
         ended.set()
         return Response(body=bytes(64 << 20))
 
-    async def main() -> None:
-        disk = SimDisk()
-        http = AdminHttp(token=new_token(disk))
-        http.route("POST", path, stream if path == "/stream" else large, at_once=1)
-        _, port = await http.start()
-        async with asyncio.timeout(60):
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{authorization(disk)}\r\n\r\n".encode()
-            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-            writer.write(head)
-            await ended.wait()
-            await until(lambda: not http._connections)
-            assert http._routes["POST", path].running == 0
-            writer.close()
-        await http.shutdown()
-
-    asyncio.run(main())
+    disk = SimDisk()
+    http = AdminHttp(token=new_token(disk))
+    http.route("POST", path, stream if path == "/stream" else large, at_once=1)
+    _, port = await http.start()
+    async with asyncio.timeout(60):
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{authorization(disk)}\r\n\r\n".encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(head)
+        await ended.wait()
+        await until(lambda: not http._connections)
+        assert http._routes["POST", path].running == 0
+        writer.close()
+    await http.shutdown()
 
 
-def test_progress_for_a_slow_client_is_bounded_and_ends_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_for_a_slow_client_is_bounded_and_ends_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_pages, "_MAX_LINES", 10)
 
     def work(*, progress: Callable[[Mapping[str, object]], None]) -> None:
         for number in range(1000):
             progress({"number": number})
 
-    async def main() -> None:
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-        def in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-            future = loop.run_in_executor(None, work)
-            future.add_done_callback(lambda _: done.set())
-            return future
+    def in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+        future = loop.run_in_executor(None, work)
+        future.add_done_callback(lambda _: done.set())
+        return future
 
-        lines = admin_pages.progress_lines(in_thread, work)
-        await anext(lines)
-        await done.wait()
-        rest = [item async for item in lines]
-        assert len(rest) <= 10
-        assert rest[-1] == {"number": 999}
-
-    asyncio.run(main())
+    lines = admin_pages.progress_lines(in_thread, work)
+    await anext(lines)
+    await done.wait()
+    rest = [item async for item in lines]
+    assert len(rest) <= 10
+    assert rest[-1] == {"number": 999}

@@ -86,17 +86,14 @@ async def ask_once(broker: BrokerController, code: int, **ext: object) -> Remoti
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_what_clients_leave_behind_goes_without_the_collector(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, _):
-            await ask_once(broker, Code.UPDATE_AND_CREATE_TOPIC, topic="nothing", readQueueNums=1, writeQueueNums=1)
-            await a_client(broker, 0)
-            before = alive()
-            for number in range(1, 6):
-                await a_client(broker, number)
-            await until(lambda: alive() == before)
-
-    asyncio.run(main())
+async def test_what_clients_leave_behind_goes_without_the_collector(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, _):
+        await ask_once(broker, Code.UPDATE_AND_CREATE_TOPIC, topic="nothing", readQueueNums=1, writeQueueNums=1)
+        await a_client(broker, 0)
+        before = alive()
+        for number in range(1, 6):
+            await a_client(broker, number)
+        await until(lambda: alive() == before)
 
 
 def test_a_full_collection_does_not_look_again_at_what_lived_through_one() -> None:

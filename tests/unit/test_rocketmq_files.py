@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -108,7 +107,7 @@ def faults(home: Path, text: str, kind: type = BrokerConfig) -> list[str]:
     return list(caught.value.faults)
 
 
-def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_effect(tmp_path: Path) -> None:
+async def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_effect(tmp_path: Path) -> None:
     path = written(tmp_path, PRODUCTION.format(root=tmp_path / "store", namesrv="127.0.0.1:1"))
     loaded = read(BrokerConfig, path)
     config = loaded.config
@@ -122,15 +121,12 @@ def test_a_production_file_of_rocketmqs_starts_a_broker_and_says_what_has_no_eff
     assert "flushCommitLogLeastPages" not in in_vain, "RocketMQ's default asks for nothing"
     assert not in_vain & {"storePathCommitLog", "mapedFileSizeCommitLog", "fileReservedTime"}
 
-    async def main() -> None:
-        broker = BrokerController(config, Machine(clock=SystemClock(), disk=RealDisk()))
-        await broker.start()
-        try:
-            assert broker.address[1] > 0
-        finally:
-            await broker.shutdown()
-
-    asyncio.run(main())
+    broker = BrokerController(config, Machine(clock=SystemClock(), disk=RealDisk()))
+    await broker.start()
+    try:
+        assert broker.address[1] > 0
+    finally:
+        await broker.shutdown()
 
 
 def test_what_has_no_effect_is_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:

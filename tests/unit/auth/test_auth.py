@@ -125,7 +125,7 @@ def test_a_decision_of_many_rules_is_that_of_the_most_specific_that_fits() -> No
     assert min(told.values()) > 1_000
 
 
-def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_believed_longer_than_its_policies(
+async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_believed_longer_than_its_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor than the owners of its retry topics, which are the broker's to know."""
@@ -139,52 +139,49 @@ def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_believed
     settings = ["authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={ROOT}"]
     owners: list[tuple[str, str | None]] = [("g", None)]
 
-    async def main() -> None:
-        config = load(BrokerConfig, None, settings)
-        guard = make_guard(config, tmp_path / "auth.json", RealDisk(), cluster="c", retry_owners=lambda _: owners)
-        assert isinstance(guard, SignatureGuard)
+    config = load(BrokerConfig, None, settings)
+    guard = make_guard(config, tmp_path / "auth.json", RealDisk(), cluster="c", retry_owners=lambda _: owners)
+    assert isinstance(guard, SignatureGuard)
 
-        async def let(*rules: Entry) -> None:
-            def edit(tables: Tables) -> None:
-                for name in ("one", "two"):
-                    tables.users[name] = User(f"{name}-secret")
-                tables.policies["User:one"] = [Policy("Custom", rules)]
+    async def let(*rules: Entry) -> None:
+        def edit(tables: Tables) -> None:
+            for name in ("one", "two"):
+                tables.users[name] = User(f"{name}-secret")
+            tables.policies["User:one"] = [Policy("Custom", rules)]
 
-            await guard.store.change(edit)
+        await guard.store.change(edit)
 
-        topics = [*(f"t-{number}" for number in range(50)), "%RETRY%g"]
-        consumer = {"groupName": "g", "subscriptionDataSet": [{"topic": topic} for topic in topics]}
-        body = json.dumps({"clientID": "A", "consumerDataSet": [consumer]}).encode()
-        first, second = (Connection(RequestRouter(), RemotingLimits()) for _ in range(2))
+    topics = [*(f"t-{number}" for number in range(50)), "%RETRY%g"]
+    consumer = {"groupName": "g", "subscriptionDataSet": [{"topic": topic} for topic in topics]}
+    body = json.dumps({"clientID": "A", "consumerDataSet": [consumer]}).encode()
+    first, second = (Connection(RequestRouter(), RemotingLimits()) for _ in range(2))
 
-        def refusal(connection: Connection, body: bytes = body, user: str = "one") -> str | None:
-            ext = signed(user, f"{user}-secret", {}, body)
-            return guard.refusal(connection, RemotingCommand(Code.HEART_BEAT, ext=ext, body=body))
+    def refusal(connection: Connection, body: bytes = body, user: str = "one") -> str | None:
+        ext = signed(user, f"{user}-secret", {}, body)
+        return guard.refusal(connection, RemotingCommand(Code.HEART_BEAT, ext=ext, body=body))
 
-        await let(entry("Topic:t-*", "Sub"), entry("Group:g", "Sub"))
-        assert [refusal(first) for _ in range(4)] == [None] * 4
-        assert len(read) == 1
-        assert refusal(second) is None
-        assert len(read) == 2
+    await let(entry("Topic:t-*", "Sub"), entry("Group:g", "Sub"))
+    assert [refusal(first) for _ in range(4)] == [None] * 4
+    assert len(read) == 1
+    assert refusal(second) is None
+    assert len(read) == 2
 
-        assert "User:two has no permission" in str(refusal(first, user="two"))
-        elsewhere = body.replace(b"t-7", b"u-7")
-        assert "access Topic:u-7 (Sub)" in str(refusal(first, elsewhere))
-        assert "access Topic:u-7 (Sub)" in str(refusal(first, elsewhere))
-        assert refusal(first) is None
+    assert "User:two has no permission" in str(refusal(first, user="two"))
+    elsewhere = body.replace(b"t-7", b"u-7")
+    assert "access Topic:u-7 (Sub)" in str(refusal(first, elsewhere))
+    assert "access Topic:u-7 (Sub)" in str(refusal(first, elsewhere))
+    assert refusal(first) is None
 
-        owners.append(("h", "other"))
-        assert "access Group:h (Sub)" in str(refusal(first))
-        owners.pop()
-        assert refusal(first) is None
+    owners.append(("h", "other"))
+    assert "access Group:h (Sub)" in str(refusal(first))
+    owners.pop()
+    assert refusal(first) is None
 
-        await let(entry("Topic:t-*", "Sub"), entry("Topic:t-49", "Sub", decision="Deny"), entry("Group:g", "Sub"))
-        assert "access Topic:t-49 (Sub)" in str(refusal(first))
-        assert "access Topic:t-49 (Sub)" in str(refusal(second))
+    await let(entry("Topic:t-*", "Sub"), entry("Topic:t-49", "Sub", decision="Deny"), entry("Group:g", "Sub"))
+    assert "access Topic:t-49 (Sub)" in str(refusal(first))
+    assert "access Topic:t-49 (Sub)" in str(refusal(second))
 
-        assert refusal(first, b"[]") == "the request's body does not parse"
-
-    asyncio.run(main())
+    assert refusal(first, b"[]") == "the request's body does not parse"
 
 
 @pytest.mark.parametrize(
@@ -280,46 +277,40 @@ async def make_alice(connection: Connection) -> None:
     assert (await ask(connection, 3006, {"subject": "User:alice"}, acl)).code == 0
 
 
-def test_what_is_not_signed_or_not_allowed_is_answered_16(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Server(tmp_path) as connection:
-            await make_alice(connection)
-            unsigned = await connection.invoke(RemotingCommand(Code.SEND_MESSAGE, ext={"topic": "orders"}), 5)
-            assert unsigned.code == 16
-            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="mallory")).code == 16
-            forged = RemotingCommand(Code.SEND_MESSAGE, ext=signed("root", "guess", {"topic": "orders"}))
-            assert (await connection.invoke(forged, 5)).code == 16
-            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders-1"}, user="alice")).code == 0
-            assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "other"}, user="alice")).code == 16
-            assert (await ask(connection, Code.SEND_MESSAGE, {}, user="alice")).code == 16
-            assert (await ask(connection, 9999, {}, user="alice")).code == 16
-            assert (await ask(connection, 9999, {})).code == 0
-
-    asyncio.run(main())
+async def test_what_is_not_signed_or_not_allowed_is_answered_16(tmp_path: Path) -> None:
+    async with Server(tmp_path) as connection:
+        await make_alice(connection)
+        unsigned = await connection.invoke(RemotingCommand(Code.SEND_MESSAGE, ext={"topic": "orders"}), 5)
+        assert unsigned.code == 16
+        assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders"}, user="mallory")).code == 16
+        forged = RemotingCommand(Code.SEND_MESSAGE, ext=signed("root", "guess", {"topic": "orders"}))
+        assert (await connection.invoke(forged, 5)).code == 16
+        assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "orders-1"}, user="alice")).code == 0
+        assert (await ask(connection, Code.SEND_MESSAGE, {"topic": "other"}, user="alice")).code == 16
+        assert (await ask(connection, Code.SEND_MESSAGE, {}, user="alice")).code == 16
+        assert (await ask(connection, 9999, {}, user="alice")).code == 16
+        assert (await ask(connection, 9999, {})).code == 0
 
 
-def test_no_signature_an_unknown_user_a_disabled_one_and_a_wrong_secret_are_told_apart(tmp_path: Path) -> None:
+async def test_no_signature_an_unknown_user_a_disabled_one_and_a_wrong_secret_are_told_apart(tmp_path: Path) -> None:
     """In RocketMQ's words (DefaultAuthenticationHandler)."""
 
-    async def main() -> None:
-        async with Server(tmp_path) as connection:
-            await make_alice(connection)
-            eve = {"username": "eve", "password": "eve-secret", "userType": "Normal", "userStatus": "disable"}
-            assert (await ask(connection, 3001, {"username": "eve"}, eve)).code == 0
-            assert (await ask(connection, 3002, {"username": "eve"}, eve)).code == 0
-            command = RemotingCommand(Code.GET_ALL_TOPIC_CONFIG)
-            assert "username cannot be null" in str((await connection.invoke(command, 10)).remark)
-            for name, secret, remark in (
-                ("bob", "alice-secret", "User:bob is not found."),
-                ("b\nb", "alice-secret", "User:'b\\nb' is not found."),
-                ("eve", "eve-secret", "User:eve is disabled."),
-                ("alice", "wrong", "check signature failed."),
-            ):
-                command = RemotingCommand(Code.GET_ALL_TOPIC_CONFIG, ext=signed(name, secret, {}))
-                answer = await connection.invoke(command, 10)
-                assert (answer.code, answer.remark) == (16, remark)
-
-    asyncio.run(main())
+    async with Server(tmp_path) as connection:
+        await make_alice(connection)
+        eve = {"username": "eve", "password": "eve-secret", "userType": "Normal", "userStatus": "disable"}
+        assert (await ask(connection, 3001, {"username": "eve"}, eve)).code == 0
+        assert (await ask(connection, 3002, {"username": "eve"}, eve)).code == 0
+        command = RemotingCommand(Code.GET_ALL_TOPIC_CONFIG)
+        assert "username cannot be null" in str((await connection.invoke(command, 10)).remark)
+        for name, secret, remark in (
+            ("bob", "alice-secret", "User:bob is not found."),
+            ("b\nb", "alice-secret", "User:'b\\nb' is not found."),
+            ("eve", "eve-secret", "User:eve is disabled."),
+            ("alice", "wrong", "check signature failed."),
+        ):
+            command = RemotingCommand(Code.GET_ALL_TOPIC_CONFIG, ext=signed(name, secret, {}))
+            answer = await connection.invoke(command, 10)
+            assert (answer.code, answer.remark) == (16, remark)
 
 
 def test_users_and_policies_outlive_the_server_and_secrets_stay_inside(tmp_path: Path) -> None:
@@ -345,15 +336,12 @@ def test_users_and_policies_outlive_the_server_and_secrets_stay_inside(tmp_path:
     assert (tmp_path / "auth").stat().st_mode & 0o077 == 0
 
 
-def test_only_a_super_user_may_touch_users(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Server(tmp_path) as connection:
-            await make_alice(connection)
-            everything = [{"resource": "*", "actions": ["All"], "decision": "Allow"}]
-            acl = {"policies": [{"policyType": "Custom", "entries": everything}]}
-            assert (await ask(connection, 3007, {"subject": "User:alice"}, acl)).code == 0
-            for code in range(3001, 3011):
-                answer = await ask(connection, code, {"username": "bob"}, {"password": "p"}, user="alice")
-                assert answer.code == 16
-
-    asyncio.run(main())
+async def test_only_a_super_user_may_touch_users(tmp_path: Path) -> None:
+    async with Server(tmp_path) as connection:
+        await make_alice(connection)
+        everything = [{"resource": "*", "actions": ["All"], "decision": "Allow"}]
+        acl = {"policies": [{"policyType": "Custom", "entries": everything}]}
+        assert (await ask(connection, 3007, {"subject": "User:alice"}, acl)).code == 0
+        for code in range(3001, 3011):
+            answer = await ask(connection, code, {"username": "bob"}, {"password": "p"}, user="alice")
+            assert answer.code == 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -36,126 +35,114 @@ async def all_books(broker: BrokerController) -> int:
     return broker.schedule.deliver_due() + broker.timers.deliver_due() + await broker.revive.run_due()
 
 
-def test_what_is_due_waits_while_the_broker_is_a_slave_and_comes_when_it_is_master(
+async def test_what_is_due_waits_while_the_broker_is_a_slave_and_comes_when_it_is_master(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
 
-    async def scenario() -> None:
-        async with running(tmp_path / "broker", clock=clock) as (broker, connection):
-            store = broker.store
-            await send(connection, "popped", b"popped")
-            member = Member(broker, connection, "popped")
-            assert [taken.body for taken in await member.pop(1, invisible=10_000)] == [b"popped"]
-            await send(connection, "orders", b"delayed", "DELAY\x011\x02")
-            await send(connection, "orders", b"timer", "TIMER_DELAY_MS\x015000\x02")
-            await send(connection, "orders", b"half", HALF)
-            store.roll()
-            await broker.flusher.flush_now()
-            store.follow()
-            clock.advance(DAYS_MS)
-            end, caplog.records[:] = store.max_physical_offset, []
-            for _ in range(3):
-                assert await all_books(broker) == 0
-            assert store.max_physical_offset == end
-            assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-            store.lead()
-            assert await all_books(broker) == 3
-            assert bodies(broker, "orders") == [b"delayed", b"timer"]
-            assert bodies(broker, CHECK_MAX_TOPIC) == [b"half"]
-
-    asyncio.run(scenario())
+    async with running(tmp_path / "broker", clock=clock) as (broker, connection):
+        store = broker.store
+        await send(connection, "popped", b"popped")
+        member = Member(broker, connection, "popped")
+        assert [taken.body for taken in await member.pop(1, invisible=10_000)] == [b"popped"]
+        await send(connection, "orders", b"delayed", "DELAY\x011\x02")
+        await send(connection, "orders", b"timer", "TIMER_DELAY_MS\x015000\x02")
+        await send(connection, "orders", b"half", HALF)
+        store.roll()
+        await broker.flusher.flush_now()
+        store.follow()
+        clock.advance(DAYS_MS)
+        end, caplog.records[:] = store.max_physical_offset, []
+        for _ in range(3):
+            assert await all_books(broker) == 0
+        assert store.max_physical_offset == end
+        assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+        store.lead()
+        assert await all_books(broker) == 3
+        assert bodies(broker, "orders") == [b"delayed", b"timer"]
+        assert bodies(broker, CHECK_MAX_TOPIC) == [b"half"]
 
 
-def test_a_mark_that_a_crash_kept_from_the_log_is_not_the_slaves_to_write(tmp_path: Path) -> None:
+async def test_a_mark_that_a_crash_kept_from_the_log_is_not_the_slaves_to_write(tmp_path: Path) -> None:
     """Its master has written it, behind the end of what the slave has, or the next one will."""
 
-    async def scenario() -> None:
-        async with running(tmp_path / "broker") as (broker, connection):
-            await send(connection, "orders", b"m", HALF)
-            (half,) = broker.transactions.waiting()
-            broker.store.put(
-                "orders", 0, b"m", b"", flag=0, sys_flag=TRANSACTION_COMMIT & TRANSACTION_BITS, born_timestamp=1,
-                born_host=("127.0.0.1", 1), prepared_transaction_offset=half.physical_offset,
-            )  # fmt: skip
-            broker.store.follow()
-            broker.transactions.load()
-            assert len(broker.transactions) == 0
-            assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
-            broker.store.lead()
-            await send(connection, "orders", b"next")
-            assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
-
-    asyncio.run(scenario())
+    async with running(tmp_path / "broker") as (broker, connection):
+        await send(connection, "orders", b"m", HALF)
+        (half,) = broker.transactions.waiting()
+        broker.store.put(
+            "orders", 0, b"m", b"", flag=0, sys_flag=TRANSACTION_COMMIT & TRANSACTION_BITS, born_timestamp=1,
+            born_host=("127.0.0.1", 1), prepared_transaction_offset=half.physical_offset,
+        )  # fmt: skip
+        broker.store.follow()
+        broker.transactions.load()
+        assert len(broker.transactions) == 0
+        assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
+        broker.store.lead()
+        await send(connection, "orders", b"next")
+        assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 0
 
 
-def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_out_again(tmp_path: Path) -> None:
+async def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_out_again(tmp_path: Path) -> None:
     """The next master knew nothing of it, and may have other messages there: they were passed over otherwise."""
 
-    async def scenario() -> None:
-        async with running(tmp_path / "broker") as (broker, connection):
-            store, pops = broker.store, broker.pops
-            for number in range(6):
-                await send(connection, "popped", b"%d" % number)
-            member = Member(broker, connection, "popped")
-            (first,) = await member.pop(1)
-            await member.ack(first)
-            shared = store.max_physical_offset
-            await member.ack(*await member.pop(4))
-            assert broker.offsets.query("g", "popped", 0) == 5
-            await pops.save()
-            store.follow()
+    async with running(tmp_path / "broker") as (broker, connection):
+        store, pops = broker.store, broker.pops
+        for number in range(6):
+            await send(connection, "popped", b"%d" % number)
+        member = Member(broker, connection, "popped")
+        (first,) = await member.pop(1)
+        await member.ack(first)
+        shared = store.max_physical_offset
+        await member.ack(*await member.pop(4))
+        assert broker.offsets.query("g", "popped", 0) == 5
+        await pops.save()
+        store.follow()
+        pops.load()
+        store.truncate(shared, epoch=1, floor=shared)
+        for _ in range(2):  # and a start that finds what this one has written
             pops.load()
-            store.truncate(shared, epoch=1, floor=shared)
-            for _ in range(2):  # and a start that finds what this one has written
-                pops.load()
-                assert not pops.queues
-            broker.offsets.follow("g", "popped", 0, 1)  # as the next master says
-            store.lead()
-            pops.lead()
-            assert [taken.body for taken in await member.pop()] == [b"1", b"2", b"3", b"4", b"5"]
-            await pops.save()
-            pops.load()
-            assert pops.queues["g", "popped", 0].next_offset == 6, "it is whole again"
-
-    asyncio.run(scenario())
+            assert not pops.queues
+        broker.offsets.follow("g", "popped", 0, 1)  # as the next master says
+        store.lead()
+        pops.lead()
+        assert [taken.body for taken in await member.pop()] == [b"1", b"2", b"3", b"4", b"5"]
+        await pops.save()
+        pops.load()
+        assert pops.queues["g", "popped", 0].next_offset == 6, "it is whole again"
 
 
-def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_acknowledged(tmp_path: Path) -> None:
+async def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_acknowledged(tmp_path: Path) -> None:
     """What was out before the cut is in no record behind it."""
 
-    async def scenario() -> None:
-        async with running(tmp_path / "broker") as (broker, connection):
-            store, pops = broker.store, broker.pops
-            for number in range(6):
-                await send(connection, "popped", b"%d" % number)
-            member = Member(broker, connection, "popped")
-            await member.pop(2)
-            shared = store.max_physical_offset
-            await member.pop(1)
-            await pops.save()
-            store.follow()
-            store.truncate(shared, epoch=1, floor=shared)
-            pops.load()
-            store.lead()  # the next master's pops, in its stead
-            taken = PopCheckPoint("g", "popped", 0, 4, 7, 1 << 60, False, [2, 3])
-            event = NewMessage(
-                topic=pops._topic,
-                queue_id=0,
-                body=encode_event(taken),
-                born_timestamp=1,
-                prepared_transaction_offset=WRITTEN_BY_NEVE,
-            )
-            broker.writer.put(event, internal=True)
-            foreign = msgspec.structs.replace(event, body=b'["r","g","popped",0,6]', prepared_transaction_offset=0)
-            broker.writer.put(foreign, internal=True)
-            store.follow()
-            while pops.follow(10):
-                pass
-            assert pops.queues["g", "popped", 0].next_offset == 4
-            broker.offsets.follow("g", "popped", 0, 0)
-            store.lead()
-            pops.lead()
-            assert [one.body for one in await member.pop()] == [b"0", b"1", b"2", b"3", b"4", b"5"]
-
-    asyncio.run(scenario())
+    async with running(tmp_path / "broker") as (broker, connection):
+        store, pops = broker.store, broker.pops
+        for number in range(6):
+            await send(connection, "popped", b"%d" % number)
+        member = Member(broker, connection, "popped")
+        await member.pop(2)
+        shared = store.max_physical_offset
+        await member.pop(1)
+        await pops.save()
+        store.follow()
+        store.truncate(shared, epoch=1, floor=shared)
+        pops.load()
+        store.lead()  # the next master's pops, in its stead
+        taken = PopCheckPoint("g", "popped", 0, 4, 7, 1 << 60, False, [2, 3])
+        event = NewMessage(
+            topic=pops._topic,
+            queue_id=0,
+            body=encode_event(taken),
+            born_timestamp=1,
+            prepared_transaction_offset=WRITTEN_BY_NEVE,
+        )
+        broker.writer.put(event, internal=True)
+        foreign = msgspec.structs.replace(event, body=b'["r","g","popped",0,6]', prepared_transaction_offset=0)
+        broker.writer.put(foreign, internal=True)
+        store.follow()
+        while pops.follow(10):
+            pass
+        assert pops.queues["g", "popped", 0].next_offset == 4
+        broker.offsets.follow("g", "popped", 0, 0)
+        store.lead()
+        pops.lead()
+        assert [one.body for one in await member.pop()] == [b"0", b"1", b"2", b"3", b"4", b"5"]

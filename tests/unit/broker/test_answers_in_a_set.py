@@ -700,16 +700,13 @@ def test_what_waits_is_not_delivered_before_the_set_has_it(tmp_path: Path) -> No
     in_a_set(tmp_path, work)
 
 
-def test_a_member_that_is_no_master_starts_without_a_byte_of_its_own(tmp_path: Path) -> None:
-    async def main() -> None:
-        slaves = FakeSet()
-        slaves.leads = False
-        async with running(tmp_path, broker_set=slaves) as (broker, connection):
-            assert broker.store.max_physical_offset == 0
-            assert (await _send()(World(broker, connection, slaves, ManualClock()))).code == ResponseCode.SYSTEM_BUSY
-        assert not list((tmp_path / "consumequeue").glob("*"))
-
-    asyncio.run(main())
+async def test_a_member_that_is_no_master_starts_without_a_byte_of_its_own(tmp_path: Path) -> None:
+    slaves = FakeSet()
+    slaves.leads = False
+    async with running(tmp_path, broker_set=slaves) as (broker, connection):
+        assert broker.store.max_physical_offset == 0
+        assert (await _send()(World(broker, connection, slaves, ManualClock()))).code == ResponseCode.SYSTEM_BUSY
+    assert not list((tmp_path / "consumequeue").glob("*"))
 
 
 def test_an_answer_that_waits_for_the_end_of_a_sealed_segment_tells_the_slaves_of_it(tmp_path: Path) -> None:

@@ -34,51 +34,42 @@ def test_call_that_timed_out_never_runs_later(monkeypatch: pytest.MonkeyPatch) -
     assert ran == []
 
 
-def test_call_that_runs_at_its_timeout_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_that_runs_at_its_timeout_returns_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask_loop, "_TIMEOUT_S", 0.05)
 
-    async def main() -> None:
-        ask = AskLoop(asyncio.get_running_loop())
-        begun = threading.Event()
+    ask = AskLoop(asyncio.get_running_loop())
+    begun = threading.Event()
 
-        def slow() -> str:
-            begun.set()
-            threading.Event().wait(0.2)
-            return "done"
+    def slow() -> str:
+        begun.set()
+        threading.Event().wait(0.2)
+        return "done"
 
-        assert await asyncio.to_thread(ask.call, slow) == "done"
-        assert begun.is_set()
-
-    asyncio.run(main())
+    assert await asyncio.to_thread(ask.call, slow) == "done"
+    assert begun.is_set()
 
 
-def test_call_whose_work_times_out_raises_the_works_error() -> None:
+async def test_call_whose_work_times_out_raises_the_works_error() -> None:
     def work() -> None:
         raise TimeoutError("of the work")
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError, match="of the work"):
-            await asyncio.to_thread(AskLoop(asyncio.get_running_loop()).call, work)
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError, match="of the work"):
+        await asyncio.to_thread(AskLoop(asyncio.get_running_loop()).call, work)
 
 
-def test_wait_that_timed_out_cancels_the_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wait_that_timed_out_cancels_the_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask_loop, "_TIMEOUT_S", 0.05)
 
-    async def main() -> None:
-        cancelled = asyncio.Event()
+    cancelled = asyncio.Event()
 
-        async def work() -> None:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
-        with pytest.raises(TimeoutError):
-            await asyncio.to_thread(AskLoop(asyncio.get_running_loop()).wait, work())
-        async with asyncio.timeout(30):
-            await cancelled.wait()
-
-    asyncio.run(main())
+    with pytest.raises(TimeoutError):
+        await asyncio.to_thread(AskLoop(asyncio.get_running_loop()).wait, work())
+    async with asyncio.timeout(30):
+        await cancelled.wait()

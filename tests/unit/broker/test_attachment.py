@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from pathlib import Path
 
@@ -41,15 +40,12 @@ def test_what_was_refused_is_never_attached() -> None:
 
 
 @pytest.mark.parametrize("archived", [True, False])
-def test_a_broker_that_serves_is_attached_or_has_none_and_ends_stopped(tmp_path: Path, archived: bool) -> None:
-    async def main() -> None:
-        settings = [f"storeUrl=dir:{tmp_path / 'store'}"] if archived else []
-        async with running(tmp_path / "data", *settings) as (broker, _):
-            states = [broker.archive.state]
-        states.append(broker.archive.state)
-        assert states == [State.ATTACHED if archived else State.OFF, State.STOPPED]
-
-    asyncio.run(main())
+async def test_a_broker_that_serves_is_attached_or_has_none_and_ends_stopped(tmp_path: Path, archived: bool) -> None:
+    settings = [f"storeUrl=dir:{tmp_path / 'store'}"] if archived else []
+    async with running(tmp_path / "data", *settings) as (broker, _):
+        states = [broker.archive.state]
+    states.append(broker.archive.state)
+    assert states == [State.ATTACHED if archived else State.OFF, State.STOPPED]
 
 
 def test_the_log_begins_anew_only_below_what_the_archive_named() -> None:

@@ -45,31 +45,25 @@ def test_others_have_the_loop_between_two_turns_of_a_backlog() -> None:
     assert asyncio.run(main()) == ["first", "other", "second", "other", "third", "other"]
 
 
-def test_who_comes_when_others_wait_waits_behind_them_even_in_a_new_turn() -> None:
-    async def main() -> None:
-        turns, served = BacklogTurns(), list[int]()
-        assert turns.has_room
-        turns.used(TURN_S)
-        assert not turns.has_room, "this turn is used up"
-        turns.wait(lambda: served.append(1))
-        turns.wait(lambda: served.append(2))
-        assert turns.waiting == 2
-        await asyncio.sleep(0)
-        assert (served, turns.waiting) == ([1, 2], 0), "they took no time"
-        assert turns.has_room
-
-    asyncio.run(main())
+async def test_who_comes_when_others_wait_waits_behind_them_even_in_a_new_turn() -> None:
+    turns, served = BacklogTurns(), list[int]()
+    assert turns.has_room
+    turns.used(TURN_S)
+    assert not turns.has_room, "this turn is used up"
+    turns.wait(lambda: served.append(1))
+    turns.wait(lambda: served.append(2))
+    assert turns.waiting == 2
+    await asyncio.sleep(0)
+    assert (served, turns.waiting) == ([1, 2], 0), "they took no time"
+    assert turns.has_room
 
 
-def test_what_waits_is_bounded() -> None:
-    async def main() -> None:
-        turns = BacklogTurns()
-        turns.used(TURN_S)
-        while not turns.has_room:
-            turns.wait(lambda: None)
-        assert 1000 < len(turns._waiting) < 10_000
-
-    asyncio.run(main())
+async def test_what_waits_is_bounded() -> None:
+    turns = BacklogTurns()
+    turns.used(TURN_S)
+    while not turns.has_room:
+        turns.wait(lambda: None)
+    assert 1000 < len(turns._waiting) < 10_000
 
 
 async def pull(connection: Connection, offset: int, body: bytes = b"") -> RemotingCommand:
@@ -80,77 +74,67 @@ async def pull(connection: Connection, offset: int, body: bytes = b"") -> Remoti
 
 
 @pytest.mark.parametrize(("offset", "waits"), [(0, True), (MESSAGES - 9, True), (MESSAGES - 8, False)])
-def test_a_pull_of_a_backlog_waits_for_its_turn_and_gets_what_it_asked_for(
+async def test_a_pull_of_a_backlog_waits_for_its_turn_and_gets_what_it_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, waits: bool
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await filled(connection)
-            waited = used_up(broker, monkeypatch)
-            answer = await pull(connection, offset)
-            assert bool(waited) is waits
-            got = [record.queue_offset for record in iter_records(b"".join(answer.parts or [answer.body]))]
-            assert (answer.code, got) == (ResponseCode.SUCCESS, list(range(offset, offset + 8)))
-
-    asyncio.run(main())
+    async with running(tmp_path) as (broker, connection):
+        await filled(connection)
+        waited = used_up(broker, monkeypatch)
+        answer = await pull(connection, offset)
+        assert bool(waited) is waits
+        got = [record.queue_offset for record in iter_records(b"".join(answer.parts or [answer.body]))]
+        assert (answer.code, got) == (ResponseCode.SUCCESS, list(range(offset, offset + 8)))
 
 
-def test_a_pull_whose_right_is_taken_while_it_waits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await filled(connection)
-            waited = used_up(broker, monkeypatch, then=lambda: setattr(broker.config, "broker_permission", 2))
-            answer = await pull(connection, 0)
-            assert waited
-            assert answer.code == ResponseCode.NO_PERMISSION
+async def test_waiting_pull_is_refused_after_its_permission_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await filled(connection)
+        waited = used_up(broker, monkeypatch, then=lambda: setattr(broker.config, "broker_permission", 2))
+        answer = await pull(connection, 0)
+        assert waited
+        assert answer.code == ResponseCode.NO_PERMISSION
 
-    asyncio.run(main())
 
-
-def test_a_pull_that_waits_for_the_disk_behind_its_turn_counts_among_those_in_work(
+async def test_a_pull_that_waits_for_the_disk_behind_its_turn_counts_among_those_in_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a connection could have any number of them: those that come at their turn stop its reading at a number."""
 
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await filled(connection)
-            (served,) = broker.server.connections
-            read, begun, goes_on = broker.tiered.get_message, asyncio.Event(), asyncio.Event()
+    async with running(tmp_path) as (broker, connection):
+        await filled(connection)
+        (served,) = broker.server.connections
+        read, begun, goes_on = broker.tiered.get_message, asyncio.Event(), asyncio.Event()
 
-            def later(*asked: Any) -> PendingRead:
-                async def wait() -> GetResult:
-                    begun.set()
-                    await goes_on.wait()
-                    answer = read(*asked)
-                    assert isinstance(answer, GetResult)
-                    return answer
+        def later(*asked: Any) -> PendingRead:
+            async def wait() -> GetResult:
+                begun.set()
+                await goes_on.wait()
+                answer = read(*asked)
+                assert isinstance(answer, GetResult)
+                return answer
 
-                return PendingRead(wait)
+            return PendingRead(wait)
 
-            monkeypatch.setattr(broker.tiered, "get_message", later)
-            waited = used_up(broker, monkeypatch)
-            answer = asyncio.ensure_future(pull(connection, 0))
-            await begun.wait()
-            assert waited
-            assert len(served.in_flight) == 1
-            goes_on.set()
-            assert (await answer).code == ResponseCode.SUCCESS
-            assert not served.in_flight
-
-    asyncio.run(main())
+        monkeypatch.setattr(broker.tiered, "get_message", later)
+        waited = used_up(broker, monkeypatch)
+        answer = asyncio.ensure_future(pull(connection, 0))
+        await begun.wait()
+        assert waited
+        assert len(served.in_flight) == 1
+        goes_on.set()
+        assert (await answer).code == ResponseCode.SUCCESS
+        assert not served.in_flight
 
 
-def test_a_large_request_is_not_kept_till_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await filled(connection)
-            waited = used_up(broker, monkeypatch)
-            answer = await pull(connection, 0, body=bytes(MAX_HELD_SIZE))
-            assert answer.code == ResponseCode.SUCCESS
-            assert not waited
-
-    asyncio.run(main())
+async def test_a_large_request_is_not_kept_till_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await filled(connection)
+        waited = used_up(broker, monkeypatch)
+        answer = await pull(connection, 0, body=bytes(MAX_HELD_SIZE))
+        assert answer.code == ResponseCode.SUCCESS
+        assert not waited
 
 
 async def filled(connection: Connection) -> None:

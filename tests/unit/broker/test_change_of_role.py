@@ -97,88 +97,79 @@ def hand_overs(member: Member, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follows(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            former = await brokers.master()
-            slaves = await brokers.slaves()
-            await put(former, b"1", b"2")
-            for slave in slaves:
-                await shows(slave, b"1", b"2")
-            await until(lambda: {slave.role for slave in slaves} == {Role.SLAVE_IN_SYNC}, "they hear that they are")
-            await hand_to(brokers, slaves[0])
-            await until(lambda: former.state is State.SLAVE, "the former master follows")
-            assert former.broker.store.is_following
-            await put(slaves[0], b"3")
-            for member in brokers.members:
-                await shows(member, b"1", b"2", b"3")
-            connection = await former.connect()
-            refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **send_ext(TOPIC, 0))
-            assert refused.code == ResponseCode.SYSTEM_BUSY
-            connection.close()
-
-    run(scenario)
+async def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follows(tmp_path: Path) -> None:
+    async with broker_set(tmp_path) as brokers:
+        former = await brokers.master()
+        slaves = await brokers.slaves()
+        await put(former, b"1", b"2")
+        for slave in slaves:
+            await shows(slave, b"1", b"2")
+        await until(lambda: {slave.role for slave in slaves} == {Role.SLAVE_IN_SYNC}, "they hear that they are")
+        await hand_to(brokers, slaves[0])
+        await until(lambda: former.state is State.SLAVE, "the former master follows")
+        assert former.broker.store.is_following
+        await put(slaves[0], b"3")
+        for member in brokers.members:
+            await shows(member, b"1", b"2", b"3")
+        connection = await former.connect()
+        refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **send_ext(TOPIC, 0))
+        assert refused.code == ResponseCode.SYSTEM_BUSY
+        connection.close()
 
 
-def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
+async def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
     """A topic, a delayed message, and a group's position: the next master has them."""
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            former = await brokers.master()
-            (heir, _) = await brokers.slaves()
-            await put(former, b"delayed", properties="DELAY\x013\x02")
-            await put(former, b"timer", properties="TIMER_DELAY_MS\x0115000\x02")
-            await put(former, b"now")
-            connection = await former.connect()
-            group = b'{"groupName":"g"}'
-            answer = await ask(connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group)
-            assert answer.code == ResponseCode.SUCCESS
-            answer = await ask(
-                connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic=TOPIC, queueId=0, commitOffset=1
-            )
-            assert answer.code == ResponseCode.SUCCESS
-            connection.close()
-            await until(lambda: heir.broker.offsets.query("g", TOPIC, 0) == 1, "the position is polled")
-            await hand_to(brokers, heir)
-            assert TOPIC in heir.broker.topics.topics
-            assert "g" in heir.broker.groups.groups
-            assert heir.broker.offsets.query("g", TOPIC, 0) == 1
-            assert len(heir.broker.timers) == 1
-            await until(lambda: len(former.broker.timers) == 0, "the former master forgets it")
-            await until(lambda: sorted(bodies(heir)) == [b"delayed", b"now", b"timer"], "both come from the new master")
-
-    run(scenario)
+    async with broker_set(tmp_path) as brokers:
+        former = await brokers.master()
+        (heir, _) = await brokers.slaves()
+        await put(former, b"delayed", properties="DELAY\x013\x02")
+        await put(former, b"timer", properties="TIMER_DELAY_MS\x0115000\x02")
+        await put(former, b"now")
+        connection = await former.connect()
+        group = b'{"groupName":"g"}'
+        answer = await ask(connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, group)
+        assert answer.code == ResponseCode.SUCCESS
+        answer = await ask(
+            connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic=TOPIC, queueId=0, commitOffset=1
+        )
+        assert answer.code == ResponseCode.SUCCESS
+        connection.close()
+        await until(lambda: heir.broker.offsets.query("g", TOPIC, 0) == 1, "the position is polled")
+        await hand_to(brokers, heir)
+        assert TOPIC in heir.broker.topics.topics
+        assert "g" in heir.broker.groups.groups
+        assert heir.broker.offsets.query("g", TOPIC, 0) == 1
+        assert len(heir.broker.timers) == 1
+        await until(lambda: len(former.broker.timers) == 0, "the former master forgets it")
+        await until(lambda: sorted(bodies(heir)) == [b"delayed", b"now", b"timer"], "both come from the new master")
 
 
-def test_a_topics_queues_stay_until_its_deletion_is_confirmed(tmp_path: Path) -> None:
+async def test_a_topics_queues_stay_until_its_deletion_is_confirmed(tmp_path: Path) -> None:
     """Were they gone before, a master that is replaced would lack what the others have."""
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, "flushDiskType=SYNC_FLUSH") as brokers:
-            former = await brokers.master()
-            slaves = await brokers.slaves()
-            await put(former, b"1", b"2")
-            for slave in slaves:
-                await shows(slave, b"1", b"2")
-            for slave in slaves:
-                await slave.stop()
-            connection = await former.connect()
-            answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
-            assert answer.code != ResponseCode.SUCCESS, "nobody else has heard of it"
-            assert former.broker.store.queues_of(TOPIC) == [0]
-            connection.close()
-            await former.stop()
-            for slave in slaves:
-                await slave.start()
-            master = await brokers.master()
-            assert bodies(master) == [b"1", b"2"]
-            await put(master, b"3")
-            await former.start()
-            await until(lambda: bodies(former) == [b"1", b"2", b"3"], "the former master has all of it")
-            assert TOPIC in former.broker.topics.topics
-
-    run(scenario)
+    async with broker_set(tmp_path, "flushDiskType=SYNC_FLUSH") as brokers:
+        former = await brokers.master()
+        slaves = await brokers.slaves()
+        await put(former, b"1", b"2")
+        for slave in slaves:
+            await shows(slave, b"1", b"2")
+        for slave in slaves:
+            await slave.stop()
+        connection = await former.connect()
+        answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
+        assert answer.code != ResponseCode.SUCCESS, "nobody else has heard of it"
+        assert former.broker.store.queues_of(TOPIC) == [0]
+        connection.close()
+        await former.stop()
+        for slave in slaves:
+            await slave.start()
+        master = await brokers.master()
+        assert bodies(master) == [b"1", b"2"]
+        await put(master, b"3")
+        await former.start()
+        await until(lambda: bodies(former) == [b"1", b"2", b"3"], "the former master has all of it")
+        assert TOPIC in former.broker.topics.topics
 
 
 async def offloading(broker: BrokerController, is_done: Callable[[], bool]) -> None:
@@ -200,70 +191,61 @@ async def archived(brokers: Set) -> None:
     await offloading(master.broker, lambda: store.min_offset(TOPIC, 0) == store.max_offset(TOPIC, 0))
 
 
-def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
+async def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A master that is cut off from its slaves still has the store; the next one has the topic, archived and all."""
     url = f"dir:{tmp_path / 'bucket'}"
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, f"storeUrl={url}", "slaveTimeout=300") as brokers:
-            former = await brokers.master()
-            await put(former, b"1", b"2")
-            await archived(brokers)
-            monkeypatch.setattr(Confirm, "reported", lambda *_, **__: True)  # what they say is lost from here on
-            connection = await former.connect()
-            answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
-            assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
-            connection.close()
-            catalog = read_catalog(open_store(url), "broker-a")
-            assert (catalog.recorded_minimum(TOPIC, 0), catalog.max_offset(TOPIC, 0)) == (0, 2)
-            await asyncio.to_thread(former.broker.archive.lifecycle.expire.run)
-            assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 0
-
-    run(scenario)
+    async with broker_set(tmp_path, f"storeUrl={url}", "slaveTimeout=300") as brokers:
+        former = await brokers.master()
+        await put(former, b"1", b"2")
+        await archived(brokers)
+        monkeypatch.setattr(Confirm, "reported", lambda *_, **__: True)  # what they say is lost from here on
+        connection = await former.connect()
+        answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
+        assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        connection.close()
+        catalog = read_catalog(open_store(url), "broker-a")
+        assert (catalog.recorded_minimum(TOPIC, 0), catalog.max_offset(TOPIC, 0)) == (0, 2)
+        await asyncio.to_thread(former.broker.archive.lifecycle.expire.run)
+        assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 0
 
 
 @pytest.mark.parametrize(
     ("replication", "flush"), [("sync", "ASYNC_FLUSH"), ("async", "ASYNC_FLUSH"), ("async", "SYNC_FLUSH")]
 )
-def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(
+async def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(
     tmp_path: Path, replication: str, flush: str
 ) -> None:
     """Else the topic's old messages came back with it."""
     url = f"dir:{tmp_path / 'bucket'}"
 
-    async def scenario() -> None:
-        settings = (f"storeUrl={url}", f"flushDiskType={flush}")
-        async with broker_set(tmp_path, *settings, replication=replication) as brokers:
-            master = await brokers.master()
-            await put(master, b"1", b"2")
-            await archived(brokers)
-            connection = await master.connect()
-            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
-            connection.close()
-            assert master.broker.store.queues_of(TOPIC) == []
-            assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 2
-
-    run(scenario)
+    settings = (f"storeUrl={url}", f"flushDiskType={flush}")
+    async with broker_set(tmp_path, *settings, replication=replication) as brokers:
+        master = await brokers.master()
+        await put(master, b"1", b"2")
+        await archived(brokers)
+        connection = await master.connect()
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
+        connection.close()
+        assert master.broker.store.queues_of(TOPIC) == []
+        assert read_catalog(open_store(url), "broker-a").recorded_minimum(TOPIC, 0) == 2
 
 
-def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) -> None:
+async def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) -> None:
     """The end of a segment, while nothing is sent."""
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}", members=2) as brokers:
-            master = await brokers.master()
-            (slave,) = await brokers.slaves()
-            await put(master, b"1")
-            await offloading(master.broker, lambda: master.end % (1 << 20) == 0)
-            await until(lambda: slave.end == master.end, "it has the end, too")
-            await until(lambda: master.broker.store.confirmed_offset == master.end, "it is confirmed")
-
-    run(scenario)
+    async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}", members=2) as brokers:
+        master = await brokers.master()
+        (slave,) = await brokers.slaves()
+        await put(master, b"1")
+        await offloading(master.broker, lambda: master.end % (1 << 20) == 0)
+        await until(lambda: slave.end == master.end, "it has the end, too")
+        await until(lambda: master.broker.store.confirmed_offset == master.end, "it is confirmed")
 
 
-def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
+async def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be elected before it has looked at the journal, and while nothing is there by which to prove the archive
@@ -271,33 +253,27 @@ def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
     """
     monkeypatch.setattr(JournalWriter, "_follow_master", lambda _: None)
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}") as brokers:
-            former = await brokers.master()
-            slaves = await brokers.slaves()
-            await until(lambda: online(former), "it has the archive")
-            for member in (*slaves, former):
-                await member.stop()
-            for member in slaves:
-                await member.start()
-            master = await brokers.master()
-            await until(lambda: online(master), "it has the archive")
-
-    run(scenario)
+    async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}") as brokers:
+        former = await brokers.master()
+        slaves = await brokers.slaves()
+        await until(lambda: online(former), "it has the archive")
+        for member in (*slaves, former):
+            await member.stop()
+        for member in slaves:
+            await member.start()
+        master = await brokers.master()
+        await until(lambda: online(master), "it has the archive")
 
 
-def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_next_life(tmp_path: Path) -> None:
+async def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_next_life(tmp_path: Path) -> None:
     """The first master of a set is elected by nobody who was in sync."""
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, members=2) as brokers:
-            master = await brokers.master()
-            (slave,) = await brokers.slaves()
-            await until(lambda: not on_disk(master).may_lack_archived, "it has led above it")
-            await until(lambda: not on_disk(slave).may_lack_archived, "it was taken in")
-            assert on_disk(master).master_epoch > 0
-
-    run(scenario)
+    async with broker_set(tmp_path, members=2) as brokers:
+        master = await brokers.master()
+        (slave,) = await brokers.slaves()
+        await until(lambda: not on_disk(master).may_lack_archived, "it has led above it")
+        await until(lambda: not on_disk(slave).may_lack_archived, "it was taken in")
+        assert on_disk(master).master_epoch > 0
 
 
 async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
@@ -315,7 +291,7 @@ async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
 
 
 @pytest.mark.parametrize("settles", [False, True])
-def test_no_offset_that_is_archived_is_given_again_by_whoever_leads_after_an_unclean_election(
+async def test_no_offset_that_is_archived_is_given_again_by_whoever_leads_after_an_unclean_election(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
 ) -> None:
     """The store is away when a member is elected that lacks what is archived; it takes a slave in. It dies before the
@@ -331,68 +307,62 @@ def test_no_offset_that_is_archived_is_given_again_by_whoever_leads_after_an_unc
     monkeypatch.setattr(JournalWriter, "go_on_above", of_a_store_that_may_be_away)
     url = f"dir:{tmp_path / 'bucket'}"
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, f"storeUrl={url}", replication="sync-available") as brokers:
-            former = await brokers.master()
-            lacking, heir = await brokers.slaves()
-            await put(former, b"1", b"2")
-            for slave in (lacking, heir):
-                await shows(slave, b"1", b"2")
-                await until(lambda slave=slave: not on_disk(slave).may_lack_archived, "it is told")  # type: ignore[misc]
-                await slave.stop()
-            await until(lambda: brokers.in_sync(former) == 1, "it goes on alone")
-            await put(former, b"3", b"4", b"5")
-            store = former.broker.store
-            await offloading(former.broker, lambda: store.min_offset(TOPIC, 0) == 5)
-            await former.stop()
-            away.set()
-            for slave in (lacking, heir):
-                await slave.start()
-            await elect_uncleanly(brokers, lacking, former)
-            await until(lambda: brokers.in_sync(lacking) == 2, "it takes a slave in before it leads")
-            assert not lacking.leads
-            if settles:
-                away.clear()
-                await until(lambda: lacking.leads, "it leads once the store is back")
-                reign = lacking.replicas.leads_in
-                await until(lambda: on_disk(heir).settled_in == reign, "its slave is told")
-                assert heir.broker.store.next_offset(TOPIC, 0) == 5, "that raises what it raised"
-                assert heir.broker.store.min_offset(TOPIC, 0) == 5, "and reads from the archive what lies below"
-                away.set()  # the next one does not need it
-                await heir.stop()
-                await heir.start()
-                await until(lambda: brokers.in_sync(lacking) == 2, "it is in sync again")
-            await until(lambda: heir.replicas.member.is_in_sync, "it knows that it is in sync")
-            assert heir.replicas.member.may_lack_archived is not settles
-            with monkeypatch.context() as patch:
-                patch.setattr(lacking.replicas, "hand_over", refuse)
-                await lacking.stop()
-            await until(lambda: heir.state is State.MASTER, "the slave is elected")
-            if not settles:
-                assert not heir.leads
-                away.clear()
-            await put(heir, b"6")
-            assert (heir.broker.store.min_offset(TOPIC, 0), heir.broker.store.max_offset(TOPIC, 0)) == (5, 6)
-
-    run(scenario)
+    async with broker_set(tmp_path, f"storeUrl={url}", replication="sync-available") as brokers:
+        former = await brokers.master()
+        lacking, heir = await brokers.slaves()
+        await put(former, b"1", b"2")
+        for slave in (lacking, heir):
+            await shows(slave, b"1", b"2")
+            await until(lambda slave=slave: not on_disk(slave).may_lack_archived, "it is told")  # type: ignore[misc]
+            await slave.stop()
+        await until(lambda: brokers.in_sync(former) == 1, "it goes on alone")
+        await put(former, b"3", b"4", b"5")
+        store = former.broker.store
+        await offloading(former.broker, lambda: store.min_offset(TOPIC, 0) == 5)
+        await former.stop()
+        away.set()
+        for slave in (lacking, heir):
+            await slave.start()
+        await elect_uncleanly(brokers, lacking, former)
+        await until(lambda: brokers.in_sync(lacking) == 2, "it takes a slave in before it leads")
+        assert not lacking.leads
+        if settles:
+            away.clear()
+            await until(lambda: lacking.leads, "it leads once the store is back")
+            reign = lacking.replicas.leads_in
+            await until(lambda: on_disk(heir).settled_in == reign, "its slave is told")
+            assert heir.broker.store.next_offset(TOPIC, 0) == 5, "that raises what it raised"
+            assert heir.broker.store.min_offset(TOPIC, 0) == 5, "and reads from the archive what lies below"
+            away.set()  # the next one does not need it
+            await heir.stop()
+            await heir.start()
+            await until(lambda: brokers.in_sync(lacking) == 2, "it is in sync again")
+        await until(lambda: heir.replicas.member.is_in_sync, "it knows that it is in sync")
+        assert heir.replicas.member.may_lack_archived is not settles
+        with monkeypatch.context() as patch:
+            patch.setattr(lacking.replicas, "hand_over", refuse)
+            await lacking.stop()
+        await until(lambda: heir.state is State.MASTER, "the slave is elected")
+        if not settles:
+            assert not heir.leads
+            away.clear()
+        await put(heir, b"6")
+        assert (heir.broker.store.min_offset(TOPIC, 0), heir.broker.store.max_offset(TOPIC, 0)) == (5, 6)
 
 
 async def refuse(target: int | None = None) -> int:
     raise HandOverRefused("it dies")
 
 
-def test_a_member_knows_how_many_there_are_also_while_one_is_away(tmp_path: Path) -> None:
+async def test_a_member_knows_how_many_there_are_also_while_one_is_away(tmp_path: Path) -> None:
     """An alarm goes by it for as long as it lasts."""
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, members=2, replication="sync-available") as brokers:
-            master = await brokers.master()
-            (slave,) = await brokers.slaves()
-            await slave.stop()
-            await until(lambda: brokers.in_sync(master) == 1, "it goes on alone")
-            await until(lambda: master.replicas.registered == 2, "it is a member still")
-
-    run(scenario)
+    async with broker_set(tmp_path, members=2, replication="sync-available") as brokers:
+        master = await brokers.master()
+        (slave,) = await brokers.slaves()
+        await slave.stop()
+        await until(lambda: brokers.in_sync(master) == 1, "it goes on alone")
+        await until(lambda: master.replicas.registered == 2, "it is a member still")
 
 
 def on_disk(member: Member) -> Saved:
@@ -407,111 +377,96 @@ def online(member: Member) -> bool:
     return journal is not None and journal.online
 
 
-def test_a_confirmed_deletion_takes_the_queues_of_all_members(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            master = await brokers.master()
-            await brokers.slaves()
-            await put(master, b"1")
-            connection = await master.connect()
-            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
-            connection.close()
-            stores = [member.broker.store for member in brokers.members]
-            await until(lambda: not any(store.queues_of(TOPIC) for store in stores), "they are gone")
-            await put(master, b"again")
-            assert master.broker.store.max_offset(TOPIC, 0) == 2, "no offset is given twice"
-
-    run(scenario)
+async def test_a_confirmed_deletion_takes_the_queues_of_all_members(tmp_path: Path) -> None:
+    async with broker_set(tmp_path) as brokers:
+        master = await brokers.master()
+        await brokers.slaves()
+        await put(master, b"1")
+        connection = await master.connect()
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SUCCESS
+        connection.close()
+        stores = [member.broker.store for member in brokers.members]
+        await until(lambda: not any(store.queues_of(TOPIC) for store in stores), "they are gone")
+        await put(master, b"again")
+        assert master.broker.store.max_offset(TOPIC, 0) == 2, "no offset is given twice"
 
 
-def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itself(
+async def test_a_master_hands_over_without_a_time_out_and_a_stop_does_so_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            former = await brokers.master()
-            slaves = await brokers.slaves()
-            await put(former, b"1")
-            (heir, other) = slaves
-            with pytest.raises(HandOverRefused, match="does not follow in sync"):
-                await former.replicas.hand_over(9)
-            assert former.leads
-            target = heir.replicas.member.broker_id
-            assert await former.replicas.hand_over(target) == target
-            assert not former.leads
-            await until(lambda: heir.leads, "the one that was named leads")
-            with pytest.raises(HandOverRefused, match="not the master"):
-                await former.replicas.hand_over()
-            await put(heir, b"2")
-            assert await brokers.slaves()
-            epoch = heir.replicas.member.view.master_epoch
-            handed = hand_overs(heir, monkeypatch)
-            await heir.stop()
-            (taken,) = handed
-            assert taken in {one.replicas.member.broker_id for one in (former, other)}
-            await until(lambda: former.leads or other.leads, "another one leads")
-            master = await brokers.master()
-            assert master.replicas.member.view.master_epoch == epoch + 1, "it was elected before the former was gone"
-            await shows(master, b"1", b"2")
-
-    run(scenario)
+    async with broker_set(tmp_path) as brokers:
+        former = await brokers.master()
+        slaves = await brokers.slaves()
+        await put(former, b"1")
+        (heir, other) = slaves
+        with pytest.raises(HandOverRefused, match="does not follow in sync"):
+            await former.replicas.hand_over(9)
+        assert former.leads
+        target = heir.replicas.member.broker_id
+        assert await former.replicas.hand_over(target) == target
+        assert not former.leads
+        await until(lambda: heir.leads, "the one that was named leads")
+        with pytest.raises(HandOverRefused, match="not the master"):
+            await former.replicas.hand_over()
+        await put(heir, b"2")
+        assert await brokers.slaves()
+        epoch = heir.replicas.member.view.master_epoch
+        handed = hand_overs(heir, monkeypatch)
+        await heir.stop()
+        (taken,) = handed
+        assert taken in {one.replicas.member.broker_id for one in (former, other)}
+        await until(lambda: former.leads or other.leads, "another one leads")
+        master = await brokers.master()
+        assert master.replicas.member.view.master_epoch == epoch + 1, "it was elected before the former was gone"
+        await shows(master, b"1", b"2")
 
 
-def test_a_broker_that_stood_alone_becomes_the_first_of_a_set_with_all_it_has(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path / "1") as (_, connection):
-            await send(connection, TOPIC, b"before there was a set")
-        async with broker_set(tmp_path) as brokers:
-            first = brokers.members[0]
-            await until(lambda: first.state is State.WAITING, "nobody elects by itself over a log that is not empty")
-            await hand_to(brokers, first)
-            for slave in await brokers.slaves():
-                await shows(slave, b"before there was a set")
-
-    run(scenario)
+async def test_a_broker_that_stood_alone_becomes_the_first_of_a_set_with_all_it_has(tmp_path: Path) -> None:
+    async with running(tmp_path / "1") as (_, connection):
+        await send(connection, TOPIC, b"before there was a set")
+    async with broker_set(tmp_path) as brokers:
+        first = brokers.members[0]
+        await until(lambda: first.state is State.WAITING, "nobody elects by itself over a log that is not empty")
+        await hand_to(brokers, first)
+        for slave in await brokers.slaves():
+            await shows(slave, b"before there was a set")
 
 
-def test_newcomers_do_not_become_a_set_that_exists_but_by_an_operators_word(tmp_path: Path) -> None:
+async def test_newcomers_do_not_become_a_set_that_exists_but_by_an_operators_word(tmp_path: Path) -> None:
     """The register is lost, and all who have the set's log are away."""
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, "brokerSetExists=true", members=2) as brokers:
-            for member in brokers.members:
-                await until(
-                    lambda member=member: [one.name for one in member.replicas.troubles()] == ["broker set: not found"],  # type: ignore[misc]
-                    "it says what it waits for",
-                )
-            (first, second) = brokers.members
-            await until(lambda: first.replicas.asked["AskReplicaInfo"] >= 4, "its controller may elect by now")
-            assert {member.replicas.asked["Elect"] for member in brokers.members} == {0}
-            await hand_to(brokers, first)
-            await put(first, b"1")
-            await shows(second, b"1")
-            assert first.replicas.troubles() == []
-
-    run(scenario)
+    async with broker_set(tmp_path, "brokerSetExists=true", members=2) as brokers:
+        for member in brokers.members:
+            await until(
+                lambda member=member: [one.name for one in member.replicas.troubles()] == ["broker set: not found"],  # type: ignore[misc]
+                "it says what it waits for",
+            )
+        (first, second) = brokers.members
+        await until(lambda: first.replicas.asked["AskReplicaInfo"] >= 4, "its controller may elect by now")
+        assert {member.replicas.asked["Elect"] for member in brokers.members} == {0}
+        await hand_to(brokers, first)
+        await put(first, b"1")
+        await shows(second, b"1")
+        assert first.replicas.troubles() == []
 
 
-def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with broker_set(tmp_path, members=2) as brokers:
-            master = await brokers.master()
-            (slave,) = await brokers.slaves()
-            assert master.replicas.troubles() == []
-            await until(lambda: slave.replicas.troubles() == [], "it follows")
-            assert slave.replicas.status()["master"] == master.replicas.member.broker_id
-            await slave.stop()
-            await put_unconfirmed(master)
-            (trouble,) = master.replicas.troubles()
-            assert trouble.why.startswith(Held.AWAY.value)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(master.broker.archive, "unsettled", "the store is away")
-                assert "the store is away" in [trouble.why for trouble in master.replicas.troubles()]
-
-    run(scenario)
+async def test_what_a_member_can_not_do_is_on_its_pages(tmp_path: Path) -> None:
+    async with broker_set(tmp_path, members=2) as brokers:
+        master = await brokers.master()
+        (slave,) = await brokers.slaves()
+        assert master.replicas.troubles() == []
+        await until(lambda: slave.replicas.troubles() == [], "it follows")
+        assert slave.replicas.status()["master"] == master.replicas.member.broker_id
+        await slave.stop()
+        await put_unconfirmed(master)
+        (trouble,) = master.replicas.troubles()
+        assert trouble.why.startswith(Held.AWAY.value)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(master.broker.archive, "unsettled", "the store is away")
+            assert "the store is away" in [trouble.why for trouble in master.replicas.troubles()]
 
 
-def test_where_users_are_asked_members_are_too(tmp_path: Path) -> None:
+async def test_where_users_are_asked_members_are_too(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "set")
     security = (
         "authenticationEnabled=true",
@@ -523,28 +478,23 @@ def test_where_users_are_asked_members_are_too(tmp_path: Path) -> None:
         f"tlsTrustCertPath={certificate}",
     )
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, security=security) as brokers:
-            master = await brokers.master()
-            slaves = await brokers.slaves()
-            master.broker.topics.create_plain("secret", 1)
-            await until(
-                lambda: all("secret" in slave.broker.topics.topics for slave in slaves), "it comes with the log"
-            )
-            host, port = "127.0.0.1", master.replicas.ha_service.port
-            member = replace(master.replicas.ha_service.leadership.own, member_id=9, nonce="n")  # type: ignore[union-attr]
-            reader, writer = await asyncio.open_connection(host, port, ssl=client_context(str(certificate)))
-            writer.write(encode_hello(member) + encode_slave_handshake(SlaveHandshake(9)) + encode_ack(0, 0))
-            frames = MasterFrames().receive_data(await reader.read())
-            assert [type(frame) for frame in frames] == [Hello, Refusal], "and nothing of the log"
-            writer.close()
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(encode_hello(member))
-            with suppress(ConnectionResetError):
-                assert await reader.read() == b"", "nor is plain text spoken"
-            writer.close()
-
-    run(scenario)
+    async with broker_set(tmp_path, security=security) as brokers:
+        master = await brokers.master()
+        slaves = await brokers.slaves()
+        master.broker.topics.create_plain("secret", 1)
+        await until(lambda: all("secret" in slave.broker.topics.topics for slave in slaves), "it comes with the log")
+        host, port = "127.0.0.1", master.replicas.ha_service.port
+        member = replace(master.replicas.ha_service.leadership.own, member_id=9, nonce="n")  # type: ignore[union-attr]
+        reader, writer = await asyncio.open_connection(host, port, ssl=client_context(str(certificate)))
+        writer.write(encode_hello(member) + encode_slave_handshake(SlaveHandshake(9)) + encode_ack(0, 0))
+        frames = MasterFrames().receive_data(await reader.read())
+        assert [type(frame) for frame in frames] == [Hello, Refusal], "and nothing of the log"
+        writer.close()
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(encode_hello(member))
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b"", "nor is plain text spoken"
+        writer.close()
 
 
 async def put_unconfirmed(master: Member) -> None:

@@ -46,35 +46,29 @@ async def of_three(root: Path) -> AsyncIterator[tuple[Set, Member, Member, Membe
         yield brokers, former, heir, other
 
 
-def test_who_forgot_bytes_but_not_yet_their_epochs_leads_all_the_same(tmp_path: Path) -> None:
+async def test_who_forgot_bytes_but_not_yet_their_epochs_leads_all_the_same(tmp_path: Path) -> None:
     """A cut that is cut short by the election of who cuts."""
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            heir = (await brokers.slaves())[0]
-            heir.replicas.epochs.assign(40, heir.end + 1000)
-            await hand_to(brokers, heir)
-            await put(heir, b"1")
-            assert [epoch for epoch, _ in heir.replicas.epochs.entries() if epoch == 40] == []
-            assert heir.replicas.epochs.last_epoch == heir.replicas.member.view.master_epoch
-
-    run(scenario)
+    async with broker_set(tmp_path) as brokers:
+        heir = (await brokers.slaves())[0]
+        heir.replicas.epochs.assign(40, heir.end + 1000)
+        await hand_to(brokers, heir)
+        await put(heir, b"1")
+        assert [epoch for epoch, _ in heir.replicas.epochs.entries() if epoch == 40] == []
+        assert heir.replicas.epochs.last_epoch == heir.replicas.member.view.master_epoch
 
 
-def test_a_cut_that_the_disk_refuses_is_told_to_who_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_truncation_reports_a_disk_error_to_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path, replication="async") as brokers:
-            slave = (await brokers.slaves())[0]
-            await put(await brokers.master(), b"1")
-            await shows(slave, b"1")
-            monkeypatch.setattr(slave.broker.store, "truncation", refused)
-            with pytest.raises(OSError, match="Input/output"):
-                await slave.replicas.wants_cut(slave.end)
-
-    run(scenario)
+    async with broker_set(tmp_path, replication="async") as brokers:
+        slave = (await brokers.slaves())[0]
+        await put(await brokers.master(), b"1")
+        await shows(slave, b"1")
+        monkeypatch.setattr(slave.broker.store, "truncation", refused)
+        with pytest.raises(OSError, match="Input/output"):
+            await slave.replicas.wants_cut(slave.end)
 
 
 @pytest.mark.parametrize("failures", [0, 2])
@@ -128,7 +122,7 @@ def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cu
     run(scenario)
 
 
-def test_a_master_that_can_not_read_its_books_at_first_leads_later(
+async def test_a_master_that_can_not_read_its_books_at_first_leads_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
@@ -140,104 +134,89 @@ def test_a_master_that_can_not_read_its_books_at_first_leads_later(
             raise OSError(5, "Input/output error")
         return lead(self)
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            heir = (await brokers.slaves())[0]
-            monkeypatch.setattr(MetadataLog, "lead_steps", at_the_third)
-            await hand_to(brokers, heir)
-            await put(heir, b"1")
-            assert len(tried) == 3
-
-    run(scenario)
+    async with broker_set(tmp_path) as brokers:
+        heir = (await brokers.slaves())[0]
+        monkeypatch.setattr(MetadataLog, "lead_steps", at_the_third)
+        await hand_to(brokers, heir)
+        await put(heir, b"1")
+        assert len(tried) == 3
 
 
-def test_a_master_that_can_not_read_its_books_at_all_ends_so_that_another_one_leads(
+async def test_a_master_that_can_not_read_its_books_at_all_ends_so_that_another_one_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with of_three(tmp_path) as (brokers, former, heir, other):
+    async with of_three(tmp_path) as (brokers, former, heir, other):
 
-            def unreadable(epoch: int) -> None:
-                raise ValueError("what nobody can read")
+        def unreadable(epoch: int) -> None:
+            raise ValueError("what nobody can read")
 
-            monkeypatch.setattr(heir.broker.topics, "lead", unreadable)
-            assert await former.replicas.hand_over(heir.replicas.member.broker_id)
-            await heir.broker.life.end_wanted.wait()
-            await heir.stop()
-            await until(lambda: former.leads or other.leads, "another one leads")
-            await put(await brokers.master(), b"2")
-
-    run(scenario)
+        monkeypatch.setattr(heir.broker.topics, "lead", unreadable)
+        assert await former.replicas.hand_over(heir.replicas.member.broker_id)
+        await heir.broker.life.end_wanted.wait()
+        await heir.stop()
+        await until(lambda: former.leads or other.leads, "another one leads")
+        await put(await brokers.master(), b"2")
 
 
-def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
+async def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_the_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with of_three(tmp_path) as (brokers, former, heir, other):
-            monkeypatch.setattr(replicas_manager, "LEAD_TRIES", 1 << 30)
-            failed = asyncio.Event()
-            registered = heir.broker.topics.lead
+    async with of_three(tmp_path) as (brokers, former, heir, other):
+        monkeypatch.setattr(replicas_manager, "LEAD_TRIES", 1 << 30)
+        failed = asyncio.Event()
+        registered = heir.broker.topics.lead
 
-            def half_way(epoch: int) -> None:
-                registered(epoch)
-                failed.set()
-                raise OSError(5, "Input/output error")
+        def half_way(epoch: int) -> None:
+            registered(epoch)
+            failed.set()
+            raise OSError(5, "Input/output error")
 
-            monkeypatch.setattr(heir.broker.topics, "lead", half_way)
-            target = heir.replicas.member.broker_id
-            handing = asyncio.create_task(former.replicas.hand_over(target))
-            await failed.wait()
-            assert await handing == target
-            assert not heir.leads
-            in_sync = heir.replicas.member.view.sync_state_set - {target}
-            next_master = next(one for one in (former, other) if one.replicas.member.broker_id in in_sync)
-            await hand_to(brokers, next_master)
-            await until(lambda: heir.state is State.SLAVE and heir.role is Role.SLAVE_IN_SYNC, "it follows")
-            assert heir.broker.store.is_following
-            await put(next_master, b"2")
-            await shows(heir, b"1", b"2")
-            heir.broker.topics.file.touch()
-            await heir.broker.topics.file.save()  # nor is its saving suspended any more
-
-    run(scenario)
+        monkeypatch.setattr(heir.broker.topics, "lead", half_way)
+        target = heir.replicas.member.broker_id
+        handing = asyncio.create_task(former.replicas.hand_over(target))
+        await failed.wait()
+        assert await handing == target
+        assert not heir.leads
+        in_sync = heir.replicas.member.view.sync_state_set - {target}
+        next_master = next(one for one in (former, other) if one.replicas.member.broker_id in in_sync)
+        await hand_to(brokers, next_master)
+        await until(lambda: heir.state is State.SLAVE and heir.role is Role.SLAVE_IN_SYNC, "it follows")
+        assert heir.broker.store.is_following
+        await put(next_master, b"2")
+        await shows(heir, b"1", b"2")
+        heir.broker.topics.file.touch()
+        await heir.broker.topics.file.save()  # nor is its saving suspended any more
 
 
-def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
+async def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with of_three(tmp_path) as (brokers, former, heir, _):
-            store: MessageStore = former.broker.store
+    async with of_three(tmp_path) as (brokers, former, heir, _):
+        store: MessageStore = former.broker.store
 
-            def refused() -> None:
-                raise OSError(5, "Input/output error")
+        def refused() -> None:
+            raise OSError(5, "Input/output error")
 
-            monkeypatch.setattr(store._directory, "begin_following", refused)
-            end = former.end
-            await hand_to(brokers, heir)
-            assert former.end == end
-            assert store.failed is not None
-
-    run(scenario)
+        monkeypatch.setattr(store._directory, "begin_following", refused)
+        end = former.end
+        await hand_to(brokers, heir)
+        assert former.end == end
+        assert store.failed is not None
 
 
-def test_a_master_that_hands_over_is_not_asked_to_a_second_time(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with of_three(tmp_path) as (_, former, heir, other):
-            target = heir.replicas.member.broker_id
-            asked = [former.replicas.hand_over(member.replicas.member.broker_id) for member in (heir, other)]
-            asked.append(former.replicas.hand_over())
-            first, second, anyone = await asyncio.gather(*asked, return_exceptions=True)
-            assert first == anyone == target, "who names nobody waits for the one that is under way"
-            assert isinstance(second, HandOverRefused)
-            assert "already" in str(second)
-            await put(heir, b"2")
-
-    run(scenario)
+async def test_a_master_that_hands_over_is_not_asked_to_a_second_time(tmp_path: Path) -> None:
+    async with of_three(tmp_path) as (_, former, heir, other):
+        target = heir.replicas.member.broker_id
+        asked = [former.replicas.hand_over(member.replicas.member.broker_id) for member in (heir, other)]
+        asked.append(former.replicas.hand_over())
+        first, second, anyone = await asyncio.gather(*asked, return_exceptions=True)
+        assert first == anyone == target, "who names nobody waits for the one that is under way"
+        assert isinstance(second, HandOverRefused)
+        assert "already" in str(second)
+        await put(heir, b"2")
 
 
-def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_was(tmp_path: Path) -> None:
+async def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_was(tmp_path: Path) -> None:
     """A master that was deposed meanwhile: the table may name what only its own log has, which is cut off."""
     path, table, inside, go = tmp_path / "table.json", {"of": "the set"}, asyncio.Event(), asyncio.Event()
 
@@ -245,67 +224,61 @@ def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_was(tmp
         inside.set()
         await go.wait()
 
-    async def scenario() -> None:
-        file = StateFile(RealDisk(), path, lambda: {"rows": dict(table)}, sync_log=sync_log)
+    file = StateFile(RealDisk(), path, lambda: {"rows": dict(table)}, sync_log=sync_log)
 
-        async def save(meanwhile: Callable[[], object]) -> None:
-            inside.clear()
-            go.clear()
-            file.touch()
-            saving = asyncio.create_task(file.save())
-            await inside.wait()
-            meanwhile()
-            go.set()
-            await saving
+    async def save(meanwhile: Callable[[], object]) -> None:
+        inside.clear()
+        go.clear()
+        file.touch()
+        saving = asyncio.create_task(file.save())
+        await inside.wait()
+        meanwhile()
+        go.set()
+        await saving
 
-        def deposed() -> None:
-            file.suspend()
-            file.load(rows=dict)
+    def deposed() -> None:
+        file.suspend()
+        file.load(rows=dict)
 
-        await save(lambda: None)
-        table["of"] = "one member"
-        for meanwhile in (file.suspend, deposed):
-            with pytest.raises(BrokerError, match="master of its set no more"):
-                await save(meanwhile)
-            assert file.load(rows=dict)["rows"] == {"of": "the set"}
-        await save(lambda: None)
-        assert file.load(rows=dict)["rows"] == {"of": "one member"}, "once it was read anew it is saved again"
-
-    run(scenario)
+    await save(lambda: None)
+    table["of"] = "one member"
+    for meanwhile in (file.suspend, deposed):
+        with pytest.raises(BrokerError, match="master of its set no more"):
+            await save(meanwhile)
+        assert file.load(rows=dict)["rows"] == {"of": "the set"}
+    await save(lambda: None)
+    assert file.load(rows=dict)["rows"] == {"of": "one member"}, "once it was read anew it is saved again"
 
 
-def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
+async def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
-    async def scenario() -> None:
-        async with broker_set(tmp_path) as brokers:
-            heir = (await brokers.slaves())[0]
-            await put(await brokers.master(), b"1")
-            await shows(heir, b"1")
-            upkeep = heir.broker.store.upkeep
+    async with broker_set(tmp_path) as brokers:
+        heir = (await brokers.slaves())[0]
+        await put(await brokers.master(), b"1")
+        await shows(heir, b"1")
+        upkeep = heir.broker.store.upkeep
 
-            def slow() -> None:
-                begun.set()
-                assert may_end.wait(60)
-                upkeep()
+        def slow() -> None:
+            begun.set()
+            assert may_end.wait(60)
+            upkeep()
 
-            monkeypatch.setattr(heir.broker.store, "upkeep", slow)
-            try:
-                elected = asyncio.create_task(hand_to(brokers, heir))
-                await until(lambda: begun.is_set() and heir.state is State.MASTER, "the elected one syncs its queues")
-                asked = heir.replicas.asked["Heartbeat"]
-                await until(lambda: heir.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
-                assert not heir.leads
-                connection = await heir.connect()
-                refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **send_ext(TOPIC, 0))
-                assert refused.code == ResponseCode.SYSTEM_BUSY
-                connection.close()
-            finally:
-                may_end.set()
-            await elected
-            await put(heir, b"2")
-            await shows(heir, b"1", b"2")
-
-    run(scenario)
+        monkeypatch.setattr(heir.broker.store, "upkeep", slow)
+        try:
+            elected = asyncio.create_task(hand_to(brokers, heir))
+            await until(lambda: begun.is_set() and heir.state is State.MASTER, "the elected one syncs its queues")
+            asked = heir.replicas.asked["Heartbeat"]
+            await until(lambda: heir.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
+            assert not heir.leads
+            connection = await heir.connect()
+            refused = await ask(connection, Code.SEND_MESSAGE_V2, b"x", **send_ext(TOPIC, 0))
+            assert refused.code == ResponseCode.SYSTEM_BUSY
+            connection.close()
+        finally:
+            may_end.set()
+        await elected
+        await put(heir, b"2")
+        await shows(heir, b"1", b"2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from broker.config import BrokerConfig
@@ -10,18 +9,15 @@ from broker.embedded import HERE, start_controller, start_name_server
 from tests.servers.processes import accepts
 
 
-def test_a_name_server_and_a_controller_start_beside_the_broker_and_it_is_told_where(tmp_path: Path) -> None:
-    async def main() -> None:
-        config = BrokerConfig(store_path_root_dir=str(tmp_path / "broker"))
-        name_server = await start_name_server(config, tmp_path / "namesrv" / "kvConfig.json", 0)
-        controller = await start_controller(config, tmp_path / "controller", 0)
-        try:
-            assert config.namesrv_addr == f"{HERE}:{name_server.port}"
-            assert config.controller_addr == f"{HERE}:{controller.port}"
-            assert accepts(config.namesrv_addr)
-            assert accepts(config.controller_addr)
-        finally:
-            await controller.shutdown()
-            await name_server.shutdown()
-
-    asyncio.run(main())
+async def test_a_name_server_and_a_controller_start_beside_the_broker_and_it_is_told_where(tmp_path: Path) -> None:
+    config = BrokerConfig(store_path_root_dir=str(tmp_path / "broker"))
+    name_server = await start_name_server(config, tmp_path / "namesrv" / "kvConfig.json", 0)
+    controller = await start_controller(config, tmp_path / "controller", 0)
+    try:
+        assert config.namesrv_addr == f"{HERE}:{name_server.port}"
+        assert config.controller_addr == f"{HERE}:{controller.port}"
+        assert accepts(config.namesrv_addr)
+        assert accepts(config.controller_addr)
+    finally:
+        await controller.shutdown()
+        await name_server.shutdown()

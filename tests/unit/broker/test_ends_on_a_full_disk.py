@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -74,116 +73,101 @@ async def end(connection: Connection, stored: RemotingCommand, outcome: int) -> 
     return answer.code
 
 
-def test_a_commit_whose_mark_has_no_room_delivers_nothing_yet_and_once_later() -> None:
-    async def tell() -> None:
-        disk = SimDisk()
-        async with broker_on(disk) as (broker, connection):
-            await send(connection, "orders", b"before")
-            stored = await send(connection, "orders", b"half", HALF)
-            fill(disk)
-            assert await end(connection, stored, COMMIT) == REFUSED
-            await send(connection, "orders", b"after")
-            assert broker.store.max_offset("orders", 0) == 2
-            assert len(broker.transactions) == 1
-            disk = disk.power_cut()
-        async with broker_on(disk) as (broker, connection):
-            assert [await end(connection, stored, COMMIT) for _ in range(2)] == [0, 0]
-            assert broker.store.max_offset("orders", 0) == 3
-            assert len(broker.transactions) == 0
-
-    asyncio.run(tell())
+async def test_a_commit_whose_mark_has_no_room_delivers_nothing_yet_and_once_later() -> None:
+    disk = SimDisk()
+    async with broker_on(disk) as (broker, connection):
+        await send(connection, "orders", b"before")
+        stored = await send(connection, "orders", b"half", HALF)
+        fill(disk)
+        assert await end(connection, stored, COMMIT) == REFUSED
+        await send(connection, "orders", b"after")
+        assert broker.store.max_offset("orders", 0) == 2
+        assert len(broker.transactions) == 1
+        disk = disk.power_cut()
+    async with broker_on(disk) as (broker, connection):
+        assert [await end(connection, stored, COMMIT) for _ in range(2)] == [0, 0]
+        assert broker.store.max_offset("orders", 0) == 3
+        assert len(broker.transactions) == 0
 
 
-def test_a_rollback_whose_mark_has_no_room_is_refused_and_waits_to_be_asked_again() -> None:
-    async def tell() -> None:
-        disk = SimDisk()
-        async with broker_on(disk) as (broker, connection):
-            stored = await send(connection, "orders", b"half", HALF)
-            fill(disk)
-            assert await end(connection, stored, ROLLBACK) == REFUSED
-            assert broker.transactions.outcome(0) is None
-            assert len(broker.transactions) == 1
-            disk = disk.power_cut()
-        async with broker_on(disk) as (broker, connection):
-            assert await end(connection, stored, ROLLBACK) == 0
-            disk = disk.power_cut()
-        async with broker_on(disk) as (broker, connection):
-            assert len(broker.transactions) == 0
-            assert broker.store.max_offset("orders", 0) == 0
-
-    asyncio.run(tell())
+async def test_a_rollback_whose_mark_has_no_room_is_refused_and_waits_to_be_asked_again() -> None:
+    disk = SimDisk()
+    async with broker_on(disk) as (broker, connection):
+        stored = await send(connection, "orders", b"half", HALF)
+        fill(disk)
+        assert await end(connection, stored, ROLLBACK) == REFUSED
+        assert broker.transactions.outcome(0) is None
+        assert len(broker.transactions) == 1
+        disk = disk.power_cut()
+    async with broker_on(disk) as (broker, connection):
+        assert await end(connection, stored, ROLLBACK) == 0
+        disk = disk.power_cut()
+    async with broker_on(disk) as (broker, connection):
+        assert len(broker.transactions) == 0
+        assert broker.store.max_offset("orders", 0) == 0
 
 
-def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
-    async def tell() -> None:
-        disk = SimDisk()
-        async with broker_on(disk, "transactionCheckMax=3", "transactionTimeOut=0") as (broker, connection):
-            stored = await send(connection, "orders", b"half", HALF)
-            transactions = broker.transactions
-            (half,) = transactions.waiting()
-            fill(disk)
-            check_back, half.checks = broker.check_back, 3
-            where = offset_msg_id(broker.address, half.physical_offset)
-            answer = await ask(connection, Code.RESUME_CHECK_HALF_MESSAGE, msgId=where)
-            assert (answer.code, half.checks) == (REFUSED, 3)
-            for _ in range(2):
-                await check_back.run()
-                await broker.flusher.flush_now()
-                assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 0
-            assert transactions.waiting() == [half]
-            del disk.create_preallocated
+async def test_what_can_not_be_marked_is_given_up_once_and_not_begun_anew() -> None:
+    disk = SimDisk()
+    async with broker_on(disk, "transactionCheckMax=3", "transactionTimeOut=0") as (broker, connection):
+        stored = await send(connection, "orders", b"half", HALF)
+        transactions = broker.transactions
+        (half,) = transactions.waiting()
+        fill(disk)
+        check_back, half.checks = broker.check_back, 3
+        where = offset_msg_id(broker.address, half.physical_offset)
+        answer = await ask(connection, Code.RESUME_CHECK_HALF_MESSAGE, msgId=where)
+        assert (answer.code, half.checks) == (REFUSED, 3)
+        for _ in range(2):
             await check_back.run()
             await broker.flusher.flush_now()
-            assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 1
-            assert await end(connection, stored, ROLLBACK) == 0
-
-    asyncio.run(tell())
-
-
-def test_a_commit_whose_mark_was_torn_stays_ended_though_the_start_after_finds_the_disk_full() -> None:
-    async def tell() -> None:
-        disk = SimDisk()
-        async with broker_on(disk) as (broker, connection):
-            await send(connection, "orders", b"before")
-            stored = await send(connection, "orders", b"half", HALF)
-            torn = tear_commit(broker, disk)
-        fill(torn)
-        async with broker_on(torn) as (broker, connection):
-            for topic in ("orders", "others"):
-                answer = await try_to_send(connection, topic)
-                assert answer.code == REFUSED, "stored before the mark, it would hide the message from the next start"
-            assert broker.store.max_offset("orders", 0) == 2, "reads go on"
-            assert len(broker.transactions) == 0
-            again = torn.power_cut()
-        async with broker_on(again) as (broker, connection):
-            assert len(broker.transactions) == 0
-            await send(connection, "orders", b"after")
-            third = again.power_cut()
-        async with broker_on(third) as (broker, connection):
-            assert len(broker.transactions) == 0
-            assert await end(connection, stored, COMMIT) != 0
-            assert broker.store.max_offset("orders", 0) == 3
-
-    asyncio.run(tell())
+            assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 0
+        assert transactions.waiting() == [half]
+        del disk.create_preallocated
+        await check_back.run()
+        await broker.flusher.flush_now()
+        assert broker.store.max_offset(CHECK_MAX_TOPIC, 0) == 1
+        assert await end(connection, stored, ROLLBACK) == 0
 
 
-def test_sends_go_on_by_themselves_once_there_is_room_for_the_torn_mark() -> None:
-    async def tell() -> None:
-        disk = SimDisk()
-        async with broker_on(disk) as (broker, connection):
-            await send(connection, "orders", b"half", HALF)
-            torn = tear_commit(broker, disk)
-        fill(torn)
-        async with broker_on(torn) as (broker, connection):
-            assert (await try_to_send(connection, "orders")).code == REFUSED
-            broker.store.roll()
-            assert (await try_to_send(connection, "orders")).code == REFUSED
-            del torn.create_preallocated
-            await send(connection, "orders", b"after")
-            assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 1
-            again = torn.power_cut()
-        async with broker_on(again) as (broker, connection):
-            assert len(broker.transactions) == 0
-            assert broker.store.max_offset("orders", 0) == 2
+async def test_a_commit_whose_mark_was_torn_stays_ended_though_the_start_after_finds_the_disk_full() -> None:
+    disk = SimDisk()
+    async with broker_on(disk) as (broker, connection):
+        await send(connection, "orders", b"before")
+        stored = await send(connection, "orders", b"half", HALF)
+        torn = tear_commit(broker, disk)
+    fill(torn)
+    async with broker_on(torn) as (broker, connection):
+        for topic in ("orders", "others"):
+            answer = await try_to_send(connection, topic)
+            assert answer.code == REFUSED, "stored before the mark, it would hide the message from the next start"
+        assert broker.store.max_offset("orders", 0) == 2, "reads go on"
+        assert len(broker.transactions) == 0
+        again = torn.power_cut()
+    async with broker_on(again) as (broker, connection):
+        assert len(broker.transactions) == 0
+        await send(connection, "orders", b"after")
+        third = again.power_cut()
+    async with broker_on(third) as (broker, connection):
+        assert len(broker.transactions) == 0
+        assert await end(connection, stored, COMMIT) != 0
+        assert broker.store.max_offset("orders", 0) == 3
 
-    asyncio.run(tell())
+
+async def test_sends_go_on_by_themselves_once_there_is_room_for_the_torn_mark() -> None:
+    disk = SimDisk()
+    async with broker_on(disk) as (broker, connection):
+        await send(connection, "orders", b"half", HALF)
+        torn = tear_commit(broker, disk)
+    fill(torn)
+    async with broker_on(torn) as (broker, connection):
+        assert (await try_to_send(connection, "orders")).code == REFUSED
+        broker.store.roll()
+        assert (await try_to_send(connection, "orders")).code == REFUSED
+        del torn.create_preallocated
+        await send(connection, "orders", b"after")
+        assert broker.store.max_offset(OP_HALF_TOPIC, 0) == 1
+        again = torn.power_cut()
+    async with broker_on(again) as (broker, connection):
+        assert len(broker.transactions) == 0
+        assert broker.store.max_offset("orders", 0) == 2

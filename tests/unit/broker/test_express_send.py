@@ -295,7 +295,7 @@ def test_the_frames_of_one_read_are_answered_in_order_with_others_between_them(t
     with_broker(tmp_path, work)
 
 
-def test_queues_that_come_with_the_sends_of_one_read_are_made_in_turns_and_keep_their_order(
+async def test_queues_that_come_with_the_sends_of_one_read_are_made_in_turns_and_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queues, each = 100, 3
@@ -306,27 +306,24 @@ def test_queues_that_come_with_the_sends_of_one_read_are_made_in_turns_and_keep_
 
     monkeypatch.setattr(RealDisk, "create_preallocated", create)
 
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            topic = {"topic": "wide", "readQueueNums": queues, "writeQueueNums": queues, "perm": 6}
-            assert (await ask(connection, RequestCode.UPDATE_AND_CREATE_TOPIC, **topic)).code == 0
-            reader, writer = await asyncio.open_connection(*broker.address)
-            sends = [(opaque, opaque % queues) for opaque in range(queues * each)]
-            made.most = 0
-            writer.write(
-                b"".join(request(310, opaque, send_ext("wide", queue, queues=queues), b"x") for opaque, queue in sends)
-            )
-            answers = []
-            for _ in sends:
-                length = int.from_bytes(await reader.readexactly(4), "big")
-                answers.append(decode_command(await reader.readexactly(length)))
-            assert [(answer.opaque, answer.code) for answer in answers] == [(opaque, 0) for opaque, _ in sends]
-            assert [int(answer.ext["queueOffset"]) for answer in answers] == [n // queues for n in range(len(sends))]
-            assert made.all >= queues
-            assert made.most <= 32
-            writer.close()
-
-    asyncio.run(main())
+    async with running(tmp_path) as (broker, connection):
+        topic = {"topic": "wide", "readQueueNums": queues, "writeQueueNums": queues, "perm": 6}
+        assert (await ask(connection, RequestCode.UPDATE_AND_CREATE_TOPIC, **topic)).code == 0
+        reader, writer = await asyncio.open_connection(*broker.address)
+        sends = [(opaque, opaque % queues) for opaque in range(queues * each)]
+        made.most = 0
+        writer.write(
+            b"".join(request(310, opaque, send_ext("wide", queue, queues=queues), b"x") for opaque, queue in sends)
+        )
+        answers = []
+        for _ in sends:
+            length = int.from_bytes(await reader.readexactly(4), "big")
+            answers.append(decode_command(await reader.readexactly(length)))
+        assert [(answer.opaque, answer.code) for answer in answers] == [(opaque, 0) for opaque, _ in sends]
+        assert [int(answer.ext["queueOffset"]) for answer in answers] == [n // queues for n in range(len(sends))]
+        assert made.all >= queues
+        assert made.most <= 32
+        writer.close()
 
 
 def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: Path) -> None:

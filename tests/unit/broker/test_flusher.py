@@ -24,22 +24,19 @@ class BrokenStore:
         raise OSError("Input/output error")
 
 
-def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_it() -> None:
-    async def main() -> None:
-        failures: list[BaseException] = []
-        store: Any = BrokenStore()
-        flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
-        async with asyncio.timeout(20):
-            waiting = asyncio.create_task(flusher.flush_now())
-            await flusher.run()
-            with pytest.raises(RuntimeError, match="flush failed"):
-                await waiting
-            with pytest.raises(RuntimeError, match="flush failed"):
-                await flusher.flush_now()
-        assert [str(failure) for failure in failures] == ["Input/output error"]
-        flusher.close()
-
-    asyncio.run(main())
+async def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_it() -> None:
+    failures: list[BaseException] = []
+    store: Any = BrokenStore()
+    flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
+    async with asyncio.timeout(20):
+        waiting = asyncio.create_task(flusher.flush_now())
+        await flusher.run()
+        with pytest.raises(RuntimeError, match="flush failed"):
+            await waiting
+        with pytest.raises(RuntimeError, match="flush failed"):
+            await flusher.flush_now()
+    assert [str(failure) for failure in failures] == ["Input/output error"]
+    flusher.close()
 
 
 class SoundStore:
@@ -85,120 +82,99 @@ def spoilt(code: int) -> bytes:
     raise ValueError("a header of 70000 bytes")
 
 
-def test_what_goes_wrong_behind_a_sync_neither_ends_the_flusher_nor_costs_an_answer() -> None:
-    async def main() -> None:
-        store: Any = SoundStore()
-        faults = Faults()
-        flusher = Flusher(
-            store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=faults
-        )
-        peer: Any = Peer()
-        for render in (spoilt, lambda code: b"first"):
-            flusher.wait(WaitingSend(10, peer, 1e18, render))
-        running = asyncio.create_task(flusher.run())
-        async with asyncio.timeout(20):
-            await flusher.flush_now()
-            assert peer.got == [b"first"]
-            assert faults.counts == {"what follows a flush": 1, "the answer to a send": 1}
-            store.broken, store.max_physical_offset = False, 20
-            flusher.wait(WaitingSend(20, peer, 1e18, lambda code: b"second"))
-            await flusher.flush_now()
-        assert (peer.got, store.followed, running.done()) == ([b"first", b"second"], 1, False)
-        running.cancel()
-        flusher.close()
-
-    asyncio.run(main())
+async def test_what_goes_wrong_behind_a_sync_neither_ends_the_flusher_nor_costs_an_answer() -> None:
+    store: Any = SoundStore()
+    faults = Faults()
+    flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=faults)
+    peer: Any = Peer()
+    for render in (spoilt, lambda code: b"first"):
+        flusher.wait(WaitingSend(10, peer, 1e18, render))
+    running = asyncio.create_task(flusher.run())
+    async with asyncio.timeout(20):
+        await flusher.flush_now()
+        assert peer.got == [b"first"]
+        assert faults.counts == {"what follows a flush": 1, "the answer to a send": 1}
+        store.broken, store.max_physical_offset = False, 20
+        flusher.wait(WaitingSend(20, peer, 1e18, lambda code: b"second"))
+        await flusher.flush_now()
+    assert (peer.got, store.followed, running.done()) == ([b"first", b"second"], 1, False)
+    running.cancel()
+    flusher.close()
 
 
-def test_an_answer_that_is_late_and_can_not_be_made_keeps_back_no_other() -> None:
-    async def main() -> None:
-        store: Any = SoundStore()
-        clock = ManualClock()
-        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
-        peer: Any = Peer()
-        for render in (spoilt, lambda code: b"late %d" % code):
-            flusher.wait(WaitingSend(10, peer, 1.0, render))
-        clock.advance(2000)
-        flusher.check_deadlines()
-        assert peer.got == [b"late 10"]
-        flusher.close()
-
-    asyncio.run(main())
+async def test_an_answer_that_is_late_and_can_not_be_made_keeps_back_no_other() -> None:
+    store: Any = SoundStore()
+    clock = ManualClock()
+    flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+    peer: Any = Peer()
+    for render in (spoilt, lambda code: b"late %d" % code):
+        flusher.wait(WaitingSend(10, peer, 1.0, render))
+    clock.advance(2000)
+    flusher.check_deadlines()
+    assert peer.got == [b"late 10"]
+    flusher.close()
 
 
-def test_no_send_waits_for_a_checkpoint() -> None:
+async def test_no_send_waits_for_a_checkpoint() -> None:
     """It syncs each queue that was written to: thousands of files."""
 
-    async def main() -> None:
-        store: Any = SoundStore()
-        store.broken, store.wants_upkeep = False, True
-        flusher = Flusher(
-            store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults()
-        )
-        peer: Any = Peer()
-        running = asyncio.create_task(flusher.run())
-        async with asyncio.timeout(20):
-            await flusher.flush_now()
-            assert await asyncio.to_thread(store.upkeep_begun.wait, 20)
-            flusher.wait(WaitingSend(10, peer, 1e18, lambda code: b"acknowledged"))
-            await flusher.flush_now()
-            assert (peer.got, store.kept_up) == ([b"acknowledged"], 0)
-            waiting = asyncio.create_task(flusher.upkeep_now())
-            store.upkeep_may_end.set()
-            await waiting
-            assert store.kept_up == 1
-        running.cancel()
-        flusher.close()
-
-    asyncio.run(main())
-
-
-def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
-    async def main() -> None:
-        store: Any = SoundStore()
-        store.wants_upkeep = True
-        failures: list[BaseException] = []
-        flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
-        running = asyncio.create_task(flusher.run())
+    store: Any = SoundStore()
+    store.broken, store.wants_upkeep = False, True
+    flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+    peer: Any = Peer()
+    running = asyncio.create_task(flusher.run())
+    async with asyncio.timeout(20):
+        await flusher.flush_now()
+        assert await asyncio.to_thread(store.upkeep_begun.wait, 20)
+        flusher.wait(WaitingSend(10, peer, 1e18, lambda code: b"acknowledged"))
+        await flusher.flush_now()
+        assert (peer.got, store.kept_up) == ([b"acknowledged"], 0)
+        waiting = asyncio.create_task(flusher.upkeep_now())
         store.upkeep_may_end.set()
-        async with asyncio.timeout(20):
-            with pytest.raises(RuntimeError, match="flush failed"):
-                await flusher.upkeep_now()
-            with pytest.raises(RuntimeError, match="flush failed"):
-                await flusher.flush_now()
-        assert [str(failure) for failure in failures] == ["Input/output error"]
-        running.cancel()
-        flusher.close()
-
-    asyncio.run(main())
+        await waiting
+        assert store.kept_up == 1
+    running.cancel()
+    flusher.close()
 
 
-def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
+    store: Any = SoundStore()
+    store.wants_upkeep = True
+    failures: list[BaseException] = []
+    flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=failures.append, faults=Faults())
+    running = asyncio.create_task(flusher.run())
+    store.upkeep_may_end.set()
+    async with asyncio.timeout(20):
+        with pytest.raises(RuntimeError, match="flush failed"):
+            await flusher.upkeep_now()
+        with pytest.raises(RuntimeError, match="flush failed"):
+            await flusher.flush_now()
+    assert [str(failure) for failure in failures] == ["Input/output error"]
+    running.cancel()
+    flusher.close()
+
+
+async def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """For want of descriptors: to try again at once, and again, would take the loop all its time."""
 
-    async def main() -> None:
-        store: Any = SoundStore()
-        store.broken = False
-        reached = iter([0, 0, 10])
-        monkeypatch.setattr(store, "flush", lambda: next(reached))
-        pauses: list[float] = []
+    store: Any = SoundStore()
+    store.broken = False
+    reached = iter([0, 0, 10])
+    monkeypatch.setattr(store, "flush", lambda: next(reached))
+    pauses: list[float] = []
 
-        async def pause(seconds: float) -> None:
-            pauses.append(seconds)
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
 
-        flusher = Flusher(
-            store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults()
-        )
-        running = asyncio.create_task(flusher.run())
-        with monkeypatch.context() as patch:
-            patch.setattr("broker.intake.flusher.asyncio.sleep", pause)
-            async with asyncio.timeout(20):
-                await flusher.flush_now()
-        assert len(pauses) == 2
-        running.cancel()
-        flusher.close()
-
-    asyncio.run(main())
+    flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+    running = asyncio.create_task(flusher.run())
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.intake.flusher.asyncio.sleep", pause)
+        async with asyncio.timeout(20):
+            await flusher.flush_now()
+    assert len(pauses) == 2
+    running.cancel()
+    flusher.close()
 
 
 class CutStore(SoundStore):
@@ -213,17 +189,14 @@ class CutStore(SoundStore):
         return synced
 
 
-def test_who_waited_for_what_was_cut_hears_of_it_and_the_next_is_served() -> None:
-    async def main() -> None:
-        store: Any = CutStore()
-        flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda _: None, faults=Faults())
-        flushing = asyncio.create_task(flusher.run())
-        async with asyncio.timeout(20):
-            with pytest.raises(RuntimeError, match="was cut"):
-                await flusher.flush_now()
-            assert flusher.flushed_offset == 4
+async def test_who_waited_for_what_was_cut_hears_of_it_and_the_next_is_served() -> None:
+    store: Any = CutStore()
+    flusher = Flusher(store, SystemClock(), interval_ms=lambda: 60_000, on_failure=lambda _: None, faults=Faults())
+    flushing = asyncio.create_task(flusher.run())
+    async with asyncio.timeout(20):
+        with pytest.raises(RuntimeError, match="was cut"):
             await flusher.flush_now()
-        flushing.cancel()
-        flusher.close()
-
-    asyncio.run(main())
+        assert flusher.flushed_offset == 4
+        await flusher.flush_now()
+    flushing.cancel()
+    flusher.close()

@@ -52,68 +52,59 @@ async def beat(connection: Connection, body: bytes) -> str:
     return answer.ext["IS_SUB_CHANGE"]
 
 
-def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_its_client_lives(
+async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_its_client_lives(
     tmp_path: Path, read: list[int]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            clients, body = broker.clients, heartbeat("A", fingerprint=7)
-            assert await beat(connection, body) == "true"
-            before = [*clients.consumers["g"].channels.values(), *clients.producers["p"].values()]
-            assert [await beat(connection, body) for _ in range(3)] == ["false"] * 3
-            assert len(read) == 1
-            after = [*clients.consumers["g"].channels.values(), *clients.producers["p"].values()]
-            assert all(new.last_update > old.last_update for new, old in zip(after, before, strict=True))
-            assert await beat(connection, heartbeat("A", fingerprint=8)) == "true"
-            assert len(read) == 2
-
-    asyncio.run(main())
+    async with running(tmp_path) as (broker, connection):
+        clients, body = broker.clients, heartbeat("A", fingerprint=7)
+        assert await beat(connection, body) == "true"
+        before = [*clients.consumers["g"].channels.values(), *clients.producers["p"].values()]
+        assert [await beat(connection, body) for _ in range(3)] == ["false"] * 3
+        assert len(read) == 1
+        after = [*clients.consumers["g"].channels.values(), *clients.producers["p"].values()]
+        assert all(new.last_update > old.last_update for new, old in zip(after, before, strict=True))
+        assert await beat(connection, heartbeat("A", fingerprint=8)) == "true"
+        assert len(read) == 2
 
 
-def test_without_a_fingerprint_the_answer_stays_that_something_may_have_changed(
+async def test_without_a_fingerprint_the_answer_stays_that_something_may_have_changed(
     tmp_path: Path, read: list[int]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (_, connection):
-            assert [await beat(connection, heartbeat("A")) for _ in range(3)] == ["true"] * 3
-            assert len(read) == 1
-
-    asyncio.run(main())
+    async with running(tmp_path) as (_, connection):
+        assert [await beat(connection, heartbeat("A")) for _ in range(3)] == ["true"] * 3
+        assert len(read) == 1
 
 
-def test_a_heartbeat_is_read_again_once_what_it_says_no_longer_stands(tmp_path: Path, read: list[int]) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            context, body = broker, heartbeat("A")
-            await beat(connection, body)
+async def test_a_heartbeat_is_read_again_once_what_it_says_no_longer_stands(tmp_path: Path, read: list[int]) -> None:
+    async with running(tmp_path) as (broker, connection):
+        context, body = broker, heartbeat("A")
+        await beat(connection, body)
 
-            other = await open_connection(*context.address)
-            await beat(other, heartbeat("B", ("elsewhere",)))
-            assert context.clients.consumers["g"].subscriptions.keys() == {"elsewhere"}
-            await beat(connection, body)
-            assert context.clients.consumers["g"].subscriptions.keys() == set(TOPICS)
-            await beat(other, heartbeat("B", version=2))
-            await beat(connection, body)
-            assert {sub.sub_version for sub in context.clients.consumers["g"].subscriptions.values()} == {2}
-            other.close()
+        other = await open_connection(*context.address)
+        await beat(other, heartbeat("B", ("elsewhere",)))
+        assert context.clients.consumers["g"].subscriptions.keys() == {"elsewhere"}
+        await beat(connection, body)
+        assert context.clients.consumers["g"].subscriptions.keys() == set(TOPICS)
+        await beat(other, heartbeat("B", version=2))
+        await beat(connection, body)
+        assert {sub.sub_version for sub in context.clients.consumers["g"].subscriptions.values()} == {2}
+        other.close()
 
-            await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g", producerGroup="p")
-            await beat(connection, body)
-            assert context.clients.consumers["g"].client_ids() == ["A"]
-            assert "p" in context.clients.producers
+        await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g", producerGroup="p")
+        await beat(connection, body)
+        assert context.clients.consumers["g"].client_ids() == ["A"]
+        assert "p" in context.clients.producers
 
-            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="%RETRY%g")).code == 0
-            await beat(connection, body)
-            assert context.topics.select("%RETRY%g") is not None
-            assert (await ask(connection, Code.DELETE_SUBSCRIPTIONGROUP, groupName="g")).code == 0
-            await beat(connection, body)
-            assert "g" in context.groups.groups
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="%RETRY%g")).code == 0
+        await beat(connection, body)
+        assert context.topics.select("%RETRY%g") is not None
+        assert (await ask(connection, Code.DELETE_SUBSCRIPTIONGROUP, groupName="g")).code == 0
+        await beat(connection, body)
+        assert "g" in context.groups.groups
 
-            known = len(read)
-            await beat(connection, body)
-            assert len(read) == known
-
-    asyncio.run(main())
+        known = len(read)
+        await beat(connection, body)
+        assert len(read) == known
 
 
 def test_what_a_group_subscribes_to_is_no_business_of_the_garbage_collector() -> None:
@@ -167,90 +158,81 @@ def subscriptions(broker: BrokerController) -> list[SubscriptionData]:
     return list(broker.clients.consumers["g"].subscriptions.values())
 
 
-def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            clients, kinds = broker.clients, ("", "", "")
-            channel = ClientChannel(connection, "A", "JAVA", 1, 0.0, 0)
+async def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_again(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        clients, kinds = broker.clients, ("", "", "")
+        channel = ClientChannel(connection, "A", "JAVA", 1, 0.0, 0)
 
-            def register(changes: Changes) -> ConsumerGroup:
-                return clients.register_consumer("g", channel, kinds, changes)
+        def register(changes: Changes) -> ConsumerGroup:
+            return clients.register_consumer("g", channel, kinds, changes)
 
-            wide = [SubscriptionData(topic, sub_version=2) for topic in WIDE]
-            steps = clients.compare("g", wide)
-            for number in range(2):
-                next(steps)
-                next(steps)
-                narrow = [SubscriptionData(topic, sub_version=3) for topic in (*WIDE[:9], f"other-{number}")]
-                register(at_once(clients.compare("g", narrow)))
-            group = register(at_once(steps))
-            assert group.subscriptions.keys() == set(WIDE)
-            assert [group.subscriptions[topic].sub_version for topic in WIDE[:10]] == [3] * 9 + [2]
-            assert group.size == sum(map(client_manager._size, group.subscriptions.values()))
+        wide = [SubscriptionData(topic, sub_version=2) for topic in WIDE]
+        steps = clients.compare("g", wide)
+        for number in range(2):
+            next(steps)
+            next(steps)
+            narrow = [SubscriptionData(topic, sub_version=3) for topic in (*WIDE[:9], f"other-{number}")]
+            register(at_once(clients.compare("g", narrow)))
+        group = register(at_once(steps))
+        assert group.subscriptions.keys() == set(WIDE)
+        assert [group.subscriptions[topic].sub_version for topic in WIDE[:10]] == [3] * 9 + [2]
+        assert group.size == sum(map(client_manager._size, group.subscriptions.values()))
 
-            steps, left = clients.compare("g", wide), 0
-            for _ in steps:  # always another: it comes to an end all the same
-                left += 1
-                register(at_once(clients.compare("g", [SubscriptionData(f"other-{left}")])))
-            assert left == 3
-
-    asyncio.run(main())
+        steps, left = clients.compare("g", wide), 0
+        for _ in steps:  # always another: it comes to an end all the same
+            left += 1
+            register(at_once(clients.compare("g", [SubscriptionData(f"other-{left}")])))
+        assert left == 3
 
 
-def test_what_a_connection_says_after_a_wide_heartbeat_is_heard_after_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            consumers = broker.clients.consumers
-            await asyncio.gather(
-                beat(connection, heartbeat("A", WIDE)),
-                beat(connection, heartbeat("A", ("one",))),
-                beat(connection, heartbeat("A", WIDE[1:])),
-                beat(connection, heartbeat("A", ("two",))),
-            )
-            assert consumers["g"].subscriptions.keys() == {"two"}
-            await asyncio.gather(
-                beat(connection, heartbeat("A", WIDE)),
-                ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g", producerGroup="p"),
-            )
-            assert "g" not in consumers
-            assert "p" not in broker.clients.producers
-
-    asyncio.run(main())
+async def test_what_a_connection_says_after_a_wide_heartbeat_is_heard_after_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        consumers = broker.clients.consumers
+        await asyncio.gather(
+            beat(connection, heartbeat("A", WIDE)),
+            beat(connection, heartbeat("A", ("one",))),
+            beat(connection, heartbeat("A", WIDE[1:])),
+            beat(connection, heartbeat("A", ("two",))),
+        )
+        assert consumers["g"].subscriptions.keys() == {"two"}
+        await asyncio.gather(
+            beat(connection, heartbeat("A", WIDE)),
+            ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g", producerGroup="p"),
+        )
+        assert "g" not in consumers
+        assert "p" not in broker.clients.producers
 
 
-def test_a_wide_heartbeat_whose_connection_goes_meanwhile_leaves_nobody_behind(
+async def test_a_wide_heartbeat_whose_connection_goes_meanwhile_leaves_nobody_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, _):
-            clients = broker.clients
-            begun, gone, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-            whole, closed = client_manager._compare, clients.connection_closed
+    async with running(tmp_path) as (broker, _):
+        clients = broker.clients
+        begun, gone, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        whole, closed = client_manager._compare, clients.connection_closed
 
-            def held(changes: Changes, wanted: Sequence[SubscriptionData] | None) -> Steps[None]:
-                begun.set()
-                try:
-                    while not gone.is_set():
-                        yield
-                    yield from whole(changes, wanted)
-                finally:
-                    over.set()
+        def held(changes: Changes, wanted: Sequence[SubscriptionData] | None) -> Steps[None]:
+            begun.set()
+            try:
+                while not gone.is_set():
+                    yield
+                yield from whole(changes, wanted)
+            finally:
+                over.set()
 
-            def see_it_go(connection: Connection) -> None:
-                closed(connection)
-                gone.set()
+        def see_it_go(connection: Connection) -> None:
+            closed(connection)
+            gone.set()
 
-            monkeypatch.setattr(client_manager, "_compare", held)
-            monkeypatch.setattr(clients, "connection_closed", see_it_go)
-            other = await open_connection(*broker.address)
-            asking = asyncio.create_task(beat(other, heartbeat("A", WIDE)))
-            await begun.wait()
-            other.abort()
-            await over.wait()
-            with pytest.raises(UnknownOutcome):
-                await asking
-            assert "g" not in clients.consumers
-            assert clients.producers == {}
-            assert clients.bytes == 0
-
-    asyncio.run(main())
+        monkeypatch.setattr(client_manager, "_compare", held)
+        monkeypatch.setattr(clients, "connection_closed", see_it_go)
+        other = await open_connection(*broker.address)
+        asking = asyncio.create_task(beat(other, heartbeat("A", WIDE)))
+        await begun.wait()
+        other.abort()
+        await over.wait()
+        with pytest.raises(UnknownOutcome):
+            await asking
+        assert "g" not in clients.consumers
+        assert clients.producers == {}
+        assert clients.bytes == 0

@@ -17,45 +17,39 @@ from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running
 
 
-def test_what_is_set_holds_over_a_restart_and_over_file_and_command_line(
+async def test_what_is_set_holds_over_a_restart_and_over_file_and_command_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        async with running(tmp_path, "transactionCheckMax=15") as (broker, connection):
-            answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=17\nhotBytes=1g\n")
-            assert answer.code == ResponseCode.SUCCESS, answer.remark
+    async with running(tmp_path, "transactionCheckMax=15") as (broker, connection):
+        answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=17\nhotBytes=1g\n")
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (17, 1 << 30)
+    with caplog.at_level(logging.INFO):
+        async with running(tmp_path, "transactionCheckMax=16") as (broker, connection):
             assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (17, 1 << 30)
-        with caplog.at_level(logging.INFO):
-            async with running(tmp_path, "transactionCheckMax=16") as (broker, connection):
-                assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (17, 1 << 30)
-                assert "transactionCheckMax=17, as it was set while the broker ran, instead of 16" in caplog.text
-                told = await ask(connection, Code.GET_BROKER_CONFIG)
-                assert json.loads(told.ext["kept"]) == {"hotBytes": str(2 << 30), "transactionCheckMax": "16"}
-                assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, unset="transactionCheckMax")).code == 0
-                assert broker.config.transaction_check_max == 16
-        async with running(tmp_path, "transactionCheckMax=18") as (broker, _):
-            assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (18, 1 << 30)
-
-    asyncio.run(work())
+            assert "transactionCheckMax=17, as it was set while the broker ran, instead of 16" in caplog.text
+            told = await ask(connection, Code.GET_BROKER_CONFIG)
+            assert json.loads(told.ext["kept"]) == {"hotBytes": str(2 << 30), "transactionCheckMax": "16"}
+            assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, unset="transactionCheckMax")).code == 0
+            assert broker.config.transaction_check_max == 16
+    async with running(tmp_path, "transactionCheckMax=18") as (broker, _):
+        assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (18, 1 << 30)
 
 
-def test_a_refused_change_changes_nothing_and_is_not_kept(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with running(tmp_path) as (broker, connection):
-            assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=9\n")).code == 0
-            for body, unset in (
-                (b"transactionCheckMax=0\n", ""),
-                (b"transactionCheckMax=10\nlistenPort=1\n", ""),
-                (b"hotBytes=1g\n", "maxTopics"),
-                (b"transactionCheckMax=10\n", "transactionCheckMax"),
-            ):
-                answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, body, unset=unset)
-                assert answer.code != ResponseCode.SUCCESS, (body, unset)
-                assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (9, 2 << 30)
-        async with running(tmp_path) as (broker, _):
+async def test_a_refused_change_changes_nothing_and_is_not_kept(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=9\n")).code == 0
+        for body, unset in (
+            (b"transactionCheckMax=0\n", ""),
+            (b"transactionCheckMax=10\nlistenPort=1\n", ""),
+            (b"hotBytes=1g\n", "maxTopics"),
+            (b"transactionCheckMax=10\n", "transactionCheckMax"),
+        ):
+            answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, body, unset=unset)
+            assert answer.code != ResponseCode.SUCCESS, (body, unset)
             assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (9, 2 << 30)
-
-    asyncio.run(work())
+    async with running(tmp_path) as (broker, _):
+        assert (broker.config.transaction_check_max, broker.config.hot_bytes) == (9, 2 << 30)
 
 
 class _NothingIsKept(RealDisk):
@@ -66,43 +60,36 @@ class _NothingIsKept(RealDisk):
         super().write_atomic(path, data)
 
 
-def test_what_cannot_be_kept_is_not_in_force(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with running(tmp_path, disk=_NothingIsKept()) as (broker, connection):
-            answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=9\n")
-            assert answer.code == ResponseCode.SYSTEM_ERROR
-            assert "No space left" in (answer.remark or "")
-            assert broker.config.transaction_check_max == 15
-
-    asyncio.run(work())
+async def test_what_cannot_be_kept_is_not_in_force(tmp_path: Path) -> None:
+    async with running(tmp_path, disk=_NothingIsKept()) as (broker, connection):
+        answer = await ask(connection, Code.UPDATE_BROKER_CONFIG, b"transactionCheckMax=9\n")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "No space left" in (answer.remark or "")
+        assert broker.config.transaction_check_max == 15
 
 
-def test_a_key_of_another_version_has_no_effect_and_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        path = tmp_path / "config" / "keptConfig.json"
-        path.parent.mkdir()
-        path.write_text('{"neveFormat":1,"keys":{"ofTomorrow":"7","maxTopics":"12"}}')
-        async with running(tmp_path) as (broker, connection):
-            assert broker.config.max_topics == 12
-            assert "ofTomorrow" in caplog.text
-            assert json.loads((await ask(connection, Code.GET_BROKER_CONFIG)).ext["kept"]) == {"maxTopics": "100000"}
-            assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"hotBytes=1g\n")).code == 0
-        assert json.loads(path.read_text())["keys"] == {"hotBytes": "1g", "maxTopics": "12", "ofTomorrow": "7"}
-
-    asyncio.run(work())
+async def test_kept_key_of_another_version_is_ignored_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config" / "keptConfig.json"
+    path.parent.mkdir()
+    path.write_text('{"neveFormat":1,"keys":{"ofTomorrow":"7","maxTopics":"12"}}')
+    async with running(tmp_path) as (broker, connection):
+        assert broker.config.max_topics == 12
+        assert "ofTomorrow" in caplog.text
+        assert json.loads((await ask(connection, Code.GET_BROKER_CONFIG)).ext["kept"]) == {"maxTopics": "100000"}
+        assert (await ask(connection, Code.UPDATE_BROKER_CONFIG, b"hotBytes=1g\n")).code == 0
+    assert json.loads(path.read_text())["keys"] == {"hotBytes": "1g", "maxTopics": "12", "ofTomorrow": "7"}
 
 
 @pytest.mark.parametrize("text", ['{"neveFormat":2,"keys":{}}', '{"keys":[]}', "\x00\x00"])
-def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    async def work() -> None:
-        path = tmp_path / "config" / "keptConfig.json"
-        path.parent.mkdir()
-        path.write_text(text)
-        with pytest.raises(StartupError, match=r"keptConfig\.json"):
-            async with running(tmp_path):
-                pass
-
-    asyncio.run(work())
+async def test_a_file_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config" / "keptConfig.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(StartupError, match=r"keptConfig\.json"):
+        async with running(tmp_path):
+            pass
 
 
 def test_log_level_changes_while_the_broker_runs(tmp_path: Path) -> None:

@@ -33,68 +33,56 @@ def bodies(answer: RemotingCommand) -> list[bytes]:
     return [bytes(record.body) for record in iter_records(answer.body)] if answer.code == 0 else []
 
 
-def test_key_query_finds_message_behind_colliding_keys(tmp_path: Path) -> None:
+async def test_key_query_finds_message_behind_colliding_keys(tmp_path: Path) -> None:
     """An index entry has no topic: 64 newer entries of another topic with the same hash are not results."""
 
-    async def main() -> None:
-        async with running(tmp_path) as (_, connection):
-            await send(connection, "orders", b"paid", "KEYS\x01order-77\x02")
-            (word, *_) = colliding_words("mine", crc32(b"orders#order-77"))
-            for _ in range(70):
-                await send(connection, "mine", b"hiding", f"KEYS\x01{word}\x02")
-            assert bodies(await query(connection, "orders", "order-77")) == [b"paid"]
-
-    asyncio.run(main())
+    async with running(tmp_path) as (_, connection):
+        await send(connection, "orders", b"paid", "KEYS\x01order-77\x02")
+        (word, *_) = colliding_words("mine", crc32(b"orders#order-77"))
+        for _ in range(70):
+            await send(connection, "mine", b"hiding", f"KEYS\x01{word}\x02")
+        assert bodies(await query(connection, "orders", "order-77")) == [b"paid"]
 
 
-def test_key_query_reports_what_it_did_not_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_query_reports_what_it_did_not_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_store, "QUERY_LOOKS_MAX", 50)
 
-    async def main() -> None:
-        async with running(tmp_path) as (_, connection):
-            await send(connection, "orders", b"first", "KEYS\x01order-77\x02")
-            (word, *_) = colliding_words("orders", crc32(b"orders#order-77"))
-            for _ in range(60):
-                await send(connection, "orders", b"other", f"KEYS\x01{word}\x02")
-            answer = await query(connection, "orders", "order-77")
-            assert answer.code == ResponseCode.SYSTEM_BUSY
-            assert "not searched: the local log before 20" in (answer.remark or "")
-
-    asyncio.run(main())
+    async with running(tmp_path) as (_, connection):
+        await send(connection, "orders", b"first", "KEYS\x01order-77\x02")
+        (word, *_) = colliding_words("orders", crc32(b"orders#order-77"))
+        for _ in range(60):
+            await send(connection, "orders", b"other", f"KEYS\x01{word}\x02")
+        answer = await query(connection, "orders", "order-77")
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "not searched: the local log before 20" in (answer.remark or "")
 
 
-def test_concurrent_key_queries_share_one_step_per_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_key_queries_share_one_step_per_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted(reading.store_time_at)
     monkeypatch.setattr(reading, "store_time_at", counted)
 
-    async def main() -> None:
-        async with running(tmp_path) as (_, connection):
-            await send(connection, "orders", b"first", "KEYS\x01order-77\x02")
-            (word, *_) = colliding_words("orders", crc32(b"orders#order-77"))
-            for _ in range(300):
-                await send(connection, "orders", b"other", f"KEYS\x01{word}\x02")
-            counted.all = counted.most = 0
-            answers = await asyncio.gather(*(query(connection, "orders", "order-77") for _ in range(20)))
-            assert all(bodies(answer) == [b"first"] for answer in answers)
-            assert counted.all >= 20 * 301
-            assert counted.most <= QUERY_STEP
-
-    asyncio.run(main())
+    async with running(tmp_path) as (_, connection):
+        await send(connection, "orders", b"first", "KEYS\x01order-77\x02")
+        (word, *_) = colliding_words("orders", crc32(b"orders#order-77"))
+        for _ in range(300):
+            await send(connection, "orders", b"other", f"KEYS\x01{word}\x02")
+        counted.all = counted.most = 0
+        answers = await asyncio.gather(*(query(connection, "orders", "order-77") for _ in range(20)))
+        assert all(bodies(answer) == [b"first"] for answer in answers)
+        assert counted.all >= 20 * 301
+        assert counted.most <= QUERY_STEP
 
 
-def test_in_turns_takes_one_step_of_all_that_share_a_lock() -> None:
-    async def main() -> None:
-        shared, taken = asyncio.Lock(), list[str]()
-        counted = Counted(taken.append)
+async def test_in_turns_takes_one_step_of_all_that_share_a_lock() -> None:
+    shared, taken = asyncio.Lock(), list[str]()
+    counted = Counted(taken.append)
 
-        def steps(name: str) -> Steps[str]:
-            for _ in range(3):
-                counted(name)
-                yield
-            return name
+    def steps(name: str) -> Steps[str]:
+        for _ in range(3):
+            counted(name)
+            yield
+        return name
 
-        assert await asyncio.gather(*(in_turns(steps(name), shared=shared) for name in "ab")) == ["a", "b"]
-        assert taken == ["a", "b"] * 3, "fair"
-        assert counted.most == 1
-
-    asyncio.run(main())
+    assert await asyncio.gather(*(in_turns(steps(name), shared=shared) for name in "ab")) == ["a", "b"]
+    assert taken == ["a", "b"] * 3, "fair"
+    assert counted.most == 1

@@ -35,41 +35,35 @@ def fill(broker: BrokerController, monkeypatch: pytest.MonkeyPatch, percent: int
         (86, "diskSpaceCleanForciblyRatio=95", 0),
     ],
 )
-def test_without_an_archive_the_oldest_goes_when_the_disk_is_full(
+async def test_without_an_archive_the_oldest_goes_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: int, setting: str, evicted: int
 ) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path / "data", *filter(None, [setting])) as (broker, connection):
-            for _ in range(SEGMENTS + 1):
-                await send(connection, "orders", b"x" * 900_000)
-            fill(broker, monkeypatch, percent)
-            assert broker.archive.lifecycle is not None
-            await asyncio.to_thread(broker.archive.lifecycle.evict.run)
-            assert broker.store.min_offset("orders", 0) == evicted
-
-    asyncio.run(scenario())
+    async with running(tmp_path / "data", *filter(None, [setting])) as (broker, connection):
+        for _ in range(SEGMENTS + 1):
+            await send(connection, "orders", b"x" * 900_000)
+        fill(broker, monkeypatch, percent)
+        assert broker.archive.lifecycle is not None
+        await asyncio.to_thread(broker.archive.lifecycle.evict.run)
+        assert broker.store.min_offset("orders", 0) == evicted
 
 
-def test_a_trace_of_each_message_keeps_no_archived_segment_on_a_crowded_disk(
+async def test_a_trace_of_each_message_keeps_no_archived_segment_on_a_crowded_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        store = f"storeUrl=dir:{tmp_path / 'store'}"
-        async with running(tmp_path / "data", store, "archivePeriod=1d", "archiveMinBytes=1") as (broker, connection):
-            fill(broker, monkeypatch, 50)
-            for _ in range(SEGMENTS + 1):
-                await send(connection, "RMQ_SYS_TRACE_TOPIC", b"trace")
-                await send(connection, "orders", b"x" * 900_000)
-            lifecycle = broker.archive.lifecycle
-            assert isinstance(lifecycle, ArchiveLifecycle)
-            await asyncio.to_thread(lifecycle.offload.run)
-            await asyncio.to_thread(lifecycle.evict.run)
-            assert broker.store.min_offset("orders", 0) == 0
-            fill(broker, monkeypatch, 76)
-            await asyncio.to_thread(lifecycle.evict.run)
-            assert broker.store.min_offset("orders", 0) >= SEGMENTS
-
-    asyncio.run(scenario())
+    store = f"storeUrl=dir:{tmp_path / 'store'}"
+    async with running(tmp_path / "data", store, "archivePeriod=1d", "archiveMinBytes=1") as (broker, connection):
+        fill(broker, monkeypatch, 50)
+        for _ in range(SEGMENTS + 1):
+            await send(connection, "RMQ_SYS_TRACE_TOPIC", b"trace")
+            await send(connection, "orders", b"x" * 900_000)
+        lifecycle = broker.archive.lifecycle
+        assert isinstance(lifecycle, ArchiveLifecycle)
+        await asyncio.to_thread(lifecycle.offload.run)
+        await asyncio.to_thread(lifecycle.evict.run)
+        assert broker.store.min_offset("orders", 0) == 0
+        fill(broker, monkeypatch, 76)
+        await asyncio.to_thread(lifecycle.evict.run)
+        assert broker.store.min_offset("orders", 0) >= SEGMENTS
 
 
 @pytest.mark.parametrize(("text", "hours"), [("04", {4}), ("4;16", {4, 16}), ("", set())])
@@ -97,28 +91,41 @@ def test_a_topics_own_bound_is_the_first_that_fits() -> None:
     assert none.max_age_of("audit") is None
 
 
-@pytest.mark.parametrize("text", ["audit", "audit=", "=1d", "a*b=1d", "audit=1x", "audit=31d", "audit=0"])
+@pytest.mark.parametrize(
+    "text", ["audit", "audit=", "=1d", "a*b=1d", "a,b=1d", "a=1d,b=1d", "audit=1x", "audit=31d", "audit=0"]
+)
 def test_a_bound_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="archiveMaxAgeByTopic"):
+    with pytest.raises(ConfigError, match=r"archiveMaxAgeByTopic.*with ;"):
         BrokerConfig(archive_max_age_by_topic=text).archive_max_ages  # noqa: B018
 
 
-def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp_path: Path) -> None:
+def test_delta_topics_are_names_or_prefixes_separated_by_semicolons() -> None:
+    config = BrokerConfig(archive_delta_topics="orders; audit_*;%RETRY%billing;*")
+    assert config.delta_topics == ("orders", "audit_*", "%RETRY%billing", "*")
+    assert BrokerConfig().delta_topics == ()
+
+
+@pytest.mark.parametrize("text", ["orders,audit", "orders audit", "a*b", "**", "x" * 128, "orders,audit*"])
+def test_delta_topic_that_no_topic_matches_is_refused(text: str) -> None:
+    """It would name no table, and the analyst would look for the cause in the archive."""
+    config = BrokerConfig(archive_delta_topics=f"flights;{text}")
+    with pytest.raises(ConfigError, match=r"archiveDeltaTopics: .* separate topics with ;"):
+        ConfiguredPolicy(config, cast(TopicConfigManager, None), cast(MessageStore, None))
+
+
+async def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp_path: Path) -> None:
     """A `/tmp` in memory is too small for large ones, for ever."""
     left = tmp_path / "data/archive/encode/neve-offload-x"
     left.mkdir(parents=True)
     (left / "object.parquet").write_bytes(b"half of it")
 
-    async def scenario() -> None:
-        async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, connection):
-            assert list(left.parent.iterdir()) == []
-            assert isinstance(broker.archive, Archive)
-            uploader = broker.archive.uploader
-            assert uploader._work_dir == str(left.parent)
-            await send(connection, "orders")
-            lifecycle = broker.archive.lifecycle
-            assert isinstance(lifecycle, ArchiveLifecycle)
-            (report,) = await asyncio.to_thread(lifecycle.offload.run, roll=True)
-            assert len(report.committed) == 1
-
-    asyncio.run(scenario())
+    async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, connection):
+        assert list(left.parent.iterdir()) == []
+        assert isinstance(broker.archive, Archive)
+        uploader = broker.archive.uploader
+        assert uploader._work_dir == str(left.parent)
+        await send(connection, "orders")
+        lifecycle = broker.archive.lifecycle
+        assert isinstance(lifecycle, ArchiveLifecycle)
+        (report,) = await asyncio.to_thread(lifecycle.offload.run, roll=True)
+        assert len(report.committed) == 1

@@ -83,58 +83,52 @@ def put(store: MessageStore, queue_id: int) -> None:
     store.put("t", queue_id, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
 
 
-def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
-    async def main() -> None:
-        disk, clock = NotingDisk(), ManualClock()
-        store = store_on(disk, clock)
-        for queue_id in range(QUEUES):
-            put(store, queue_id)
-        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
-        flushing = asyncio.create_task(flusher.run())
-        ask = AskLoop(asyncio.get_running_loop())
-        nothing_waits: Any = None
-        hot = LoopHotStore(store, nothing_waits, ask, flusher, lambda: 0.1)
-        disk.written.clear()
-        before = dict.fromkeys(("t", "gone"), clock.now_ms() + 1)
-        await asyncio.to_thread(hot.flush)
-        await asyncio.to_thread(hot.expire_below, {"t": dict.fromkeys(range(QUEUES), 1), "gone": {0: 1}}, before)
-        writers = [thread for name, thread in disk.written if name == "queue_state"]
-        assert len(writers) == 1
-        assert writers[0] != threading.get_ident()
-        flushing.cancel()
-        flusher.close()
+async def test_the_minimums_that_a_ttl_raises_are_one_write_beside_the_loop() -> None:
+    disk, clock = NotingDisk(), ManualClock()
+    store = store_on(disk, clock)
+    for queue_id in range(QUEUES):
+        put(store, queue_id)
+    flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+    flushing = asyncio.create_task(flusher.run())
+    ask = AskLoop(asyncio.get_running_loop())
+    nothing_waits: Any = None
+    hot = LoopHotStore(store, nothing_waits, ask, flusher, lambda: 0.1)
+    disk.written.clear()
+    before = dict.fromkeys(("t", "gone"), clock.now_ms() + 1)
+    await asyncio.to_thread(hot.flush)
+    await asyncio.to_thread(hot.expire_below, {"t": dict.fromkeys(range(QUEUES), 1), "gone": {0: 1}}, before)
+    writers = [thread for name, thread in disk.written if name == "queue_state"]
+    assert len(writers) == 1
+    assert writers[0] != threading.get_ident()
+    flushing.cancel()
+    flusher.close()
 
-        after = store_on(disk.power_cut(), clock)
-        for queue_id in range(QUEUES):
-            assert after.min_offset("t", queue_id) == after.max_offset("t", queue_id) == 1
-
-    asyncio.run(main())
+    after = store_on(disk.power_cut(), clock)
+    for queue_id in range(QUEUES):
+        assert after.min_offset("t", queue_id) == after.max_offset("t", queue_id) == 1
 
 
-def test_an_evicted_file_is_taken_from_the_disk_beside_the_loop() -> None:
-    async def main() -> None:
-        disk, clock = NotingDisk(), ManualClock()
-        store = store_on(disk, clock)
-        put(store, 0)
-        store.roll()
-        put(store, 0)
-        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
-        flushing = asyncio.create_task(flusher.run())
-        nothing_waits: Any = None
-        hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
-        (oldest, _) = store.segments()
-        await asyncio.to_thread(hot.flush)
-        disk.gone.clear()
-        await asyncio.to_thread(hot.evict, oldest.base)
-        assert [segment.base for segment in store.segments()] == [oldest.end]
-        assert store.min_offset("t", 0) == 1
-        assert any(path.parent.name == "commitlog" for path, _ in disk.gone)
-        assert threading.get_ident() not in {thread for _, thread in disk.gone}
-        flushing.cancel()
-        flusher.close()
-        assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
-
-    asyncio.run(main())
+async def test_an_evicted_file_is_taken_from_the_disk_beside_the_loop() -> None:
+    disk, clock = NotingDisk(), ManualClock()
+    store = store_on(disk, clock)
+    put(store, 0)
+    store.roll()
+    put(store, 0)
+    flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+    flushing = asyncio.create_task(flusher.run())
+    nothing_waits: Any = None
+    hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
+    (oldest, _) = store.segments()
+    await asyncio.to_thread(hot.flush)
+    disk.gone.clear()
+    await asyncio.to_thread(hot.evict, oldest.base)
+    assert [segment.base for segment in store.segments()] == [oldest.end]
+    assert store.min_offset("t", 0) == 1
+    assert any(path.parent.name == "commitlog" for path, _ in disk.gone)
+    assert threading.get_ident() not in {thread for _, thread in disk.gone}
+    flushing.cancel()
+    flusher.close()
+    assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
 
 
 def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
@@ -147,35 +141,32 @@ def counted(kind: type, name: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
     return counter
 
 
-def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have_anything_or_not(
+async def test_the_queues_of_one_topic_are_looked_at_in_slices_whether_they_have_anything_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        clock, queues = ManualClock(), 500
-        store = store_on(SimDisk(), clock)
-        for queue_id in range(queues):
-            put(store, queue_id)
-        begin = store.max_physical_offset
-        for queue_id in (3, 400):
-            put(store, queue_id)
-        looks = counted(ConsumeQueue, "first_at", monkeypatch)
-        not_asked: Any = None
-        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
-        found = await asyncio.to_thread(hot.entries, "t", begin, store.max_physical_offset)
-        assert found.keys() == {3, 400}
-        assert looks.all >= 2 * queues
-        assert looks.most <= 2 * 16
+    clock, queues = ManualClock(), 500
+    store = store_on(SimDisk(), clock)
+    for queue_id in range(queues):
+        put(store, queue_id)
+    begin = store.max_physical_offset
+    for queue_id in (3, 400):
+        put(store, queue_id)
+    looks = counted(ConsumeQueue, "first_at", monkeypatch)
+    not_asked: Any = None
+    hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
+    found = await asyncio.to_thread(hot.entries, "t", begin, store.max_physical_offset)
+    assert found.keys() == {3, 400}
+    assert looks.all >= 2 * queues
+    assert looks.most <= 2 * 16
 
-        minimums = counted(QueueTable, "minimum", monkeypatch)
-        synced: Any = Synced()
-        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), synced, lambda: 0.1)
-        rising = {"t": dict.fromkeys(range(queues), 1)}
-        await asyncio.to_thread(hot.expire_below, rising, {"t": clock.now_ms() + 1})
-        assert minimums.all >= queues
-        assert minimums.most <= 2 * 16
-        assert [store.min_offset("t", queue_id) for queue_id in range(queues)] == [1] * queues
-
-    asyncio.run(main())
+    minimums = counted(QueueTable, "minimum", monkeypatch)
+    synced: Any = Synced()
+    hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), synced, lambda: 0.1)
+    rising = {"t": dict.fromkeys(range(queues), 1)}
+    await asyncio.to_thread(hot.expire_below, rising, {"t": clock.now_ms() + 1})
+    assert minimums.all >= queues
+    assert minimums.most <= 2 * 16
+    assert [store.min_offset("t", queue_id) for queue_id in range(queues)] == [1] * queues
 
 
 def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None:
@@ -189,44 +180,38 @@ def test_an_older_image_of_the_queues_state_never_replaces_a_newer_one() -> None
     assert store_on(disk.power_cut(), clock).min_offset("t", 0) == 1
 
 
-def test_the_names_that_are_forgotten_are_written_beside_the_loop() -> None:
-    async def main() -> None:
-        disk = NotingDisk()
-        store = store_on(disk, ManualClock())
-        put(store, 0)
-        store.delete_topic("t")
-        store.roll()
-        store.put("other", 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-        store.after_flush(store.flush())
-        store.upkeep()
-        store.take_out(0)()
-        not_asked: Any = None
-        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
-        disk.written.clear()
-        assert await asyncio.to_thread(hot.forget_deleted, ["t", "none"]) == 1
-        (writer,) = [thread for name, thread in disk.written if name == "queue_state"]
-        assert writer != threading.get_ident()
-        assert await asyncio.to_thread(hot.forget_deleted, ["t", "none"]) == 0
-        assert len(disk.written) == 1, "nothing to write"
-
-    asyncio.run(main())
+async def test_the_names_that_are_forgotten_are_written_beside_the_loop() -> None:
+    disk = NotingDisk()
+    store = store_on(disk, ManualClock())
+    put(store, 0)
+    store.delete_topic("t")
+    store.roll()
+    store.put("other", 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+    store.after_flush(store.flush())
+    store.upkeep()
+    store.take_out(0)()
+    not_asked: Any = None
+    hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
+    disk.written.clear()
+    assert await asyncio.to_thread(hot.forget_deleted, ["t", "none"]) == 1
+    (writer,) = [thread for name, thread in disk.written if name == "queue_state"]
+    assert writer != threading.get_ident()
+    assert await asyncio.to_thread(hot.forget_deleted, ["t", "none"]) == 0
+    assert len(disk.written) == 1, "nothing to write"
 
 
-def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        store = store_on(SimDisk(), clock)
-        put(store, 0)
-        store.follow()
-        flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
-        ask = AskLoop(asyncio.get_running_loop())
-        saved: Any = SavedPins()
-        hot = LoopHotStore(store, saved, ask, flusher, lambda: 0.1)
-        assert not await asyncio.to_thread(hot.roll)
-        await asyncio.to_thread(hot.reappend_waiting, store.max_physical_offset)
-        assert [segment.sealed for segment in store.segments()] == [False]
-
-    asyncio.run(main())
+async def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs() -> None:
+    clock = ManualClock()
+    store = store_on(SimDisk(), clock)
+    put(store, 0)
+    store.follow()
+    flusher = Flusher(store, clock, interval_ms=lambda: 60_000, on_failure=lambda error: None, faults=Faults())
+    ask = AskLoop(asyncio.get_running_loop())
+    saved: Any = SavedPins()
+    hot = LoopHotStore(store, saved, ask, flusher, lambda: 0.1)
+    assert not await asyncio.to_thread(hot.roll)
+    await asyncio.to_thread(hot.reappend_waiting, store.max_physical_offset)
+    assert [segment.sealed for segment in store.segments()] == [False]
 
 
 class CountingAsk(AskLoop):
@@ -244,126 +229,114 @@ def ranges_of(store: MessageStore, topics: Iterable[str]) -> list[TopicRange]:
     return [TopicRange(topic, 0, store.max_physical_offset) for topic in topics]
 
 
-def test_what_many_topics_have_is_looked_up_many_at_a_time_and_one_that_cant_be_read_fails_alone(
+async def test_what_many_topics_have_is_looked_up_many_at_a_time_and_one_that_cant_be_read_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        clock, topics = ManualClock(), [f"t{number}" for number in range(300)]
-        store = store_on(SimDisk(), clock)
-        for topic in topics:
+    clock, topics = ManualClock(), [f"t{number}" for number in range(300)]
+    store = store_on(SimDisk(), clock)
+    for topic in topics:
+        store.put(topic, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+    slices = store.entry_slices
+
+    def one_is_damaged(topic: str, *more: Any) -> Any:
+        if topic == "t7":
+            raise StoreError("a hole")
+        return slices(topic, *more)
+
+    monkeypatch.setattr(store, "entry_slices", one_is_damaged)
+    looks = counted(ConsumeQueue, "first_at", monkeypatch)
+    not_asked: Any = None
+    ask = CountingAsk(asyncio.get_running_loop())
+    hot = LoopHotStore(store, not_asked, ask, not_asked, lambda: 0.1)
+    wanted = ranges_of(store, topics)
+    found = await asyncio.to_thread(lambda: list(hot.entries_of(wanted, timed=True)))
+    for topic, one in zip(topics, found, strict=True):
+        if topic == "t7":
+            assert isinstance(one, TopicUnreadable)
+        else:
+            assert isinstance(one, Found)
+            assert (len(one.runs[0].physical), one.oldest_ms) == (1, clock.now_ms())
+    assert ask.calls <= len(topics) / 7
+    assert looks.most <= 2 * 16
+
+
+async def test_what_is_older_than_a_time_is_looked_up_in_slices_and_a_damaged_topic_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, queues = ManualClock(1_000), 40
+    store = store_on(SimDisk(), clock)
+    for queue_id in range(queues):
+        put(store, queue_id)
+    store.put("bad", 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+    clock.advance(5_000)
+    put(store, 3)
+    store.put("new", 2, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+    by_time = store.offset_by_time
+
+    def one_is_damaged(topic: str, *more: Any, **named: Any) -> int:
+        if topic == "bad":
+            raise OSError("its file")
+        return by_time(topic, *more, **named)
+
+    monkeypatch.setattr(store, "offset_by_time", one_is_damaged)
+    looks = counted(QueueTable, "min_offset", monkeypatch)
+    not_asked: Any = None
+    hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
+    wanted = dict.fromkeys(("bad", "new", "none", "t"), 2_000)
+    found = dict(await asyncio.to_thread(lambda: list(hot.aged(wanted))))
+    assert isinstance(found.pop("bad"), TopicUnreadable)
+    assert found.pop("new") == Aged({}, 6_000)
+    assert found.pop("none") == Aged({}, 6_000), "what comes to it is no older than what is there"
+    assert found == {"t": Aged(dict.fromkeys(range(queues), 1), -1)}
+    assert (looks.all, looks.most <= 16) == (queues + 2, True)
+
+
+async def test_of_ranges_that_are_not_asked_for_yet_no_more_is_held_than_one_look_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hot_store, "_ENTRIES_AT_ONCE", 10)
+    store = store_on(SimDisk(), ManualClock())
+    topics = [f"t{number}" for number in range(6)]
+    for topic in topics:
+        for _ in range(8):
             store.put(topic, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-        slices = store.entry_slices
-
-        def one_is_damaged(topic: str, *more: Any) -> Any:
-            if topic == "t7":
-                raise StoreError("a hole")
-            return slices(topic, *more)
-
-        monkeypatch.setattr(store, "entry_slices", one_is_damaged)
-        looks = counted(ConsumeQueue, "first_at", monkeypatch)
-        not_asked: Any = None
-        ask = CountingAsk(asyncio.get_running_loop())
-        hot = LoopHotStore(store, not_asked, ask, not_asked, lambda: 0.1)
-        wanted = ranges_of(store, topics)
-        found = await asyncio.to_thread(lambda: list(hot.entries_of(wanted, timed=True)))
-        for topic, one in zip(topics, found, strict=True):
-            if topic == "t7":
-                assert isinstance(one, TopicUnreadable)
-            else:
-                assert isinstance(one, Found)
-                assert (len(one.runs[0].physical), one.oldest_ms) == (1, clock.now_ms())
-        assert ask.calls <= len(topics) / 7
-        assert looks.most <= 2 * 16
-
-    asyncio.run(main())
+    not_asked: Any = None
+    ask = CountingAsk(asyncio.get_running_loop())
+    found = LoopHotStore(store, not_asked, ask, not_asked, lambda: 0.1).entries_of(ranges_of(store, topics))
+    calls: list[int] = []
+    for _ in topics:
+        await asyncio.to_thread(next, found)
+        calls.append(ask.calls)
+    assert calls == [1, 2, 2, 3, 3, 4]
 
 
-def test_what_is_older_than_a_time_is_looked_up_in_slices_and_a_damaged_topic_stops_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        clock, queues = ManualClock(1_000), 40
-        store = store_on(SimDisk(), clock)
-        for queue_id in range(queues):
-            put(store, queue_id)
-        store.put("bad", 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-        clock.advance(5_000)
-        put(store, 3)
-        store.put("new", 2, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-        by_time = store.offset_by_time
+async def test_what_was_erased_is_hidden_by_a_write_beside_the_loop_which_is_made_again_where_it_failed() -> None:
+    disk, clock = NotingDisk(), ManualClock()
+    store = store_on(disk, clock)
+    for queue_id in range(QUEUES):
+        put(store, queue_id)
+        put(store, queue_id)
+    store.after_flush(store.flush())
+    flusher: Any = Synced()
+    nothing_waits: Any = None
+    hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
+    looks = Counted(store.erasable)
+    setattr(store, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
+    disk.written.clear()
+    rows = [("t", queue_id, 1, 1) for queue_id in range(QUEUES)]
+    room, disk.capacity = disk.capacity, 0
+    with pytest.raises(DiskFull):
+        await asyncio.to_thread(hot.hide_erased, rows)
+    disk.capacity = room
+    assert await asyncio.to_thread(hot.hide_erased, rows) == (0, {}), "they are hidden already"
+    writers = [thread for name, thread in disk.written if name == "queue_state"]
+    assert len(writers) == 2
+    assert threading.get_ident() not in writers
+    assert await asyncio.to_thread(hot.hide_erased, rows) == (0, {})
+    assert len(disk.written) == 2, "nothing is new"
+    assert 0 < looks.most <= 16, "a queue's file may have to be opened for each"
+    assert await asyncio.to_thread(hot.erased, "t") == dict.fromkeys(range(QUEUES), ((1, 1),))
 
-        def one_is_damaged(topic: str, *more: Any, **named: Any) -> int:
-            if topic == "bad":
-                raise OSError("its file")
-            return by_time(topic, *more, **named)
-
-        monkeypatch.setattr(store, "offset_by_time", one_is_damaged)
-        looks = counted(QueueTable, "min_offset", monkeypatch)
-        not_asked: Any = None
-        hot = LoopHotStore(store, not_asked, AskLoop(asyncio.get_running_loop()), not_asked, lambda: 0.1)
-        wanted = dict.fromkeys(("bad", "new", "none", "t"), 2_000)
-        found = dict(await asyncio.to_thread(lambda: list(hot.aged(wanted))))
-        assert isinstance(found.pop("bad"), TopicUnreadable)
-        assert found.pop("new") == Aged({}, 6_000)
-        assert found.pop("none") == Aged({}, 6_000), "what comes to it is no older than what is there"
-        assert found == {"t": Aged(dict.fromkeys(range(queues), 1), -1)}
-        assert (looks.all, looks.most <= 16) == (queues + 2, True)
-
-    asyncio.run(main())
-
-
-def test_of_ranges_that_are_not_asked_for_yet_no_more_is_held_than_one_look_finds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(hot_store, "_ENTRIES_AT_ONCE", 10)
-        store = store_on(SimDisk(), ManualClock())
-        topics = [f"t{number}" for number in range(6)]
-        for topic in topics:
-            for _ in range(8):
-                store.put(topic, 0, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-        not_asked: Any = None
-        ask = CountingAsk(asyncio.get_running_loop())
-        found = LoopHotStore(store, not_asked, ask, not_asked, lambda: 0.1).entries_of(ranges_of(store, topics))
-        calls: list[int] = []
-        for _ in topics:
-            await asyncio.to_thread(next, found)
-            calls.append(ask.calls)
-        assert calls == [1, 2, 2, 3, 3, 4]
-
-    asyncio.run(main())
-
-
-def test_what_was_erased_is_hidden_by_a_write_beside_the_loop_which_is_made_again_where_it_failed() -> None:
-    async def main() -> None:
-        disk, clock = NotingDisk(), ManualClock()
-        store = store_on(disk, clock)
-        for queue_id in range(QUEUES):
-            put(store, queue_id)
-            put(store, queue_id)
-        store.after_flush(store.flush())
-        flusher: Any = Synced()
-        nothing_waits: Any = None
-        hot = LoopHotStore(store, nothing_waits, AskLoop(asyncio.get_running_loop()), flusher, lambda: 0.1)
-        looks = Counted(store.erasable)
-        setattr(store, "erasable", looks)  # noqa: B010 - for mypy a method is none to be set
-        disk.written.clear()
-        rows = [("t", queue_id, 1, 1) for queue_id in range(QUEUES)]
-        room, disk.capacity = disk.capacity, 0
-        with pytest.raises(DiskFull):
-            await asyncio.to_thread(hot.hide_erased, rows)
-        disk.capacity = room
-        assert await asyncio.to_thread(hot.hide_erased, rows) == (0, {}), "they are hidden already"
-        writers = [thread for name, thread in disk.written if name == "queue_state"]
-        assert len(writers) == 2
-        assert threading.get_ident() not in writers
-        assert await asyncio.to_thread(hot.hide_erased, rows) == (0, {})
-        assert len(disk.written) == 2, "nothing is new"
-        assert 0 < looks.most <= 16, "a queue's file may have to be opened for each"
-        assert await asyncio.to_thread(hot.erased, "t") == dict.fromkeys(range(QUEUES), ((1, 1),))
-
-        after = store_on(disk.power_cut(), clock)
-        for queue_id in range(QUEUES):
-            assert after.get("t", queue_id, 1, 1, 100).status == "NO_MATCHED_MESSAGE"
-
-    asyncio.run(main())
+    after = store_on(disk.power_cut(), clock)
+    for queue_id in range(QUEUES):
+        assert after.get("t", queue_id, 1, 1, 100).status == "NO_MATCHED_MESSAGE"

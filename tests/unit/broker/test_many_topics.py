@@ -78,54 +78,48 @@ async def knows(asker: Connection, name: str) -> bool:
     return (await ask(asker, Code.GET_ROUTEINFO_BY_TOPIC, topic=name)).code == 0
 
 
-def test_each_topic_is_told_by_itself_and_the_table_a_moment_later(tmp_path: Path, told: Counter[str]) -> None:
-    async def main() -> None:
-        disk = CountedDisk()
-        async with (
-            name_server(tmp_path / "n") as (address, asker),
-            running(tmp_path / "b", f"namesrvAddr={address}", "flushConsumerOffsetInterval=10m", disk=disk) as (
-                broker,
-                connection,
-            ),
-        ):
-            whole, writes = told["whole"], disk.writes["topics.json"]
-            for number in range(COUNT):
-                await make(connection, f"t{number}")
-                assert await knows(asker, f"t{number}"), "whoever is answered may go and ask"
-                assert broker.topics.is_saved(f"t{number}")
-            assert told["single"] == COUNT
-            assert told["whole"] - whole <= 3, "a second lies between two of them"
-            assert disk.writes["topics.json"] - writes <= 3, "the table goes to the disk with the registration"
-            seen = told["whole"]
-            await make(connection, "t0", queues=16)
-            await until(lambda: told["whole"] > seen)
-
-    asyncio.run(main())
+async def test_each_topic_is_told_by_itself_and_the_table_a_moment_later(tmp_path: Path, told: Counter[str]) -> None:
+    disk = CountedDisk()
+    async with (
+        name_server(tmp_path / "n") as (address, asker),
+        running(tmp_path / "b", f"namesrvAddr={address}", "flushConsumerOffsetInterval=10m", disk=disk) as (
+            broker,
+            connection,
+        ),
+    ):
+        whole, writes = told["whole"], disk.writes["topics.json"]
+        for number in range(COUNT):
+            await make(connection, f"t{number}")
+            assert await knows(asker, f"t{number}"), "whoever is answered may go and ask"
+            assert broker.topics.is_saved(f"t{number}")
+        assert told["single"] == COUNT
+        assert told["whole"] - whole <= 3, "a second lies between two of them"
+        assert disk.writes["topics.json"] - writes <= 3, "the table goes to the disk with the registration"
+        seen = told["whole"]
+        await make(connection, "t0", queues=16)
+        await until(lambda: told["whole"] > seen)
 
 
-def test_a_topic_that_was_made_is_there_after_a_kill(tmp_path: Path) -> None:
+async def test_a_topic_that_was_made_is_there_after_a_kill(tmp_path: Path) -> None:
     """Its record is in the log, though the table's file was not written."""
 
-    async def main() -> None:
-        async with running(tmp_path, "flushConsumerOffsetInterval=10m", disk=(disk := CountedDisk())) as (
-            broker,
-            asker,
-        ):
-            writes = disk.writes["topics.json"]
-            await make(asker, "made")
-            assert disk.writes["topics.json"] == writes
-            assert broker.store.flushed_offset == broker.store.max_physical_offset
-            saved = (tmp_path / "config" / "topics.json").read_bytes()
-        (tmp_path / "config" / "topics.json").write_bytes(saved)  # as it was when the process was gone
-        assert b'"made"' not in saved
-        async with running(tmp_path) as (broker, _):
-            assert broker.topics.select("made") is not None
-
-    asyncio.run(main())
+    async with running(tmp_path, "flushConsumerOffsetInterval=10m", disk=(disk := CountedDisk())) as (
+        broker,
+        asker,
+    ):
+        writes = disk.writes["topics.json"]
+        await make(asker, "made")
+        assert disk.writes["topics.json"] == writes
+        assert broker.store.flushed_offset == broker.store.max_physical_offset
+        saved = (tmp_path / "config" / "topics.json").read_bytes()
+    (tmp_path / "config" / "topics.json").write_bytes(saved)  # as it was when the process was gone
+    assert b'"made"' not in saved
+    async with running(tmp_path) as (broker, _):
+        assert broker.topics.select("made") is not None
 
 
 @pytest.mark.parametrize("code", [ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION])
-def test_a_name_server_that_takes_no_single_topic_is_told_all(
+async def test_a_name_server_that_takes_no_single_topic_is_told_all(
     tmp_path: Path,
     told: Counter[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -141,24 +135,21 @@ def test_a_name_server_that_takes_no_single_topic_is_told_all(
 
     monkeypatch.setattr(RequestProcessor, "register_topic", refuse)
 
-    async def main() -> None:
-        async with (
-            name_server(tmp_path / "n") as (address, asker),
-            running(tmp_path / "b", f"namesrvAddr={address}") as (_, connection),
-        ):
-            for name in ("a", "b"):
-                whole = told["whole"]
-                await make(connection, name)
-                assert told["whole"] > whole
-                assert await knows(asker, name)
-        assert refused == ["a"]
-        (warning,) = [record for record in caplog.records if "takes no topic by itself" in record.getMessage()]
-        assert "not so" in warning.getMessage()
-
-    asyncio.run(main())
+    async with (
+        name_server(tmp_path / "n") as (address, asker),
+        running(tmp_path / "b", f"namesrvAddr={address}") as (_, connection),
+    ):
+        for name in ("a", "b"):
+            whole = told["whole"]
+            await make(connection, name)
+            assert told["whole"] > whole
+            assert await knows(asker, name)
+    assert refused == ["a"]
+    (warning,) = [record for record in caplog.records if "takes no topic by itself" in record.getMessage()]
+    assert "not so" in warning.getMessage()
 
 
-def test_a_name_server_that_could_not_take_one_topic_is_asked_again_with_the_next(
+async def test_a_name_server_that_could_not_take_one_topic_is_asked_again_with_the_next(
     tmp_path: Path, told: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
@@ -172,44 +163,38 @@ def test_a_name_server_that_could_not_take_one_topic_is_asked_again_with_the_nex
 
     monkeypatch.setattr(RequestProcessor, "register_topic", refuse)
 
-    async def main() -> None:
-        async with (
-            name_server(tmp_path / "n") as (address, asker),
-            running(tmp_path / "b", f"namesrvAddr={address}") as (_, connection),
-        ):
-            for name in ("a", "b"):
-                await make(connection, name)
-                assert await knows(asker, name)
-        assert (refused, told["single"]) == (["a"], 1)
-
-    asyncio.run(main())
+    async with (
+        name_server(tmp_path / "n") as (address, asker),
+        running(tmp_path / "b", f"namesrvAddr={address}") as (_, connection),
+    ):
+        for name in ("a", "b"):
+            await make(connection, name)
+            assert await knows(asker, name)
+    assert (refused, told["single"]) == (["a"], 1)
 
 
-def test_a_name_server_that_is_newer_in_its_next_life_takes_topics_by_themselves(
+async def test_a_name_server_that_is_newer_in_its_next_life_takes_topics_by_themselves(
     tmp_path: Path, told: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: RequestProcessor, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         return RemotingCommand.response(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "217 is not supported")
 
-    async def main() -> None:
-        root = tmp_path / "n"
-        async with AsyncExitStack() as whole_life, AsyncExitStack() as first_life:
-            with monkeypatch.context() as older:
-                older.setattr(RequestProcessor, "register_topic", refuse)
-                address, _ = await first_life.enter_async_context(name_server(root))
-            _, connection = await whole_life.enter_async_context(running(tmp_path / "b", f"namesrvAddr={address}"))
-            await make(connection, "a")
-            await first_life.aclose()
-            _, asker = await whole_life.enter_async_context(name_server(root, int(address.rpartition(":")[2])))
-            await make(connection, "b")
-            assert told["single"] == 0
-            await make(connection, "c")
-            assert (told["single"], await knows(asker, "c")) == (1, True)
-
-    asyncio.run(main())
+    root = tmp_path / "n"
+    async with AsyncExitStack() as whole_life, AsyncExitStack() as first_life:
+        with monkeypatch.context() as older:
+            older.setattr(RequestProcessor, "register_topic", refuse)
+            address, _ = await first_life.enter_async_context(name_server(root))
+        _, connection = await whole_life.enter_async_context(running(tmp_path / "b", f"namesrvAddr={address}"))
+        await make(connection, "a")
+        await first_life.aclose()
+        _, asker = await whole_life.enter_async_context(name_server(root, int(address.rpartition(":")[2])))
+        await make(connection, "b")
+        assert told["single"] == 0
+        await make(connection, "c")
+        assert (told["single"], await knows(asker, "c")) == (1, True)
 
 
-def test_a_topic_that_is_deleted_while_others_are_told_is_not_told_behind_its_deletion(
+async def test_a_topic_that_is_deleted_while_others_are_told_is_not_told_behind_its_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name server would have its route until the broker's table changes once more."""
@@ -224,36 +209,30 @@ def test_a_topic_that_is_deleted_while_others_are_told_is_not_told_behind_its_de
 
     monkeypatch.setattr(RequestProcessor, "register_topic", wait_with_the_first)
 
-    async def main() -> None:
-        async with (
-            name_server(tmp_path / "n") as (address, asker),
-            running(tmp_path / "b", f"namesrvAddr={address}") as (broker, connection),
-        ):
-            for name in ("first", "doomed"):
-                broker.topics.create_plain(name, 1)
-            telling = asyncio.create_task(broker.registration.topics(["first", "doomed"]))
-            async with asyncio.timeout(30):
-                await has_come.wait()
-                answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="doomed")
-                assert answer.code == 0, answer.remark
-                may_answer.set()
-                await telling
-            assert await knows(asker, "first")
-            assert not await knows(asker, "doomed")
-
-    asyncio.run(main())
+    async with (
+        name_server(tmp_path / "n") as (address, asker),
+        running(tmp_path / "b", f"namesrvAddr={address}") as (broker, connection),
+    ):
+        for name in ("first", "doomed"):
+            broker.topics.create_plain(name, 1)
+        telling = asyncio.create_task(broker.registration.topics(["first", "doomed"]))
+        async with asyncio.timeout(30):
+            await has_come.wait()
+            answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="doomed")
+            assert answer.code == 0, answer.remark
+            may_answer.set()
+            await telling
+        assert await knows(asker, "first")
+        assert not await knows(asker, "doomed")
 
 
-def test_a_name_server_that_was_started_anew_is_told_all(tmp_path: Path, told: Counter[str]) -> None:
-    async def main() -> None:
-        async with name_server(tmp_path / "n") as (address, _):
-            pass
-        async with (
-            running(tmp_path / "b", f"namesrvAddr={address}") as (_, connection),
-            name_server(tmp_path / "n", int(address.rpartition(":")[2])) as (_, asker),
-        ):
-            await make(connection, "a")
-            assert await knows(asker, "a")
-        assert (told["single"], told["whole"] > 0) == (0, True)
-
-    asyncio.run(main())
+async def test_a_name_server_that_was_started_anew_is_told_all(tmp_path: Path, told: Counter[str]) -> None:
+    async with name_server(tmp_path / "n") as (address, _):
+        pass
+    async with (
+        running(tmp_path / "b", f"namesrvAddr={address}") as (_, connection),
+        name_server(tmp_path / "n", int(address.rpartition(":")[2])) as (_, asker),
+    ):
+        await make(connection, "a")
+        assert await knows(asker, "a")
+    assert (told["single"], told["whole"] > 0) == (0, True)

@@ -179,21 +179,18 @@ def test_names_of_retry_topics() -> None:
     assert real_topic("t", "g", "[[1]]") == "%RETRY%g_t"  # a stranger's; there is no such topic, or it is none of his
 
 
-def test_a_message_wakes_one_waiter_of_each_group() -> None:
-    async def run() -> None:
-        polling = PopLongPolling()
-        waiters = [Waiter(group, "t", (f"%RETRY%{group}_t",), ANY_QUEUE) for group in ("g", "g", "h")]
-        for waiter in waiters:
-            polling.add(waiter)
-        polling.arrived("t", 3)
-        assert [waiter.future.done() for waiter in waiters] == [True, False, True]
-        polling.arrived("%RETRY%g_t", 0)
-        assert waiters[1].future.done()
-        for waiter in waiters:
-            polling.remove(waiter)
-        assert polling.count == 0
-
-    asyncio.run(run())
+async def test_a_message_wakes_one_waiter_of_each_group() -> None:
+    polling = PopLongPolling()
+    waiters = [Waiter(group, "t", (f"%RETRY%{group}_t",), ANY_QUEUE) for group in ("g", "g", "h")]
+    for waiter in waiters:
+        polling.add(waiter)
+    polling.arrived("t", 3)
+    assert [waiter.future.done() for waiter in waiters] == [True, False, True]
+    polling.arrived("%RETRY%g_t", 0)
+    assert waiters[1].future.done()
+    for waiter in waiters:
+        polling.remove(waiter)
+    assert polling.count == 0
 
 
 def test_shares_are_disjoint_and_cover_all_queues() -> None:
@@ -227,15 +224,12 @@ def test_who_passes_a_queue_by_is_told_once_when_it_is_free() -> None:
     assert not lock.release()
 
 
-def test_a_queue_that_is_free_again_wakes_who_waits_for_it() -> None:
-    async def work() -> None:
-        polling = PopLongPolling()
-        zero, one = (Waiter("g", "t", ("r",), queue_id) for queue_id in (0, 1))
-        polling.add(zero)
-        polling.add(one)
-        polling.wake("g", "t", 1)
-        assert (zero.future.done(), one.future.done()) == (False, True)
-        polling.wake("g", "t")
-        assert zero.future.done()
-
-    asyncio.run(work())
+async def test_a_queue_that_is_free_again_wakes_who_waits_for_it() -> None:
+    polling = PopLongPolling()
+    zero, one = (Waiter("g", "t", ("r",), queue_id) for queue_id in (0, 1))
+    polling.add(zero)
+    polling.add(one)
+    polling.wake("g", "t", 1)
+    assert (zero.future.done(), one.future.done()) == (False, True)
+    polling.wake("g", "t")
+    assert zero.future.done()

@@ -180,19 +180,16 @@ class Forgetful(RealDisk):
         return False
 
 
-def test_a_message_that_the_disk_has_to_be_asked_for_comes_back_and_holds_up_no_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with running(tmp_path, "hotBytes=0", clock=clock, disk=Forgetful()) as (broker, connection):
-            await send(connection, "t", b"old")
-            member = Member(broker, connection)
-            assert [one.body for one in await member.pop()] == [b"old"]
-            clock.advance(120_000)
-            assert await broker.revive.run_due() == 0
-            await until(lambda: broker.revive.revived == 1)
-            assert [one.body for one in await member.pop()] == [b"old"]
-
-    asyncio.run(main())
+async def test_a_message_that_the_disk_has_to_be_asked_for_comes_back_and_holds_up_no_other(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with running(tmp_path, "hotBytes=0", clock=clock, disk=Forgetful()) as (broker, connection):
+        await send(connection, "t", b"old")
+        member = Member(broker, connection)
+        assert [one.body for one in await member.pop()] == [b"old"]
+        clock.advance(120_000)
+        assert await broker.revive.run_due() == 0
+        await until(lambda: broker.revive.revived == 1)
+        assert [one.body for one in await member.pop()] == [b"old"]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 8, 16])

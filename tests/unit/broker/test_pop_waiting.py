@@ -124,77 +124,65 @@ def in_line(polling: PopLongPolling, *waiters: Waiter) -> None:
         polling.add(waiter)
 
 
-def test_an_arrival_wakes_who_waits_for_its_queue_or_any_and_not_the_others() -> None:
-    async def work() -> None:
-        polling = PopLongPolling()
-        zero, one, any_queue = (Waiter("g", "t", (), queue) for queue in (0, 1, ANY_QUEUE))
-        in_line(polling, zero, one, any_queue)
-        polling.arrived("t", 2)
-        assert [waiter.future.done() for waiter in (zero, one, any_queue)] == [False, False, True]
-        polling.arrived("t", 1)
-        assert [waiter.future.done() for waiter in (zero, one)] == [False, True]
-        polling.arrived("t", 1)
-        assert not zero.future.done()
-
-    asyncio.run(work())
+async def test_an_arrival_wakes_who_waits_for_its_queue_or_any_and_not_the_others() -> None:
+    polling = PopLongPolling()
+    zero, one, any_queue = (Waiter("g", "t", (), queue) for queue in (0, 1, ANY_QUEUE))
+    in_line(polling, zero, one, any_queue)
+    polling.arrived("t", 2)
+    assert [waiter.future.done() for waiter in (zero, one, any_queue)] == [False, False, True]
+    polling.arrived("t", 1)
+    assert [waiter.future.done() for waiter in (zero, one)] == [False, True]
+    polling.arrived("t", 1)
+    assert not zero.future.done()
 
 
-def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
-    async def work() -> None:
-        polling = PopLongPolling()
-        first, second = (Waiter("g", "t", ("r",), ANY_QUEUE) for _ in range(2))
-        in_line(polling, first, second)
-        polling.pass_on(first)
-        assert not second.future.done()  # nobody had woken it
-        polling.arrived("r", 0)
-        polling.pass_on(first)
-        assert second.future.done()
-        for waiter in (first, second):
-            polling.remove(waiter)
-        assert polling.count == 0
-        polling.arrived("t", 0)
-
-    asyncio.run(work())
+async def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
+    polling = PopLongPolling()
+    first, second = (Waiter("g", "t", ("r",), ANY_QUEUE) for _ in range(2))
+    in_line(polling, first, second)
+    polling.pass_on(first)
+    assert not second.future.done()  # nobody had woken it
+    polling.arrived("r", 0)
+    polling.pass_on(first)
+    assert second.future.done()
+    for waiter in (first, second):
+        polling.remove(waiter)
+    assert polling.count == 0
+    polling.arrived("t", 0)
 
 
-def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:
-    async def work() -> None:
-        polling = PopLongPolling()
-        ours, theirs, told = Waiter("g", "t", (), 0), Waiter("h", "t", (), 0), Waiter("g", "t", (), 0, takes=False)
-        in_line(polling, ours, theirs, told)
-        assert (polling.waiting_for("g", "t", 0), polling.waiting_for("g", "t", 1)) == (1, 0)
-        polling.wake("g", "t", 0)
-        assert [waiter.future.done() for waiter in (ours, theirs, told)] == [True, False, True]
-        polling.wake_group("h", "t")
-        assert theirs.future.done()
-
-    asyncio.run(work())
+async def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:
+    polling = PopLongPolling()
+    ours, theirs, told = Waiter("g", "t", (), 0), Waiter("h", "t", (), 0), Waiter("g", "t", (), 0, takes=False)
+    in_line(polling, ours, theirs, told)
+    assert (polling.waiting_for("g", "t", 0), polling.waiting_for("g", "t", 1)) == (1, 0)
+    polling.wake("g", "t", 0)
+    assert [waiter.future.done() for waiter in (ours, theirs, told)] == [True, False, True]
+    polling.wake_group("h", "t")
+    assert theirs.future.done()
 
 
-def test_a_message_answers_every_pull_that_it_fits_and_wakes_one_pop_of_each_group() -> None:
-    async def work() -> None:
-        faults, answered = Faults(), list[str]()
-        hold, polling = PullRequestHold(ManualClock(), 10, faults), PopLongPolling()
-        arriving = MessageArriving(hold, polling, faults)
-        queue = SimpleNamespace(topic="t", queue_id=0)
+async def test_a_message_answers_every_pull_that_it_fits_and_wakes_one_pop_of_each_group() -> None:
+    faults, answered = Faults(), list[str]()
+    hold, polling = PullRequestHold(ManualClock(), 10, faults), PopLongPolling()
+    arriving = MessageArriving(hold, polling, faults)
+    queue = SimpleNamespace(topic="t", queue_id=0)
 
-        def held(name: str, codes: frozenset[int] | None = None) -> HeldPull:
-            def resume(last: bool) -> None:
-                answered.append(name)
+    def held(name: str, codes: frozenset[int] | None = None) -> HeldPull:
+        def resume(last: bool) -> None:
+            answered.append(name)
 
-            nobody: Any = object
-            return HeldPull(nobody, "t", 0, 1, 100.0, codes, resume)
+        nobody: Any = object
+        return HeldPull(nobody, "t", 0, 1, 100.0, codes, resume)
 
-        for pull in (held("all"), held("fitting", frozenset({7})), held("other", frozenset({8})), held("also all")):
-            hold.hold(pull)
-        waiters = [Waiter(group, "t", (), 0) for group in ("g", "g", "h")]
-        in_line(polling, *waiters)
-        shown: Any = [(queue, 1, 7)]
-        arriving.appended(shown)
-        await asyncio.gather(waiters[0].future, waiters[2].future)
-        assert sorted(answered) == ["all", "also all", "fitting"] and hold.count == 1
-        assert [waiter.future.done() for waiter in waiters] == [True, False, True]
-        arriving.release_topic("t")
-        assert (answered[-1], waiters[1].future.done()) == ("other", True)
-
-    asyncio.run(work())
+    for pull in (held("all"), held("fitting", frozenset({7})), held("other", frozenset({8})), held("also all")):
+        hold.hold(pull)
+    waiters = [Waiter(group, "t", (), 0) for group in ("g", "g", "h")]
+    in_line(polling, *waiters)
+    shown: Any = [(queue, 1, 7)]
+    arriving.appended(shown)
+    await asyncio.gather(waiters[0].future, waiters[2].future)
+    assert sorted(answered) == ["all", "also all", "fitting"] and hold.count == 1
+    assert [waiter.future.done() for waiter in waiters] == [True, False, True]
+    arriving.release_topic("t")
+    assert (answered[-1], waiters[1].future.done()) == ("other", True)

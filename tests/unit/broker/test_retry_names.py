@@ -146,57 +146,54 @@ def test_both_versions_of_a_retry_topic_are_read_and_acknowledged(tmp_path: Path
     with_broker(tmp_path, work)
 
 
-def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
+async def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> None:
     root = '{"username":"root","password":"root-secret"}'
     settings = ("authenticationEnabled=true", "authorizationEnabled=true", f"initAuthenticationUser={root}")
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with running(tmp_path, *settings, clock=clock) as (broker, connection):
+    clock = ManualClock()
+    async with running(tmp_path, *settings, clock=clock) as (broker, connection):
 
-            async def as_user(name: str, code: int, body: bytes = b"", /, **ext: object) -> RemotingCommand:
-                fields = signed(name, f"{name}-secret", {key: str(value) for key, value in ext.items()}, body)
-                return await connection.invoke(RemotingCommand(code, ext=fields, body=body), 30)
+        async def as_user(name: str, code: int, body: bytes = b"", /, **ext: object) -> RemotingCommand:
+            fields = signed(name, f"{name}-secret", {key: str(value) for key, value in ext.items()}, body)
+            return await connection.invoke(RemotingCommand(code, ext=fields, body=body), 30)
 
-            policies = [
-                {"resource": name, "actions": ["Pub", "Sub"], "decision": "Allow"} for name in ("Topic:t", "Group:g")
-            ]
-            user = {"username": "alice", "password": "alice-secret", "userType": "Normal", "userStatus": "enable"}
-            acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": policies}]}
-            for code, key, name, value in (
-                (Code.AUTH_CREATE_USER, "username", "alice", user),
-                (Code.AUTH_CREATE_ACL, "subject", "User:alice", acl),
-            ):
-                assert (await as_user("root", code, json.dumps(value).encode(), **{key: name})).code == 0
-            made = {"defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
-            answer = await as_user(
-                "root", Code.UPDATE_AND_CREATE_TOPIC, topic="t", topicFilterType="SINGLE_TAG", order="false", **made
-            )
-            assert answer.code == 0, answer.remark
-            sent = {"a": "p", "b": "t", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0}
-            assert (await as_user("alice", Code.SEND_MESSAGE_V2, b"job", **sent, k="false", m="false")).code == 0
-            pop = {"consumerGroup": "g", "topic": "t", "queueId": 0, "maxMsgNums": 1, "invisibleTime": 1000}
-            assert (await as_user("alice", Code.POP_MESSAGE, **pop)).code == 0
-            clock.advance(1001)
-            assert await broker.revive.run_due() == 1
-            again = await as_user("alice", Code.POP_MESSAGE, **pop)
-            taken = Member(broker, connection).taken(again)[0]
-            place = {"consumerGroup": "g", "topic": "%RETRY%g_t", "queueId": 0, "offset": 0}
-            for code, more in ((Code.CHANGE_MESSAGE_INVISIBLETIME, {"invisibleTime": 5000}), (Code.ACK_MESSAGE, {})):
-                answer = await as_user("alice", code, **place, extraInfo=taken.receipt, **more)
-                assert answer.code == ResponseCode.SUCCESS, answer.remark
-            # the retries of another's pair stay closed
-            broker.groups.find("h")
-            broker.topics.create_plain("%RETRY%h_t", 1)
-            pull = {
-                "consumerGroup": "g", "topic": "%RETRY%h_t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
-                "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*",
-                "expressionType": "TAG",
-            }  # fmt: skip
-            answer = await as_user("alice", Code.PULL_MESSAGE, **pull)
-            assert (answer.code, "Group:h" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
-
-    asyncio.run(main())
+        policies = [
+            {"resource": name, "actions": ["Pub", "Sub"], "decision": "Allow"} for name in ("Topic:t", "Group:g")
+        ]
+        user = {"username": "alice", "password": "alice-secret", "userType": "Normal", "userStatus": "enable"}
+        acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": policies}]}
+        for code, key, name, value in (
+            (Code.AUTH_CREATE_USER, "username", "alice", user),
+            (Code.AUTH_CREATE_ACL, "subject", "User:alice", acl),
+        ):
+            assert (await as_user("root", code, json.dumps(value).encode(), **{key: name})).code == 0
+        made = {"defaultTopic": "TBW102", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+        answer = await as_user(
+            "root", Code.UPDATE_AND_CREATE_TOPIC, topic="t", topicFilterType="SINGLE_TAG", order="false", **made
+        )
+        assert answer.code == 0, answer.remark
+        sent = {"a": "p", "b": "t", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0}
+        assert (await as_user("alice", Code.SEND_MESSAGE_V2, b"job", **sent, k="false", m="false")).code == 0
+        pop = {"consumerGroup": "g", "topic": "t", "queueId": 0, "maxMsgNums": 1, "invisibleTime": 1000}
+        assert (await as_user("alice", Code.POP_MESSAGE, **pop)).code == 0
+        clock.advance(1001)
+        assert await broker.revive.run_due() == 1
+        again = await as_user("alice", Code.POP_MESSAGE, **pop)
+        taken = Member(broker, connection).taken(again)[0]
+        place = {"consumerGroup": "g", "topic": "%RETRY%g_t", "queueId": 0, "offset": 0}
+        for code, more in ((Code.CHANGE_MESSAGE_INVISIBLETIME, {"invisibleTime": 5000}), (Code.ACK_MESSAGE, {})):
+            answer = await as_user("alice", code, **place, extraInfo=taken.receipt, **more)
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+        # the retries of another's pair stay closed
+        broker.groups.find("h")
+        broker.topics.create_plain("%RETRY%h_t", 1)
+        pull = {
+            "consumerGroup": "g", "topic": "%RETRY%h_t", "queueId": 0, "queueOffset": 0, "maxMsgNums": 1,
+            "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0, "subscription": "*",
+            "expressionType": "TAG",
+        }  # fmt: skip
+        answer = await as_user("alice", Code.PULL_MESSAGE, **pull)
+        assert (answer.code, "Group:h" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
 
 
 def test_who_reads_a_retry_topic_is_the_same_asked_from_the_groups_side_and_from_the_topics() -> None:

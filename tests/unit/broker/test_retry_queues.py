@@ -1,6 +1,5 @@
 """Messages that a consumer sends back land in queues of the retry topic that consumers read."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -61,64 +60,52 @@ def readable(broker: BrokerController, topic: str) -> list[int]:
     return [broker.store.max_offset(topic, queue) for queue in range(read_queues(broker, topic))]
 
 
-def test_group_update_grows_its_retry_topic(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with running(tmp_path, clock=clock) as (broker, connection):
-            await set_retry_queues(connection, 1)
-            await ask_json(connection, Code.HEART_BEAT, HEARTBEAT)
-            assert read_queues(broker, RETRY) == 1
-            await set_retry_queues(connection, 4)
-            assert read_queues(broker, RETRY) == 4
-            await send_back(broker, connection, 8)
-            await deliver(broker, clock)
-            assert readable(broker, RETRY) == [2, 2, 2, 2]
-            await set_retry_queues(connection, 2)
-            assert read_queues(broker, RETRY) == 4, "a group never takes queues away"
-
-    asyncio.run(main())
+async def test_group_update_grows_its_retry_topic(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with running(tmp_path, clock=clock) as (broker, connection):
+        await set_retry_queues(connection, 1)
+        await ask_json(connection, Code.HEART_BEAT, HEARTBEAT)
+        assert read_queues(broker, RETRY) == 1
+        await set_retry_queues(connection, 4)
+        assert read_queues(broker, RETRY) == 4
+        await send_back(broker, connection, 8)
+        await deliver(broker, clock)
+        assert readable(broker, RETRY) == [2, 2, 2, 2]
+        await set_retry_queues(connection, 2)
+        assert read_queues(broker, RETRY) == 4, "a group never takes queues away"
 
 
-def test_retries_go_to_queues_that_a_shrunk_retry_topic_has(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with running(tmp_path, clock=clock) as (broker, connection):
-            await set_retry_queues(connection, 4)
-            await ask_json(connection, Code.HEART_BEAT, HEARTBEAT)
-            await send_back(broker, connection, 8)
-            await set_queues(connection, RETRY, 1)
-            await deliver(broker, clock)
-            assert readable(broker, RETRY) == [8]
-            await ask_json(connection, Code.HEART_BEAT, {**HEARTBEAT, "clientID": "another"})
-            assert read_queues(broker, RETRY) == 4, "as many as its group asks for"
-
-    asyncio.run(main())
+async def test_retries_go_to_queues_that_a_shrunk_retry_topic_has(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with running(tmp_path, clock=clock) as (broker, connection):
+        await set_retry_queues(connection, 4)
+        await ask_json(connection, Code.HEART_BEAT, HEARTBEAT)
+        await send_back(broker, connection, 8)
+        await set_queues(connection, RETRY, 1)
+        await deliver(broker, clock)
+        assert readable(broker, RETRY) == [8]
+        await ask_json(connection, Code.HEART_BEAT, {**HEARTBEAT, "clientID": "another"})
+        assert read_queues(broker, RETRY) == 4, "as many as its group asks for"
 
 
-def test_half_message_is_committed_to_a_queue_that_its_topic_has(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await set_queues(connection, "t", 4)
-            await send(connection, "t", b"half", "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01u\x02", queue=3)
-            await set_queues(connection, "t", 2)
-            await broker.flusher.flush_now()
-            half = broker.transactions.waiting()[0]
-            answer = await ask(
-                connection, Code.END_TRANSACTION, producerGroup="p", commitOrRollback=8,
-                tranStateTableOffset=half.queue_offset, commitLogOffset=half.physical_offset,
-            )  # fmt: skip
-            assert answer.code == ResponseCode.SUCCESS, answer.remark
-            assert readable(broker, "t") == [0, 1]
-
-    asyncio.run(main())
+async def test_half_message_is_committed_to_a_queue_that_its_topic_has(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await set_queues(connection, "t", 4)
+        await send(connection, "t", b"half", "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01u\x02", queue=3)
+        await set_queues(connection, "t", 2)
+        await broker.flusher.flush_now()
+        half = broker.transactions.waiting()[0]
+        answer = await ask(
+            connection, Code.END_TRANSACTION, producerGroup="p", commitOrRollback=8,
+            tranStateTableOffset=half.queue_offset, commitLogOffset=half.physical_offset,
+        )  # fmt: skip
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert readable(broker, "t") == [0, 1]
 
 
-def test_refused_send_creates_no_topic(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path, "maxMessageSize=65536") as (broker, connection):
-            ext = {"a": "p", "b": "new", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0}
-            answer = await ask(connection, Code.SEND_MESSAGE_V2, b"x" * 65537, **ext, k="false", m="false")
-            assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-            assert "new" not in broker.topics.topics
-
-    asyncio.run(main())
+async def test_refused_send_creates_no_topic(tmp_path: Path) -> None:
+    async with running(tmp_path, "maxMessageSize=65536") as (broker, connection):
+        ext = {"a": "p", "b": "new", "c": "TBW102", "d": 1, "e": 0, "f": 0, "g": 1, "h": 0, "i": "", "j": 0}
+        answer = await ask(connection, Code.SEND_MESSAGE_V2, b"x" * 65537, **ext, k="false", m="false")
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "new" not in broker.topics.topics

@@ -166,25 +166,19 @@ def test_other_machines_may_ask_for_these_metrics_and_for_nothing_else(tmp_path:
     with_broker(tmp_path, work)
 
 
-def test_without_the_key_there_is_no_port_and_nothing_is_counted_for_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "data") as (broker, connection):
-            await send(connection, "T")
-            assert broker.metrics_address is None
-            assert broker.stats.sizes_of("T") is None
-
-    asyncio.run(main())
+async def test_without_the_key_there_is_no_port_and_nothing_is_counted_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path / "data") as (broker, connection):
+        await send(connection, "T")
+        assert broker.metrics_address is None
+        assert broker.stats.sizes_of("T") is None
 
 
-def test_a_port_that_is_taken_is_named_at_the_start(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "a", *_ON) as (broker, _):
-            assert broker.metrics_address is not None
-            with pytest.raises(StartupError, match="metricsPromExporterPort"):
-                async with running(tmp_path / "b", *_ON[:2], f"metricsPromExporterPort={broker.metrics_address[1]}"):
-                    pass
-
-    asyncio.run(main())
+async def test_a_port_that_is_taken_is_named_at_the_start(tmp_path: Path) -> None:
+    async with running(tmp_path / "a", *_ON) as (broker, _):
+        assert broker.metrics_address is not None
+        with pytest.raises(StartupError, match="metricsPromExporterPort"):
+            async with running(tmp_path / "b", *_ON[:2], f"metricsPromExporterPort={broker.metrics_address[1]}"):
+                pass
 
 
 def test_what_is_not_exported_as_asked_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

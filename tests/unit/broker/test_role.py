@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from pathlib import Path
 from typing import cast
@@ -146,33 +145,27 @@ def test_only_a_slave_has_a_master_and_who_waits_hears_of_it() -> None:
 @pytest.mark.parametrize(
     "settings", [(), ("authenticationEnabled=true", 'initAuthenticationUser={"username":"a","password":"b12345"}')]
 )
-def test_every_request_that_a_broker_serves_has_its_rule(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    async def main() -> None:
-        async with running(tmp_path, *settings) as (broker, _):
-            assert broker.router.codes <= RULES.keys()
-            assert broker.role.current is Role.MASTER  # who is in no set
-
-    asyncio.run(main())
+async def test_every_request_that_a_broker_serves_has_its_rule(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    async with running(tmp_path, *settings) as (broker, _):
+        assert broker.router.codes <= RULES.keys()
+        assert broker.role.current is Role.MASTER  # who is in no set
 
 
-def test_a_broker_takes_sends_as_long_as_it_is_master(tmp_path: Path) -> None:
+async def test_a_broker_takes_sends_as_long_as_it_is_master(tmp_path: Path) -> None:
     """On the express lane, too: what a slave appended would be its own."""
 
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "t")
-            end = broker.store.max_physical_offset
-            for role, expected in (
-                (Role.FENCED, ResponseCode.SERVICE_NOT_AVAILABLE),
-                (Role.SLAVE, ResponseCode.SYSTEM_BUSY),
-            ):
-                broker.role.become(role)
-                answer = await ask(connection, Code.SEND_MESSAGE_V2, b"body", **send_ext("t", 0, queues=1))
-                assert answer.code == expected
-                assert broker.store.max_physical_offset == end
-            broker.role.become(Role.FENCED)
-            broker.role.become(Role.MASTER)
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "t")
+        end = broker.store.max_physical_offset
+        for role, expected in (
+            (Role.FENCED, ResponseCode.SERVICE_NOT_AVAILABLE),
+            (Role.SLAVE, ResponseCode.SYSTEM_BUSY),
+        ):
+            broker.role.become(role)
             answer = await ask(connection, Code.SEND_MESSAGE_V2, b"body", **send_ext("t", 0, queues=1))
-            assert answer.code == ResponseCode.SUCCESS
-
-    asyncio.run(main())
+            assert answer.code == expected
+            assert broker.store.max_physical_offset == end
+        broker.role.become(Role.FENCED)
+        broker.role.become(Role.MASTER)
+        answer = await ask(connection, Code.SEND_MESSAGE_V2, b"body", **send_ext("t", 0, queues=1))
+        assert answer.code == ResponseCode.SUCCESS

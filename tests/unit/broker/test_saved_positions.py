@@ -105,70 +105,59 @@ async def save_while(world: World, save: Callable[[], Awaitable[None]], act: Cal
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_delayed_message_that_is_delivered_while_the_disk_syncs_survives_a_power_cut(seed: int) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        world = World(GatedDisk(seed), clock)
-        world.delay(b"first")
-        clock.advance(SECOND // 2)
-        world.delay(b"second")
-        world.store.after_flush(world.store.flush())  # both are acknowledged now
+async def test_a_delayed_message_that_is_delivered_while_the_disk_syncs_survives_a_power_cut(seed: int) -> None:
+    clock = ManualClock()
+    world = World(GatedDisk(seed), clock)
+    world.delay(b"first")
+    clock.advance(SECOND // 2)
+    world.delay(b"second")
+    world.store.after_flush(world.store.flush())  # both are acknowledged now
+    clock.advance(SECOND // 2)
+    assert world.schedule.deliver_due() == 1
+
+    def deliver_the_second() -> None:
         clock.advance(SECOND // 2)
         assert world.schedule.deliver_due() == 1
 
-        def deliver_the_second() -> None:
-            clock.advance(SECOND // 2)
-            assert world.schedule.deliver_due() == 1
+    await save_while(world, world.schedule.file.save, deliver_the_second)
 
-        await save_while(world, world.schedule.file.save, deliver_the_second)
-
-        after = World(world.disk.power_cut(seed), clock)
-        after.schedule.deliver_due()
-        assert set(after.delivered()) == {b"first", b"second"}
-
-    asyncio.run(main())
+    after = World(world.disk.power_cut(seed), clock)
+    after.schedule.deliver_due()
+    assert set(after.delivered()) == {b"first", b"second"}
 
 
-def test_a_group_does_not_stand_above_what_the_disk_has() -> None:
-    async def main() -> None:
-        world = World(GatedDisk(1), ManualClock())
-        world.offsets.commit("g", "orders", 0, 5)
-        world.delay(b"something to sync")
-        save = world.offsets.file.save
-        await save_while(world, save, lambda: world.offsets.commit("g", "orders", 0, 6))
-        assert world.offsets.file.dirty
+async def test_a_group_does_not_stand_above_what_the_disk_has() -> None:
+    world = World(GatedDisk(1), ManualClock())
+    world.offsets.commit("g", "orders", 0, 5)
+    world.delay(b"something to sync")
+    save = world.offsets.file.save
+    await save_while(world, save, lambda: world.offsets.commit("g", "orders", 0, 6))
+    assert world.offsets.file.dirty
 
-        after = World(world.disk.power_cut(1), world.clock)
-        assert after.offsets.query("g", "orders", 0) == 5
-
-    asyncio.run(main())
+    after = World(world.disk.power_cut(1), world.clock)
+    assert after.offsets.query("g", "orders", 0) == 5
 
 
-def test_the_log_behind_the_pop_book_is_needed_until_its_new_image_is_on_the_disk() -> None:
-    async def main() -> None:
-        world = World(GatedDisk(1), ManualClock())
-        for number in range(2):
-            world.store.put(
-                "t", 0, b"%d" % number, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1)
-            )
-        world.store.after_flush(world.store.flush())
-        now = world.clock.now_ms()
-        world.pops.open("g", "t", 0, 0)
-        world.pops.record(PopCheckPoint("g", "t", 0, 1, now, now + SECOND, False, [0]))
-        world.store.after_flush(world.store.flush())
-        needed: list[int | None] = []
+async def test_the_log_behind_the_pop_book_is_needed_until_its_new_image_is_on_the_disk() -> None:
+    world = World(GatedDisk(1), ManualClock())
+    for number in range(2):
+        world.store.put("t", 0, b"%d" % number, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("10.0.0.1", 1))
+    world.store.after_flush(world.store.flush())
+    now = world.clock.now_ms()
+    world.pops.open("g", "t", 0, 0)
+    world.pops.record(PopCheckPoint("g", "t", 0, 1, now, now + SECOND, False, [0]))
+    world.store.after_flush(world.store.flush())
+    needed: list[int | None] = []
 
-        def pop_another() -> None:
-            needed.append(world.pops.oldest_needed_physical())
-            world.pops.record(PopCheckPoint("g", "t", 0, 2, now, now + SECOND, False, [1]))
+    def pop_another() -> None:
+        needed.append(world.pops.oldest_needed_physical())
+        world.pops.record(PopCheckPoint("g", "t", 0, 2, now, now + SECOND, False, [1]))
 
-        world.delay(b"something to sync")
-        await save_while(world, world.pops.save, pop_another)
-        assert needed != [None]
+    world.delay(b"something to sync")
+    await save_while(world, world.pops.save, pop_another)
+    assert needed != [None]
 
-        after = World(world.disk.power_cut(1), world.clock)
-        queue = after.pops.find("g", "t", 0)
-        assert queue is not None
-        assert 0 in queue.flights
-
-    asyncio.run(main())
+    after = World(world.disk.power_cut(1), world.clock)
+    queue = after.pops.find("g", "t", 0)
+    assert queue is not None
+    assert 0 in queue.flights

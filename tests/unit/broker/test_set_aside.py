@@ -543,94 +543,79 @@ async def page(broker: BrokerController, name: str) -> tuple[int, str]:
     return await asyncio.to_thread(get)
 
 
-def test_a_task_that_fails_again_and_again_shows_on_the_health_pages(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "broker") as (broker, connection):
-            assert await page(broker, "readyz") == (200, "ready\n")
-            runs: list[int] = []
+async def test_a_task_that_fails_again_and_again_shows_on_the_health_pages(tmp_path: Path) -> None:
+    async with running(tmp_path / "broker") as (broker, connection):
+        assert await page(broker, "readyz") == (200, "ready\n")
+        runs: list[int] = []
 
-            def fail() -> int:
-                runs.append(1)
-                raise OSError("no more open files")
+        def fail() -> int:
+            runs.append(1)
+            raise OSError("no more open files")
 
-            broker.schedule.deliver_due = fail  # type: ignore[method-assign]
-            await until(lambda: len(runs) > FAILING_RUNS)
-            status, text = await page(broker, "readyz")
-            assert status == 503
-            assert "task schedule: failing" in text
-            assert (await page(broker, "livez"))[0] == 200
-            await send(connection, "orders")
-
-    asyncio.run(main())
+        broker.schedule.deliver_due = fail  # type: ignore[method-assign]
+        await until(lambda: len(runs) > FAILING_RUNS)
+        status, text = await page(broker, "readyz")
+        assert status == 503
+        assert "task schedule: failing" in text
+        assert (await page(broker, "livez"))[0] == 200
+        await send(connection, "orders")
 
 
 @pytest.mark.parametrize("flush_disk_type", [SYNC_FLUSH, "ASYNC_FLUSH"])
-def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_type: str) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "broker", f"flushDiskType={flush_disk_type}") as (broker, connection):
+async def test_a_flusher_that_ends_ends_the_broker(tmp_path: Path, flush_disk_type: str) -> None:
+    async with running(tmp_path / "broker", f"flushDiskType={flush_disk_type}") as (broker, connection):
+        await send(connection, "orders")
+
+        def fail() -> int:
+            raise ValueError("an error of ours")
+
+        broker.flusher._interval_ms = fail
+        await broker.flusher.flush_now()
+        async with asyncio.timeout(20):
+            await broker.life.end_wanted.wait()
+        assert (broker.life.exit_code, broker.life.accepting) == (EXIT_FAILED, False)
+        assert [(await page(broker, name))[0] for name in ("livez", "readyz")] == [503, 503]
+        with pytest.raises(AssertionError, match="until it has started"):
             await send(connection, "orders")
 
-            def fail() -> int:
-                raise ValueError("an error of ours")
 
-            broker.flusher._interval_ms = fail
-            await broker.flusher.flush_now()
-            async with asyncio.timeout(20):
-                await broker.life.end_wanted.wait()
-            assert (broker.life.exit_code, broker.life.accepting) == (EXIT_FAILED, False)
-            assert [(await page(broker, name))[0] for name in ("livez", "readyz")] == [503, 503]
-            with pytest.raises(AssertionError, match="until it has started"):
-                await send(connection, "orders")
+async def test_the_task_that_registers_topics_outlives_a_failure_and_forgets_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path / "broker") as (broker, _):
+        tries: list[int] = []
 
-    asyncio.run(main())
+        async def register() -> None:
+            tries.append(len(tries))
+            if len(tries) == 1:
+                raise OSError(errno.EMFILE, "Too many open files")
 
-
-def test_the_task_that_registers_topics_outlives_a_failure_and_forgets_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "broker") as (broker, _):
-            tries: list[int] = []
-
-            async def register() -> None:
-                tries.append(len(tries))
-                if len(tries) == 1:
-                    raise OSError(errno.EMFILE, "Too many open files")
-
-            broker.registration.now = register  # type: ignore[method-assign]
-            broker.registration.soon()
-            await until(lambda: len(tries) == 2, "the topics are registered after all")
-            broker.registration.soon()
-            await until(lambda: len(tries) == 3)
-
-    asyncio.run(main())
+        broker.registration.now = register  # type: ignore[method-assign]
+        broker.registration.soon()
+        await until(lambda: len(tries) == 2, "the topics are registered after all")
+        broker.registration.soon()
+        await until(lambda: len(tries) == 3)
 
 
-def test_a_sync_that_hangs_shows_on_the_health_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "broker") as (broker, _):
-            flusher = broker.flusher
-            assert broker.health.troubles() == []
-            monkeypatch.setattr(flusher, "syncing_since", broker.clock.monotonic() - HANGING_S - 1)
-            status, text = await page(broker, "livez")
-            assert (status, text.splitlines()[:1]) == (503, ["not live"])
-            assert "task flush: hanging" in text
-            monkeypatch.undo()
-
-    asyncio.run(main())
+async def test_a_sync_that_hangs_shows_on_the_health_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path / "broker") as (broker, _):
+        flusher = broker.flusher
+        assert broker.health.troubles() == []
+        monkeypatch.setattr(flusher, "syncing_since", broker.clock.monotonic() - HANGING_S - 1)
+        status, text = await page(broker, "livez")
+        assert (status, text.splitlines()[:1]) == (503, ["not live"])
+        assert "task flush: hanging" in text
+        monkeypatch.undo()
 
 
-def test_a_message_whose_answer_makes_no_header_is_answered_and_the_next_one_too(tmp_path: Path) -> None:
+async def test_a_message_whose_answer_makes_no_header_is_answered_and_the_next_one_too(tmp_path: Path) -> None:
     """The handle to recall it and its own id, in the binary form."""
 
-    async def main() -> None:
-        async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (_, connection):
-            await send(connection, "orders")
-            ext = {
-                "a": "p", "b": "orders", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0", "j": "0",
-                "i": "TIMER_DELAY_SEC\x01600\x02UNIQ_KEY\x01" + "K" * 30_000 + "\x02",
-            }  # fmt: skip
-            long = RemotingCommand(Code.SEND_MESSAGE_V2, ext=ext, body=b"odd", serialize_type=SERIALIZE_BINARY)
-            answer = await connection.invoke(long, 30)
-            assert (answer.code, answer.ext["queueId"]) == (0, "0")
-            await send(connection, "orders")
-
-    asyncio.run(main())
+    async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (_, connection):
+        await send(connection, "orders")
+        ext = {
+            "a": "p", "b": "orders", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "1", "h": "0", "j": "0",
+            "i": "TIMER_DELAY_SEC\x01600\x02UNIQ_KEY\x01" + "K" * 30_000 + "\x02",
+        }  # fmt: skip
+        long = RemotingCommand(Code.SEND_MESSAGE_V2, ext=ext, body=b"odd", serialize_type=SERIALIZE_BINARY)
+        answer = await connection.invoke(long, 30)
+        assert (answer.code, answer.ext["queueId"]) == (0, "0")
+        await send(connection, "orders")

@@ -76,91 +76,76 @@ def test_no_state_of_a_slaves_queue_moves_a_reader(status: GetMessageStatus, has
 
 
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
-def test_a_slave_shows_what_is_confirmed(tmp_path: Path, role: Role) -> None:
-    async def main() -> None:
-        async with slave(tmp_path, role) as (_, connection):
-            answer = await pull(connection, 1)
-            assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [1, 2])
-            assert answer.ext["nextBeginOffset"] == str(CONFIRMED)
-
-    asyncio.run(main())
+async def test_a_slave_shows_what_is_confirmed(tmp_path: Path, role: Role) -> None:
+    async with slave(tmp_path, role) as (_, connection):
+        answer = await pull(connection, 1)
+        assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [1, 2])
+        assert answer.ext["nextBeginOffset"] == str(CONFIRMED)
 
 
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
 @pytest.mark.parametrize("offset", [CONFIRMED, CONFIRMED + 1, 1000])
-def test_above_what_is_confirmed_a_reader_is_sent_to_the_master(tmp_path: Path, role: Role, offset: int) -> None:
+async def test_above_what_is_confirmed_a_reader_is_sent_to_the_master(tmp_path: Path, role: Role, offset: int) -> None:
     """With the offset that it has: a stale slave moves no group back."""
 
-    async def main() -> None:
-        async with slave(tmp_path, role) as (broker, connection):
-            turn(broker, role, has_master=True)
-            answer = await pull(connection, offset)
-            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
-            assert (answer.ext["nextBeginOffset"], answer.ext["suggestWhichBrokerId"]) == (str(offset), "0")
-
-    asyncio.run(main())
+    async with slave(tmp_path, role) as (broker, connection):
+        turn(broker, role, has_master=True)
+        answer = await pull(connection, offset)
+        assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert (answer.ext["nextBeginOffset"], answer.ext["suggestWhichBrokerId"]) == (str(offset), "0")
 
 
-def test_who_may_wait_is_sent_to_the_master_after_a_second(tmp_path: Path) -> None:
+async def test_who_may_wait_is_sent_to_the_master_after_a_second(tmp_path: Path) -> None:
     """A client that does not know the master yet would be back at once, again and again."""
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
-            turn(broker, Role.SLAVE, has_master=True)
-            waiting = await holds(broker, connection, 1000)
-            clock.advance(900)
-            broker.hold.check_deadlines()
-            assert broker.hold.count == 1
-            clock.advance(200)
-            broker.hold.check_deadlines()
-            answer = await waiting
-            assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "1000")
-
-    asyncio.run(main())
+    clock = ManualClock()
+    async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
+        turn(broker, Role.SLAVE, has_master=True)
+        waiting = await holds(broker, connection, 1000)
+        clock.advance(900)
+        broker.hold.check_deadlines()
+        assert broker.hold.count == 1
+        clock.advance(200)
+        broker.hold.check_deadlines()
+        answer = await waiting
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "1000")
 
 
-def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -> None:
+async def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -> None:
     """The master or the archive may have what this slave never had."""
 
-    async def main() -> None:
-        async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
-            broker.store.set_min_offset("t", 0, 2)
-            answer = await pull(connection, 0)
-            assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "0")
-
-    asyncio.run(main())
+    async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
+        broker.store.set_min_offset("t", 0, 2)
+        answer = await pull(connection, 0)
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "0")
 
 
 @pytest.mark.parametrize("has_master", [True, False])
 @pytest.mark.parametrize("is_released", [False, True])
-def test_a_pull_that_the_archive_has_nothing_for_waits_once_and_is_answered(
+async def test_a_pull_that_the_archive_has_nothing_for_waits_once_and_is_answered(
     tmp_path: Path, has_master: bool, is_released: bool
 ) -> None:
     """At its time, or when all are let go: it is read from the archive again then, and held no more."""
 
-    async def main() -> None:
-        clock = ManualClock()
-        settings = ("slaveReadEnable=true", f"storeUrl=dir:{tmp_path / 'bucket'}")
-        async with running(tmp_path / "broker", *settings, clock=clock) as (broker, connection):
-            for _ in range(3):
-                await send(connection, "t")
-            broker.store.set_min_offset("t", 0, 2)  # what lies below is in no tier
-            turn(broker, Role.SLAVE, has_master=has_master)
-            waiting = await holds(broker, connection, 0)
-            if not is_released:
-                broker.hold.look_again()  # read again, and held on to the deadline that it had
-                while not broker.hold.count:
-                    await asyncio.sleep(0)
-                clock.advance(1_100 if has_master else 20_100)
-                broker.hold.check_deadlines()
-            else:
-                broker.hold.release_topic("t")
-            answer = await answered(broker, waiting)
-            code = ResponseCode.PULL_RETRY_IMMEDIATELY if has_master else ResponseCode.PULL_NOT_FOUND
-            assert (answer.code, answer.ext["nextBeginOffset"]) == (code, "0")
-
-    asyncio.run(main())
+    clock = ManualClock()
+    settings = ("slaveReadEnable=true", f"storeUrl=dir:{tmp_path / 'bucket'}")
+    async with running(tmp_path / "broker", *settings, clock=clock) as (broker, connection):
+        for _ in range(3):
+            await send(connection, "t")
+        broker.store.set_min_offset("t", 0, 2)  # what lies below is in no tier
+        turn(broker, Role.SLAVE, has_master=has_master)
+        waiting = await holds(broker, connection, 0)
+        if not is_released:
+            broker.hold.look_again()  # read again, and held on to the deadline that it had
+            while not broker.hold.count:
+                await asyncio.sleep(0)
+            clock.advance(1_100 if has_master else 20_100)
+            broker.hold.check_deadlines()
+        else:
+            broker.hold.release_topic("t")
+        answer = await answered(broker, waiting)
+        code = ResponseCode.PULL_RETRY_IMMEDIATELY if has_master else ResponseCode.PULL_NOT_FOUND
+        assert (answer.code, answer.ext["nextBeginOffset"]) == (code, "0")
 
 
 async def answered(broker: BrokerController, waiting: asyncio.Task[RemotingCommand]) -> RemotingCommand:
@@ -170,168 +155,141 @@ async def answered(broker: BrokerController, waiting: asyncio.Task[RemotingComma
     return waiting.result()
 
 
-def test_without_a_master_a_reader_waits_until_more_is_confirmed(tmp_path: Path) -> None:
+async def test_without_a_master_a_reader_waits_until_more_is_confirmed(tmp_path: Path) -> None:
     """It does not ask again and again."""
 
-    async def main() -> None:
-        async with slave(tmp_path, Role.SLAVE) as (broker, connection):
-            waiting = await holds(broker, connection, ALL - 1)
-            broker.store.confirm(broker.store.max_physical_offset)
-            answer = await waiting
-            assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [ALL - 1])
-
-    asyncio.run(main())
+    async with slave(tmp_path, Role.SLAVE) as (broker, connection):
+        waiting = await holds(broker, connection, ALL - 1)
+        broker.store.confirm(broker.store.max_physical_offset)
+        answer = await waiting
+        assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [ALL - 1])
 
 
-def test_who_waits_at_a_slave_hears_that_there_is_a_master(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
-            waiting = await holds(broker, connection, CONFIRMED)
-            broker.role.become(Role.SLAVE_IN_SYNC)
-            broker.role.become(Role.SLAVE_IN_SYNC, has_master=True)
+async def test_who_waits_at_a_slave_hears_that_there_is_a_master(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
+        waiting = await holds(broker, connection, CONFIRMED)
+        broker.role.become(Role.SLAVE_IN_SYNC)
+        broker.role.become(Role.SLAVE_IN_SYNC, has_master=True)
+        await asyncio.sleep(0)
+        clock.advance(1100)
+        broker.hold.check_deadlines()
+        answer = await waiting
+        assert (answer.code, answer.ext["suggestWhichBrokerId"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
+
+
+async def test_who_waits_while_the_role_changes_is_answered_in_the_next_role_only(tmp_path: Path) -> None:
+    async with slave(tmp_path, Role.SLAVE) as (broker, connection):
+        waiting = await holds(broker, connection, CONFIRMED)
+        broker.role.become(Role.FENCED)
+        broker.store.confirm(broker.store.max_physical_offset)
+        while not broker.hold.count:  # woken by what came, and waits on: nobody is answered now
             await asyncio.sleep(0)
-            clock.advance(1100)
-            broker.hold.check_deadlines()
-            answer = await waiting
-            assert (answer.code, answer.ext["suggestWhichBrokerId"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "0")
-
-    asyncio.run(main())
-
-
-def test_who_waits_while_the_role_changes_is_answered_in_the_next_role_only(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with slave(tmp_path, Role.SLAVE) as (broker, connection):
-            waiting = await holds(broker, connection, CONFIRMED)
-            broker.role.become(Role.FENCED)
-            broker.store.confirm(broker.store.max_physical_offset)
-            while not broker.hold.count:  # woken by what came, and waits on: nobody is answered now
-                await asyncio.sleep(0)
-            await ask(connection, Code.GET_BROKER_RUNTIME_INFO)
-            assert not waiting.done()
-            broker.role.become(Role.MASTER)
-            answer = await waiting
-            assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [3, 4])
-
-    asyncio.run(main())
+        await ask(connection, Code.GET_BROKER_RUNTIME_INFO)
+        assert not waiting.done()
+        broker.role.become(Role.MASTER)
+        answer = await waiting
+        assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [3, 4])
 
 
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
-def test_a_slave_takes_no_position_from_a_pull_and_tells_no_reset(tmp_path: Path, role: Role) -> None:
-    async def main() -> None:
-        async with slave(tmp_path, role) as (broker, connection):
-            broker.offsets.install({"t@g": {0: 2}}, {"t@g": {0: 0}})
-            answer = await pull(connection, 1, SUBSCRIPTION | COMMIT_OFFSET)
-            assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [1, 2])
-            assert broker.offsets.query("g", "t", 0) == 2
-            assert broker.offsets.query_pull("g", "t", 0) == -1
-            assert broker.offsets.resets() == {"t@g": {0: 0}}  # for the day that it is master
-            refused = await ask(
-                connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="t", queueId=0, commitOffset=1
-            )
-            assert refused.code == ResponseCode.SYSTEM_BUSY
-
-    asyncio.run(main())
+async def test_a_slave_takes_no_position_from_a_pull_and_tells_no_reset(tmp_path: Path, role: Role) -> None:
+    async with slave(tmp_path, role) as (broker, connection):
+        broker.offsets.install({"t@g": {0: 2}}, {"t@g": {0: 0}})
+        answer = await pull(connection, 1, SUBSCRIPTION | COMMIT_OFFSET)
+        assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [1, 2])
+        assert broker.offsets.query("g", "t", 0) == 2
+        assert broker.offsets.query_pull("g", "t", 0) == -1
+        assert broker.offsets.resets() == {"t@g": {0: 0}}  # for the day that it is master
+        refused = await ask(
+            connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="t", queueId=0, commitOffset=1
+        )
+        assert refused.code == ResponseCode.SYSTEM_BUSY
 
 
-def test_a_slave_in_sync_tells_positions_that_it_knows_and_never_that_there_is_none(tmp_path: Path) -> None:
+async def test_a_slave_in_sync_tells_positions_that_it_knows_and_never_that_there_is_none(tmp_path: Path) -> None:
     """A group that is told so begins at the end of its queues, and misses what lies below."""
 
-    async def main() -> None:
-        async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
-            asked = {"topic": "t", "queueId": 0}
-            known = await ask(connection, Code.QUERY_CONSUMER_OFFSET, consumerGroup="g", **asked)
-            assert (known.code, known.ext["offset"]) == (ResponseCode.SUCCESS, "2")
-            unknown = await ask(connection, Code.QUERY_CONSUMER_OFFSET, consumerGroup="other", **asked)
-            assert unknown.code == ResponseCode.SYSTEM_BUSY
-            end = await ask(connection, Code.GET_MAX_OFFSET, **asked)
-            assert (end.code, end.ext["offset"]) == (ResponseCode.SUCCESS, str(CONFIRMED))
-            broker.role.become(Role.SLAVE)
-            for code in (Code.GET_MAX_OFFSET, Code.QUERY_CONSUMER_OFFSET):
-                assert (await ask(connection, code, consumerGroup="g", **asked)).code == ResponseCode.SYSTEM_BUSY
-
-    asyncio.run(main())
+    async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
+        asked = {"topic": "t", "queueId": 0}
+        known = await ask(connection, Code.QUERY_CONSUMER_OFFSET, consumerGroup="g", **asked)
+        assert (known.code, known.ext["offset"]) == (ResponseCode.SUCCESS, "2")
+        unknown = await ask(connection, Code.QUERY_CONSUMER_OFFSET, consumerGroup="other", **asked)
+        assert unknown.code == ResponseCode.SYSTEM_BUSY
+        end = await ask(connection, Code.GET_MAX_OFFSET, **asked)
+        assert (end.code, end.ext["offset"]) == (ResponseCode.SUCCESS, str(CONFIRMED))
+        broker.role.become(Role.SLAVE)
+        for code in (Code.GET_MAX_OFFSET, Code.QUERY_CONSUMER_OFFSET):
+            assert (await ask(connection, code, consumerGroup="g", **asked)).code == ResponseCode.SYSTEM_BUSY
 
 
-def test_slave_read_enable_off_refuses_pulls_as_rocketmqs_slaves_do(tmp_path: Path) -> None:
+async def test_slave_read_enable_off_refuses_pulls_as_rocketmqs_slaves_do(tmp_path: Path) -> None:
     """Those that wait, too; it is switched while the broker runs."""
 
-    async def main() -> None:
-        async with slave(tmp_path, Role.SLAVE) as (broker, connection):
-            waiting = await holds(broker, connection, CONFIRMED)
-            broker.config.slave_read_enable = False
-            refused = await pull(connection, 0)
-            assert refused.code == ResponseCode.SYSTEM_BUSY
-            assert refused.remark is not None
-            assert refused.remark.startswith("[REJECTREQUEST]")
-            broker.store.confirm(broker.store.max_physical_offset)
-            assert (await waiting).code == ResponseCode.SYSTEM_BUSY
-
-    asyncio.run(main())
+    async with slave(tmp_path, Role.SLAVE) as (broker, connection):
+        waiting = await holds(broker, connection, CONFIRMED)
+        broker.config.slave_read_enable = False
+        refused = await pull(connection, 0)
+        assert refused.code == ResponseCode.SYSTEM_BUSY
+        assert refused.remark is not None
+        assert refused.remark.startswith("[REJECTREQUEST]")
+        broker.store.confirm(broker.store.max_physical_offset)
+        assert (await waiting).code == ResponseCode.SYSTEM_BUSY
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_who_reads_what_only_the_archive_has_is_sent_to_a_slave_and_comes_back(tmp_path: Path, enabled: bool) -> None:
+async def test_cold_reader_is_redirected_to_a_slave_and_back(tmp_path: Path, enabled: bool) -> None:
     """So a replay leaves the master alone; the group says which member it is sent to."""
 
-    async def main() -> None:
-        settings = (f"slaveReadEnable={str(enabled).lower()}", f"storeUrl=dir:{tmp_path / 'bucket'}")
-        async with running(tmp_path / "broker", *settings) as (broker, connection):
-            for _ in range(3):
-                await send(connection, "t")
-            assert (await pull(connection, 2)).ext["suggestWhichBrokerId"] == "0"
-            await offload(broker)
+    settings = (f"slaveReadEnable={str(enabled).lower()}", f"storeUrl=dir:{tmp_path / 'bucket'}")
+    async with running(tmp_path / "broker", *settings) as (broker, connection):
+        for _ in range(3):
             await send(connection, "t")
-            cold = await pull(connection, 0)
-            assert cold.code == ResponseCode.SUCCESS
-            assert cold.ext["suggestWhichBrokerId"] == ("1" if enabled else "0")
+        assert (await pull(connection, 2)).ext["suggestWhichBrokerId"] == "0"
+        await offload(broker)
+        await send(connection, "t")
+        cold = await pull(connection, 0)
+        assert cold.code == ResponseCode.SUCCESS
+        assert cold.ext["suggestWhichBrokerId"] == ("1" if enabled else "0")
+        assert (await pull(connection, 3)).ext["suggestWhichBrokerId"] == "0"
+        if enabled:  # any member reads the archive: on a slave it stays there until it has caught up
+            turn(broker, Role.SLAVE, has_master=True)
+            assert (await pull(connection, 0)).ext["suggestWhichBrokerId"] == "1"
             assert (await pull(connection, 3)).ext["suggestWhichBrokerId"] == "0"
-            if enabled:  # any member reads the archive: on a slave it stays there until it has caught up
-                turn(broker, Role.SLAVE, has_master=True)
-                assert (await pull(connection, 0)).ext["suggestWhichBrokerId"] == "1"
-                assert (await pull(connection, 3)).ext["suggestWhichBrokerId"] == "0"
-
-    asyncio.run(main())
 
 
-def test_messages_are_found_on_a_slave_by_key_and_by_id_once_they_are_confirmed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with slave(tmp_path, Role.SLAVE) as (broker, connection):
-            places = [entry[0] for offset in range(CONFIRMED) if (entry := broker.store.entry("t", 0, offset))]
-            end = broker.store.confirmed_offset
-            found = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code for place in (*places, end)]
-            assert found == [*[ResponseCode.SUCCESS] * CONFIRMED, ResponseCode.SYSTEM_ERROR]
-            broker.store.confirm(broker.store.max_physical_offset - 1)  # up to within the last record
-            entry = broker.store.entry("t", 0, ALL - 2)
-            assert entry is not None
-            for place, code in ((entry[0], ResponseCode.SUCCESS), (entry[0] + entry[1], ResponseCode.SYSTEM_ERROR)):
-                assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == code
-
-    asyncio.run(main())
+async def test_messages_are_found_on_a_slave_by_key_and_by_id_once_they_are_confirmed(tmp_path: Path) -> None:
+    async with slave(tmp_path, Role.SLAVE) as (broker, connection):
+        places = [entry[0] for offset in range(CONFIRMED) if (entry := broker.store.entry("t", 0, offset))]
+        end = broker.store.confirmed_offset
+        found = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code for place in (*places, end)]
+        assert found == [*[ResponseCode.SUCCESS] * CONFIRMED, ResponseCode.SYSTEM_ERROR]
+        broker.store.confirm(broker.store.max_physical_offset - 1)  # up to within the last record
+        entry = broker.store.entry("t", 0, ALL - 2)
+        assert entry is not None
+        for place, code in ((entry[0], ResponseCode.SUCCESS), (entry[0] + entry[1], ResponseCode.SYSTEM_ERROR)):
+            assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code == code
 
 
-def test_a_client_that_beats_at_a_slave_makes_no_topic_and_no_group_there(tmp_path: Path) -> None:
+async def test_a_client_that_beats_at_a_slave_makes_no_topic_and_no_group_there(tmp_path: Path) -> None:
     """What a table holds comes from the master's log."""
 
-    async def main() -> None:
-        async with running(tmp_path, "slaveReadEnable=true") as (broker, connection):
-            await send(connection, "t")
-            broker.role.become(Role.FENCED)
-            broker.store.follow()
-            broker.role.become(Role.SLAVE)
-            topics, groups, end = set(broker.topics.topics), set(broker.groups.groups), broker.store.max_physical_offset
-            body = (
-                b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"new","consumeType":'
-                b'"CONSUME_PASSIVELY","messageModel":"CLUSTERING","consumeFromWhere":"CONSUME_FROM_LAST_OFFSET",'
-                b'"subscriptionDataSet":[{"topic":"t","subString":"*","tagsSet":[],"codeSet":[],"subVersion":1}]}]}'
-            )
-            assert (await ask(connection, Code.HEART_BEAT, body)).code == ResponseCode.SUCCESS
-            read = await ask(
-                connection, Code.PULL_MESSAGE, consumerGroup="new", topic="t", queueId=0, queueOffset=0, maxMsgNums=1,
-                sysFlag=0, commitOffset=0, suspendTimeoutMillis=0, subVersion=1,
-            )  # fmt: skip
-            assert (read.code, offsets(read)) == (ResponseCode.SUCCESS, [0])
-            assert (set(broker.topics.topics), set(broker.groups.groups)) == (topics, groups)
-            assert broker.store.max_physical_offset == end
-
-    asyncio.run(main())
+    async with running(tmp_path, "slaveReadEnable=true") as (broker, connection):
+        await send(connection, "t")
+        broker.role.become(Role.FENCED)
+        broker.store.follow()
+        broker.role.become(Role.SLAVE)
+        topics, groups, end = set(broker.topics.topics), set(broker.groups.groups), broker.store.max_physical_offset
+        body = (
+            b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"new","consumeType":'
+            b'"CONSUME_PASSIVELY","messageModel":"CLUSTERING","consumeFromWhere":"CONSUME_FROM_LAST_OFFSET",'
+            b'"subscriptionDataSet":[{"topic":"t","subString":"*","tagsSet":[],"codeSet":[],"subVersion":1}]}]}'
+        )
+        assert (await ask(connection, Code.HEART_BEAT, body)).code == ResponseCode.SUCCESS
+        read = await ask(
+            connection, Code.PULL_MESSAGE, consumerGroup="new", topic="t", queueId=0, queueOffset=0, maxMsgNums=1,
+            sysFlag=0, commitOffset=0, suspendTimeoutMillis=0, subVersion=1,
+        )  # fmt: skip
+        assert (read.code, offsets(read)) == (ResponseCode.SUCCESS, [0])
+        assert (set(broker.topics.topics), set(broker.groups.groups)) == (topics, groups)
+        assert broker.store.max_physical_offset == end

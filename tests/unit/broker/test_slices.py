@@ -33,146 +33,123 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Counted]:
     return count
 
 
-def test_a_groups_progress_over_many_topics_is_told_in_slices(
+async def test_a_groups_progress_over_many_topics_is_told_in_slices(
     tmp_path: Path, counted: Callable[[str], Counted]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
+    async with running(tmp_path) as (broker, connection):
+        for number in range(TOPICS):
+            broker.topics.create_plain(f"topic-{number}", QUEUES)
+            for queue in range(QUEUES):
+                broker.offsets.commit("g", f"topic-{number}", queue, 1)
+        looked_at = counted("shown_time")
+        answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g")
+        assert answer.code == 0
+        assert answer.body.count(b"consumerOffset") == looked_at.all == TOPICS * QUEUES
+        assert looked_at.most <= 40
+
+
+async def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Callable[[str], Counted]) -> None:
+    async with running(tmp_path) as (broker, _):
+        store = broker.store
+        for number in range(1_200):
+            store.queue_for(f"topic-{number}", 0)
+        taken = counted("following_of")
+        ask = AskLoop(asyncio.get_running_loop())
+        state = await asyncio.to_thread(broker.archive.capture.from_thread, ask)
+        assert taken.all == len(state.queues) >= 1_200
+        assert taken.most <= 500
+
+
+async def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slices(
+    tmp_path: Path, counted: Callable[[str], Counted]
+) -> None:
+    async with running(tmp_path) as (broker, connection):
+        for group in ("g", "h"):
+            broker.groups.find(group)
             for number in range(TOPICS):
                 broker.topics.create_plain(f"topic-{number}", QUEUES)
-                for queue in range(QUEUES):
-                    broker.offsets.commit("g", f"topic-{number}", queue, 1)
-            looked_at = counted("shown_time")
-            answer = await ask(connection, Code.GET_CONSUME_STATS, consumerGroup="g")
-            assert answer.code == 0
-            assert answer.body.count(b"consumerOffset") == looked_at.all == TOPICS * QUEUES
-            assert looked_at.most <= 40
-
-    asyncio.run(main())
-
-
-def test_the_state_for_the_bucket_is_taken_in_slices(tmp_path: Path, counted: Callable[[str], Counted]) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, _):
-            store = broker.store
-            for number in range(1_200):
-                store.queue_for(f"topic-{number}", 0)
-            taken = counted("following_of")
-            ask = AskLoop(asyncio.get_running_loop())
-            state = await asyncio.to_thread(broker.archive.capture.from_thread, ask)
-            assert taken.all == len(state.queues) >= 1_200
-            assert taken.most <= 500
-
-    asyncio.run(main())
+                broker.offsets.commit(group, f"topic-{number}", 0, 1)
+        looked_at = counted("max_offset")
+        answer = await ask(connection, Code.GET_BROKER_CONSUME_STATS, isOrder="false")
+        assert answer.code == 0
+        told = {name: parts for row in lenient_loads(answer.body)["consumeStatsList"] for name, parts in row.items()}
+        assert len(told["g"]) == len(told["h"]) == TOPICS
+        assert all(len(part["offsetTable"]) == QUEUES for part in told["g"])
+        assert lenient_loads(answer.body)["totalDiff"] == -2 * TOPICS
+        assert looked_at.all >= 2 * TOPICS * QUEUES
+        assert looked_at.most <= 40
 
 
-def test_the_progress_of_all_groups_over_many_small_topics_is_told_in_slices(
+async def test_how_far_groups_are_behind_is_looked_up_once_a_topic_and_no_further_where_all_is_read(
     tmp_path: Path, counted: Callable[[str], Counted]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
+    async with running(tmp_path) as (broker, connection):
+        for number in range(TOPICS):
+            topic = f"topic-{number}"
+            broker.topics.create_plain(topic, QUEUES)
+            for group in ("g", "h", "i"):
+                broker.offsets.commit(group, topic, 0, 1 if number else 0)
+            if not number:
+                await send(connection, topic)
+        ends, minimums = counted("max_offset"), counted("min_offset")
+        lags = await broker.topic_metrics.consumer_lags(10)
+        assert (lags.count, [lag.messages for lag in lags.rows()][:4]) == (3 * TOPICS, [1, 1, 1, 0])
+        assert ends.all <= 2 * TOPICS * QUEUES  # a topic's groups may be in two slices
+        assert ends.most <= 80  # the broker's own tasks ask, too
+        assert minimums.all <= TOPICS
+
+
+async def test_groups_in_topics_that_are_gone_are_passed_over_in_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as (broker, _):
+        context = broker
+        for number in range(1_200):
+            context.offsets.commit("g", f"gone-{number}", 0, 1)
+        passed = Counted(context.topics.select)
+        monkeypatch.setattr(context.topics, "select", passed)
+        assert (await broker.topic_metrics.consumer_lags(10)).count == 0
+        assert passed.all >= 1_200
+        assert passed.most <= 300
+
+
+async def test_where_groups_stand_is_not_copied_before_the_first_slice(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, _):
+        offsets = broker.offsets
+        for number in range(50):
             for group in ("g", "h"):
-                broker.groups.find(group)
-                for number in range(TOPICS):
-                    broker.topics.create_plain(f"topic-{number}", QUEUES)
-                    broker.offsets.commit(group, f"topic-{number}", 0, 1)
-            looked_at = counted("max_offset")
-            answer = await ask(connection, Code.GET_BROKER_CONSUME_STATS, isOrder="false")
-            assert answer.code == 0
-            told = {
-                name: parts for row in lenient_loads(answer.body)["consumeStatsList"] for name, parts in row.items()
-            }
-            assert len(told["g"]) == len(told["h"]) == TOPICS
-            assert all(len(part["offsetTable"]) == QUEUES for part in told["g"])
-            assert lenient_loads(answer.body)["totalDiff"] == -2 * TOPICS
-            assert looked_at.all >= 2 * TOPICS * QUEUES
-            assert looked_at.most <= 40
-
-    asyncio.run(main())
+                offsets.commit(group, f"topic-{number}", 0, 1)
+        pairs = offsets.pairs()
+        seen = [next(pairs), next(pairs)]
+        offsets.delete_topic("topic-1")
+        offsets.commit("later", "topic-2", 0, 1)
+        offsets.commit("g", "topic-new", 0, 1)
+        seen += pairs
+        assert ("topic-1", "g") not in seen
+        assert ("topic-2", "later") in seen
+        assert len(set(seen)) == len(seen) == 2 * 50 - 2 + 1
 
 
-def test_how_far_groups_are_behind_is_looked_up_once_a_topic_and_no_further_where_all_is_read(
-    tmp_path: Path, counted: Callable[[str], Counted]
-) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            for number in range(TOPICS):
-                topic = f"topic-{number}"
-                broker.topics.create_plain(topic, QUEUES)
-                for group in ("g", "h", "i"):
-                    broker.offsets.commit(group, topic, 0, 1 if number else 0)
-                if not number:
-                    await send(connection, topic)
-            ends, minimums = counted("max_offset"), counted("min_offset")
-            lags = await broker.topic_metrics.consumer_lags(10)
-            assert (lags.count, [lag.messages for lag in lags.rows()][:4]) == (3 * TOPICS, [1, 1, 1, 0])
-            assert ends.all <= 2 * TOPICS * QUEUES  # a topic's groups may be in two slices
-            assert ends.most <= 80  # the broker's own tasks ask, too
-            assert minimums.all <= TOPICS
-
-    asyncio.run(main())
-
-
-def test_groups_in_topics_that_are_gone_are_passed_over_in_slices(
+async def test_where_groups_stand_is_taken_for_its_file_in_slices_and_what_changes_meanwhile_is_saved_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, _):
-            context = broker
-            for number in range(1_200):
-                context.offsets.commit("g", f"gone-{number}", 0, 1)
-            passed = Counted(context.topics.select)
-            monkeypatch.setattr(context.topics, "select", passed)
-            assert (await broker.topic_metrics.consumer_lags(10)).count == 0
-            assert passed.all >= 1_200
-            assert passed.most <= 300
+    async with running(tmp_path) as (broker, _):
+        offsets = broker.offsets
+        for number in range(3_500):
+            offsets.commit("g", f"topic-{number}", 0, 1)
+        looked_at, pairs = Counted(lambda pair: pair), offsets.pairs
+        monkeypatch.setattr(offsets, "pairs", lambda: map(looked_at, pairs()))
 
-    asyncio.run(main())
-
-
-def test_where_groups_stand_is_not_copied_before_the_first_slice(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, _):
-            offsets = broker.offsets
-            for number in range(50):
-                for group in ("g", "h"):
-                    offsets.commit(group, f"topic-{number}", 0, 1)
-            pairs = offsets.pairs()
-            seen = [next(pairs), next(pairs)]
-            offsets.delete_topic("topic-1")
-            offsets.commit("later", "topic-2", 0, 1)
+        async def meanwhile() -> None:
+            offsets.commit("g", "topic-0", 0, 2)
+            offsets.delete_topic("topic-3499")
             offsets.commit("g", "topic-new", 0, 1)
-            seen += pairs
-            assert ("topic-1", "g") not in seen
-            assert ("topic-2", "later") in seen
-            assert len(set(seen)) == len(seen) == 2 * 50 - 2 + 1
 
-    asyncio.run(main())
-
-
-def test_where_groups_stand_is_taken_for_its_file_in_slices_and_what_changes_meanwhile_is_saved_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, _):
-            offsets = broker.offsets
-            for number in range(3_500):
-                offsets.commit("g", f"topic-{number}", 0, 1)
-            looked_at, pairs = Counted(lambda pair: pair), offsets.pairs
-            monkeypatch.setattr(offsets, "pairs", lambda: map(looked_at, pairs()))
-
-            async def meanwhile() -> None:
-                offsets.commit("g", "topic-0", 0, 2)
-                offsets.delete_topic("topic-3499")
-                offsets.commit("g", "topic-new", 0, 1)
-
-            await asyncio.gather(offsets.file.save(), meanwhile())
-            assert looked_at.all == 3_499
-            assert looked_at.most <= 251
-            assert offsets.file.dirty
-            await offsets.file.save()
-            saved = offsets.file.load()["offsetTable"]
-            assert saved.keys() == {f"topic-{number}@g" for number in range(3_499)} | {"topic-new@g"}
-            assert (saved["topic-0@g"], saved["topic-1@g"]) == ({"0": 2}, {"0": 1})
-
-    asyncio.run(main())
+        await asyncio.gather(offsets.file.save(), meanwhile())
+        assert looked_at.all == 3_499
+        assert looked_at.most <= 251
+        assert offsets.file.dirty
+        await offsets.file.save()
+        saved = offsets.file.load()["offsetTable"]
+        assert saved.keys() == {f"topic-{number}@g" for number in range(3_499)} | {"topic-new@g"}
+        assert (saved["topic-0@g"], saved["topic-1@g"]) == ({"0": 2}, {"0": 1})

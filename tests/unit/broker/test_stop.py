@@ -37,111 +37,99 @@ def stored(broker: BrokerController) -> int:
     return broker.store.max_offset("orders", 0)
 
 
-def test_a_step_that_fails_or_hangs_keeps_back_no_other() -> None:
-    async def main() -> None:
-        stop = Stop("test", {"fails": 20, "hangs": 0.01, "works": 20})
-        done: list[str] = []
+async def test_a_step_that_fails_or_hangs_keeps_back_no_other() -> None:
+    stop = Stop("test", {"fails": 20, "hangs": 0.01, "works": 20})
+    done: list[str] = []
 
-        async def fail() -> None:
-            raise OSError("gone")
+    async def fail() -> None:
+        raise OSError("gone")
 
-        async def hang() -> None:
-            while True:
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    if done:
-                        raise
+    async def hang() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if done:
+                    raise
 
-        async def work() -> None:
-            done.append("works")
+    async def work() -> None:
+        done.append("works")
 
-        assert not await stop.step("fails", fail())
-        assert not await stop.step("hangs", hang())
-        assert await stop.step("works", work())
-        assert (done, stop.left_behind) == (["works"], ["hangs"])
-
-    asyncio.run(main())
+    assert not await stop.step("fails", fail())
+    assert not await stop.step("hangs", hang())
+    assert await stop.step("works", work())
+    assert (done, stop.left_behind) == (["works"], ["hangs"])
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
+async def test_a_sync_that_hangs_holds_up_no_stop_and_costs_nothing_that_was_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        may_go = threading.Event()
-        async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (broker, connection):
-            await send(connection, "orders")
-            store = broker.store
-            flush = store.flush
+    may_go = threading.Event()
+    async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (broker, connection):
+        await send(connection, "orders")
+        store = broker.store
+        flush = store.flush
 
-            def hang() -> int:
-                assert may_go.wait(60)
-                return flush()
+        def hang() -> int:
+            assert may_go.wait(60)
+            return flush()
 
-            monkeypatch.setattr(store, "flush", hang)
-            connection.close()
-            await broker.shutdown()
-            assert (broker.left_behind, broker.life.exit_code) == (["flush"], EXIT_FAILED)
-            assert DataDirectory(store.config.root, store.disk).begin() is False, "marked as not cleanly stopped"
-            may_go.set()
-            await asyncio.to_thread(broker.flusher.close)
-            store.abandon()  # as the end of the process does
-        async with running(tmp_path / "broker") as (broker, _):
-            assert stored(broker) == 1
-
-    asyncio.run(main())
+        monkeypatch.setattr(store, "flush", hang)
+        connection.close()
+        await broker.shutdown()
+        assert (broker.left_behind, broker.life.exit_code) == (["flush"], EXIT_FAILED)
+        assert DataDirectory(store.config.root, store.disk).begin() is False, "marked as not cleanly stopped"
+        may_go.set()
+        await asyncio.to_thread(broker.flusher.close)
+        store.abandon()  # as the end of the process does
+    async with running(tmp_path / "broker") as (broker, _):
+        assert stored(broker) == 1
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_sync_that_fails_in_the_stop_ends_it_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "broker") as (broker, connection):
-            await send(connection, "orders")
-            await broker.flusher.flush_now()
+async def test_failed_sync_during_stop_makes_the_stop_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path / "broker") as (broker, connection):
+        await send(connection, "orders")
+        await broker.flusher.flush_now()
 
-            def fail() -> int:
-                raise StoreNotWritable("a sync to the disk failed: Input/output error")
+        def fail() -> int:
+            raise StoreNotWritable("a sync to the disk failed: Input/output error")
 
-            monkeypatch.setattr(broker.store, "flush", fail)
-            await broker.shutdown()
-            monkeypatch.undo()
-            assert (broker.left_behind, broker.life.exit_code) == ([], EXIT_FAILED)
-        async with running(tmp_path / "broker") as (broker, _):
-            assert stored(broker) == 1
-
-    asyncio.run(main())
-
-
-def test_a_start_that_fails_late_undoes_what_was_done_last_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        broker = make_broker(tmp_path / "broker")
-        undone: list[str] = []
-
-        def noting(step: Step) -> Step:
-            undo = step.undo
-            if undo is None:
-                return step
-
-            async def note() -> None:
-                undone.append(step.name)
-                await undo()
-
-            return step._replace(undo=note)
-
-        async def fail() -> None:
-            raise OSError("the jobs have no thread")
-
-        steps = [noting(step) for step in broker.starting]
-        assert [step.name for step in steps][-1] == "jobs"
-        monkeypatch.setattr(BrokerController, "starting", [*steps[:-1], Step("jobs", fail)])
-        with pytest.raises(OSError, match="no thread"):
-            await broker.start()
+        monkeypatch.setattr(broker.store, "flush", fail)
+        await broker.shutdown()
         monkeypatch.undo()
-        assert undone == ["tasks", "ports", "archive", "log"]
-        async with running(tmp_path / "broker") as (again, _):
-            assert again.life.accepting, "the directory is locked by nobody"
+        assert (broker.left_behind, broker.life.exit_code) == ([], EXIT_FAILED)
+    async with running(tmp_path / "broker") as (broker, _):
+        assert stored(broker) == 1
 
-    asyncio.run(main())
+
+async def test_a_start_that_fails_late_undoes_what_was_done_last_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = make_broker(tmp_path / "broker")
+    undone: list[str] = []
+
+    def noting(step: Step) -> Step:
+        undo = step.undo
+        if undo is None:
+            return step
+
+        async def note() -> None:
+            undone.append(step.name)
+            await undo()
+
+        return step._replace(undo=note)
+
+    async def fail() -> None:
+        raise OSError("the jobs have no thread")
+
+    steps = [noting(step) for step in broker.starting]
+    assert [step.name for step in steps][-1] == "jobs"
+    monkeypatch.setattr(BrokerController, "starting", [*steps[:-1], Step("jobs", fail)])
+    with pytest.raises(OSError, match="no thread"):
+        await broker.start()
+    monkeypatch.undo()
+    assert undone == ["tasks", "ports", "archive", "log"]
+    async with running(tmp_path / "broker") as (again, _):
+        assert again.life.accepting, "the directory is locked by nobody"

@@ -42,78 +42,66 @@ async def pull(connection: Connection, offset: int, **more: object) -> RemotingC
     return await ask(connection, Code.PULL_MESSAGE, **(ext | more))
 
 
-def test_a_long_header_is_answered_and_the_connection_lives(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            fits = "".join(f"p{number}\x01v\x02" for number in range(4000))
-            assert (await send_with(connection, fits)).code == ResponseCode.SUCCESS
-            for serialize_type in (0, 1):
-                for long in ("k\x01" + "雪" * 20_000, "k\x01" + "v" * 5_000_000, "\x02" * 2_000_000):
-                    answer = await send_with(connection, long, serialize_type)
-                    assert answer.code == ResponseCode.MESSAGE_ILLEGAL, answer.remark
-            batch = await ask(connection, Code.SEND_BATCH_MESSAGE, a="p", b="T", c="TBW102", d=1, e=0, f=0, g=1, h=0,
-                              i="k\x01" + "v" * 70_000, m="true")  # fmt: skip
-            assert batch.code == ResponseCode.MESSAGE_ILLEGAL
-            assert broker.store.max_offset("T", 0) == 2
-
-    asyncio.run(main())
+async def test_a_long_header_is_answered_and_the_connection_lives(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        fits = "".join(f"p{number}\x01v\x02" for number in range(4000))
+        assert (await send_with(connection, fits)).code == ResponseCode.SUCCESS
+        for serialize_type in (0, 1):
+            for long in ("k\x01" + "雪" * 20_000, "k\x01" + "v" * 5_000_000, "\x02" * 2_000_000):
+                answer = await send_with(connection, long, serialize_type)
+                assert answer.code == ResponseCode.MESSAGE_ILLEGAL, answer.remark
+        batch = await ask(connection, Code.SEND_BATCH_MESSAGE, a="p", b="T", c="TBW102", d=1, e=0, f=0, g=1, h=0,
+                          i="k\x01" + "v" * 70_000, m="true")  # fmt: skip
+        assert batch.code == ResponseCode.MESSAGE_ILLEGAL
+        assert broker.store.max_offset("T", 0) == 2
 
 
-def test_a_client_takes_out_only_what_came_over_its_connection(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
-            stranger = await open_connection(*broker.address)
-            assert (await ask(stranger, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
-            assert broker.clients.consumers["g"].client_ids() == ["A"]
-            assert (await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
-            assert "g" not in broker.clients.consumers
-            stranger.close()
-
-    asyncio.run(main())
+async def test_a_client_takes_out_only_what_came_over_its_connection(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
+        stranger = await open_connection(*broker.address)
+        assert (await ask(stranger, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
+        assert broker.clients.consumers["g"].client_ids() == ["A"]
+        assert (await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
+        assert "g" not in broker.clients.consumers
+        stranger.close()
 
 
 @pytest.mark.parametrize("taken", ["topic", "group", "broker"])
-def test_a_held_pull_is_told_when_its_permission_has_gone(tmp_path: Path, taken: str) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            waiting = asyncio.create_task(pull(connection, 1))
-            await until(lambda: broker.hold.count == 1)
-            context = broker
-            if taken == "topic":
-                context.topics.topics["T"].perm = 2
-            elif taken == "group":
-                context.groups.groups["g"].consume_enable = False
-            else:
-                context.config.broker_permission = 2
-            await send(connection, "T", b"secret")
-            answer = await waiting
-            assert answer.code == ResponseCode.NO_PERMISSION
-            assert not answer.body
-
-    asyncio.run(main())
+async def test_a_held_pull_is_told_when_its_permission_has_gone(tmp_path: Path, taken: str) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        waiting = asyncio.create_task(pull(connection, 1))
+        await until(lambda: broker.hold.count == 1)
+        context = broker
+        if taken == "topic":
+            context.topics.topics["T"].perm = 2
+        elif taken == "group":
+            context.groups.groups["g"].consume_enable = False
+        else:
+            context.config.broker_permission = 2
+        await send(connection, "T", b"secret")
+        answer = await waiting
+        assert answer.code == ResponseCode.NO_PERMISSION
+        assert not answer.body
 
 
-def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(
+async def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            waiting = asyncio.create_task(pull(connection, 1))
-            await until(lambda: broker.hold.count == 1)
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        waiting = asyncio.create_task(pull(connection, 1))
+        await until(lambda: broker.hold.count == 1)
 
-            def refuse(_: Connection, command: RemotingCommand) -> None:
-                raise BrokerError(ResponseCode.NO_PERMISSION, f"not {command.code} any more")
+        def refuse(_: Connection, command: RemotingCommand) -> None:
+            raise BrokerError(ResponseCode.NO_PERMISSION, f"not {command.code} any more")
 
-            monkeypatch.setattr(broker.guard, "require", refuse)
-            await send(connection, "T", b"secret")
-            assert (await waiting).remark == "not 11 any more"
-
-    asyncio.run(main())
+        monkeypatch.setattr(broker.guard, "require", refuse)
+        await send(connection, "T", b"secret")
+        assert (await waiting).remark == "not 11 any more"
 
 
 def counted(owner: object, method: str) -> list[object]:
@@ -129,150 +117,130 @@ def counted(owner: object, method: str) -> list[object]:
     return calls
 
 
-def test_a_pull_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            kept = counted(broker.hold, "hold")
-            answer = await pull(connection, 1, subscription="a || " * 10_000 + "b", suspendTimeoutMillis=5_000)
-            assert (answer.code, kept) == (ResponseCode.PULL_NOT_FOUND, [])
-            waiting = asyncio.create_task(pull(connection, 1, subscription=" || ".join(f"t{n}" for n in range(500))))
-            await until(lambda: broker.hold.count == 1)
-            await send(connection, "T", b"tagged", properties="TAGS\x01t7\x02")
-            assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
-
-    asyncio.run(main())
+async def test_a_pull_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        kept = counted(broker.hold, "hold")
+        answer = await pull(connection, 1, subscription="a || " * 10_000 + "b", suspendTimeoutMillis=5_000)
+        assert (answer.code, kept) == (ResponseCode.PULL_NOT_FOUND, [])
+        waiting = asyncio.create_task(pull(connection, 1, subscription=" || ".join(f"t{n}" for n in range(500))))
+        await until(lambda: broker.hold.count == 1)
+        await send(connection, "T", b"tagged", properties="TAGS\x01t7\x02")
+        assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
 
 
-def test_a_pop_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            ext = {
-                "consumerGroup": "g", "topic": "T", "queueId": 0, "maxMsgNums": 8, "invisibleTime": 60_000,
-                "initMode": 1, "pollTime": 5_000, "bornTime": 0, "expType": "TAG",
-            }  # fmt: skip
-            kept = counted(broker.polling, "add")
-            answer = await ask(connection, Code.POP_MESSAGE, exp="a || " * 10_000 + "b", **ext)
-            assert (answer.code, kept) == (ResponseCode.POLLING_TIMEOUT, [])
-            waiting = asyncio.create_task(ask(connection, Code.POP_MESSAGE, exp="a || b", **ext))
-            await until(lambda: broker.polling.count == 1)
-            await send(connection, "T", b"tagged", properties="TAGS\x01b\x02")
-            assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
-
-    asyncio.run(main())
+async def test_a_pop_that_is_large_is_answered_and_not_kept(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        ext = {
+            "consumerGroup": "g", "topic": "T", "queueId": 0, "maxMsgNums": 8, "invisibleTime": 60_000,
+            "initMode": 1, "pollTime": 5_000, "bornTime": 0, "expType": "TAG",
+        }  # fmt: skip
+        kept = counted(broker.polling, "add")
+        answer = await ask(connection, Code.POP_MESSAGE, exp="a || " * 10_000 + "b", **ext)
+        assert (answer.code, kept) == (ResponseCode.POLLING_TIMEOUT, [])
+        waiting = asyncio.create_task(ask(connection, Code.POP_MESSAGE, exp="a || b", **ext))
+        await until(lambda: broker.polling.count == 1)
+        await send(connection, "T", b"tagged", properties="TAGS\x01b\x02")
+        assert [record.body for record in iter_records((await waiting).body)] == [b"tagged"]
 
 
 async def make_group(connection: Connection, **settings: object) -> int:
     return (await ask(connection, Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, json.dumps(settings).encode())).code
 
 
-def test_a_group_has_no_more_retry_queues_than_a_topic_may_have(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path, "maxQueuesPerTopic=8") as (broker, connection):
-            for wrong in (2_000_000_000, 9, -1):
-                assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 29
-            for wrong in (10**30, 2**31):
-                assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 1
-            assert await make_group(connection, groupName="g", attributes={"x": "y" * 20_000}) == 29
-            assert "g" not in broker.groups.groups
-            assert await make_group(connection, groupName="g", retryQueueNums=8) == 0
-            broker.groups.groups["g"].retry_queue_nums = 2_000_000_000  # as an older version took it
-            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
-            assert broker.topics.topics["%RETRY%g"].read_queue_nums == 8
-            for body in (b"[]", b'{"groupConfigList":7}', b"null", b"{'topicConfigList':{}}"):
-                for code in (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, Code.UPDATE_AND_CREATE_TOPIC_LIST):
-                    assert (await ask(connection, code, body)).code in {0, 29}
-
-    asyncio.run(main())
+async def test_a_group_has_no_more_retry_queues_than_a_topic_may_have(tmp_path: Path) -> None:
+    async with running(tmp_path, "maxQueuesPerTopic=8") as (broker, connection):
+        for wrong in (2_000_000_000, 9, -1):
+            assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 29
+        for wrong in (10**30, 2**31):
+            assert await make_group(connection, groupName="g", retryQueueNums=wrong) == 1
+        assert await make_group(connection, groupName="g", attributes={"x": "y" * 20_000}) == 29
+        assert "g" not in broker.groups.groups
+        assert await make_group(connection, groupName="g", retryQueueNums=8) == 0
+        broker.groups.groups["g"].retry_queue_nums = 2_000_000_000  # as an older version took it
+        assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
+        assert broker.topics.topics["%RETRY%g"].read_queue_nums == 8
+        for body in (b"[]", b'{"groupConfigList":7}', b"null", b"{'topicConfigList':{}}"):
+            for code in (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, Code.UPDATE_AND_CREATE_TOPIC_LIST):
+                assert (await ask(connection, code, body)).code in {0, 29}
 
 
-def test_what_clients_name_has_an_end_and_what_is_known_goes_on(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            context = broker
-            context.config.max_topics = len(context.topics.topics)
-            context.config.max_groups = len(context.groups.groups)
-            with pytest.raises(AssertionError, match="maxTopics"):
-                await send(connection, "another")
-            with pytest.raises(AssertionError, match="maxTopics"):
-                await send(connection, "%RETRY%nobody")
-            made = await ask(
-                connection, Code.UPDATE_AND_CREATE_TOPIC, topic="U", readQueueNums=1, writeQueueNums=1, perm=6
-            )
-            assert made.code == ResponseCode.INVALID_PARAMETER
-            assert await make_group(connection, groupName="g") == ResponseCode.INVALID_PARAMETER
-            assert (await pull(connection, 0)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
-            assert not {"another", "U", "%RETRY%g"} & context.topics.topics.keys()
-            await send(connection, "T")
-            again = await ask(
-                connection, Code.UPDATE_AND_CREATE_TOPIC, topic="T", readQueueNums=2, writeQueueNums=2, perm=6
-            )
-            assert again.code == 0
-            context.config.max_topics += 1
+async def test_what_clients_name_has_an_end_and_what_is_known_goes_on(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        context = broker
+        context.config.max_topics = len(context.topics.topics)
+        context.config.max_groups = len(context.groups.groups)
+        with pytest.raises(AssertionError, match="maxTopics"):
             await send(connection, "another")
-
-    asyncio.run(main())
-
-
-def test_only_queues_that_are_there_are_locked_or_committed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "T")
-            context = broker
-            name, queues = context.config.broker_name, context.topics.topics["T"].queue_nums
-            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
-            asked = [("T", name, 0), ("T", "x" * 9999, 0), ("no", name, 0), ("T", name, queues), ("T", name, -1)]
-            for group, expected in (("g", [0]), ("nobody", [])):
-                wanted = [{"topic": topic, "brokerName": where, "queueId": queue} for topic, where, queue in asked]
-                body = json.dumps({"consumerGroup": group, "clientId": "A", "mqSet": wanted}).encode()
-                answer = lenient_loads((await ask(connection, Code.LOCK_BATCH_MQ, body)).body)
-                assert [queue["queueId"] for queue in answer["lockOKMQSet"]] == expected
-            assert context.locks.count == 1
-            for queue in (queues, 10**12, -1):
-                commit = await ask(
-                    connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="T", queueId=queue, commitOffset=1
-                )
-                assert commit.code == ResponseCode.INVALID_PARAMETER
-            assert context.offsets.queues_of("g", "T") == {}
-            for group, topic in (("nobody", "T"), ("g", "no")):
-                denied = await ask(
-                    connection, Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group=group, topic=topic, readable="false"
-                )
-                assert denied.code in {ResponseCode.TOPIC_NOT_EXIST, 0}
-            assert context.groups.forbidden().keys() <= {"nobody"}, "the broker makes groups by itself, never topics"
-
-    asyncio.run(main())
+        with pytest.raises(AssertionError, match="maxTopics"):
+            await send(connection, "%RETRY%nobody")
+        made = await ask(connection, Code.UPDATE_AND_CREATE_TOPIC, topic="U", readQueueNums=1, writeQueueNums=1, perm=6)
+        assert made.code == ResponseCode.INVALID_PARAMETER
+        assert await make_group(connection, groupName="g") == ResponseCode.INVALID_PARAMETER
+        assert (await pull(connection, 0)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+        assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
+        assert not {"another", "U", "%RETRY%g"} & context.topics.topics.keys()
+        await send(connection, "T")
+        again = await ask(
+            connection, Code.UPDATE_AND_CREATE_TOPIC, topic="T", readQueueNums=2, writeQueueNums=2, perm=6
+        )
+        assert again.code == 0
+        context.config.max_topics += 1
+        await send(connection, "another")
 
 
-def test_what_heartbeats_say_has_an_end_and_is_forgotten_with_their_connection(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path, "maxClientBytes=1m") as (broker, connection):
-            clients = broker.clients
+async def test_only_queues_that_are_there_are_locked_or_committed(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "T")
+        context = broker
+        name, queues = context.config.broker_name, context.topics.topics["T"].queue_nums
+        assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
+        asked = [("T", name, 0), ("T", "x" * 9999, 0), ("no", name, 0), ("T", name, queues), ("T", name, -1)]
+        for group, expected in (("g", [0]), ("nobody", [])):
+            wanted = [{"topic": topic, "brokerName": where, "queueId": queue} for topic, where, queue in asked]
+            body = json.dumps({"consumerGroup": group, "clientId": "A", "mqSet": wanted}).encode()
+            answer = lenient_loads((await ask(connection, Code.LOCK_BATCH_MQ, body)).body)
+            assert [queue["queueId"] for queue in answer["lockOKMQSet"]] == expected
+        assert context.locks.count == 1
+        for queue in (queues, 10**12, -1):
+            commit = await ask(
+                connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="T", queueId=queue, commitOffset=1
+            )
+            assert commit.code == ResponseCode.INVALID_PARAMETER
+        assert context.offsets.queues_of("g", "T") == {}
+        for group, topic in (("nobody", "T"), ("g", "no")):
+            denied = await ask(
+                connection, Code.UPDATE_AND_GET_GROUP_FORBIDDEN, group=group, topic=topic, readable="false"
+            )
+            assert denied.code in {ResponseCode.TOPIC_NOT_EXIST, 0}
+        assert context.groups.forbidden().keys() <= {"nobody"}, "the broker makes groups by itself, never topics"
+
+
+async def test_what_heartbeats_say_has_an_end_and_is_forgotten_with_their_connection(tmp_path: Path) -> None:
+    async with running(tmp_path, "maxClientBytes=1m") as (broker, connection):
+        clients = broker.clients
+        assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0
+        first = clients.bytes
+        assert first > 0
+        for _ in range(3):
             assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0
-            first = clients.bytes
-            assert first > 0
-            for _ in range(3):
-                assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g", topics=("T", "U")))).code == 0
-            assert clients.bytes == first, "the same again costs nothing"
-            stranger = await open_connection(*broker.address)
-            topics = tuple(f"topic-{number}" for number in range(1000))
-            answers = [await ask(stranger, Code.HEART_BEAT, heartbeat("B", f"h{n}", topics=topics)) for n in range(9)]
-            producers = json.dumps({"clientID": "B", "producerDataSet": [{"groupName": f"p{n}"} for n in range(2000)]})
-            answers.append(await ask(stranger, Code.HEART_BEAT, producers.encode()))
-            assert {answer.code for answer in answers[:2]} == {0}
-            assert {answer.code for answer in answers[4:]} == {ResponseCode.SYSTEM_BUSY}
-            assert clients.bytes <= 1 << 20
-            assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0, "less is no more"
-            for long in (b'{"clientID":"%b"}' % (b"x" * 1025),
-                         b'{"clientID":"C","producerDataSet":[{"groupName":"%b"}]}' % (b"x" * 256)):  # fmt: skip
-                assert (await ask(stranger, Code.HEART_BEAT, long)).code == ResponseCode.INVALID_PARAMETER
-            stranger.close()
-            await until(lambda: clients.consumers.keys() == {"g"} and not clients.producers)
-            assert clients.bytes < first
-            assert (await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
-            assert clients.bytes == 0
-
-    asyncio.run(main())
+        assert clients.bytes == first, "the same again costs nothing"
+        stranger = await open_connection(*broker.address)
+        topics = tuple(f"topic-{number}" for number in range(1000))
+        answers = [await ask(stranger, Code.HEART_BEAT, heartbeat("B", f"h{n}", topics=topics)) for n in range(9)]
+        producers = json.dumps({"clientID": "B", "producerDataSet": [{"groupName": f"p{n}"} for n in range(2000)]})
+        answers.append(await ask(stranger, Code.HEART_BEAT, producers.encode()))
+        assert {answer.code for answer in answers[:2]} == {0}
+        assert {answer.code for answer in answers[4:]} == {ResponseCode.SYSTEM_BUSY}
+        assert clients.bytes <= 1 << 20
+        assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0, "less is no more"
+        for long in (b'{"clientID":"%b"}' % (b"x" * 1025),
+                     b'{"clientID":"C","producerDataSet":[{"groupName":"%b"}]}' % (b"x" * 256)):  # fmt: skip
+            assert (await ask(stranger, Code.HEART_BEAT, long)).code == ResponseCode.INVALID_PARAMETER
+        stranger.close()
+        await until(lambda: clients.consumers.keys() == {"g"} and not clients.producers)
+        assert clients.bytes < first
+        assert (await ask(connection, Code.UNREGISTER_CLIENT, clientID="A", consumerGroup="g")).code == 0
+        assert clients.bytes == 0

@@ -218,21 +218,18 @@ def test_a_message_costs_those_who_take_it_however_many_wait_for_others() -> Non
     assert hold.count == 0
 
 
-def test_who_is_due_at_once_has_its_turn_in_slices_and_others_theirs_in_between() -> None:
-    async def main() -> None:
-        told, between = list[int](), list[int]()
-        hold = PullRequestHold(ManualClock(), 10_000, Faults())
-        for number in range(1000):
-            hold.hold(held(telling(told, number), None))
-        assert hold.arrived("t", 0, 5, 0)
-        hold.wake()
-        while len(told) < 1000:
-            between.append(len(told))
-            await asyncio.to_thread(len, b"")
-        assert between[0] == SLICE
-        assert told == list(range(1000))
-
-    asyncio.run(main())
+async def test_who_is_due_at_once_has_its_turn_in_slices_and_others_theirs_in_between() -> None:
+    told, between = list[int](), list[int]()
+    hold = PullRequestHold(ManualClock(), 10_000, Faults())
+    for number in range(1000):
+        hold.hold(held(telling(told, number), None))
+    assert hold.arrived("t", 0, 5, 0)
+    hold.wake()
+    while len(told) < 1000:
+        between.append(len(told))
+        await asyncio.to_thread(len, b"")
+    assert between[0] == SLICE
+    assert told == list(range(1000))
 
 
 def test_a_connections_pulls_leave_with_it_and_a_topics_with_the_topic() -> None:

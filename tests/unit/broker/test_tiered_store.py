@@ -116,49 +116,43 @@ async def read(tiered: TieredStore, offset: int, group: str = "g", client: str |
     return await answer if isinstance(answer, PendingRead) else answer
 
 
-def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> None:
-    async def main() -> None:
-        hot = Hot()
-        tiered = tiered_over(source, hot=hot)
-        got = await read(tiered, 3)
-        assert (got.status, got.next_offset, got.count, got.min_offset, got.max_offset) == ("FOUND", 7, 4, 0, HOT.stop)
-        for offset in (ARCHIVED, ARCHIVED + 50):
-            moved = await read(tiered, offset)
-            assert (moved.status, moved.next_offset, moved.count) == (GetMessageStatus.NO_MATCHED_MESSAGE, HOT.start, 0)
-            assert moves_on(moved.status), "a slave's reader, too"
-        hot.begin = HOT.stop
-        asked = tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20)
-        hot.begin = HOT.start
-        assert isinstance(asked, PendingRead)
-        end = await asked
-        assert (end.status, end.next_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, HOT.start)
-        tiered.close()
-
-    asyncio.run(main())
+async def test_a_gap_is_left_at_its_end_and_nothing_else_is_passed(source: Source) -> None:
+    hot = Hot()
+    tiered = tiered_over(source, hot=hot)
+    got = await read(tiered, 3)
+    assert (got.status, got.next_offset, got.count, got.min_offset, got.max_offset) == ("FOUND", 7, 4, 0, HOT.stop)
+    for offset in (ARCHIVED, ARCHIVED + 50):
+        moved = await read(tiered, offset)
+        assert (moved.status, moved.next_offset, moved.count) == (GetMessageStatus.NO_MATCHED_MESSAGE, HOT.start, 0)
+        assert moves_on(moved.status), "a slave's reader, too"
+    hot.begin = HOT.stop
+    asked = tiered.get_message("g", "t", 0, HOT.start, 4, 1 << 20)
+    hot.begin = HOT.start
+    assert isinstance(asked, PendingRead)
+    end = await asked
+    assert (end.status, end.next_offset) == (GetMessageStatus.OFFSET_OVERFLOW_ONE, HOT.start)
+    tiered.close()
 
 
-def test_what_a_deleted_topic_had_does_not_come_back_while_the_archive_does_not_know_of_its_deletion(
+async def test_what_a_deleted_topic_had_does_not_come_back_while_the_archive_does_not_know_of_its_deletion(
     source: Source,
 ) -> None:
-    async def main() -> None:
-        hot = Hot()
-        tiered = tiered_over(source, hot=hot)
-        hot.ended = 45  # and what lies above is of the topic that was made again
-        assert tiered.min_offset("t", 0) == 45
-        got = await read(tiered, 44)
-        assert (got.status, got.next_offset, got.count) == (GetMessageStatus.OFFSET_TOO_SMALL, 45, 0)
-        assert source.reads == 0
-        assert (await read(tiered, 45)).count == 4
-        assert await tiered.offset_by_time("t", 0, 0, upper=False) == 45
-        hot.ended = HOT.start
-        assert tiered.min_offset("t", 0) == HOT.start
-        assert (await read(tiered, 79)).next_offset == HOT.start
-        tiered.close()
-
-    asyncio.run(main())
+    hot = Hot()
+    tiered = tiered_over(source, hot=hot)
+    hot.ended = 45  # and what lies above is of the topic that was made again
+    assert tiered.min_offset("t", 0) == 45
+    got = await read(tiered, 44)
+    assert (got.status, got.next_offset, got.count) == (GetMessageStatus.OFFSET_TOO_SMALL, 45, 0)
+    assert source.reads == 0
+    assert (await read(tiered, 45)).count == 4
+    assert await tiered.offset_by_time("t", 0, 0, upper=False) == 45
+    hot.ended = HOT.start
+    assert tiered.min_offset("t", 0) == HOT.start
+    assert (await read(tiered, 79)).next_offset == HOT.start
+    tiered.close()
 
 
-def test_search_by_time_finds_archived_messages_younger_than_local_ones(source: Source) -> None:
+async def test_search_by_time_finds_archived_messages_younger_than_local_ones(source: Source) -> None:
     """After a step of the clock the oldest local message may be older than archived ones."""
 
     class SetBack(Hot):
@@ -171,58 +165,46 @@ def test_search_by_time_finds_archived_messages_younger_than_local_ones(source: 
         def shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool) -> int:
             return offset
 
-    async def main() -> None:
-        tiered = tiered_over(source, hot=SetBack())
-        rows_of_time = {time: time * ROWS for time in range(GROUPS)}
-        for time, first in rows_of_time.items():
-            assert (await tiered.offset_by_time("t", 0, time, upper=False)) // ROWS * ROWS == first
-        assert await tiered.offset_by_time("t", 0, GROUPS, upper=False) == HOT.start
-        tiered.close()
-
-    asyncio.run(main())
+    tiered = tiered_over(source, hot=SetBack())
+    rows_of_time = {time: time * ROWS for time in range(GROUPS)}
+    for time, first in rows_of_time.items():
+        assert (await tiered.offset_by_time("t", 0, time, upper=False)) // ROWS * ROWS == first
+    assert await tiered.offset_by_time("t", 0, GROUPS, upper=False) == HOT.start
+    tiered.close()
 
 
-def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
-    async def main() -> None:
-        tiered = tiered_over(source)
-        for step in range(2):
-            for client, start in (("a", 0), ("b", 50)):
-                await read(tiered, start + 4 * step, client=client)
-        await until(lambda: source.reads == 4)
-        tiered.close()
-
-    asyncio.run(main())
+async def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
+    tiered = tiered_over(source)
+    for step in range(2):
+        for client, start in (("a", 0), ("b", 50)):
+            await read(tiered, start + 4 * step, client=client)
+    await until(lambda: source.reads == 4)
+    tiered.close()
 
 
-def test_pulls_of_a_row_group_in_memory_wait_for_nothing(source: Source) -> None:
+async def test_pulls_of_a_row_group_in_memory_wait_for_nothing(source: Source) -> None:
     """No task and no turn of the loop for each of them, and they are the same."""
 
-    async def main() -> None:
-        tiered = tiered_over(source)
-        waited = [await read(tiered, offset, "a") for offset in range(0, ARCHIVED, 4)]
-        assert source.reads == GROUPS
-        at_once = [tiered.get_message("b", "t", 0, offset, 4, 1 << 20) for offset in range(0, ARCHIVED, 4)]
-        assert at_once == waited
-        assert all(isinstance(one, GetResult) and one.is_archived and one.min_offset == 0 for one in at_once)
-        assert (source.reads, tiered.cold_reads, sum(tiered.cold_latency.counts)) == (GROUPS, 40, 40)
-        tiered.close()
-
-    asyncio.run(main())
+    tiered = tiered_over(source)
+    waited = [await read(tiered, offset, "a") for offset in range(0, ARCHIVED, 4)]
+    assert source.reads == GROUPS
+    at_once = [tiered.get_message("b", "t", 0, offset, 4, 1 << 20) for offset in range(0, ARCHIVED, 4)]
+    assert at_once == waited
+    assert all(isinstance(one, GetResult) and one.is_archived and one.min_offset == 0 for one in at_once)
+    assert (source.reads, tiered.cold_reads, sum(tiered.cold_latency.counts)) == (GROUPS, 40, 40)
+    tiered.close()
 
 
-def test_memory_has_no_say_where_the_topic_was_made_again_or_a_filter_looks_at_messages(source: Source) -> None:
-    async def main() -> None:
-        hot = Hot()
-        tiered = tiered_over(source, hot=hot)
-        assert (await read(tiered, 3)).count == 4
-        assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), GetResult)
-        every = MessageFilter(predicate=compile_sql("TRUE"))
-        assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20, every), PendingRead)
-        hot.ended = HOT.start
-        assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
-        tiered.close()
-
-    asyncio.run(main())
+async def test_memory_has_no_say_where_the_topic_was_made_again_or_a_filter_looks_at_messages(source: Source) -> None:
+    hot = Hot()
+    tiered = tiered_over(source, hot=hot)
+    assert (await read(tiered, 3)).count == 4
+    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), GetResult)
+    every = MessageFilter(predicate=compile_sql("TRUE"))
+    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20, every), PendingRead)
+    hot.ended = HOT.start
+    assert isinstance(tiered.get_message("g", "t", 0, 3, 4, 1 << 20), PendingRead)
+    tiered.close()
 
 
 def test_what_is_at_hand_comes_as_the_store_gave_it() -> None:
@@ -239,54 +221,45 @@ def test_a_read_that_nobody_waits_for_asks_nothing_of_the_archive(source: Source
     tiered.close()
 
 
-def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_back(source: Source) -> None:
-    async def main() -> None:
-        tiered = tiered_over(source)
-        source.fails = True
-        with pytest.raises(BrokerError) as caught:
-            await read(tiered, 3)
-        assert (caught.value.code, source.reads, tiered.cold_failures) == (ResponseCode.SYSTEM_BUSY, 2, 1)
-        source.fails = False
-        assert (await read(tiered, 3)).count == 4
-        tiered.close()
-
-    asyncio.run(main())
+async def test_a_store_that_is_down_is_asked_twice_and_the_client_told_to_come_back(source: Source) -> None:
+    tiered = tiered_over(source)
+    source.fails = True
+    with pytest.raises(BrokerError) as caught:
+        await read(tiered, 3)
+    assert (caught.value.code, source.reads, tiered.cold_failures) == (ResponseCode.SYSTEM_BUSY, 2, 1)
+    source.fails = False
+    assert (await read(tiered, 3)).count == 4
+    tiered.close()
 
 
-def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_in_time(source: Source) -> None:
-    async def main() -> None:
-        tiered = tiered_over(source, timeout_ms=200)
-        source.gate.clear()
-        before = threading.active_count()
-        reads = [asyncio.create_task(read(tiered, n % ARCHIVED, f"g{n % 5}")) for n in range(500)]
-        await asyncio.sleep(0)  # one turn parks them all; no timeout can pass in between
-        assert tiered.cold_parked == 500
-        assert threading.active_count() - before <= 8
-        last_cold, first_hot = (tiered.get_message("g", "t", 0, HOT.start + step, 4, 1000) for step in (-1, 0))
-        assert isinstance(last_cold, PendingRead) and isinstance(first_hot, GetResult)
-        answers = await asyncio.gather(*reads, return_exceptions=True)
-        assert all(isinstance(answer, BrokerError) and answer.code == ResponseCode.SYSTEM_BUSY for answer in answers)
-        assert tiered.cold_parked == 0
-        assert sum(tiered.cold_latency.counts) == 500
-        source.gate.set()
-        assert (await read(tiered, 70)).count == 4
-        tiered.close()
-
-    asyncio.run(main())
+async def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_in_time(source: Source) -> None:
+    tiered = tiered_over(source, timeout_ms=200)
+    source.gate.clear()
+    before = threading.active_count()
+    reads = [asyncio.create_task(read(tiered, n % ARCHIVED, f"g{n % 5}")) for n in range(500)]
+    await asyncio.sleep(0)  # one turn parks them all; no timeout can pass in between
+    assert tiered.cold_parked == 500
+    assert threading.active_count() - before <= 8
+    last_cold, first_hot = (tiered.get_message("g", "t", 0, HOT.start + step, 4, 1000) for step in (-1, 0))
+    assert isinstance(last_cold, PendingRead) and isinstance(first_hot, GetResult)
+    answers = await asyncio.gather(*reads, return_exceptions=True)
+    assert all(isinstance(answer, BrokerError) and answer.code == ResponseCode.SYSTEM_BUSY for answer in answers)
+    assert tiered.cold_parked == 0
+    assert sum(tiered.cold_latency.counts) == 500
+    source.gate.set()
+    assert (await read(tiered, 70)).count == 4
+    tiered.close()
 
 
-def test_a_read_whose_connection_closed_leaves_the_line(source: Source) -> None:
-    async def main() -> None:
-        cold = ColdReader(catalog(), source, "")
-        tiered = tiered_over(source, cold=cold)
-        source.gate.clear()
-        reads = [asyncio.create_task(read(tiered, n * ROWS)) for n in range(GROUPS)]
-        await until(lambda: tiered.cold_parked == GROUPS and cold.waiting == 1)
-        for task in reads:
-            task.cancel()
-        await asyncio.wait(reads)
-        assert (tiered.cold_parked, cold.waiting) == (0, 0)
-        source.gate.set()
-        tiered.close()
-
-    asyncio.run(main())
+async def test_a_read_whose_connection_closed_leaves_the_line(source: Source) -> None:
+    cold = ColdReader(catalog(), source, "")
+    tiered = tiered_over(source, cold=cold)
+    source.gate.clear()
+    reads = [asyncio.create_task(read(tiered, n * ROWS)) for n in range(GROUPS)]
+    await until(lambda: tiered.cold_parked == GROUPS and cold.waiting == 1)
+    for task in reads:
+        task.cancel()
+    await asyncio.wait(reads)
+    assert (tiered.cold_parked, cold.waiting) == (0, 0)
+    source.gate.set()
+    tiered.close()

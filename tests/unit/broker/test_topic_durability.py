@@ -120,79 +120,67 @@ async def broker_on(root: Path, disk: GatedDisk) -> AsyncIterator[tuple[BrokerCo
         await broker.shutdown()
 
 
-def test_no_send_to_a_new_topic_is_answered_before_the_topic_is_saved_and_all_share_a_write(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = GatedDisk()
-        async with broker_on(tmp_path, disk) as (broker, connection):
-            await send(connection, "known")
-            writes, made = disk.writes, broker.store.max_physical_offset
-            disk.go.clear()
-            new = [asyncio.create_task(send(connection, f"new-{number % 100}")) for number in range(300)]
-            await until(lambda: len(broker.topics.unsaved) == 100 and disk.waiting == 1)
-            await send(connection, "known")
-            assert not any(task.done() for task in new)
-            assert broker.store.max_offset("new-7", 0) == 0, "not even stored"
-            disk.go.set()
-            await asyncio.gather(*new)
-            assert disk.writes - writes <= 3
-            assert disk.on_loop == 0
-            assert broker.store.max_physical_offset > made
-            assert [broker.store.max_offset(f"new-{number}", 0) for number in (0, 7, 99)] == [3, 3, 3]
-        after_kill = manager(tmp_path / "config" / "topics.json")
-        after_kill.load()
-        assert after_kill.select("new-99") is not None
-
-    asyncio.run(main())
+async def test_sends_to_a_new_topic_wait_for_one_shared_save_of_the_topic(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    async with broker_on(tmp_path, disk) as (broker, connection):
+        await send(connection, "known")
+        writes, made = disk.writes, broker.store.max_physical_offset
+        disk.go.clear()
+        new = [asyncio.create_task(send(connection, f"new-{number % 100}")) for number in range(300)]
+        await until(lambda: len(broker.topics.unsaved) == 100 and disk.waiting == 1)
+        await send(connection, "known")
+        assert not any(task.done() for task in new)
+        assert broker.store.max_offset("new-7", 0) == 0, "not even stored"
+        disk.go.set()
+        await asyncio.gather(*new)
+        assert disk.writes - writes <= 3
+        assert disk.on_loop == 0
+        assert broker.store.max_physical_offset > made
+        assert [broker.store.max_offset(f"new-{number}", 0) for number in (0, 7, 99)] == [3, 3, 3]
+    after_kill = manager(tmp_path / "config" / "topics.json")
+    after_kill.load()
+    assert after_kill.select("new-99") is not None
 
 
-def test_a_table_that_cannot_be_saved_is_the_answer_and_the_next_send_asks_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = GatedDisk()
-        async with broker_on(tmp_path, disk) as (broker, connection):
-            disk.fails = True
-            for _ in range(2):
-                with pytest.raises(AssertionError, match="No space"):
-                    await send(connection, "new")
-            assert broker.store.max_offset("new", 0) == 0
-            disk.fails = False
-            await send(connection, "new")
-
-    asyncio.run(main())
+async def test_a_table_that_cannot_be_saved_is_the_answer_and_the_next_send_asks_again(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    async with broker_on(tmp_path, disk) as (broker, connection):
+        disk.fails = True
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="No space"):
+                await send(connection, "new")
+        assert broker.store.max_offset("new", 0) == 0
+        disk.fails = False
+        await send(connection, "new")
 
 
-def test_a_dead_letter_is_not_acknowledged_before_its_topic_is_saved(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = GatedDisk()
-        async with broker_on(tmp_path, disk) as (broker, connection):
-            await send(connection, "T")
-            await ask(connection, Code.HEART_BEAT, b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}')
-            await until(lambda: broker.topics.is_saved("%RETRY%g"))
-            await broker.topics.file.save()
-            disk.go.clear()
-            entry = broker.store.entry("T", 0, 0)
-            assert entry is not None
-            ext = {"group": "g", "offset": entry[0], "delayLevel": -1, "originTopic": "T"}
-            back = asyncio.create_task(ask(connection, Code.CONSUMER_SEND_MSG_BACK, **ext))
-            await until(lambda: disk.waiting == 1)
-            assert not back.done()
-            assert broker.store.max_offset("%DLQ%g", 0) == 0
-            disk.go.set()
-            assert (await back).code == 0
-            assert broker.store.max_offset("%DLQ%g", 0) == 1
-
-    asyncio.run(main())
+async def test_a_dead_letter_is_not_acknowledged_before_its_topic_is_saved(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    async with broker_on(tmp_path, disk) as (broker, connection):
+        await send(connection, "T")
+        await ask(connection, Code.HEART_BEAT, b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}')
+        await until(lambda: broker.topics.is_saved("%RETRY%g"))
+        await broker.topics.file.save()
+        disk.go.clear()
+        entry = broker.store.entry("T", 0, 0)
+        assert entry is not None
+        ext = {"group": "g", "offset": entry[0], "delayLevel": -1, "originTopic": "T"}
+        back = asyncio.create_task(ask(connection, Code.CONSUMER_SEND_MSG_BACK, **ext))
+        await until(lambda: disk.waiting == 1)
+        assert not back.done()
+        assert broker.store.max_offset("%DLQ%g", 0) == 0
+        disk.go.set()
+        assert (await back).code == 0
+        assert broker.store.max_offset("%DLQ%g", 0) == 1
 
 
-def test_a_heartbeat_of_many_new_groups_writes_the_table_beside_the_loop_and_not_for_each(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = GatedDisk()
-        async with broker_on(tmp_path, disk) as (broker, connection):
-            groups = ",".join(f'{{"groupName":"group-{number}"}}' for number in range(2000))
-            answer = await ask(connection, Code.HEART_BEAT, f'{{"clientID":"c","consumerDataSet":[{groups}]}}'.encode())
-            assert answer.code == 0
-            assert len(broker.clients.consumers) == 2000
-            await until(lambda: broker.topics.is_saved("%RETRY%group-1999"))
-            assert disk.writes <= 2
-            assert disk.on_loop == 0
-
-    asyncio.run(main())
+async def test_a_heartbeat_of_many_new_groups_writes_the_table_beside_the_loop_and_not_for_each(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    async with broker_on(tmp_path, disk) as (broker, connection):
+        groups = ",".join(f'{{"groupName":"group-{number}"}}' for number in range(2000))
+        answer = await ask(connection, Code.HEART_BEAT, f'{{"clientID":"c","consumerDataSet":[{groups}]}}'.encode())
+        assert answer.code == 0
+        assert len(broker.clients.consumers) == 2000
+        await until(lambda: broker.topics.is_saved("%RETRY%group-1999"))
+        assert disk.writes <= 2
+        assert disk.on_loop == 0

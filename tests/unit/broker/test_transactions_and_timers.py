@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import BrokerConfig
+from broker.intake.internal_records import WRITTEN_BY_NEVE
 from broker.intake.log_writer import REAPPEND_AGAIN_MS, LogWriter
 from broker.intake.message import NewMessage
 from broker.store.config import StoreConfig
@@ -23,7 +24,7 @@ from neve.errors import BrokerError
 from neve.record.codec import decode_record, iter_records
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.codes import ResponseCode
-from neve.remoting.names import HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
+from neve.remoting.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC
 from tests.doubles.sim_disk import SimDisk
 from tests.synced import nothing_to_sync
 
@@ -38,7 +39,7 @@ class Machine:
         self.store = MessageStore(StoreConfig(root, commit_log_file_size=1 << 20, store_host=HOST), RealDisk(), clock)
         self.store.load()
         self.config = BrokerConfig()
-        writer = LogWriter(self.store)
+        self.writer = writer = LogWriter(self.store)
         self.timers = TimerMessages(
             self.store, writer, clock, self.config, lambda topic: None if topic == "gone" else 8, Faults()
         )
@@ -155,6 +156,49 @@ def test_a_mark_that_found_the_disk_full_is_written_later(
     assert first.halves.outcome(half.queue_offset) == COMMIT
     first.halves.write_marks()
     assert len(machine().halves) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "properties"),
+    [
+        (b"0,x", {"TAGS": "d"}),
+        (b"\xff", {"TAGS": "d"}),
+        (b"9" * 5000, {"TAGS": "d"}),
+        (b"0,", {"TAGS": "d", "HALF_FROM": "two"}),
+        (b"0,", {"TAGS": "d", "HALF_FROM": "2", "OP_FROM": "-1"}),
+    ],
+)
+def test_start_ignores_a_damaged_mark_of_half_messages(
+    machine: Callable[[], Machine], body: bytes, properties: dict[str, str]
+) -> None:
+    first = machine()
+    for index in range(3):
+        first.half(b"%d" % index)
+    ended = first.halves.find(1)
+    assert ended is not None
+    first.halves.end(ended, COMMIT)
+    first.put(OP_HALF_TOPIC, body, properties)
+    second = machine()
+    assert [half.queue_offset for half in second.halves.waiting()] == [0, 2]
+    assert second.writer.internal.ignored == {OP_HALF_TOPIC: 1}
+
+
+@pytest.mark.parametrize(
+    "body", [b"garbage", b"1,2", b"1,2,3,", b"-1,2,3", b"1,-2,3", b"\xff,1,2", b"9" * 5000 + b",1,1"]
+)
+def test_start_ignores_a_damaged_mark_of_timers(machine: Callable[[], Machine], body: bytes) -> None:
+    first = machine()
+    first.timer(b"now", TIMER_DELIVER_MS=str(first.clock.now_ms() + 1000))
+    first.timer(b"later", TIMER_DELIVER_MS=str(first.clock.now_ms() + 9000))
+    first.clock.advance(2000)
+    first.timers.deliver_due()
+    assert first.delivered() == [b"now"]
+    first.put(WHEEL_TIMER_TOPIC, body, {}, half=WRITTEN_BY_NEVE, queue_id=1)
+    second = machine()
+    assert second.writer.internal.ignored == {WHEEL_TIMER_TOPIC: 1}
+    second.clock.advance(9000)
+    second.timers.deliver_due()
+    assert second.delivered() == [b"now", b"later"]
 
 
 def test_timers_come_in_the_order_they_are_due_and_never_early(machine: Callable[[], Machine]) -> None:

@@ -66,90 +66,80 @@ def make(broker: BrokerController, *, with_offsets: bool = True) -> None:
         (Code.INVOKE_BROKER_TO_RESET_OFFSET, {"topic": "t", "group": "g", "timestamp": -1, "isForce": "true"}),
     ],
 )
-def test_wide_request_looks_at_one_slice_per_turn(
+async def test_wide_request_looks_at_one_slice_per_turn(
     tmp_path: Path, counted: Callable[[type, str], Counted], code: int, ext: dict[str, object]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            make(broker)
-            looked_at = counted(MessageStore, "max_offset")
-            encoded: list[int] = []
-            encode = dumps_object_keys
+    async with running(tmp_path) as (broker, connection):
+        make(broker)
+        looked_at = counted(MessageStore, "max_offset")
+        encoded: list[int] = []
+        encode = dumps_object_keys
 
-            def measured(value: object) -> bytes:
-                data = encode(value)
-                encoded.append(len(data))
-                return data
+        def measured(value: object) -> bytes:
+            data = encode(value)
+            encoded.append(len(data))
+            return data
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(wide_answer, "dumps_object_keys", measured)
-                answer = await ask(connection, code, **ext)
-            assert answer.code == 0, answer.remark
-            assert len(answer.body) > 20 * QUEUES
-            assert lenient_loads(answer.body)
-            assert looked_at.all >= QUEUES
-            assert looked_at.most <= MOST
-            assert max(encoded, default=0) < len(answer.body) / 20, "encoded as it is looked up"
-
-    asyncio.run(main())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wide_answer, "dumps_object_keys", measured)
+            answer = await ask(connection, code, **ext)
+        assert answer.code == 0, answer.remark
+        assert len(answer.body) > 20 * QUEUES
+        assert lenient_loads(answer.body)
+        assert looked_at.all >= QUEUES
+        assert looked_at.most <= MOST
+        assert max(encoded, default=0) < len(answer.body) / 20, "encoded as it is looked up"
 
 
-def test_all_offsets_are_copied_a_few_queues_per_turn(tmp_path: Path, counted: Callable[[type, str], Counted]) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            groups = [f"g{number}" for number in range(8)]
-            for group in groups:
-                for queue in range(QUEUES):
-                    broker.offsets.commit(group, "t", queue, queue)
-            copied = counted(ConsumerOffsetManager, "queues_of")
-            answer = await ask(connection, Code.GET_ALL_CONSUMER_OFFSET)
-            table = lenient_loads(answer.body)["offsetTable"]
-            assert set(table) == {f"t@{group}" for group in groups}
-            assert [len(queues) for queues in table.values()] == [QUEUES] * len(groups)
-            assert copied.all == len(groups)
-            assert copied.most == 1, "2,000 queues are more than a slice"
-
-    asyncio.run(main())
-
-
-def test_reset_of_popping_group_tells_the_book_in_slices(
+async def test_copying_offsets_takes_a_few_queues_per_turn(
     tmp_path: Path, counted: Callable[[type, str], Counted]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            make(broker, with_offsets=False)
+    async with running(tmp_path) as (broker, connection):
+        groups = [f"g{number}" for number in range(8)]
+        for group in groups:
             for queue in range(QUEUES):
-                broker.pops.open("g", "t", queue, 0)
-            told = counted(PopBook, "record")
-            answer = await ask(
-                connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, topic="t", group="g", timestamp=-1, isForce="true"
-            )
-            assert answer.code == 0, answer.remark
-            assert told.all == QUEUES
-            assert told.most <= 32
-
-    asyncio.run(main())
+                broker.offsets.commit(group, "t", queue, queue)
+        copied = counted(ConsumerOffsetManager, "queues_of")
+        answer = await ask(connection, Code.GET_ALL_CONSUMER_OFFSET)
+        table = lenient_loads(answer.body)["offsetTable"]
+        assert set(table) == {f"t@{group}" for group in groups}
+        assert [len(queues) for queues in table.values()] == [QUEUES] * len(groups)
+        assert copied.all == len(groups)
+        assert copied.most == 1, "2,000 queues are more than a slice"
 
 
-def test_reset_is_complete_if_its_client_leaves_meanwhile(
+async def test_reset_of_popping_group_tells_the_book_in_slices(
     tmp_path: Path, counted: Callable[[type, str], Counted]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            make(broker, with_offsets=False)
-            for queue in range(QUEUES):
-                broker.pops.open("g", "t", queue, 0)
-            told = counted(PopBook, "record")
-            ext = {"topic": "t", "group": "g", "timestamp": -1, "isForce": "true"}
-            asking = asyncio.create_task(ask(connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, **ext))
-            while not told.all:
-                await asyncio.sleep(0)
-            assert told.all < QUEUES
-            connection.close()
-            asking.cancel()
-            await until(lambda: told.all == QUEUES)
+    async with running(tmp_path) as (broker, connection):
+        make(broker, with_offsets=False)
+        for queue in range(QUEUES):
+            broker.pops.open("g", "t", queue, 0)
+        told = counted(PopBook, "record")
+        answer = await ask(
+            connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, topic="t", group="g", timestamp=-1, isForce="true"
+        )
+        assert answer.code == 0, answer.remark
+        assert told.all == QUEUES
+        assert told.most <= 32
 
-    asyncio.run(main())
+
+async def test_reset_is_complete_if_its_client_leaves_meanwhile(
+    tmp_path: Path, counted: Callable[[type, str], Counted]
+) -> None:
+    async with running(tmp_path) as (broker, connection):
+        make(broker, with_offsets=False)
+        for queue in range(QUEUES):
+            broker.pops.open("g", "t", queue, 0)
+        told = counted(PopBook, "record")
+        ext = {"topic": "t", "group": "g", "timestamp": -1, "isForce": "true"}
+        asking = asyncio.create_task(ask(connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, **ext))
+        while not told.all:
+            await asyncio.sleep(0)
+        assert told.all < QUEUES
+        connection.close()
+        asking.cancel()
+        await until(lambda: told.all == QUEUES)
 
 
 async def pop(connection: Connection, group: str, **ext: object) -> RemotingCommand:
@@ -161,208 +151,178 @@ async def pop(connection: Connection, group: str, **ext: object) -> RemotingComm
 
 
 @pytest.mark.parametrize("poll_ms", [0, 500])
-def test_pop_looks_at_one_slice_of_queues_per_turn(
+async def test_pop_looks_at_one_slice_of_queues_per_turn(
     tmp_path: Path, counted: Callable[[type, str], Counted], poll_ms: int
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            make(broker, with_offsets=False)
-            looked_at, found = counted(MessageStore, "max_offset"), counted(PopBook, "find")
-            answer = await pop(connection, "g", pollTime=poll_ms)
-            assert answer.code == ResponseCode.POLLING_TIMEOUT
-            assert looked_at.all >= QUEUES
-            assert looked_at.most <= MOST
-            assert found.most <= 2 * MOST
-
-    asyncio.run(main())
+    async with running(tmp_path) as (broker, connection):
+        make(broker, with_offsets=False)
+        looked_at, found = counted(MessageStore, "max_offset"), counted(PopBook, "find")
+        answer = await pop(connection, "g", pollTime=poll_ms)
+        assert answer.code == ResponseCode.POLLING_TIMEOUT
+        assert looked_at.all >= QUEUES
+        assert looked_at.most <= MOST
+        assert found.most <= 2 * MOST
 
 
-def test_pop_that_finds_nothing_keeps_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            make(broker, with_offsets=False)
-            offsets = broker.offsets.count
-            for number in range(5):
-                assert (await pop(connection, f"group-{number}")).code == ResponseCode.POLLING_TIMEOUT
-            assert broker.pops.queues == {}
-            assert broker.offsets.count == offsets
-
-    asyncio.run(main())
+async def test_pop_that_finds_nothing_keeps_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        make(broker, with_offsets=False)
+        offsets = broker.offsets.count
+        for number in range(5):
+            assert (await pop(connection, f"group-{number}")).code == ResponseCode.POLLING_TIMEOUT
+        assert broker.pops.queues == {}
+        assert broker.offsets.count == offsets
 
 
-def test_pop_group_gets_all_that_came_after_its_first_pop(tmp_path: Path) -> None:
+async def test_pop_group_gets_all_that_came_after_its_first_pop(tmp_path: Path) -> None:
     """A group that begins with the newest message keeps its first offset, though the queue had nothing then."""
 
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            broker.topics.create_plain("t", 2)
-            await send(connection, "t", b"before")
-            assert (await pop(connection, "g", initMode=1, queueId=0)).code == ResponseCode.SUCCESS
-            for body in (b"one", b"two", b"three"):
-                await send(connection, "t", body)
-            taken = await Member(broker, connection).pop()
-            assert [one.body for one in taken] == [b"one", b"two", b"three"]
-            assert (await pop(connection, "late", initMode=1, queueId=1)).code == ResponseCode.POLLING_TIMEOUT
-            assert broker.offsets.query("late", "t", 1) == 0
-            assert ("late", "t", 1) not in broker.pops.queues
-
-    asyncio.run(main())
+    async with running(tmp_path) as (broker, connection):
+        broker.topics.create_plain("t", 2)
+        await send(connection, "t", b"before")
+        assert (await pop(connection, "g", initMode=1, queueId=0)).code == ResponseCode.SUCCESS
+        for body in (b"one", b"two", b"three"):
+            await send(connection, "t", body)
+        taken = await Member(broker, connection).pop()
+        assert [one.body for one in taken] == [b"one", b"two", b"three"]
+        assert (await pop(connection, "late", initMode=1, queueId=1)).code == ResponseCode.POLLING_TIMEOUT
+        assert broker.offsets.query("late", "t", 1) == 0
+        assert ("late", "t", 1) not in broker.pops.queues
 
 
-def test_notification_hears_of_message_that_arrives_while_it_looks(
+async def test_notification_hears_of_message_that_arrives_while_it_looks(
     tmp_path: Path, counted: Callable[[type, str], Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PopConsumerService, "in_turn", lambda _, queues: list(range(queues)))
 
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            make(broker, with_offsets=False)
-            await send(connection, "other")
-            ext = {"consumerGroup": "g", "topic": "t", "queueId": -1, "pollTime": 20_000, "bornTime": 0}
-            looked_at = counted(PopConsumerService, "_has_message_in")
-            notified = asyncio.create_task(ask(connection, Code.NOTIFICATION, **ext))
-            while not looked_at.all:
-                await asyncio.sleep(0)
-            assert looked_at.all < QUEUES
-            broker.store.put("t", 0, b"body", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
-            async with asyncio.timeout(10):
-                assert (await notified).ext["hasMsg"] == "true"
-
-    asyncio.run(main())
+    async with running(tmp_path) as (broker, connection):
+        make(broker, with_offsets=False)
+        await send(connection, "other")
+        ext = {"consumerGroup": "g", "topic": "t", "queueId": -1, "pollTime": 20_000, "bornTime": 0}
+        looked_at = counted(PopConsumerService, "_has_message_in")
+        notified = asyncio.create_task(ask(connection, Code.NOTIFICATION, **ext))
+        while not looked_at.all:
+            await asyncio.sleep(0)
+        assert looked_at.all < QUEUES
+        broker.store.put("t", 0, b"body", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
+        async with asyncio.timeout(10):
+            assert (await notified).ext["hasMsg"] == "true"
 
 
-def test_idle_pop_queue_leaves_the_book_and_its_offset_stays(tmp_path: Path) -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with running(tmp_path, clock=clock) as (broker, connection):
-            await send(connection, "t", b"one")
-            member = Member(broker, connection)
-            (one,) = await member.pop()
-            assert await broker.pops.drop_idle() == 0, "a message is out"
-            await member.ack(one)
-            assert await broker.pops.drop_idle() == 0, "popped just now"
-            newest = broker.pops.queues["g", "t", 0].newest
-            clock.advance(601_000)
-            assert await broker.pops.drop_idle() == 1
-            assert broker.pops.queues == {}
-            assert broker.offsets.query("g", "t", 0) == 1
-            await send(connection, "t", b"two")
-            clock.set_wall(newest - 1_000)
-            (two,) = await member.pop()
-            assert two.body == b"two"
-            assert broker.pops.queues["g", "t", 0].newest > newest, "no pop time is used twice, whatever the clock does"
-            broker.offsets.commit("g", "t", 0, 0)
-            assert [again.body for again in await member.pop()] == [b"one", b"two"]
-        async with running(tmp_path, clock=clock) as (broker, connection):
-            assert broker.offsets.query("g", "t", 0) == 0
-
-    asyncio.run(main())
+async def test_idle_pop_queue_leaves_the_book_and_its_offset_stays(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with running(tmp_path, clock=clock) as (broker, connection):
+        await send(connection, "t", b"one")
+        member = Member(broker, connection)
+        (one,) = await member.pop()
+        assert await broker.pops.drop_idle() == 0, "a message is out"
+        await member.ack(one)
+        assert await broker.pops.drop_idle() == 0, "popped just now"
+        newest = broker.pops.queues["g", "t", 0].newest
+        clock.advance(601_000)
+        assert await broker.pops.drop_idle() == 1
+        assert broker.pops.queues == {}
+        assert broker.offsets.query("g", "t", 0) == 1
+        await send(connection, "t", b"two")
+        clock.set_wall(newest - 1_000)
+        (two,) = await member.pop()
+        assert two.body == b"two"
+        assert broker.pops.queues["g", "t", 0].newest > newest, "no pop time is used twice, whatever the clock does"
+        broker.offsets.commit("g", "t", 0, 0)
+        assert [again.body for again in await member.pop()] == [b"one", b"two"]
+    async with running(tmp_path, clock=clock) as (broker, connection):
+        assert broker.offsets.query("g", "t", 0) == 0
 
 
-def test_new_consumer_offsets_are_bounded_and_known_ones_move(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path, "maxConsumerOffsets=1000") as (broker, connection):
-            make(broker, with_offsets=False)
-            await send(connection, "t", queue=0)
+async def test_new_consumer_offsets_are_bounded_and_known_ones_move(tmp_path: Path) -> None:
+    async with running(tmp_path, "maxConsumerOffsets=1000") as (broker, connection):
+        make(broker, with_offsets=False)
+        await send(connection, "t", queue=0)
 
-            async def commit(group: str, queue: int, offset: int) -> RemotingCommand:
-                return await ask(
-                    connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup=group, topic="t", queueId=queue,
-                    commitOffset=offset,
-                )  # fmt: skip
+        async def commit(group: str, queue: int, offset: int) -> RemotingCommand:
+            return await ask(
+                connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup=group, topic="t", queueId=queue,
+                commitOffset=offset,
+            )  # fmt: skip
 
-            for queue in range(1_000 - broker.offsets.count):
-                assert (await commit("g", queue, 1)).code == 0
-            assert broker.offsets.count == 1_000
-            refused = await commit("g", 1_999, 1)
-            assert refused.code == ResponseCode.SYSTEM_BUSY
-            assert "maxConsumerOffsets=1000" in (refused.remark or "")
-            assert (await commit("g", 0, 0)).code == 0, "a known offset moves"
-            broker.groups.require("new")
-            popped = await pop(connection, "new")
-            assert popped.code == ResponseCode.SYSTEM_BUSY
-            assert broker.pops.queues == {}
-            reset = await ask(
-                connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, topic="t", group="new", timestamp=-1, isForce="true"
-            )
-            assert reset.code == ResponseCode.SYSTEM_BUSY
-            assert not broker.offsets.stands("new", "t")
-            broker.offsets.delete_group("g")
-            assert broker.offsets.count == 0
-            assert (await pop(connection, "new")).code == ResponseCode.SUCCESS
-
-    asyncio.run(main())
+        for queue in range(1_000 - broker.offsets.count):
+            assert (await commit("g", queue, 1)).code == 0
+        assert broker.offsets.count == 1_000
+        refused = await commit("g", 1_999, 1)
+        assert refused.code == ResponseCode.SYSTEM_BUSY
+        assert "maxConsumerOffsets=1000" in (refused.remark or "")
+        assert (await commit("g", 0, 0)).code == 0, "a known offset moves"
+        broker.groups.require("new")
+        popped = await pop(connection, "new")
+        assert popped.code == ResponseCode.SYSTEM_BUSY
+        assert broker.pops.queues == {}
+        reset = await ask(
+            connection, Code.INVOKE_BROKER_TO_RESET_OFFSET, topic="t", group="new", timestamp=-1, isForce="true"
+        )
+        assert reset.code == ResponseCode.SYSTEM_BUSY
+        assert not broker.offsets.stands("new", "t")
+        broker.offsets.delete_group("g")
+        assert broker.offsets.count == 0
+        assert (await pop(connection, "new")).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("milliseconds", [0, -1, MAX_INVISIBLE_MS + 1, (1 << 63) - 1])
-def test_pop_refuses_invisible_time_out_of_bounds(tmp_path: Path, milliseconds: int) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "t")
-            answer = await pop(connection, "g", invisibleTime=milliseconds)
-            assert answer.code == ResponseCode.INVALID_PARAMETER
-            assert answer.remark == f"invisibleTime must be from 1 to 259200000 ms (3 days), got {milliseconds}"
-            assert broker.pops.queues == {}
-            assert (await pop(connection, "g", invisibleTime=MAX_INVISIBLE_MS)).code == 0
-
-    asyncio.run(main())
+async def test_pop_refuses_invisible_time_out_of_bounds(tmp_path: Path, milliseconds: int) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "t")
+        answer = await pop(connection, "g", invisibleTime=milliseconds)
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+        assert answer.remark == f"invisibleTime must be from 1 to 259200000 ms (3 days), got {milliseconds}"
+        assert broker.pops.queues == {}
+        assert (await pop(connection, "g", invisibleTime=MAX_INVISIBLE_MS)).code == 0
 
 
 @pytest.mark.parametrize("milliseconds", [-1, MAX_INVISIBLE_MS + 1, (1 << 63) - 1])
-def test_change_of_invisible_time_is_bounded(tmp_path: Path, milliseconds: int) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as (broker, connection):
-            await send(connection, "t")
-            member = Member(broker, connection)
-            (taken,) = await member.pop()
-            ext = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": 0, "extraInfo": taken.receipt}
-            refused = await ask(connection, Code.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=milliseconds, **ext)
-            assert refused.code == ResponseCode.INVALID_PARAMETER
-            assert "from 0 to 259200000 ms (3 days)" in (refused.remark or "")
-            await member.ack(taken)
-            assert broker.pops.queues["g", "t", 0].flights == {}, "the refused change kept the receipt"
-
-    asyncio.run(main())
+async def test_change_of_invisible_time_is_bounded(tmp_path: Path, milliseconds: int) -> None:
+    async with running(tmp_path) as (broker, connection):
+        await send(connection, "t")
+        member = Member(broker, connection)
+        (taken,) = await member.pop()
+        ext = {"consumerGroup": "g", "topic": "t", "queueId": 0, "offset": 0, "extraInfo": taken.receipt}
+        refused = await ask(connection, Code.CHANGE_MESSAGE_INVISIBLETIME, invisibleTime=milliseconds, **ext)
+        assert refused.code == ResponseCode.INVALID_PARAMETER
+        assert "from 0 to 259200000 ms (3 days)" in (refused.remark or "")
+        await member.ack(taken)
+        assert broker.pops.queues["g", "t", 0].flights == {}, "the refused change kept the receipt"
 
 
 @pytest.mark.parametrize(
     ("code", "ext"),
     [(Code.DELETE_TOPIC_IN_BROKER, {"topic": "t"}), (Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})],
 )
-def test_deletion_removes_popped_queues_by_one_record(
+async def test_deletion_removes_popped_queues_by_one_record(
     tmp_path: Path, counted: Callable[[type, str], Counted], code: int, ext: dict[str, str]
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "broker") as (broker, connection):
-            make(broker, with_offsets=False)
-            broker.topics.create_plain("other", 1)
-            broker.groups.require("other")
-            for queue in range(QUEUES):
-                broker.pops.open("g", "t", queue, 0)
-            broker.pops.open("other", "other", 0, 0)
-            told = counted(PopBook, "record")
-            assert (await ask(connection, code, **ext)).code == 0
-            assert list(broker.pops.queues) == [("other", "other", 0)]
-            assert told.all == 1
-
-    asyncio.run(main())
+    async with running(tmp_path / "broker") as (broker, connection):
+        make(broker, with_offsets=False)
+        broker.topics.create_plain("other", 1)
+        broker.groups.require("other")
+        for queue in range(QUEUES):
+            broker.pops.open("g", "t", queue, 0)
+        broker.pops.open("other", "other", 0, 0)
+        told = counted(PopBook, "record")
+        assert (await ask(connection, code, **ext)).code == 0
+        assert list(broker.pops.queues) == [("other", "other", 0)]
+        assert told.all == 1
 
 
-def test_deleted_topic_that_returns_keeps_its_new_pops_after_a_crash(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path / "broker") as (broker, connection):
-            member = Member(broker, connection)
-            await send(connection, "t", b"before")
-            assert [taken.body for taken in await member.pop()] == [b"before"]
-            await broker.pops.save()  # the image has the deleted pop, the log behind it the deletion
-            assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="t")).code == 0
-            await send(connection, "t", b"after")
-            assert [taken.body for taken in await member.pop()] == [b"after"]
-            await broker.flusher.flush_now()
-            left = {key: sorted(queue.flights) for key, queue in broker.pops.queues.items()}
-            assert left == {("g", "t", 0): [0]}
-            shutil.copytree(tmp_path / "broker", tmp_path / "crashed")
-        async with running(tmp_path / "crashed") as (broker, _):
-            assert {key: sorted(queue.flights) for key, queue in broker.pops.queues.items()} == left
-
-    asyncio.run(main())
+async def test_deleted_topic_that_returns_keeps_its_new_pops_after_a_crash(tmp_path: Path) -> None:
+    async with running(tmp_path / "broker") as (broker, connection):
+        member = Member(broker, connection)
+        await send(connection, "t", b"before")
+        assert [taken.body for taken in await member.pop()] == [b"before"]
+        await broker.pops.save()  # the image has the deleted pop, the log behind it the deletion
+        assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="t")).code == 0
+        await send(connection, "t", b"after")
+        assert [taken.body for taken in await member.pop()] == [b"after"]
+        await broker.flusher.flush_now()
+        left = {key: sorted(queue.flights) for key, queue in broker.pops.queues.items()}
+        assert left == {("g", "t", 0): [0]}
+        shutil.copytree(tmp_path / "broker", tmp_path / "crashed")
+    async with running(tmp_path / "crashed") as (broker, _):
+        assert {key: sorted(queue.flights) for key, queue in broker.pops.queues.items()} == left

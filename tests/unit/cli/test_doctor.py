@@ -142,22 +142,19 @@ def test_a_certificate_is_told_before_it_ends(tmp_path: Path, listening: str, ce
     assert found(exchanged)["TLS certificate"].state == "fail"
 
 
-def test_a_taken_port_is_a_fault_unless_it_is_the_running_brokers_own(tmp_path: Path, listening: str) -> None:
+async def test_a_taken_port_is_a_fault_unless_it_is_the_running_brokers_own(tmp_path: Path, listening: str) -> None:
     taken = listening.rpartition(":")[2]
     path = written(tmp_path, listening, listenPort=taken)
     assert found(path)["listenPort"].state == "fail"
     assert "in use" in found(path)["listenPort"].found
 
-    async def main() -> None:
-        port, admin = free_ports(2)
-        ports = {"listenPort": str(port), "adminPort": str(admin)}
-        own = written(tmp_path, listening, storePathRootDir=f"{tmp_path}/own", **ports)
-        async with running(tmp_path / "own", *(f"{key}={value}" for key, value in ports.items())):
-            told = await asyncio.to_thread(found, own)
-        assert {told[name].state for name in ("listenPort", "listenPort - 2", "adminPort")} == {"ok"}
-        assert "a broker runs on the data directory" in told["listenPort"].found
-
-    asyncio.run(main())
+    port, admin = free_ports(2)
+    ports = {"listenPort": str(port), "adminPort": str(admin)}
+    own = written(tmp_path, listening, storePathRootDir=f"{tmp_path}/own", **ports)
+    async with running(tmp_path / "own", *(f"{key}={value}" for key, value in ports.items())):
+        told = await asyncio.to_thread(found, own)
+    assert {told[name].state for name in ("listenPort", "listenPort - 2", "adminPort")} == {"ok"}
+    assert "a broker runs on the data directory" in told["listenPort"].found
 
 
 @pytest.mark.parametrize(

@@ -193,33 +193,27 @@ def test_what_is_printed_waits_for_its_reader_and_not_the_loop() -> None:
     assert asyncio.run(inside()) == data
 
 
-def test_a_reader_that_goes_is_noticed_without_a_write() -> None:
-    async def inside() -> None:
-        ours, theirs = os.pipe()
-        out = StdoutBytes(theirs)
-        try:
-            with pytest.raises(BrokenPipeError):
-                async with asyncio.timeout(30), out.watched():
-                    os.close(ours)
-                    await asyncio.Event().wait()
-        finally:
-            os.close(theirs)
-
-    asyncio.run(inside())
+async def test_a_reader_that_goes_is_noticed_without_a_write() -> None:
+    ours, theirs = os.pipe()
+    out = StdoutBytes(theirs)
+    try:
+        with pytest.raises(BrokenPipeError):
+            async with asyncio.timeout(30), out.watched():
+                os.close(ours)
+                await asyncio.Event().wait()
+    finally:
+        os.close(theirs)
 
 
-def test_what_a_full_disk_does_not_take_is_an_error() -> None:
-    async def inside() -> None:
-        full = os.open("/dev/full", os.O_WRONLY)
-        out = StdoutBytes(full)
-        out.add(b"receipt")
-        try:
-            with pytest.raises(NotPrinted, match="No space left"):
-                await out.flush()
-        finally:
-            os.close(full)
-
-    asyncio.run(inside())
+async def test_what_a_full_disk_does_not_take_is_an_error() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    out = StdoutBytes(full)
+    out.add(b"receipt")
+    try:
+        with pytest.raises(NotPrinted, match="No space left"):
+            await out.flush()
+    finally:
+        os.close(full)
 
 
 def test_of_a_file_that_no_message_holds_not_all_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -111,23 +111,20 @@ def test_local_offsets_come_back_in_the_next_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"offsetTable":{{"brok', b"[]"])
-def test_a_missing_or_torn_offsets_file_falls_back_to_the_one_before(tmp_path: Path, content: bytes | None) -> None:
+async def test_missing_or_torn_offsets_file_falls_back_to_the_older(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "offsets.json"
 
-    async def work() -> None:
-        store = LocalFileOffsetStore(path)
-        await store.write({QUEUE: 5})
-        await store.write({QUEUE: 6})
-        path.unlink() if content is None else path.write_bytes(content)
-        again = LocalFileOffsetStore(path)
-        await again.load()
-        assert await again.read(QUEUE) == 5
-        path.with_name("offsets.json.bak").write_bytes(b"{")
-        if content is not None:
-            with pytest.raises(ClientError):
-                await again.load()
-
-    asyncio.run(work())
+    store = LocalFileOffsetStore(path)
+    await store.write({QUEUE: 5})
+    await store.write({QUEUE: 6})
+    path.unlink() if content is None else path.write_bytes(content)
+    again = LocalFileOffsetStore(path)
+    await again.load()
+    assert await again.read(QUEUE) == 5
+    path.with_name("offsets.json.bak").write_bytes(b"{")
+    if content is not None:
+        with pytest.raises(ClientError):
+            await again.load()
 
 
 # ---- receipts

@@ -151,43 +151,37 @@ def test_a_master_that_fell_silent_is_replaced_and_hung_up_on(tmp_path: Path) ->
     run(tmp_path, work, clock=clock)
 
 
-def test_a_controller_that_stops_takes_nobody_for_dead_because_it_hangs_up_itself(tmp_path: Path) -> None:
+async def test_a_controller_that_stops_takes_nobody_for_dead_because_it_hangs_up_itself(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    async def main() -> None:
-        async with controlling(tmp_path, clock) as server:
-            a, b = Broker(server), Broker(server)
-            await in_sync(a, b)
-        async with controlling(tmp_path, clock) as server:
-            c = await Broker(server).open()
-            answer = await c.info()
-            assert (answer.ext["masterBrokerId"], answer.ext["masterEpoch"]) == ("1", "1")
-            await closed(a, b, c)
-
-    asyncio.run(main())
+    async with controlling(tmp_path, clock) as server:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+    async with controlling(tmp_path, clock) as server:
+        c = await Broker(server).open()
+        answer = await c.info()
+        assert (answer.ext["masterBrokerId"], answer.ext["masterEpoch"]) == ("1", "1")
+        await closed(a, b, c)
 
 
-def test_a_controller_that_begins_anew_waits_for_a_master_that_it_has_not_heard_yet(tmp_path: Path) -> None:
+async def test_a_controller_that_begins_anew_waits_for_a_master_that_it_has_not_heard_yet(tmp_path: Path) -> None:
     clock = ManualClock()
 
-    async def main() -> None:
-        async with controlling(tmp_path, clock) as server:
-            a, b = Broker(server), Broker(server)
-            await in_sync(a, b)
-        async with controlling(tmp_path, clock) as server:
-            b._controller = server
-            await b.connect()
-            await b.beat()
-            await server.scan()
-            assert (await b.elect()).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-            assert (await b.info()).ext["masterBrokerId"] == "1"
-            clock.advance(10_000)
-            await b.beat()
-            await server.scan()
-            assert (await b.info()).ext["masterBrokerId"] == "2"
-            await closed(a, b)
-
-    asyncio.run(main())
+    async with controlling(tmp_path, clock) as server:
+        a, b = Broker(server), Broker(server)
+        await in_sync(a, b)
+    async with controlling(tmp_path, clock) as server:
+        b._controller = server
+        await b.connect()
+        await b.beat()
+        await server.scan()
+        assert (await b.elect()).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+        assert (await b.info()).ext["masterBrokerId"] == "1"
+        clock.advance(10_000)
+        await b.beat()
+        await server.scan()
+        assert (await b.info()).ext["masterBrokerId"] == "2"
+        await closed(a, b)
 
 
 def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_hear(tmp_path: Path) -> None:
@@ -297,22 +291,19 @@ class Stuck(NoOtherControllers):
         self.renewals += 1
 
 
-def test_the_lease_is_kept_while_the_others_are_being_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(tmp_path))
-        register, _ = register_of(config, RealDisk())
-        others = Stuck()
-        server = ControllerManager(config, ManualClock(), RealDisk(), register, others)
-        await server.start()
-        a = await Broker(server).open()
-        await a.join()
-        await others.is_said.wait()
-        before = others.renewals
-        await until(lambda: others.renewals > before + 2, "the lease is renewed")
-        await closed(a)
-        await server.shutdown()
-
-    asyncio.run(main())
+async def test_the_lease_is_kept_while_the_others_are_being_told(tmp_path: Path) -> None:
+    config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(tmp_path))
+    register, _ = register_of(config, RealDisk())
+    others = Stuck()
+    server = ControllerManager(config, ManualClock(), RealDisk(), register, others)
+    await server.start()
+    a = await Broker(server).open()
+    await a.join()
+    await others.is_said.wait()
+    before = others.renewals
+    await until(lambda: others.renewals > before + 2, "the lease is renewed")
+    await closed(a)
+    await server.shutdown()
 
 
 def test_a_lease_outlives_the_longest_wait_for_its_renewal() -> None:
@@ -721,6 +712,12 @@ def test_several_controllers_that_share_a_register_name_each_other() -> None:
         assert [f"{peer.id}:{peer.host}:{peer.port}" for peer in config.peers] == ["n0:a:9878", "n1:b:9879"]
     with pytest.raises(ConfigError, match="controllerDLegerPeers"):
         assert load(ControllerConfig, None, [*shared, "controllerDLegerSelfId=n2"]).port
+
+
+def test_peers_separated_by_commas_are_refused_and_not_one_host() -> None:
+    shared = ["controllerDLegerPeers=n0-a:9878,n1-b:9879", "registerUrl=etcd://h/neve"]
+    with pytest.raises(ConfigError, match="separate several with ;"):
+        assert load(ControllerConfig, None, [*shared, "controllerDLegerSelfId=n0"]).port
 
 
 @pytest.mark.parametrize(

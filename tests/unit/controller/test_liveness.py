@@ -136,29 +136,23 @@ def test_the_highest_epochs_count_whoever_was_told_of_them() -> None:
     assert (found.incarnation, found.epochs) == ("", (5, 7))
 
 
-def test_who_waits_for_a_heartbeat_waits_until_it_comes_and_no_longer_than_it_wants() -> None:
-    async def main() -> None:
-        liveness = Liveness(ManualClock())
-        await liveness.until_heard("b", 1, 0)
-        waiting = [asyncio.create_task(liveness.until_heard("b", 1, 60)) for _ in range(2)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
-        heard(liveness)
-        await asyncio.gather(*waiting)
-        await liveness.until_heard("b", 1, 60)
-
-    asyncio.run(main())
+async def test_who_waits_for_a_heartbeat_waits_until_it_comes_and_no_longer_than_it_wants() -> None:
+    liveness = Liveness(ManualClock())
+    await liveness.until_heard("b", 1, 0)
+    waiting = [asyncio.create_task(liveness.until_heard("b", 1, 60)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    heard(liveness)
+    await asyncio.gather(*waiting)
+    await liveness.until_heard("b", 1, 60)
 
 
-def test_waiter_is_woken_after_another_waiter_timed_out() -> None:
-    async def main() -> None:
-        liveness = Liveness(ManualClock())
-        patient = asyncio.create_task(liveness.until_heard("b", 1, 60))
-        await liveness.until_heard("b", 1, 0.001)
-        assert not patient.done()
-        heard(liveness)
-        async with asyncio.timeout(10):
-            await patient
-        assert liveness._awaited == {}
-
-    asyncio.run(main())
+async def test_waiter_is_woken_after_another_waiter_timed_out() -> None:
+    liveness = Liveness(ManualClock())
+    patient = asyncio.create_task(liveness.until_heard("b", 1, 60))
+    await liveness.until_heard("b", 1, 0.001)
+    assert not patient.done()
+    heard(liveness)
+    async with asyncio.timeout(10):
+        await patient
+    assert liveness._awaited == {}

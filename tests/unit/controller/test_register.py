@@ -29,67 +29,55 @@ async def opened(disk: Disk, path: Path = PATH) -> FileRegister:
     return register
 
 
-def test_of_two_who_read_the_same_revision_one_writes() -> None:
-    async def main() -> None:
-        register = await opened(SimDisk())
-        assert await register.get("b") == Stored(None, NEVER)
-        first = await register.put(value(), NEVER)
-        assert first is not None
-        assert await register.put(value(epoch=2), NEVER) is None
-        results = await asyncio.gather(*(register.put(value(epoch=epoch), first) for epoch in (2, 3, 4)))
-        assert [result is None for result in results] == [False, True, True] and results[0] is not None
-        assert await register.get("b") == Stored(value(epoch=2), results[0])
-        assert list(await register.all()) == ["b"]
-
-    run(main)
+async def test_of_two_who_read_the_same_revision_one_writes() -> None:
+    register = await opened(SimDisk())
+    assert await register.get("b") == Stored(None, NEVER)
+    first = await register.put(value(), NEVER)
+    assert first is not None
+    assert await register.put(value(epoch=2), NEVER) is None
+    results = await asyncio.gather(*(register.put(value(epoch=epoch), first) for epoch in (2, 3, 4)))
+    assert [result is None for result in results] == [False, True, True] and results[0] is not None
+    assert await register.get("b") == Stored(value(epoch=2), results[0])
+    assert list(await register.all()) == ["b"]
 
 
-def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_made_anew() -> None:
-    async def main() -> None:
-        disk = SimDisk()
-        register = await opened(disk)
-        old = await register.put(value(), NEVER)
-        assert old is not None
-        assert not await register.remove("b", Revision(old.number + 1))
-        assert await register.remove("b", old)
-        assert not await register.remove("b", old)
-        await register.close()
-        register = await opened(disk)
-        new = await register.put(value(), NEVER)
-        assert new is not None and new > old
-        assert await register.put(value(epoch=2), old) is None
-        assert not await register.remove("b", old)
-
-    run(main)
+async def test_a_revision_is_never_given_twice_though_the_set_was_removed_and_made_anew() -> None:
+    disk = SimDisk()
+    register = await opened(disk)
+    old = await register.put(value(), NEVER)
+    assert old is not None
+    assert not await register.remove("b", Revision(old.number + 1))
+    assert await register.remove("b", old)
+    assert not await register.remove("b", old)
+    await register.close()
+    register = await opened(disk)
+    new = await register.put(value(), NEVER)
+    assert new is not None and new > old
+    assert await register.put(value(epoch=2), old) is None
+    assert not await register.remove("b", old)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_was_answered_survives_a_power_cut(seed: int) -> None:
-    async def main() -> None:
-        disk = SimDisk()
-        register = await opened(disk)
-        revisions: dict[str, Revision] = {}
-        for name in ("a", "b", "c"):
-            revisions[name] = await register.put(value(name), NEVER) or NEVER
-        again = await opened(disk.power_cut(seed))
-        for name, revision in revisions.items():
-            assert await again.get(name) == Stored(value(name), revision)
-
-    run(main)
+async def test_what_was_answered_survives_a_power_cut(seed: int) -> None:
+    disk = SimDisk()
+    register = await opened(disk)
+    revisions: dict[str, Revision] = {}
+    for name in ("a", "b", "c"):
+        revisions[name] = await register.put(value(name), NEVER) or NEVER
+    again = await opened(disk.power_cut(seed))
+    for name, revision in revisions.items():
+        assert await again.get(name) == Stored(value(name), revision)
 
 
-def test_a_second_process_does_not_open_it() -> None:
+async def test_a_second_process_does_not_open_it() -> None:
     disk = SimDisk()
 
-    async def main() -> None:
-        register = await opened(disk)
-        with pytest.raises(StartupError) as refused:
-            await opened(disk)
-        assert refused.value.exit_code == EXIT_IN_USE
-        await register.close()
+    register = await opened(disk)
+    with pytest.raises(StartupError) as refused:
         await opened(disk)
-
-    run(main)
+    assert refused.value.exit_code == EXIT_IN_USE
+    await register.close()
+    await opened(disk)
 
 
 @pytest.mark.parametrize(
@@ -136,72 +124,60 @@ class FailingDisk(RealDisk):
         super().write_atomic(path, data)
 
 
-def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = FailingDisk()
-        register = await opened(disk, tmp_path / "register.json")
-        revision = await register.put(value(), NEVER)
-        assert revision is not None
-        disk.fault = OSError(errno.ENOSPC, "full")
-        with pytest.raises(RegisterUnavailable):
-            await register.put(value(epoch=2), revision)
-        assert await register.get("b") == Stored(value(), revision)
-        disk.fault = None
-        assert await register.put(value(epoch=2), revision) is not None
-        assert not register.broken
-
-    run(main)
+async def test_a_full_disk_changes_nothing_and_passes(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    register = await opened(disk, tmp_path / "register.json")
+    revision = await register.put(value(), NEVER)
+    assert revision is not None
+    disk.fault = OSError(errno.ENOSPC, "full")
+    with pytest.raises(RegisterUnavailable):
+        await register.put(value(epoch=2), revision)
+    assert await register.get("b") == Stored(value(), revision)
+    disk.fault = None
+    assert await register.put(value(epoch=2), revision) is not None
+    assert not register.broken
 
 
-def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = FailingDisk()
-        register = await opened(disk, tmp_path / "register.json")
-        disk.fault = OSError(errno.EIO, "broken")
-        with pytest.raises(RegisterUnavailable):
-            await register.put(value(), NEVER)
-        disk.fault = None
-        with pytest.raises(RegisterUnavailable):
-            await register.put(value(), NEVER)
-        assert await register.get("b") == Stored(None, NEVER)
-        assert "broken" in register.broken
-
-    run(main)
+async def test_after_a_failed_sync_nothing_is_written_any_more(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    register = await opened(disk, tmp_path / "register.json")
+    disk.fault = OSError(errno.EIO, "broken")
+    with pytest.raises(RegisterUnavailable):
+        await register.put(value(), NEVER)
+    disk.fault = None
+    with pytest.raises(RegisterUnavailable):
+        await register.put(value(), NEVER)
+    assert await register.get("b") == Stored(None, NEVER)
+    assert "broken" in register.broken
 
 
-def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_path: Path) -> None:
-    async def main() -> None:
-        disk = FailingDisk()
-        register = await opened(disk, tmp_path / "register.json")
-        disk.go.clear()
-        first = asyncio.create_task(register.put(value("a"), NEVER))
-        await asyncio.to_thread(disk.began.wait, 20)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        second = asyncio.create_task(register.put(value("b"), NEVER))
-        await asyncio.sleep(0)
-        disk.go.set()
-        assert await second is not None
-        await register.close()
-        again = await opened(RealDisk(), tmp_path / "register.json")
-        assert list(await again.all()) == ["a", "b"] == list(await register.all())
-
-    run(main)
+async def test_a_write_whose_asker_left_neither_meets_nor_is_undone_by_the_next(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    register = await opened(disk, tmp_path / "register.json")
+    disk.go.clear()
+    first = asyncio.create_task(register.put(value("a"), NEVER))
+    await asyncio.to_thread(disk.began.wait, 20)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(register.put(value("b"), NEVER))
+    await asyncio.sleep(0)
+    disk.go.set()
+    assert await second is not None
+    await register.close()
+    again = await opened(RealDisk(), tmp_path / "register.json")
+    assert list(await again.all()) == ["a", "b"] == list(await register.all())
 
 
-def test_the_register_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_register_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_BROKER_SETS == 1_000
     monkeypatch.setattr("controller.register.MAX_BROKER_SETS", 2)
 
-    async def main() -> None:
-        register = await opened(SimDisk())
-        for name in ("a", "b"):
-            await register.put(value(name), NEVER)
-        with pytest.raises(RegisterUnavailable, match="full"):
-            await register.put(value("c"), NEVER)
-        held, revision, _ = await register.get("a")
-        assert held is not None
-        assert await register.put(replace(held, next_broker_id=3), revision) is not None
-
-    run(main)
+    register = await opened(SimDisk())
+    for name in ("a", "b"):
+        await register.put(value(name), NEVER)
+    with pytest.raises(RegisterUnavailable, match="full"):
+        await register.put(value("c"), NEVER)
+    held, revision, _ = await register.get("a")
+    assert held is not None
+    assert await register.put(replace(held, next_broker_id=3), revision) is not None

@@ -102,16 +102,13 @@ def test_a_healing_that_breaks_connections_lets_nothing_through() -> None:
     talk(work)
 
 
-def test_a_connection_of_nobody_is_refused_and_counted() -> None:
-    async def main() -> None:
-        async with linked("") as (links, far, port):
-            links._owners = lambda: [("other", 1)]
-            reader, _ = await asyncio.open_connection("127.0.0.1", port)
-            with pytest.raises((OSError, EOFError)):
-                await reader.readexactly(1)
-            assert (links.unknown, far.got) == (1, b"")
-
-    asyncio.run(main())
+async def test_a_connection_of_nobody_is_refused_and_counted() -> None:
+    async with linked("") as (links, far, port):
+        links._owners = lambda: [("other", 1)]
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        with pytest.raises((OSError, EOFError)):
+            await reader.readexactly(1)
+        assert (links.unknown, far.got) == (1, b"")
 
 
 def test_a_plan_comes_out_of_its_seed_and_every_fault_ends_with_the_round() -> None:

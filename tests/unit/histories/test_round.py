@@ -82,36 +82,30 @@ class Forgetful(BrokerSet):
         self.done.append(f"noted {member}")
 
 
-def test_a_replacement_goes_on_to_its_end_though_who_asked_for_it_is_cancelled(tmp_path: Path) -> None:
+async def test_a_replacement_goes_on_to_its_end_though_who_asked_for_it_is_cancelled(tmp_path: Path) -> None:
     """A member would stay down, or come back with a disk whose number the controller has forgotten."""
 
-    async def scenario() -> None:
-        brokers = Forgetful(tmp_path)
-        first = asyncio.create_task(brokers.replace("a", brokers.noted))
-        await brokers.asked.wait()
-        first.cancel()
-        await asyncio.wait([first])
-        assert first.cancelled() and brokers.done == ["kill"]
-        assert brokers.turns["a"].locked(), "nobody begins it meanwhile"
-        again = asyncio.create_task(brokers.replace("a", brokers.noted))
-        brokers.may_forget.set()
-        assert await again
-        assert brokers.done == ["kill", "forget", "noted a", "begin"], "once"
-        assert await brokers.replace("a", brokers.noted, begins=False)
-        assert brokers.done[4:] == ["kill", "forget", "noted a"], "who asked begins it"
-
-    asyncio.run(scenario())
+    brokers = Forgetful(tmp_path)
+    first = asyncio.create_task(brokers.replace("a", brokers.noted))
+    await brokers.asked.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled() and brokers.done == ["kill"]
+    assert brokers.turns["a"].locked(), "nobody begins it meanwhile"
+    again = asyncio.create_task(brokers.replace("a", brokers.noted))
+    brokers.may_forget.set()
+    assert await again
+    assert brokers.done == ["kill", "forget", "noted a", "begin"], "once"
+    assert await brokers.replace("a", brokers.noted, begins=False)
+    assert brokers.done[4:] == ["kill", "forget", "noted a"], "who asked begins it"
 
 
-def test_who_is_needed_comes_back_as_it_was(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        brokers = Forgetful(tmp_path)
-        brokers.is_needed = True
-        brokers.may_forget.set()
-        assert not await brokers.replace("a", brokers.noted)
-        assert brokers.done == ["kill", "needed", "begin"]
-
-    asyncio.run(scenario())
+async def test_who_is_needed_comes_back_as_it_was(tmp_path: Path) -> None:
+    brokers = Forgetful(tmp_path)
+    brokers.is_needed = True
+    brokers.may_forget.set()
+    assert not await brokers.replace("a", brokers.noted)
+    assert brokers.done == ["kill", "needed", "begin"]
 
 
 @pytest.mark.parametrize(("end", "is_away"), [(99, True), (100, False)])

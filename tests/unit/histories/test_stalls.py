@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from pathlib import Path
@@ -15,37 +14,31 @@ from tests.histories.stalls import stalls_noted, stood_still_ms, waited_ms, wait
 from tests.waiting import until
 
 
-def test_a_loop_that_stands_still_is_noted_with_when_and_how_long() -> None:
-    async def scenario() -> None:
-        history: list[Event] = []
-        with stalls_noted(history):
-            threading.Event().wait(1.0)  # as a machine that runs somebody else
-            await until(lambda: bool(history), "it is noted")
-        stall = history[0]
-        assert isinstance(stall, Stall)
-        assert stall.lasted >= 900
-        assert stood_still_ms(history, stall.at) >= 900
-        assert stood_still_ms(history, stall.at + stall.lasted + 60_000) == 0
-
-    asyncio.run(scenario())
+async def test_a_loop_that_stands_still_is_noted_with_when_and_how_long() -> None:
+    history: list[Event] = []
+    with stalls_noted(history):
+        threading.Event().wait(1.0)  # as a machine that runs somebody else
+        await until(lambda: bool(history), "it is noted")
+    stall = history[0]
+    assert isinstance(stall, Stall)
+    assert stall.lasted >= 900
+    assert stood_still_ms(history, stall.at) >= 900
+    assert stood_still_ms(history, stall.at + stall.lasted + 60_000) == 0
 
 
-def test_a_server_that_waits_for_a_processor_is_noted_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_waits_for_a_processor_is_noted_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = {7: 400, 8: 0}
     monkeypatch.setattr(stalls, "_LOOK_S", 0.01)
     monkeypatch.setattr(stalls, "waited_ms", lambda process: waited[process])
 
-    async def scenario() -> None:
-        history: list[Event] = []
-        with waits_noted(history, lambda: {"a": [7], "b": list(waited)[1:]}):
-            waited[7], waited[8] = 500, 99
-            await until(lambda: bool(history), "it is noted")
-            waited[9] = 1_000  # a later life of b's
-            await until(lambda: len(history) == 2, "and again")
-        found = [(one.who, one.lasted) for one in history if isinstance(one, Waited)]
-        assert found == [("a", 100), ("b", 1_000)], "what came before, and what is little, is no matter"
-
-    asyncio.run(scenario())
+    history: list[Event] = []
+    with waits_noted(history, lambda: {"a": [7], "b": list(waited)[1:]}):
+        waited[7], waited[8] = 500, 99
+        await until(lambda: bool(history), "it is noted")
+        waited[9] = 1_000  # a later life of b's
+        await until(lambda: len(history) == 2, "and again")
+    found = [(one.who, one.lasted) for one in history if isinstance(one, Waited)]
+    assert found == [("a", 100), ("b", 1_000)], "what came before, and what is little, is no matter"
 
 
 def test_the_kernel_tells_how_long_a_process_waited_and_of_one_that_is_gone_nothing(tmp_path: Path) -> None:

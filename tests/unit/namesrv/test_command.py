@@ -46,7 +46,7 @@ def test_a_name_server_alone_loads_no_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["start", "shutdown"])
-def test_what_goes_wrong_with_the_name_server_leaves_no_controller_behind(
+async def test_what_goes_wrong_with_the_name_server_leaves_no_controller_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     async def fails(_: NamesrvController) -> None:
@@ -61,10 +61,7 @@ def test_what_goes_wrong_with_the_name_server_leaves_no_controller_behind(
         listen_port=port, bind_address="127.0.0.1", controller_store_path=str(tmp_path / "controller")
     )
 
-    async def main() -> None:
-        with pytest.raises(OSError, match=f"no {when}"):
-            await command._run(Loaded(own, ()), Loaded(beside, ()))
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
-
-    asyncio.run(main())
+    with pytest.raises(OSError, match=f"no {when}"):
+        await command._run(Loaded(own, ()), Loaded(beside, ()))
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)

@@ -94,42 +94,36 @@ def test_all_changes_that_wait_share_one_write_which_copies_only_their_namespace
     assert again.get("n", "k499") == "v"
 
 
-def test_a_failed_write_is_told_to_who_waits_and_the_next_one_is_made(tmp_path: Path) -> None:
+async def test_a_failed_write_is_told_to_who_waits_and_the_next_one_is_made(tmp_path: Path) -> None:
     disk, path = CountingDisk(), tmp_path / "kv.json"
     disk.go.set()
 
-    async def main() -> None:
-        manager = KvConfigManager(path, disk)
-        await manager.put("n", "a", "1")
-        disk.fails = True
-        with pytest.raises(OSError, match="No space"):
-            await manager.put("n", "b", "2")
-        assert manager.get("n", "b") is None
-        await manager.put("n", "c", "3")
-        assert dict(manager.namespace("n") or {}) == {"a": "1", "c": "3"}
-
-    asyncio.run(main())
+    manager = KvConfigManager(path, disk)
+    await manager.put("n", "a", "1")
+    disk.fails = True
+    with pytest.raises(OSError, match="No space"):
+        await manager.put("n", "b", "2")
+    assert manager.get("n", "b") is None
+    await manager.put("n", "c", "3")
+    assert dict(manager.namespace("n") or {}) == {"a": "1", "c": "3"}
 
 
-def test_what_the_table_may_hold_is_bounded_in_entries_and_bytes(
+async def test_what_the_table_may_hold_is_bounded_in_entries_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_config_manager, "MAX_ENTRIES", 3)
     monkeypatch.setattr(kv_config_manager, "MAX_BYTES", 100)
 
-    async def main() -> None:
-        manager = KvConfigManager(tmp_path / "kv.json", RealDisk())
-        for wrong in (("n" * 1025, "k", "v"), ("n", "k" * 1025, "v"), ("n", "k", "v" * 65537), ("n", "k", "v" * 99)):
-            with pytest.raises(BrokerError):
-                await manager.put(*wrong)
-        for _ in range(5):
-            await manager.put("n", "same", "v")  # replaced, not added
-        await manager.put("n", "b", "v")
-        await manager.put("n", "c", "v")
-        with pytest.raises(BrokerError, match="full"):
-            await manager.put("n", "d", "v")
-        await manager.put("n", "c", "replaced")
-        await manager.delete("n", "b")
+    manager = KvConfigManager(tmp_path / "kv.json", RealDisk())
+    for wrong in (("n" * 1025, "k", "v"), ("n", "k" * 1025, "v"), ("n", "k", "v" * 65537), ("n", "k", "v" * 99)):
+        with pytest.raises(BrokerError):
+            await manager.put(*wrong)
+    for _ in range(5):
+        await manager.put("n", "same", "v")  # replaced, not added
+    await manager.put("n", "b", "v")
+    await manager.put("n", "c", "v")
+    with pytest.raises(BrokerError, match="full"):
         await manager.put("n", "d", "v")
-
-    asyncio.run(main())
+    await manager.put("n", "c", "replaced")
+    await manager.delete("n", "b")
+    await manager.put("n", "d", "v")

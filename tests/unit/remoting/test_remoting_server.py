@@ -150,19 +150,16 @@ class Nowhere(asyncio.Transport):
 
 
 @pytest.mark.parametrize("ending", ["end of file", "reset"])
-def test_what_was_received_before_a_connection_ended_is_served(ending: str) -> None:
+async def test_what_was_received_before_a_connection_ended_is_served(ending: str) -> None:
     """One-way requests of a client that sends them and is gone."""
 
-    async def body() -> None:
-        heard: list[int] = []
-        connection = Connection(lambda _, command: heard.append(command.opaque), RemotingLimits())
-        connection.connection_made(cast("asyncio.BaseTransport", Nowhere({"peername": ("10.0.0.7", 1)})))
-        connection.data_received(b"".join(wire(RemotingCommand(ECHO, n, flag=2)) for n in range(300)))
-        assert heard == list(range(64))
-        connection.eof_received() if ending == "end of file" else connection.connection_lost(ConnectionResetError())
-        assert heard == list(range(300))
-
-    asyncio.run(body())
+    heard: list[int] = []
+    connection = Connection(lambda _, command: heard.append(command.opaque), RemotingLimits())
+    connection.connection_made(cast("asyncio.BaseTransport", Nowhere({"peername": ("10.0.0.7", 1)})))
+    connection.data_received(b"".join(wire(RemotingCommand(ECHO, n, flag=2)) for n in range(300)))
+    assert heard == list(range(64))
+    connection.eof_received() if ending == "end of file" else connection.connection_lost(ConnectionResetError())
+    assert heard == list(range(300))
 
 
 def test_a_frame_may_come_byte_by_byte() -> None:
@@ -355,7 +352,7 @@ async def _send_many(writer: asyncio.StreamWriter, payload: bytes, count: int) -
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_request_that_waited_is_answered_whatever_comes_of_it(at_once: bool) -> None:
+async def test_a_request_that_waited_is_answered_whatever_comes_of_it(at_once: bool) -> None:
     def held(connection: Connection, command: RemotingCommand) -> Answer:
         async def fail() -> Answer:
             raise OSError("Input/output error")
@@ -368,16 +365,13 @@ def test_a_request_that_waited_is_answered_whatever_comes_of_it(at_once: bool) -
         asyncio.get_running_loop().call_soon(connection.resume, command, work)
         return None
 
-    async def body() -> None:
-        server = RemotingServer(held, host="127.0.0.1", port=0)
-        await server.start()
-        connection = await open_connection("127.0.0.1", server.port)
-        answer = await connection.invoke(RemotingCommand(ECHO), 10)
-        assert (answer.code, answer.remark) == (1, "OSError: Input/output error")
-        connection.close()
-        await server.shutdown()
-
-    asyncio.run(body())
+    server = RemotingServer(held, host="127.0.0.1", port=0)
+    await server.start()
+    connection = await open_connection("127.0.0.1", server.port)
+    answer = await connection.invoke(RemotingCommand(ECHO), 10)
+    assert (answer.code, answer.remark) == (1, "OSError: Input/output error")
+    connection.close()
+    await server.shutdown()
 
 
 async def _hang_up_in(server: RemotingServer, code: int, stage: Stage) -> None:
@@ -406,25 +400,22 @@ class Stage:
         return RemotingCommand.response(command, 0)
 
 
-def test_a_request_that_changes_something_runs_to_its_end_though_its_asker_hung_up() -> None:
-    async def body() -> None:
-        routes, change, read = router(), Stage(), Stage()
-        routes.register(900, change)
-        routes.register(901, read, reads=True)
-        server = RemotingServer(routes, reads=routes.reads, host="127.0.0.1", port=0)
-        await server.start()
-        await _hang_up_in(server, 900, change)
-        await _hang_up_in(server, 901, read)
-        await until(lambda: read.ends == ["cancelled"])
-        assert change.ends == []
-        stop = asyncio.create_task(server.shutdown(grace_s=30))
-        await asyncio.to_thread(len, b"")
-        assert not stop.done(), "a stop waits for it"
-        change.go_on.set()
-        await stop
-        assert change.ends == ["done"]
-
-    asyncio.run(body())
+async def test_a_request_that_changes_something_runs_to_its_end_though_its_asker_hung_up() -> None:
+    routes, change, read = router(), Stage(), Stage()
+    routes.register(900, change)
+    routes.register(901, read, reads=True)
+    server = RemotingServer(routes, reads=routes.reads, host="127.0.0.1", port=0)
+    await server.start()
+    await _hang_up_in(server, 900, change)
+    await _hang_up_in(server, 901, read)
+    await until(lambda: read.ends == ["cancelled"])
+    assert change.ends == []
+    stop = asyncio.create_task(server.shutdown(grace_s=30))
+    await asyncio.to_thread(len, b"")
+    assert not stop.done(), "a stop waits for it"
+    change.go_on.set()
+    await stop
+    assert change.ends == ["done"]
 
 
 def test_unfinished_frames_hold_no_more_than_they_may_together() -> None:
@@ -454,30 +445,27 @@ async def _unfinished(server: RemotingServer, size: int) -> tuple[asyncio.Stream
     return reader, writer
 
 
-def test_bodies_of_requests_in_work_hold_no_more_than_they_may_together() -> None:
-    async def body() -> None:
-        routes, stage = router(), Stage()
-        routes.register(900, stage)
-        server = RemotingServer(routes, host="127.0.0.1", limits=RemotingLimits(max_unfinished=1_000_000))
-        await server.start()
-        connections = [await open_connection("127.0.0.1", server.port) for _ in range(3)]
-        asked: list[asyncio.Task[RemotingCommand]] = []
-        for number in range(6):  # one after the other: unfinished frames have a bound of their own
-            request = RemotingCommand(900, body=b"x" * 300_000)
-            asked.append(asyncio.create_task(connections[number % 3].invoke(request, 30)))
-            await until(lambda: asked[-1].done() or server.in_work.bytes == 300_000 * len(asked))
-        assert [task.done() for task in asked] == [False, False, False, True, True, True]
-        assert {task.result().code for task in asked if task.done()} == {2}
-        assert server.in_work.bytes == 900_000
-        small = asyncio.create_task(connections[0].invoke(RemotingCommand(900), 30))
-        stage.go_on.set()
-        assert (await small).code == 0, "what brings no body takes no room"
-        assert sorted(answer.code for answer in await asyncio.gather(*asked)) == [0, 0, 0, 2, 2, 2]
-        assert stage.ends == ["done"] * 4
-        assert server.in_work.bytes == 0
-        await server.shutdown()
-
-    asyncio.run(body())
+async def test_bodies_of_requests_in_work_hold_no_more_than_they_may_together() -> None:
+    routes, stage = router(), Stage()
+    routes.register(900, stage)
+    server = RemotingServer(routes, host="127.0.0.1", limits=RemotingLimits(max_unfinished=1_000_000))
+    await server.start()
+    connections = [await open_connection("127.0.0.1", server.port) for _ in range(3)]
+    asked: list[asyncio.Task[RemotingCommand]] = []
+    for number in range(6):  # one after the other: unfinished frames have a bound of their own
+        request = RemotingCommand(900, body=b"x" * 300_000)
+        asked.append(asyncio.create_task(connections[number % 3].invoke(request, 30)))
+        await until(lambda: asked[-1].done() or server.in_work.bytes == 300_000 * len(asked))
+    assert [task.done() for task in asked] == [False, False, False, True, True, True]
+    assert {task.result().code for task in asked if task.done()} == {2}
+    assert server.in_work.bytes == 900_000
+    small = asyncio.create_task(connections[0].invoke(RemotingCommand(900), 30))
+    stage.go_on.set()
+    assert (await small).code == 0, "what brings no body takes no room"
+    assert sorted(answer.code for answer in await asyncio.gather(*asked)) == [0, 0, 0, 2, 2, 2]
+    assert stage.ends == ["done"] * 4
+    assert server.in_work.bytes == 0
+    await server.shutdown()
 
 
 def test_pieces_count_with_what_they_cost() -> None:
@@ -543,49 +531,43 @@ class Written(asyncio.Transport):
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_wide_answer_leaves_in_pieces_and_what_is_sent_after_it_comes_after_it(closed: bool) -> None:
-    async def main() -> None:
-        transport = Written()
-        connection = Connection(lambda _, command: None, RemotingLimits())
-        connection.connection_made(transport)
-        parts = [bytes((number & 0xFF,)) * 20_000 for number in range(500)]
-        for part in parts:
-            connection.send_raw(part)
-        await until(lambda: bool(transport.calls))
-        connection.send_raw(b"after")
-        if closed:
-            connection.close()
-        await until(lambda: len(transport.data) >= 10_000_000 + len(b"after"))
-        assert transport.data == b"".join((*parts, b"after", b"closed" if closed else b""))
-        assert max(transport.calls) <= (1 << 20) + 20_000
-        before = len(transport.calls)
-        connection.send_raw(b"x" * 5_000_000)
+async def test_a_wide_answer_leaves_in_pieces_and_what_is_sent_after_it_comes_after_it(closed: bool) -> None:
+    transport = Written()
+    connection = Connection(lambda _, command: None, RemotingLimits())
+    connection.connection_made(transport)
+    parts = [bytes((number & 0xFF,)) * 20_000 for number in range(500)]
+    for part in parts:
+        connection.send_raw(part)
+    await until(lambda: bool(transport.calls))
+    connection.send_raw(b"after")
+    if closed:
         connection.close()
-        assert transport.calls[before:] == [5_000_000], "few buffers are one write"
+    await until(lambda: len(transport.data) >= 10_000_000 + len(b"after"))
+    assert transport.data == b"".join((*parts, b"after", b"closed" if closed else b""))
+    assert max(transport.calls) <= (1 << 20) + 20_000
+    before = len(transport.calls)
+    connection.send_raw(b"x" * 5_000_000)
+    connection.close()
+    assert transport.calls[before:] == [5_000_000], "few buffers are one write"
 
-    asyncio.run(main())
 
-
-def test_a_piece_of_a_wide_answer_waits_until_the_one_before_has_left_and_nothing_is_read_meanwhile() -> None:
-    async def main() -> None:
-        transport = Written()
-        connection = Connection(lambda _, command: None, RemotingLimits())
-        connection.connection_made(transport)
-        transport.unwritten = 1 << 20
-        parts = [bytes((number & 0xFF,)) * 20_000 for number in range(500)]
-        for part in parts:
-            connection.send_raw(part)
-        await until(lambda: not transport.reading)
-        for _ in range(3):
-            connection.flush()
-        assert transport.calls == []
-        transport.unwritten = 0
-        await until(lambda: len(transport.data) == 10_000_000)
-        assert transport.data == b"".join(parts)
-        await until(lambda: transport.reading)
-        transport.unwritten = 60 << 20
-        for part in parts:
-            connection.send_raw(part)
-        await until(lambda: transport.aborted)
-
-    asyncio.run(main())
+async def test_a_piece_of_a_wide_answer_waits_until_the_one_before_has_left_and_nothing_is_read_meanwhile() -> None:
+    transport = Written()
+    connection = Connection(lambda _, command: None, RemotingLimits())
+    connection.connection_made(transport)
+    transport.unwritten = 1 << 20
+    parts = [bytes((number & 0xFF,)) * 20_000 for number in range(500)]
+    for part in parts:
+        connection.send_raw(part)
+    await until(lambda: not transport.reading)
+    for _ in range(3):
+        connection.flush()
+    assert transport.calls == []
+    transport.unwritten = 0
+    await until(lambda: len(transport.data) == 10_000_000)
+    assert transport.data == b"".join(parts)
+    await until(lambda: transport.reading)
+    transport.unwritten = 60 << 20
+    for part in parts:
+        connection.send_raw(part)
+    await until(lambda: transport.aborted)

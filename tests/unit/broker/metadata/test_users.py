@@ -113,33 +113,30 @@ class _Refusing:
         raise AssertionError("nothing was changed")
 
 
-def test_what_is_followed_while_a_change_is_written_is_not_lost_behind_it(tmp_path: Path) -> None:
+async def test_what_is_followed_while_a_change_is_written_is_not_lost_behind_it(tmp_path: Path) -> None:
     """The thread that writes the one must not put its older tables over the other."""
 
-    async def main() -> None:
-        store = AuthStore(tmp_path / "auth.json", RealDisk())
-        store.open()
-        write, inside = store._write, asyncio.Event()
-        loop = asyncio.get_running_loop()
-        go = asyncio.Event()
+    store = AuthStore(tmp_path / "auth.json", RealDisk())
+    store.open()
+    write, inside = store._write, asyncio.Event()
+    loop = asyncio.get_running_loop()
+    go = asyncio.Event()
 
-        def slowly(tables: Tables) -> None:
-            loop.call_soon_threadsafe(inside.set)
-            asyncio.run_coroutine_threadsafe(go.wait(), loop).result(30)
-            write(tables)
+    def slowly(tables: Tables) -> None:
+        loop.call_soon_threadsafe(inside.set)
+        asyncio.run_coroutine_threadsafe(go.wait(), loop).result(30)
+        write(tables)
 
-        store._write = slowly  # type: ignore[method-assign]
-        changing = asyncio.create_task(store.change(lambda tables: tables.users.update(a=User("1"))))
-        await inside.wait()
-        store._write = write  # type: ignore[method-assign]
-        store.change_now(lambda tables: tables.users.update(b=User("2")))
-        go.set()
-        await changing
-        assert store.tables.users == {"a": User("1"), "b": User("2")}
-        await store.change(lambda tables: tables.users.update(c=User("3")))
-        assert sorted(store.tables.users) == ["a", "b", "c"]
-
-    asyncio.run(main())
+    store._write = slowly  # type: ignore[method-assign]
+    changing = asyncio.create_task(store.change(lambda tables: tables.users.update(a=User("1"))))
+    await inside.wait()
+    store._write = write  # type: ignore[method-assign]
+    store.change_now(lambda tables: tables.users.update(b=User("2")))
+    go.set()
+    await changing
+    assert store.tables.users == {"a": User("1"), "b": User("2")}
+    await store.change(lambda tables: tables.users.update(c=User("3")))
+    assert sorted(store.tables.users) == ["a", "b", "c"]
 
 
 def test_a_store_whose_log_refuses_keeps_what_it_has(tmp_path: Path) -> None:
