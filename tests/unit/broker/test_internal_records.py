@@ -12,7 +12,7 @@ from broker.intake.internal_records import WRITTEN_BY_NEVE, InternalRecords
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.disk import RealDisk
+from infra.disk.real import RealDisk
 from neve.record.codec import MessageRecord
 
 TOPIC, QUEUE = "rmq_sys_neve", 1
