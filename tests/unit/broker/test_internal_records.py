@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from infra.in_steps import Steps
 
 from broker.intake.internal_records import WRITTEN_BY_NEVE, InternalRecords
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
-from infra.disk.real import RealDisk
+from infra.disk.filesystem import RealDisk
+from infra.loop.in_steps import Steps
 from neve.record.codec import MessageRecord
 
 TOPIC, QUEUE = "rmq_sys_neve", 1
