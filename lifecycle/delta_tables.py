@@ -18,7 +18,7 @@ from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog.journal_reader import checkpointed_topics, checkpoints, following
 from neve.archive.delta.changes import Change, MirroredTopics
 from neve.archive.delta.log import NO_VERSION, NotNeves
-from neve.archive.format.journal import AnyEntry, FellBehind, anchor
+from neve.archive.format.journal import AnyEntry, EntriesDeleted, anchor
 from neve.entropy import Entropy, system_entropy
 from tiered.write.delta_table import DeltaTable, Overtaken
 from tiered.write.set_aside import SetAside
@@ -95,7 +95,7 @@ class DeltaTables:
             changed = self._follow(topics)
             self._write_manifests(topics)
             self._keep_short(changed)
-        except (FellBehind, Overtaken) as error:
+        except (EntriesDeleted, Overtaken) as error:
             self._forget()
             log.info("the Delta tables' logs are read again: %s", error)
         except BaseException:

@@ -1,11 +1,7 @@
-"""What the queues' files alone don't tell.
+"""The state of queues that their own files do not contain.
 
-queue_state   JSON: minimum offsets that were asked for, deleted topics, where queues begin that have no file yet,
-              which were raised above their last record by a master's word, and which of their messages were erased
-
-Version 4 has erased messages: who does not know of them would return them. Version 3 has queues that were raised,
-version 2 such without a file: who does not know of them would give their offsets again. A file with none of these is
-of version 1.
+queue_state   JSON: requested minimum offsets, deleted topics, the first offsets of queues without a file, queues that
+              a master's record raised above their last message, and erased messages
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from infra.disk.filesystem import Disk
 from infra.loop.locks import NewLock, new_lock
 
 _NAME = "queue_state"
-_VERSION = 4
+_VERSION = 1
 
 
 class QueueState(msgspec.Struct):
@@ -40,9 +36,7 @@ class QueueState(msgspec.Struct):
     raised: dict[str, dict[str, list[tuple[int, int]]]] = {}
     # topic -> queue -> first and last offset each of messages that are here still, and that no request returns
     erased: dict[str, dict[str, Spans]] = {}
-    # Whether `raised` has all begins but those that a cut may take back: older neves do not write down which these are
-    tells_begins: bool = False
-    version: int = 1
+    version: int = _VERSION
 
 
 class StateImage(NamedTuple):
@@ -70,15 +64,13 @@ class QueueStateFile:
             raise StoreCorrupt(f"{self._path} can't be read: {error}") from error
         if state.version > _VERSION:
             raise StoreCorrupt(
-                f"{self._path} has version {state.version}; this broker knows {_VERSION}: it was written by a newer one"
+                f"{self._path} has version {state.version}; this broker knows {_VERSION}: a newer one wrote it"
             )
         return state
 
     def image_of(self, state: QueueState) -> StateImage:
         """The state as it is now, on the thread that changes it."""
         self._images += 1
-        places = (at for queues in state.raised.values() for said in queues.values() for _, at in said)
-        state.version = 4 if state.erased else 3 if any(places) else 2 if state.begins else 1
         return StateImage(self._images, msgspec.json.encode(state))
 
     @property

@@ -127,14 +127,8 @@ class QueueTable:
         self._state.begins = begins
 
     def load_state(self) -> None:
-        """Read what the queues' own files don't tell, before them."""
+        """Read the state file; called before the queues' own files are read."""
         self._state = self._file.read()
-        if not self._state.tells_begins:
-            self._state.tells_begins = True
-            for topic, offsets in self._state.begins.items():
-                for name, offset in offsets.items():
-                    if not self._state.raised.get(topic, {}).get(name):
-                        self._say_begin(self._state, topic, name, offset)
 
     def lower_marks(self, end: int) -> None:
         """A deleted topic's mark may lie above a log that lost its end: what comes next there is a new message.
@@ -463,7 +457,6 @@ class QueueTable:
             ended={name: queues for name, queues in state.ended.items() if name != topic},
             raised=self._raised_without(topic, below, kept),
             erased=dict(state.erased),
-            tells_begins=True,
         )
 
     def _raised_without(self, topic: str, below: int, kept: Set[str]) -> dict[str, dict[str, list[tuple[int, int]]]]:
@@ -718,7 +711,6 @@ def _without_names(state: QueueState, gone: Set[str]) -> QueueState:
         ended=_without_all(state.ended, gone),
         raised=_without_all(state.raised, gone),
         erased=_without_all(state.erased, gone),
-        tells_begins=True,
     )
 
 

@@ -93,7 +93,7 @@ def dataset(
     except ModuleNotFoundError as missing:
         raise _explained(missing) from None
     known = catalogs(open_source(store), broker)
-    if not any(catalog.is_told(topic) for catalog in known.values()):
+    if not any(catalog.has_topic(topic) for catalog in known.values()):
         raise FileNotFoundError(f"topic {topic} is not in this archive")
     selection = Selection(instant_ms(start), instant_ms(end), _frozen(queues), *offsets)
     wanted = RowFilter(selection, _frozen(tags), _frozen(keys))

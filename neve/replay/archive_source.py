@@ -16,7 +16,7 @@ class ArchiveSource:
     """As `Source`, of all brokers that archived the topic."""
 
     def __init__(self, archive: Archive, topic: str) -> None:
-        having = [of for of, catalog in archive.catalogs.items() if catalog.is_told(topic)]
+        having = [of for of, catalog in archive.catalogs.items() if catalog.has_topic(topic)]
         if not having:
             raise FileNotFoundError(f"the archive has no topic {topic}")
         self._topic = topic

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def check_known(source: StateSource, known: Mapping[str, Catalog], topic: str) -> None:
     """Returns where a broker has, or had, the topic, archived or not. Raises FileNotFoundError."""
-    if any(catalog.is_told(topic) for catalog in known.values()):
+    if any(catalog.has_topic(topic) for catalog in known.values()):
         return
     if any(topic in _of_broker(source, broker) for broker in known):
         return  # nothing of it has been archived yet

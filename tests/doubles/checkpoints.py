@@ -1,14 +1,11 @@
-"""Checkpoints as brokers write them, and as those before version 2 did, with no journal beside them."""
+"""Checkpoints as brokers write them, without a journal."""
 
 from __future__ import annotations
-
-import msgspec
 
 from infra.objects.store import ObjectStore
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.topic_parts import topics_in
-from neve.archive.format.checkpoint import KIND, CatalogState, CheckpointHead, PackName, decode_checkpoint
-from neve.archive.format.envelope import seal
+from neve.archive.format.checkpoint import PackName, decode_checkpoint
 from neve.archive.format.keys import checkpoint_key, pack_key
 
 
@@ -31,12 +28,6 @@ def restored(catalog: Catalog, broker: str = "b") -> Catalog:
     seq = catalog.next_seq - 1
     written = catalog.packed(broker, lambda number, data: packs.update({PackName(seq, number): data}))
     head = decode_checkpoint(written.content, broker, seq)
-    assert isinstance(head, CheckpointHead)
     again = Catalog()
     again.restore(head, topics_in(head, packs.__getitem__))
     return again
-
-
-def old_checkpoint(state: CatalogState) -> bytes:
-    """Of version 1: all of it in one object."""
-    return seal(KIND, 1, msgspec.msgpack.encode(state))

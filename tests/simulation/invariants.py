@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 from neve.archive.catalog.catalog import Catalog, Location
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.catalog.topic_parts import topics_in
-from neve.archive.format.checkpoint import CatalogState, CheckpointHead, decode_checkpoint
+from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
 from neve.archive.format.journal import Checkpoint
 from neve.archive.format.keys import checkpoint_key, pack_key, parse_checkpoint_key
 from neve.archive.read.verify import verify
 from neve.record.codec import decode_record, iter_records
 from tests.by_key import by_key
+from tests.doubles.catalog_state import CatalogState, state_of
 from tests.simulation.messaging import foreign
 from tests.simulation.model import Message, joined
 from tests.simulation.process import BROKER, queues_of
@@ -135,7 +136,7 @@ def _check_catalogs(world: World) -> None:
     whole = Catalog()
     for seq, entry in enumerate(entries):
         whole.apply(seq, entry)
-    expected = _in_order(whole.state(BROKER))
+    expected = _in_order(state_of(whole, BROKER))
     for place in {*world.bucket.gaps, *world.bucket.spans}:
         told, nowhere = whole.gap_spans(*place), world.bucket.nowhere(place)
         asked = world.bucket.lowest(place)
@@ -160,10 +161,10 @@ def _check_catalogs(world: World) -> None:
             short.restore(head, topics_in(head, lambda name: objects[pack_key("", BROKER, *name)][0]))
             for later in range(entry.through_seq + 1, len(entries)):
                 short.apply(later, entries[later])
-            assert _in_order(short.state(BROKER)) == expected, f"{key} leads elsewhere"
+            assert _in_order(state_of(short, BROKER)) == expected, f"{key} leads elsewhere"
     mine = world.process.journal.catalog
     if mine.next_seq == whole.next_seq:
-        assert _in_order(mine.state(BROKER)) == expected, "the broker's catalog is another one"
+        assert _in_order(state_of(mine, BROKER)) == expected, "the broker's catalog is another one"
 
 
 def check_position(world: World, catalog: Catalog) -> None:
@@ -173,8 +174,8 @@ def check_position(world: World, catalog: Catalog) -> None:
     then = Catalog()
     for seq, entry in enumerate(entries[: catalog.next_seq]):
         then.apply(seq, entry)
-    expected = _in_order(then.state(BROKER))
-    assert _in_order(catalog.state(BROKER)) == expected, f"before {catalog.next_seq} the journal said something else"
+    expected = _in_order(state_of(then, BROKER))
+    assert _in_order(state_of(catalog, BROKER)) == expected, f"entries before {catalog.next_seq} give another state"
 
 
 def check_as_a_stranger(world: World) -> None:
@@ -193,4 +194,4 @@ def _in_order(state: CatalogState) -> dict[str, Any]:
             return {key: plain(value[key]) for key in sorted(value) if value[key] not in ({}, [])}
         return sorted(map(repr, value)) if isinstance(value, list) else value
 
-    return {name: plain(getattr(state, name)) for name in state.__struct_fields__}
+    return {name: plain(getattr(state, name)) for name in vars(state)}

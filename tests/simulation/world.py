@@ -26,9 +26,10 @@ from lifecycle.erase import Wanted
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import CheckpointsGone, following, read_catalog
-from neve.archive.format.journal import FellBehind, anchor
+from neve.archive.format.journal import EntriesDeleted, anchor
 from neve.errors import BrokerError
 from neve.remoting.names import METADATA_LOG
+from tests.doubles.catalog_state import state_of
 from tests.doubles.sim_disk import SimDisk
 from tests.simulation import invariants, traffic
 from tests.simulation.faulty_store import URL, FaultyStore
@@ -331,10 +332,9 @@ class World:
         try:
             catalog = self.reader or read_catalog(source, BROKER, whole=self.random.random() < 0.5)
             for seq, entry, data in following(source, BROKER, "", catalog.next_seq, catalog.anchor):
-                catalog.apply(seq, entry)
-                catalog.anchor = anchor(data)
-            catalog.state(BROKER)  # each topic, now: of what it was begun by nothing may be left later
-        except (FellBehind, CheckpointsGone):
+                catalog.apply(seq, entry, anchor(data))
+            state_of(catalog, BROKER)  # each topic, now: of what it was begun by nothing may be left later
+        except (EntriesDeleted, CheckpointsGone):
             self.tell("  a reader fell behind")
             self.counts["reader fell behind"] += 1
             catalog = read_catalog(source, BROKER, whole=True)

@@ -14,7 +14,7 @@ from infra import failpoint
 from infra.objects.store import NotFound, PreconditionFailed, UnknownOutcome
 from neve.archive.catalog.journal_reader import checkpoints
 from neve.archive.format import keys
-from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint
+from neve.archive.format.checkpoint import PackName, decode_checkpoint
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import AnyEntry, Checkpoint
 from tiered.journal.tail import JournalTail
@@ -94,7 +94,7 @@ class Checkpoints:
             except (Damaged, NotFound) as error:
                 log.warning("checkpoints before %d stay for now: %s", oldest, error)
                 return
-            kept.update(found.sizes() if isinstance(found, CheckpointHead) else ())
+            kept.update(found.sizes())
         for info in list(tail.store.list(keys.checkpoints_prefix(tail.prefix, tail.broker))):
             parsed = keys.parse_checkpoint_key(info.key)
             if parsed is None or parsed[0] >= oldest:

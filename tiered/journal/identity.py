@@ -1,13 +1,11 @@
-"""Who a data directory is for its archive, and which offsets it has named: the whole now and then, and what came since.
+"""The identity of a data directory toward its archive, and the offsets that its journal entries have named.
 
-    <state>/identity.msgpack   {version, log_uuid, epoch, high, named, …, serial}: whole
-    <state>/identity.since     `numbered_frames`: {high, heard, named} of an entry each, by the serial of that
+    <state>/identity.msgpack   {version, log_uuid, epoch, high, named, …, serial}: a snapshot
+    <state>/identity.since     `numbered_frames`: {high, heard, named} of one entry each, numbered by the serial
 
-An entry costs what it names, not what all that came before it named. Either is synced when its call returns. Frames of
-another serial are older than the whole, which has what they say: a crash between the two files leaves them. A torn one
-was never relied upon. Where an addition failed, and at each start, the whole is written before anything is added.
-
-Version 1 had no frames: a neve that knows no other would miss what they name, and refuses version 2.
+A frame costs what its entry names, not what all earlier entries named. Each write is synced before its call returns.
+Frames with another serial are older than the snapshot, which contains them: a crash between the two files leaves such
+frames. A torn frame was never relied upon. After a failed addition, and at each start, the next write is a snapshot.
 """
 
 from __future__ import annotations
@@ -24,30 +22,30 @@ from tiered.journal.numbered_frames import frame, frames
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
-_ADDED_MIN = 1 << 16  # bytes that are added at least before the whole is written again
+VERSION = 1
+_ADDED_MIN = 1 << 16  # bytes of additions before a new snapshot, at least
 
 
 class Identity(msgspec.Struct):
-    """What is known.
+    """The snapshot.
 
-    `log_uuid` ties it to the log beside it: another log under the same name may not write the archive.
+    `log_uuid` ties it to the log beside it: another log under the same broker name may not write the archive.
     """
 
+    broker: str
     log_uuid: str
-    epoch: int
-    high: int  # A: the highest CommitLog offset of any INTENT
+    epoch: int  # the epoch that the last start tried to take
+    high: int  # the highest CommitLog offset of any INTENT
     named: Lasts  # the highest offset that any entry named
-    offline_from: int | None = None  # the log's end when a start first had to do without the store
-    broker: str = ""  # whose archive it is; empty: written before this was noted
-    heard: int = 0  # the highest epoch that is known to stand in the store
-    archive_uuid: str = ""  # of a broker set's log, where another member's directory gave it its name; empty: log_uuid
-    serial: int = 0  # of the whole; another one each time that it is written
+    offline_from: int | None = None  # the log's end at the first start without a reachable store
+    heard: int = 0  # the highest epoch known to be in the store
+    archive_uuid: str = ""  # the log's name in the archive, if another member of the broker set chose it
+    serial: int = 0  # changes with each snapshot
     version: int = VERSION
 
 
 class Since(msgspec.Struct):
-    """What one entry adds to it; of what it has no field for, a change is written with the whole."""
+    """The additions of one entry; a change of any other field needs a snapshot."""
 
     high: int
     heard: int
@@ -55,22 +53,22 @@ class Since(msgspec.Struct):
 
 
 class IdentityFile:
-    """Of one thread at a time."""
+    """The two files; used by one thread at a time."""
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._directory, self._disk = directory, disk
         self._whole, self._since = directory / "identity.msgpack", directory / "identity.since"
         self._serial = 0
-        self._room = 0  # bytes that may be added; below 0: the whole comes first
+        self._room = 0  # bytes that may be added before the next snapshot; negative: it is due
 
     def read(self) -> Identity | None:
-        """None: there is none yet. Raises NewerFormat."""
+        """Return the snapshot with all additions; None before the first one. Raises NewerFormat."""
         self._disk.make_dirs(self._directory)
         if not self._disk.exists(self._whole):
             return None
         identity = msgspec.msgpack.decode(self._disk.read(self._whole), type=Identity)
         if identity.version > VERSION:
-            raise NewerFormat(f"{self._whole} is of format {identity.version}, this program knows up to {VERSION}")
+            raise NewerFormat(f"{self._whole} has format {identity.version}: this program knows up to {VERSION}")
         self._serial, self._room = identity.serial, -1
         if self._disk.exists(self._since):
             self._add_since(identity)
@@ -78,7 +76,7 @@ class IdentityFile:
 
     def _add_since(self, identity: Identity) -> None:
         data, sound = self._disk.read(self._since), 0
-        for serial, content, sound in frames(data):  # noqa: B007 - the last one is told below
+        for serial, content, sound in frames(data):  # noqa: B007 - logged below
             if serial == identity.serial:
                 since = msgspec.msgpack.decode(content, type=Since)
                 identity.high = max(identity.high, since.high)
@@ -86,15 +84,15 @@ class IdentityFile:
                 for topic, lasts in since.named.items():
                     raise_lasts(identity.named.setdefault(topic, {}), lasts)
         if sound < len(data):
-            log.warning("%s: %d torn bytes at the end passed over", self._since, len(data) - sound)
+            log.warning("torn bytes at the end ignored: path=%s bytes=%d", self._since, len(data) - sound)
 
     @property
     def takes_more(self) -> bool:
-        """Whether something may be added; else the whole has to be written."""
+        """Whether an addition is allowed; otherwise the caller writes a snapshot."""
         return self._room > 0
 
     def add(self, since: Since) -> None:
-        """Durable when this returns. Where it fails the whole is to be written."""
+        """Append an addition; it is durable on return. After a failure the caller writes a snapshot."""
         assert self.takes_more
         added = frame(self._serial, msgspec.msgpack.encode(since))
         room, self._room = self._room - len(added), -1
@@ -103,10 +101,10 @@ class IdentityFile:
         self._room = room
 
     def write(self, identity: Identity) -> None:
-        """The whole, which has all that was added. Durable when this returns."""
+        """Write a snapshot that contains all additions; it is durable on return."""
         self._room = -1
         identity.serial = self._serial = self._serial + 1
         data = msgspec.msgpack.encode(identity)
         self._disk.write_atomic(self._whole, data)
-        self._disk.write_atomic(self._since, b"")  # so that its name is on the disk before anything is added
-        self._room = max(len(data), _ADDED_MIN)  # so that what is written in all stays in proportion to what came
+        self._disk.write_atomic(self._since, b"")  # the directory entry is durable before the first addition
+        self._room = max(len(data), _ADDED_MIN)  # keeps the bytes written proportional to the bytes added

@@ -34,7 +34,7 @@ class KnownArchive:
         identity = self._file.read()
         if identity is None:
             return None
-        if identity.broker not in {"", self.broker}:
+        if identity.broker != self.broker:
             raise ArchiveRefused(renamed(identity.broker, self.broker))
         self._wanted, self.heard = identity.epoch, identity.heard
         self.high, self.offline_from = identity.high, identity.offline_from
@@ -84,12 +84,12 @@ class KnownArchive:
         """All that is known, and nothing that is not any more; durable when this returns."""
         self.high = max(self.high, self._catalog.intent_end)
         identity = Identity(
+            self.broker,
             self.own_uuid,
             epoch,
             self.high,
             self.named.everything(),
             self.offline_from,
-            self.broker,
             self.heard,
             "" if self.log_uuid == self.own_uuid else self.log_uuid,
         )

@@ -43,7 +43,7 @@ class LocalJournal:
         self._mirror_path = directory / "journal.mirror"
         self._packs = directory / "packs"
 
-    def replay(self, catalog: Catalog, broker: str, apply: Callable[[int, AnyEntry], None]) -> bytes | None:
+    def replay(self, catalog: Catalog, broker: str, apply: Callable[[int, AnyEntry, bytes], None]) -> bytes | None:
         """Bring an empty catalog to where the mirror ends; returns the last entry's bytes, None without one.
 
         Raises OtherBroker.
@@ -57,7 +57,7 @@ class LocalJournal:
             if seq > catalog.next_seq:
                 break
             if seq == catalog.next_seq:
-                apply(seq, _of(broker, decode_entry(entry)))
+                apply(seq, _of(broker, decode_entry(entry)), entry)
             position, last = end, entry if seq == catalog.next_seq - 1 else last
         if position < len(data):
             log.warning("%s: %d torn bytes at the end dropped", self._mirror_path, len(data) - position)

@@ -25,7 +25,7 @@ from neve.archive.catalog.journal_reader import checkpoints, is_shortened
 from neve.archive.catalog.topic_parts import topics_in
 from neve.archive.format import keys
 from neve.archive.format.broker_state import read_slots
-from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint
+from neve.archive.format.checkpoint import PackName, decode_checkpoint
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import Shortened, encode_entry
 from tiered.journal.checkpoints import CHECKPOINTS_KEPT
@@ -79,13 +79,10 @@ class Shortening:
         return kept[-1] if all(self._is_whole(seq, with_packs=seq == kept[-1]) for seq in kept) else 0
 
     def _is_whole(self, seq: int, *, with_packs: bool) -> bool:
-        """Of an older version it does not say which entry is its last: that may be gone, and be there again."""
         tail = self._tail
         try:
             data = tail.store.get(keys.checkpoint_key(tail.prefix, tail.broker, seq))
             found = decode_checkpoint(data, tail.broker, seq)
-            if not isinstance(found, CheckpointHead) or not found.entry:
-                return False
             if with_packs:
                 deque(topics_in(found, self._read_pack), maxlen=0)
         except (Damaged, NotFound) as error:

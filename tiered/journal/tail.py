@@ -23,7 +23,6 @@ from infra.objects.store import (
 )
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import (
-    Checkpointed,
     CutShort,
     check_stands,
     following,
@@ -36,7 +35,15 @@ from neve.archive.catalog.topic_parts import topics_in
 from neve.archive.format import keys
 from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, decode_checkpoint
 from neve.archive.format.envelope import Damaged
-from neve.archive.format.journal import NO_CHECKPOINT, Abort, AnyEntry, FellBehind, anchor, decode_entry, encode_entry
+from neve.archive.format.journal import (
+    NO_CHECKPOINT,
+    Abort,
+    AnyEntry,
+    EntriesDeleted,
+    anchor,
+    decode_entry,
+    encode_entry,
+)
 from neve.entropy import Entropy, unique_name
 from tiered.journal.errors import ArchiveRefused
 from tiered.journal.local_journal import LocalJournal, OtherBroker, renamed
@@ -67,8 +74,6 @@ class JournalTail:
             self._unconfirmed = self._local.replay(self.catalog, self.broker, self._apply)
         except OtherBroker as other:
             raise ArchiveRefused(renamed(str(other), self.broker)) from other
-        if self._unconfirmed is not None:
-            self.catalog.anchor = anchor(self._unconfirmed)
 
     def confirm_copy(self, *, of_one_name: bool = False) -> None:
         """The last entry of the local copy must stand in the store; otherwise this is another store.
@@ -91,14 +96,13 @@ class JournalTail:
         """Entry by entry to the end; from a checkpoint on where the next ones are deleted by now."""
         try:
             self._follow()
-        except FellBehind as error:
+        except EntriesDeleted as error:
             if not self._goes_on_at_a_checkpoint():
                 raise ArchiveRefused(self.other_store(f"entry {self.catalog.next_seq - 1}")) from error
             self._follow()
 
     def _follow(self) -> None:
         catalog = self.catalog
-        self._know_anchor()
         try:
             for seq, entry, data in following(self.store, self.broker, self.prefix, catalog.next_seq, catalog.anchor):
                 self._accept(seq, entry, data)
@@ -111,7 +115,7 @@ class JournalTail:
         if not is_shortened(self.store, self.broker, self.prefix):
             return False
 
-        def use(found: Checkpointed, content: bytes) -> None:
+        def use(found: CheckpointHead, content: bytes) -> None:
             if log_uuid in {"", found.log_uuid}:
                 self._go_on_from(found, content)
 
@@ -138,21 +142,19 @@ class JournalTail:
         if end - self.catalog.next_seq >= far:
             with_newest_checkpoint(self.store, self.broker, self.prefix, self._go_on_from)
 
-    def _go_on_from(self, found: Checkpointed, content: bytes) -> None:
+    def _go_on_from(self, found: CheckpointHead, content: bytes) -> None:
         """Raises Damaged, NotFound: then nothing has changed."""
         if found.through_seq < self.catalog.next_seq:
             return
         packs = self._copy_packs(found)
         last = self.store.get(self.key_of(found.through_seq))
-        if isinstance(found, CheckpointHead) and found.entry not in {b"", anchor(last)}:
+        if found.entry != anchor(last):
             raise Damaged(f"entry {found.through_seq} is not the one that the checkpoint has")
-        self.catalog.restore(found, topics_in(found, self._local.read_pack), anchor(last))
+        self.catalog.restore(found, topics_in(found, self._local.read_pack))
         self.copy_goes_on_at(content, found.through_seq, last, packs)
 
-    def _copy_packs(self, found: Checkpointed) -> Collection[PackName]:
+    def _copy_packs(self, found: CheckpointHead) -> Collection[PackName]:
         """What a checkpoint names is here when this returns, and is what it says. Raises Damaged, NotFound."""
-        if not isinstance(found, CheckpointHead):
-            return ()
         sizes = found.sizes()
         lacking = {name for name, size in sizes.items() if not self._local.has_pack(name, size)}
         parts: dict[PackName, list[Place]] = {}
@@ -172,7 +174,7 @@ class JournalTail:
     def put_next(self, entry: AnyEntry, epoch: int) -> bool:
         """True: the entry stands. False: another writer's entry stands there (it is applied).
 
-        Raises FellBehind: what stands there, if anything does, is no entry of the journal.
+        Raises EntriesDeleted: what stands there, if anything does, is no entry of the journal.
         """
         self._attempt += 1
         entry = msgspec.structs.replace(
@@ -208,21 +210,11 @@ class JournalTail:
             f"journal of {self.broker}: entry {self.catalog.next_seq} is undecided after {TRIES} tries"
         )
 
-    def _know_anchor(self) -> None:
-        """A checkpoint from before they had it does not say the last entry's. Raises FellBehind."""
-        catalog = self.catalog
-        if catalog.next_seq and not catalog.anchor:
-            try:
-                catalog.anchor = anchor(self.store.get(self.key_of(catalog.next_seq - 1)))
-            except NotFound as error:
-                raise FellBehind(f"entry {catalog.next_seq - 1} has been deleted") from error
-
     def _check_before(self, seq: int) -> None:
-        """Raises FellBehind, or UnknownOutcome where the store does not say."""
+        """Raises EntriesDeleted, or UnknownOutcome where the store does not say."""
         if not seq:
             return  # of entry 0 nothing is deleted but itself, and it gives way to a SHORTENED
         try:
-            self._know_anchor()
             check_stands(self.store, self.key_of(seq - 1), self.catalog.anchor)
         except (ObjectStoreError, CutShort) as error:
             raise UnknownOutcome(f"entry {seq} of {self.broker} stands, and may be one too late: {error}") from error
@@ -256,12 +248,11 @@ class JournalTail:
         )
 
     def _accept(self, seq: int, entry: AnyEntry, data: bytes) -> None:
-        self._apply(seq, entry)
+        self._apply(seq, entry, data)
         assert self.catalog.next_seq == seq + 1, "entries are dense"
-        self.catalog.anchor = anchor(data)
         self._local.append(seq, data)
 
-    def _apply(self, seq: int, entry: AnyEntry) -> None:
+    def _apply(self, seq: int, entry: AnyEntry, data: bytes) -> None:
         if isinstance(entry, Abort):
             self.aborted.update(self.catalog.closed_by(entry))
-        self.catalog.apply(seq, entry)
+        self.catalog.apply(seq, entry, anchor(data))

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-import msgspec
-
 from infra import failpoint
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
@@ -24,7 +22,7 @@ from infra.objects.probe import probe
 from infra.objects.store import ObjectStore, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import stands
-from neve.archive.format.journal import AnyEntry, Epoch, Erase, Expire, FellBehind, Forget, Intent, NewerFormat
+from neve.archive.format.journal import AnyEntry, EntriesDeleted, Epoch, Erase, Expire, Forget, Intent, NewerFormat
 from neve.entropy import Entropy, system_entropy
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster, WouldLoseRows
@@ -357,9 +355,9 @@ class JournalWriter:
                 owner=self.writer,
                 log_uuid=self._known.log_uuid,
                 broker=self.broker,
-                master_epoch=claim.master_epoch or msgspec.UNSET,
+                master_epoch=claim.master_epoch,
             )
-            with contextlib.suppress(FellBehind):  # as if another's stood there
+            with contextlib.suppress(EntriesDeleted):  # as if another's stood there
                 if self._tail.put_next(entry, self.epoch):
                     self._epoch_won()
                     return
@@ -443,7 +441,7 @@ class JournalWriter:
             self.check_rows(entry)
             try:
                 is_ours = self._tail.put_next(entry, self.epoch)
-            except FellBehind as error:
+            except EntriesDeleted as error:
                 self.follow()  # who has deleted entries has taken the archive over
                 raise UnknownOutcome(f"archive of {self.broker}: {error}") from error
             except ObjectStoreError:
@@ -551,4 +549,4 @@ class JournalWriter:
 
 def _names_offsets(entry: AnyEntry) -> TypeGuard[Intent]:
     """A rewrite's rows have been named by a round."""
-    return isinstance(entry, Intent) and entry.kind is msgspec.UNSET
+    return isinstance(entry, Intent) and not entry.kind

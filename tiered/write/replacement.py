@@ -161,7 +161,7 @@ class Replacement:
         name = PlannedObject(key, merge.topic, merge.day, merge.start, merge.end, merge.queues)
         failpoint.hit("compact.before_intent")
         old = [one.key for one in merge.inputs]
-        self._append(Intent.of_rewrite(self._kind, number, old=old, names=[name]))
+        self._append(Intent(kind=self._kind, round=number, old=old, names=[name]))
         failpoint.hit("compact.after_intent")
         return number, name
 
@@ -192,7 +192,7 @@ class Replacement:
 
     def _abort(self, number: int, keys: Sequence[str], reason: str) -> None:
         log.warning("%s %d: %s is closed without an object: %s", self._kind, number, ", ".join(keys), reason)
-        self._append(Abort.of_rewrite(self._kind, number, reason=reason))
+        self._append(Abort(kind=self._kind, round=number, reason=reason))
         failpoint.hit("compact.after_abort")
         for key in keys:
             if self._journal.catalog.knows(key):

@@ -18,10 +18,8 @@ from neve.archive.catalog.queue_runs import GapHit, Location, QueueRuns
 from neve.archive.catalog.topic_catalog import TopicCatalog
 from neve.archive.catalog.topic_parts import Packed, pack, packed_already
 from neve.archive.format.checkpoint import (
-    CatalogState,
     CheckpointHead,
-    Marks,
-    PackedState,
+    JournalMarks,
     PackName,
     TopicRow,
     encode_head,
@@ -87,7 +85,7 @@ class Catalog:
         self.master_epoch = 0  # the highest of any EPOCH of this log; 0: its brokers were in no set
         self.last_round = 0
         self.checkpoint = NO_CHECKPOINT
-        self.anchor = b""  # of the last entry that was applied; who follows the journal sets it. Empty: not known
+        self.anchor = b""  # of the last applied entry
         self._topics: dict[str, TopicCatalog] = {}
         self._object_count = 0
         self._gap_count = 0
@@ -102,22 +100,14 @@ class Catalog:
 
     # ---- applying
 
-    def apply(self, seq: int, entry: AnyEntry) -> None:
+    def apply(self, seq: int, entry: AnyEntry, anchor: bytes = b"") -> None:
+        """Apply entry `seq`, whose object has this anchor. Raises OutOfOrder."""
         with self._lock:
             if seq != self.next_seq:
                 raise OutOfOrder(f"entry {seq} does not follow {self.next_seq - 1}")
             self.next_seq = seq + 1
-            self.anchor = b""
+            self.anchor = anchor
             self._dispatch(entry)
-
-    def state(self, broker: str) -> CatalogState:
-        """All of it, each name unpacked, after the last entry that was applied."""
-        with self._lock:
-            topics = sorted(self._each(), key=_topic)
-            state = self._state(broker, topics)
-            state.names = [name for of in topics for name in of.names()]
-            state.expiring = [(name, after) for of in topics for after, name in of.expiring_names()]
-            return state
 
     # ---- written down
 
@@ -143,95 +133,62 @@ class Catalog:
         written.made.adopt()
         self._packed_at, self._packs = written.through_seq, written.made.sizes
 
-    def _marks(self, broker: str) -> Marks:
-        return Marks(
+    def _marks(self, broker: str) -> JournalMarks:
+        return JournalMarks(
             broker=broker,
             through_seq=self.next_seq - 1,
             epoch=self.epoch,
             owner=self.owner,
             log_uuid=self.log_uuid,
-            master_epoch=self.master_epoch or msgspec.UNSET,
+            master_epoch=self.master_epoch,
             last_round=self.last_round,
             checkpoint=self.checkpoint,
             open={number: list(names.values()) for number, names in self._open.items()},
             intent_end=self._intent_end,
-            rewrites=dict(sorted(self._rewrites.items())) or msgspec.UNSET,
-            last_rewrite=self.last_rewrite or msgspec.UNSET,
+            rewrites=dict(sorted(self._rewrites.items())),
+            last_rewrite=self.last_rewrite,
         )
 
-    def _state(self, broker: str, topics: Sequence[TopicCatalog]) -> CatalogState:
-        """Without the names."""
-        marks = self._marks(broker)
-        return CatalogState(
-            **{field: getattr(marks, field) for field in Marks.__struct_fields__},
-            queues=[(of.topic, queue, held.minimum) for of in topics for queue, held in sorted(of.queues.items())],
-            through={of.topic: of.through for of in topics if of.through is not None},
-            covered={of.topic: sorted(of.covered) for of in topics if of.covered},
-            named={of.topic: of.named_offsets() for of in topics if of.is_named},
-            topics=[of.entry for of in topics if of.entry is not None],
-            gaps=[gap for of in topics for gap in of.gaps],
-        )
+    def restore(self, head: CheckpointHead, topics: Iterable[TopicCatalog] | LazyTopics = ()) -> None:
+        """Replace the content with that of a checkpoint; concurrent readers see it change in one step.
 
-    def restore(
-        self,
-        found: PackedState | CheckpointHead,
-        topics: Iterable[TopicCatalog] | LazyTopics = (),
-        anchor: bytes = b"",
-    ) -> None:
-        """Become what a checkpoint says; whoever holds this catalog sees it in one step.
+        Args:
+            head: the checkpoint.
+            topics: all topics of the head; or LazyTopics, which load a topic when a reader asks for it and then raise
+                the store's errors to that reader.
 
-        `anchor`: of its last entry, where it does not say that.
-        `topics`: all that a head names, or where they are taken from when somebody asks, who meets the store's errors
-        then. Raises Damaged, and what taking the topics raises: then nothing has changed.
+        Raises:
+            OutOfOrder: the checkpoint is older than the catalog.
+            Damaged: a topic is damaged; the catalog is unchanged. So it is if loading a topic fails otherwise.
         """
         made = Catalog()
-        made._take_marks(found)
-        made.anchor = anchor or (found.entry if isinstance(found, CheckpointHead) else b"")
+        made._take_marks(head)
+        made.anchor = head.entry
         if isinstance(topics, LazyTopics):
             made._stored = topics
-        elif isinstance(found, CheckpointHead):
-            made._take_topics(topics)
-            made._packed_at, made._packs = found.through_seq, found.sizes()
         else:
-            made._fill(found)
+            made._take_topics(topics)
+            made._packed_at, made._packs = head.through_seq, head.sizes()
         del made._lock
         with self._lock:
-            if found.through_seq < self.next_seq - 1:
-                raise OutOfOrder(f"checkpoint {found.through_seq} is older than entry {self.next_seq - 1}")
+            if head.through_seq < self.next_seq - 1:
+                raise OutOfOrder(f"checkpoint {head.through_seq} is older than entry {self.next_seq - 1}")
             vars(self).update(vars(made))
 
-    def _take_marks(self, marks: Marks) -> None:
+    def _take_marks(self, marks: JournalMarks) -> None:
         self.next_seq = marks.through_seq + 1
         self.epoch, self.owner, self.log_uuid = marks.epoch, marks.owner, marks.log_uuid
-        self.master_epoch = marks.master_epoch or 0
+        self.master_epoch = marks.master_epoch
         self.last_round, self.checkpoint = marks.last_round, marks.checkpoint
         self._intent_end = marks.intent_end
         self._open = {number: {name.key: name for name in names} for number, names in marks.open.items()}
-        self._rewrites, self.last_rewrite = dict(marks.rewrites or {}), marks.last_rewrite or 0
+        self._rewrites, self.last_rewrite = dict(marks.rewrites), marks.last_rewrite
 
     def _take_topics(self, topics: Iterable[TopicCatalog]) -> None:
         for of in topics:
             self._topics[of.topic] = of
             self._object_count += of.count
             self._gap_count += len(of.gaps)
-
-    def _fill(self, state: PackedState) -> None:
-        for topic, through in state.through.items():
-            self._of(topic).through = through
-        for topic, ranges in state.covered.items():
-            self._of(topic).covered = set(ranges) or None
-        for topic, after, names in state.expiring_by_topic():
-            self._of(topic).restore_expiring(names, after)
-        for topic, lasts in state.named.items():
-            self._of(topic).note_offsets(lasts)
-        for entry in state.topics:
-            self._of(entry.topic).entry = entry
-        for topic, queue, minimum in state.queues:
-            self._of(topic).queue(queue).minimum = minimum
-        for gap in state.gaps:
-            self._do(gap.topic, TopicCatalog.note_gap, gap)
-        for topic, names in state.names_by_topic():
-            self._do(topic, TopicCatalog.enter, names)
 
     def _dispatch(self, entry: AnyEntry) -> None:  # noqa: PLR0912 - a case for each kind of entry
         match entry:
@@ -269,15 +226,14 @@ class Catalog:
                 assert_never(entry)
 
     def _apply_epoch(self, entry: Epoch) -> None:
-        known = (
-            self.master_epoch if entry.log_uuid == self.log_uuid else 0
-        )  # another log's masters are of no set of this
+        # Master epochs of different logs are not comparable.
+        known = self.master_epoch if entry.log_uuid == self.log_uuid else 0
         self.epoch, self.owner, self.log_uuid = entry.epoch, entry.owner, entry.log_uuid
-        self.master_epoch = max(known, entry.master_epoch or 0)
+        self.master_epoch = max(known, entry.master_epoch)
 
     def _apply_intent(self, entry: Intent) -> None:
-        if entry.kind is not msgspec.UNSET:
-            self._apply_rewrite(entry.kind, entry)
+        if entry.kind:
+            self._apply_rewrite(entry)
             return
         self.last_round = max(self.last_round, entry.round)
         self._open[entry.round] = {name.key: name for name in entry.names}
@@ -285,11 +241,11 @@ class Catalog:
             self._intent_end = max(self._intent_end, name.end)
             self._do(name.topic, TopicCatalog.note_offsets, {queue: last for queue, (_, last) in name.queues.items()})
 
-    def _apply_rewrite(self, kind: str, entry: Intent) -> None:
+    def _apply_rewrite(self, entry: Intent) -> None:
         """Its rows have been named by a round: no mark of the log moves."""
         self.last_rewrite = max(self.last_rewrite, entry.round)
         if entry.names:
-            self._rewrites[entry.round] = OpenRewrite(kind, entry.old or [], entry.names)
+            self._rewrites[entry.round] = OpenRewrite(entry.kind, entry.old, entry.names)
 
     def _apply_commit(self, entry: Commit) -> None:
         named = _by_topic(entry.names)
@@ -542,16 +498,16 @@ class Catalog:
     def topics(self) -> list[str]:
         """Topics with an object in the readers' view, a mark or a tombstone."""
         if self._stored is None:
-            return sorted(of.topic for of in self._each() if of.is_told)
-        return [topic for topic in self._names() if self.is_told(topic)]
+            return sorted(of.topic for of in self._each() if of.is_listed)
+        return [topic for topic in self._names() if self.has_topic(topic)]
 
-    def is_told(self, topic: str) -> bool:
-        """Whether it is one of those."""
+    def has_topic(self, topic: str) -> bool:
+        """Whether `topics` lists the topic."""
         row = self._row(topic)
         if row is not None:
-            return row.is_told or row.objects > 0
+            return row.is_listed or row.objects > 0
         of = self._asked(topic)
-        return of is not None and of.is_told
+        return of is not None and of.is_listed
 
     def topics_with_objects(self) -> list[str]:
         if self._stored is None:

@@ -16,9 +16,9 @@ from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.lazy_topics import LazyTopics
 from neve.archive.catalog.topic_catalog import TopicCatalog
 from neve.archive.catalog.topic_parts import topics_in
-from neve.archive.format.checkpoint import CheckpointHead, PackedState, PackName, decode_checkpoint
+from neve.archive.format.checkpoint import CheckpointHead, PackName, decode_checkpoint
 from neve.archive.format.envelope import Damaged
-from neve.archive.format.journal import AnyEntry, FellBehind, anchor, decode_entry
+from neve.archive.format.journal import AnyEntry, EntriesDeleted, anchor, decode_entry
 from neve.archive.format.keys import (
     broker_of,
     brokers_prefix,
@@ -78,7 +78,7 @@ def entries(source: JournalSource, broker: str, prefix: str = "", first: int = 0
             yield seq, entry
         if begin > first or not first:
             return
-    except FellBehind:
+    except EntriesDeleted:
         pass
     begin = max(begin, first_standing(source, broker, prefix))
     for seq, entry, _ in following(source, broker, prefix, begin):
@@ -100,7 +100,7 @@ def following(
     """(number, entry, its bytes) from `first` to the journal's end: entries are dense, a missing one is the end.
 
     That is so while the entry before stands, whose anchor is `before` (none: `first` is one that stands, or 0): the
-    lowest are deleted first, and none that is deleted can come back as it was. Raises FellBehind where it is gone.
+    lowest are deleted first, and none that is deleted can come back as it was. Raises EntriesDeleted where it is gone.
     """
     seq, is_end = first, False
     while not is_end:
@@ -120,22 +120,22 @@ def following(
 
 
 def check_stands(source: JournalSource, key: str, before: bytes) -> None:
-    """Whether an entry is there, and the one that it was. Raises FellBehind, or CutShort where that is not told."""
+    """Whether an entry is there, and the one that it was. Raises EntriesDeleted, or CutShort where that is not told."""
     try:
         found = source.get_range(key, 0, len(before))
     except FileNotFoundError as error:
-        raise FellBehind(f"{key} has been deleted: what follows it is in a checkpoint") from error
+        raise EntriesDeleted(f"{key} has been deleted: what follows it is in a checkpoint") from error
     if len(found) < len(before) and before.startswith(found):
         raise CutShort(f"{key}: {len(found)} bytes came of {len(before)}")
     if found != before:
-        raise FellBehind(f"{key} has been deleted: what follows it is in a checkpoint")
+        raise EntriesDeleted(f"{key} has been deleted: what follows it is in a checkpoint")
 
 
 def is_shortened(source: JournalSource, broker: str, prefix: str = "") -> bool:
     """Whether entries have been deleted, or are about to be."""
     try:
         decode_entry(source.get(journal_key(prefix, broker, 0)))
-    except FellBehind:
+    except EntriesDeleted:
         return True
     except FileNotFoundError:
         return False
@@ -175,8 +175,7 @@ def stands(source: JournalSource, broker: str, prefix: str = "") -> Callable[[in
     return ask
 
 
-Checkpointed = PackedState | CheckpointHead
-Use = Callable[[Checkpointed, bytes], None]
+Use = Callable[[CheckpointHead, bytes], None]
 
 
 def checkpoints(source: JournalSource, broker: str, prefix: str = "") -> list[int]:
@@ -218,15 +217,6 @@ def with_newest_checkpoint(
     return False
 
 
-def anchor_in(found: Checkpointed, source: JournalSource, broker: str, prefix: str = "") -> bytes:
-    """Of the last entry in a checkpoint; one of an older version does not say it.
-
-    Raises FileNotFoundError where that entry is gone.
-    """
-    told = found.entry if isinstance(found, CheckpointHead) else b""
-    return told or anchor(source.get(journal_key(prefix, broker, found.through_seq)))
-
-
 def read_catalog(source: JournalSource, broker: str, prefix: str = "", *, whole: bool = False) -> Catalog:
     """What a broker's journal adds up to now. Unless `whole`, a topic of its checkpoint is read when somebody asks.
 
@@ -243,7 +233,7 @@ def read_catalog(source: JournalSource, broker: str, prefix: str = "", *, whole:
         with_newest_checkpoint(source, broker, prefix, journal.stand_on(catalog))
         try:
             journal.follow(catalog)
-        except FellBehind as error:
+        except EntriesDeleted as error:
             tries += 1
             if tries == TRIES:
                 raise _unreadable(broker, error) from error
@@ -278,7 +268,7 @@ class CheckpointsGone(FileNotFoundError):
     """
 
 
-def _unreadable(broker: str, error: FellBehind) -> CheckpointsGone:
+def _unreadable(broker: str, error: EntriesDeleted) -> CheckpointsGone:
     return CheckpointsGone(f"archive of {broker}: no checkpoint can be read, and its journal begins later: {error}")
 
 
@@ -293,22 +283,17 @@ class _Journal(NamedTuple):
     def stand_on(self, catalog: Catalog) -> Use:
         """To begin with a checkpoint."""
 
-        def use(found: Checkpointed, data: bytes) -> None:
-            last = anchor_in(found, self.source, self.broker, self.prefix)
-            if isinstance(found, CheckpointHead) and not self.whole:
-                catalog.restore(found, self._stored(found), last)
-            else:
-                catalog.restore(found, topics_in(found, self._read_pack), last)
+        def use(head: CheckpointHead, data: bytes) -> None:
+            catalog.restore(head, topics_in(head, self._read_pack) if self.whole else self._stored(head))
 
         return use
 
     def follow(self, catalog: Catalog, through_seq: int | None = None) -> None:
-        """Apply the entries behind what it has. Raises FellBehind."""
+        """Apply the entries behind what it has. Raises EntriesDeleted."""
         for seq, entry, data in following(self.source, self.broker, self.prefix, catalog.next_seq, catalog.anchor):
             if through_seq is not None and seq > through_seq:
                 break
-            catalog.apply(seq, entry)
-            catalog.anchor = anchor(data)
+            catalog.apply(seq, entry, anchor(data))
 
     def _stored(self, head: CheckpointHead) -> LazyTopics:
         @functools.cache
@@ -323,7 +308,7 @@ class _Journal(NamedTuple):
         with_newest_checkpoint(self.source, self.broker, self.prefix, self.stand_on(catalog), before=through_seq)
         try:
             self.follow(catalog, through_seq)
-        except FellBehind as error:
+        except EntriesDeleted as error:
             raise _unreadable(self.broker, error) from error
         return catalog
 

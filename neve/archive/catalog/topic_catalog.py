@@ -390,7 +390,7 @@ class TopicCatalog:
     # ---- asking
 
     @property
-    def is_told(self) -> bool:
+    def is_listed(self) -> bool:
         """An object in the readers' view, a mark or a tombstone."""
         return bool(self.blocks) or self.through is not None or self.entry is not None
 

@@ -21,7 +21,7 @@ import msgspec
 
 from neve.archive.catalog.name_blocks import Block, StoredBlock, blocks_from, stored
 from neve.archive.catalog.topic_catalog import Run, TopicCatalog
-from neve.archive.format.checkpoint import CheckpointHead, PackedState, PackName, Place, TopicRow, digest
+from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, TopicRow, digest
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import Gap, Topic
 
@@ -235,13 +235,11 @@ class _Packs:
 # ---- reading
 
 
-def topics_in(head: CheckpointHead | PackedState, read_pack: Callable[[PackName], bytes]) -> Iterator[TopicCatalog]:
-    """All topics of a checkpoint's packs, in no order; one pack is held at a time. One of version 1 has none.
+def topics_in(head: CheckpointHead, read_pack: Callable[[PackName], bytes]) -> Iterator[TopicCatalog]:
+    """Load all topics of a checkpoint, in no particular order; one pack is in memory at a time.
 
-    Raises Damaged, and what `read_pack` raises.
+    Raises Damaged, and the errors of `read_pack`.
     """
-    if not isinstance(head, CheckpointHead):
-        return
     rows = {row.topic: row for row in head.rows()}
     inside: dict[PackName, list[tuple[str, int]]] = {}
     for row in rows.values():

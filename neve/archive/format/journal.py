@@ -1,78 +1,65 @@
-"""Entries of a broker's journal: one small msgpack object per entry, append-only and dense.
+"""Entries of a broker's journal: one small msgpack object for each entry, append-only and densely numbered.
 
-    {"type": "EPOCH" | "INTENT" | …, "version": 1,     what it is, and which format wrote it
-     "writer": uuid, "attempt": n, "epoch": e,         who: a lost answer is settled by reading the entry back
-     "checkpoint": seq, "time_ms": t,                  the newest checkpoint; the writer's clock, never used for safety
+    {"type": "EPOCH" | "INTENT" | …, "version": 1,     the kind of entry and the format version
+     "writer": uuid, "attempt": n, "epoch": e,         identify the PUT: a lost answer is settled by reading it back
+     "checkpoint": seq, "time_ms": t,                  the newest checkpoint; the writer's clock, not used for safety
      … the entry's own fields}
 
-Fields that a later minor revision adds are ignored; a higher `version` is refused, because half-understood deletes are
-worse than none.
+A reader ignores unknown fields. It refuses a higher `version`, because a half-understood deletion is worse than none.
 
-An INTENT and an ABORT with a `kind` are no offload round's but of who makes objects of objects (REWRITES); their
-`round` counts apart from the rounds'. They are of version 2: a program that does not know them would build the names of
-such an intent from its local log.
+An INTENT or ABORT with a `kind` belongs to a rewrite (compaction or erasure), not to an offload round. Rewrites and
+rounds are numbered independently in the field `round`.
 
-Old entries are deleted once a checkpoint has what they say, lowest first; entry 0 gives way to a SHORTENED. So where an
-entry is not there, it may be the journal's end, or gone: who goes on from a position looks whether the entry before it
-still stands, as it was (`anchor`).
+Old entries are deleted, lowest first, once checkpoints contain their effects; SHORTENED replaces entry 0. A missing
+entry is therefore either beyond the journal's end or already deleted. A reader that resumes from a position checks
+that the entry before it still exists unchanged, by its `anchor`.
 """
 
 from collections.abc import Iterator
-from typing import Self
 
 import msgspec
 
 FORMAT_VERSION = 1
-# Of an UNEXPIRE alone: a program that does not know it must not go on with what it believes expired, and delete it.
-UNEXPIRE_VERSION = 2
-# Of an INTENT and an ABORT with a kind: a program that does not know it would take them for an offload round's.
-REWRITE_VERSION = 2
 COMPACT = "compact"
 ERASE = "erase"
 REWRITES = frozenset({COMPACT, ERASE})
-# Of an ERASE: a program that does not know it would go on showing, and keep, what has been erased.
-ERASE_VERSION = 2
-#: A GAP's reason of what was erased begins so; the erase's id follows.
+#: The `reason` of a GAP that an erasure made: this prefix and the erasure's id.
 ERASED = "erased "
-# Of a FORGET: a program that does not know it would go on with names that nobody else knows.
-FORGET_VERSION = 2
-# Of a SHORTENED: a program that does not know it would look for the end from entry 0 on, and find an empty journal.
-SHORTENED_VERSION = 2
 ANCHOR_BYTES = 256
 NO_CHECKPOINT = -1
 
 
 class NewerFormat(ValueError):
-    """The entry or object was written by a newer format than this program knows."""
+    """The entry or object has a format version above the one this program knows."""
 
 
 class MalformedEntry(ValueError):
-    """The bytes are no journal entry."""
+    """The bytes are not a journal entry."""
 
 
-class FellBehind(Exception):
-    """Entries from a position on have been deleted meanwhile: a newer checkpoint has what they said."""
+class EntriesDeleted(Exception):
+    """The entries at a reader's position have been deleted; a newer checkpoint contains their effects."""
 
 
 class RowGroup(msgspec.Struct, frozen=True):
-    """One row group: what a cold read fetches with one range GET."""
+    """One row group of a data object; a cold read fetches it with one range GET."""
 
     first_row: int
     rows: int
     offset: int  # byte range in the object
     length: int
-    newest_ms: int  # over the store timestamps that are known; -1: none is
+    newest_ms: int  # of the known store timestamps; -1 if none is known
     oldest_ms: int
     wire_bytes: int
-    runs: list[tuple[int, int, int]]  # (queue, first offset, last offset), as the rows lie
+    runs: list[tuple[int, int, int]]  # (queue, first offset, last offset), in row order
 
     def has_expired(self, ttl_ms: int, now_ms: int) -> bool:
-        """It goes with its newest message; one of unknown age is kept."""
+        """Return whether the newest message has expired; a group of unknown age never expires."""
         return self.newest_ms >= 0 and self.newest_ms + ttl_ms <= now_ms
 
 
 class PlannedObject(msgspec.Struct, frozen=True):
-    """An object that a round is going to write; its content follows from the sealed log alone."""
+    """An object that an INTENT allows to be written; its content follows from the sealed log alone."""
 
     key: str
     topic: str
@@ -83,7 +70,7 @@ class PlannedObject(msgspec.Struct, frozen=True):
 
 
 class OpenRewrite(msgspec.Struct, frozen=True):
-    """What is open of an INTENT with a kind."""
+    """The planned objects of a rewrite that are neither published nor aborted."""
 
     kind: str
     old: list[str]
@@ -112,12 +99,12 @@ class CommittedObject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """(queue, first, last) of all that it holds, as its rows lie."""
+        """(queue, first offset, last offset) of all row groups, in row order."""
         return (run for group in self.row_groups for run in group.runs)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What all entries carry."""
+    """The fields of every entry."""
 
     version: int = FORMAT_VERSION
     writer: str = ""
@@ -128,40 +115,36 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Epoch(Entry, frozen=True, kw_only=True, tag="EPOCH"):
-    """A take-over: whoever has a lower epoch stops archiving and deleting."""
+    """A broker process took the archive over; writers of lower epochs stop archiving and deleting."""
 
     owner: str
     log_uuid: str
     broker: str = ""
-    master_epoch: int | msgspec.UnsetType = msgspec.UNSET  # of the owner in its broker set; absent: it is in none
+    master_epoch: int = 0  # the owner's epoch as master of its broker set; 0 outside a set
 
 
 class Intent(Entry, frozen=True, kw_only=True, tag="INTENT"):
-    """A round's promise: the names of the objects that it may write.
+    """The objects that an offload round or a rewrite may write.
 
-    What has a name here and no COMMIT is not in the archive. With a kind: what may be written of the `old`, and is in
-    the archive with its REPLACE.
+    An object with an INTENT only is not in the archive. A COMMIT publishes objects of a round, a REPLACE or an ERASE
+    publishes those of a rewrite.
     """
 
     round: int
     names: list[PlannedObject]
     format_version: int = FORMAT_VERSION
     options: dict[str, str] = msgspec.field(default_factory=dict)
-    kind: str | msgspec.UnsetType = msgspec.UNSET  # absent: an offload round's
-    old: list[str] | msgspec.UnsetType = msgspec.UNSET
-
-    @classmethod
-    def of_rewrite(cls, kind: str, number: int, *, old: list[str], names: list[PlannedObject]) -> Self:
-        return cls(version=REWRITE_VERSION, round=number, names=names, kind=kind, old=old)
+    kind: str = ""  # one of REWRITES; empty for an offload round
+    old: list[str] = msgspec.field(default_factory=list)  # keys of the objects that a rewrite reads
 
     def __post_init__(self) -> None:
-        _check_kind(self.kind, self.version)
-        if (self.kind is msgspec.UNSET) != (self.old is msgspec.UNSET):
-            raise ValueError("an INTENT has a kind and old names, or neither")
+        _check_kind(self.kind)
+        if bool(self.kind) != bool(self.old):
+            raise ValueError("an INTENT has both a kind and old keys, or neither")
 
 
 class Commit(Entry, frozen=True, kw_only=True, tag="COMMIT"):
-    """Publishes names of an intent; those it leaves out stay open."""
+    """Publish objects of an offload round; objects of its INTENT that are not listed stay open."""
 
     round: int
     names: list[CommittedObject]
@@ -169,40 +152,39 @@ class Commit(Entry, frozen=True, kw_only=True, tag="COMMIT"):
 
 
 class Abort(Entry, frozen=True, kw_only=True, tag="ABORT"):
-    """Closes names of an intent (of this kind) without an object; no keys: all that are open."""
+    """Close planned objects without publishing them; an empty `keys` closes all that are open."""
 
     round: int
     keys: list[str] = msgspec.field(default_factory=list)
     reason: str = ""
-    kind: str | msgspec.UnsetType = msgspec.UNSET
-
-    @classmethod
-    def of_rewrite(cls, kind: str, number: int, *, reason: str, keys: list[str] | None = None) -> Self:
-        return cls(version=REWRITE_VERSION, round=number, keys=keys or [], reason=reason, kind=kind)
+    kind: str = ""  # as in the INTENT
 
     def __post_init__(self) -> None:
-        _check_kind(self.kind, self.version)
+        _check_kind(self.kind)
 
 
 class Gap(Entry, frozen=True, kw_only=True, tag="GAP"):
-    """Offsets first … last of a queue exist nowhere; `more` says the same of further (topic, queue, first, last)."""
+    """Offsets first … last of a queue do not exist; `more` lists further (topic, queue, first, last)."""
 
     topic: str
     queue: int
     first: int
     last: int
     reason: str
-    through: int = -1  # CommitLog offset that the topic is settled through, where the gap moves it
+    through: int = -1  # the topic is settled through this CommitLog offset; -1 if the gap does not change that
     more: list[tuple[str, int, int, int]] = msgspec.field(default_factory=list)
 
     @property
     def is_erased(self) -> bool:
-        """Told by an ERASE."""
+        """Whether an ERASE made the gap."""
         return self.reason.startswith(ERASED)
 
 
 class Expire(Entry, frozen=True, kw_only=True, tag="EXPIRE"):
-    """Names leave the readers' view at once and may be deleted after a time; minimums of queues move up."""
+    """Remove objects from the readers' view and raise minimums of queues.
+
+    The objects may be deleted after `delete_after_ms`.
+    """
 
     keys: list[str]
     delete_after_ms: int
@@ -211,21 +193,20 @@ class Expire(Entry, frozen=True, kw_only=True, tag="EXPIRE"):
 
 
 class Unexpire(Entry, frozen=True, kw_only=True, tag="UNEXPIRE"):
-    """Expired names come back into the readers' view; minimums of queues are set, the only time that they move down."""
+    """Return expired objects to the readers' view and set minimums; no other entry lowers a minimum."""
 
     keys: list[str]
     minimums: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
-    version: int = UNEXPIRE_VERSION
 
 
 class Deleted(Entry, frozen=True, kw_only=True, tag="DELETED"):
-    """Expired names whose objects were deleted; they leave the catalog."""
+    """Expired objects were deleted from the store; they leave the catalog."""
 
     keys: list[str]
 
 
 class Topic(Entry, frozen=True, kw_only=True, tag="TOPIC"):
-    """A topic's configuration, or its tombstone with the offsets at which its queues go on."""
+    """A topic's configuration, or its tombstone with the next offset of each queue."""
 
     topic: str
     config: dict[str, str] = msgspec.field(default_factory=dict)
@@ -234,7 +215,7 @@ class Topic(Entry, frozen=True, kw_only=True, tag="TOPIC"):
 
 
 class Checkpoint(Entry, frozen=True, kw_only=True, tag="CHECKPOINT"):
-    """Where a checkpoint object lies and which entries it stands for: a reader starts there instead of at entry 1."""
+    """A checkpoint object contains the effects of all entries up to `through_seq`."""
 
     key: str
     through_seq: int
@@ -242,7 +223,7 @@ class Checkpoint(Entry, frozen=True, kw_only=True, tag="CHECKPOINT"):
 
 
 class Replace(Entry, frozen=True, kw_only=True, tag="REPLACE"):
-    """Compaction: the old names leave the view in the same step in which the new ones enter it."""
+    """Publish the result of a compaction: the new objects replace the old ones in one step."""
 
     old: list[str]
     new: list[CommittedObject]
@@ -250,9 +231,9 @@ class Replace(Entry, frozen=True, kw_only=True, tag="REPLACE"):
 
 
 class Erase(Entry, frozen=True, kw_only=True, tag="ERASE"):
-    """Rows of the old names are nowhere any more; the new names, which have the others, take their place in one step.
+    """Publish the result of an erasure: the new objects replace the old ones, and `rows` become gaps, in one step.
 
-    `rows` (topic, queue, first, last) become gaps of a reason of their own. What they had in common is not told.
+    `rows` are (topic, queue, first offset, last offset). The key that was erased is not recorded.
     """
 
     id: str
@@ -260,29 +241,26 @@ class Erase(Entry, frozen=True, kw_only=True, tag="ERASE"):
     new: list[CommittedObject]
     rows: list[tuple[str, int, int, int]]
     delete_after_ms: int
-    version: int = ERASE_VERSION
 
     @property
     def reason(self) -> str:
+        """The reason of its gaps."""
         return f"{ERASED}{self.id}"
 
 
 class Forget(Entry, frozen=True, kw_only=True, tag="FORGET"):
-    """Deleted topics of which nothing is left, in the bucket or in the broker's log: as if no entry had named them."""
+    """Remove deleted topics from the catalog, because neither the bucket nor the broker's log has anything of them."""
 
     topics: list[str]
-    version: int = FORGET_VERSION
 
 
 class Shortened(Entry, frozen=True, kw_only=True, tag="SHORTENED"):
-    """What stands in the place of entry 0 from the first deletion on: no entry, and never applied."""
-
-    version: int = SHORTENED_VERSION
+    """The object that replaces entry 0 before the first deletion. It is not an entry and is never applied."""
 
 
-def _check_kind(kind: str | msgspec.UnsetType, version: int) -> None:
-    if kind is not msgspec.UNSET and version < REWRITE_VERSION:
-        raise ValueError(f"an entry with a kind is of version {REWRITE_VERSION}")
+def _check_kind(kind: str) -> None:
+    if kind and kind not in REWRITES:
+        raise ValueError(f"unknown kind of rewrite {kind!r}: expected one of {', '.join(sorted(REWRITES))}")
 
 
 AnyEntry = (
@@ -290,53 +268,40 @@ AnyEntry = (
 )
 
 
-_NEWEST = {
-    "UNEXPIRE": UNEXPIRE_VERSION,
-    "INTENT": REWRITE_VERSION,
-    "ABORT": REWRITE_VERSION,
-    "ERASE": ERASE_VERSION,
-    "FORGET": FORGET_VERSION,
-    "SHORTENED": SHORTENED_VERSION,
-}
-
-
 class _Version(msgspec.Struct):
     version: int
-    type: str = ""
-    kind: str | None = None
-
-    def check(self) -> None:
-        newest = _NEWEST.get(self.type, FORMAT_VERSION)
-        if self.version > newest:
-            raise NewerFormat(
-                f"the journal's {self.type} is of format {self.version}, this program knows up to {newest}"
-            )
-        if self.type in {"INTENT", "ABORT"} and self.kind is not None and self.kind not in REWRITES:
-            raise NewerFormat(f"the journal has an {self.type} of kind {self.kind}, which this program does not know")
 
 
 _encoder = msgspec.msgpack.Encoder()
 _version_decoder = msgspec.msgpack.Decoder(_Version)
-_entry_decoder: msgspec.msgpack.Decoder[AnyEntry] = msgspec.msgpack.Decoder(AnyEntry)
+_entry_decoder: msgspec.msgpack.Decoder[AnyEntry | Shortened] = msgspec.msgpack.Decoder(AnyEntry | Shortened)
 
 
 def encode_entry(entry: AnyEntry | Shortened) -> bytes:
-    """An entry as the bytes of its object."""
+    """Return the content of an entry's object."""
     return _encoder.encode(entry)
 
 
 def decode_entry(data: bytes) -> AnyEntry:
-    """Raises NewerFormat or MalformedEntry; FellBehind of a SHORTENED: the journal begins later."""
+    """Decode the content of an entry's object.
+
+    Raises:
+        NewerFormat: the entry has a higher format version.
+        MalformedEntry: the bytes are not an entry.
+        EntriesDeleted: the object is the SHORTENED that replaced entry 0.
+    """
     try:
-        found = _version_decoder.decode(data)
-        found.check()
-        if found.type == "SHORTENED":
-            raise FellBehind("the first entries of the journal have been deleted")
-        return _entry_decoder.decode(data)
+        version = _version_decoder.decode(data).version
+        if version > FORMAT_VERSION:
+            raise NewerFormat(f"journal entry of format {version}: this program knows formats up to {FORMAT_VERSION}")
+        entry = _entry_decoder.decode(data)
     except msgspec.DecodeError as error:
         raise MalformedEntry(f"not a journal entry: {error}") from error
+    if isinstance(entry, Shortened):
+        raise EntriesDeleted("the first entries of the journal have been deleted")
+    return entry
 
 
 def anchor(entry: bytes) -> bytes:
-    """By which an entry is known again: who wrote it, and in which attempt, is in these bytes."""
+    """Return the first bytes of an entry's object, which identify its writer and attempt."""
     return entry[:ANCHOR_BYTES]

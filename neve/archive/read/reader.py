@@ -54,7 +54,7 @@ class Archive:
 
     def topic(self, name: str, broker: str | None = None) -> "TopicReader":
         """Raises LookupError when no broker, or more than one, has the topic and none is named."""
-        having = [of for of, catalog in self.catalogs.items() if broker in (None, of) and catalog.is_told(name)]
+        having = [of for of, catalog in self.catalogs.items() if broker in (None, of) and catalog.has_topic(name)]
         if len(having) != 1:
             raise LookupError(f"topic {name}: found at {', '.join(having) or 'no broker'}; name one")
         return TopicReader(self._source, self.catalogs[having[0]], name)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import CheckpointsGone, JournalSource, entries, following, read_catalog
-from neve.archive.format.journal import AnyEntry, Commit, FellBehind, anchor
+from neve.archive.format.journal import AnyEntry, Commit, EntriesDeleted, anchor
 from neve.spark.planning.rows import Rows, rows_of
 
 T = TypeVar("T")
@@ -42,11 +42,10 @@ class Journal:
         catalog = self.catalog
         try:
             for seq, entry, data in following(self._source, self.broker, first=catalog.next_seq, before=catalog.anchor):
-                catalog.apply(seq, entry)
-                catalog.anchor = anchor(data)
+                catalog.apply(seq, entry, anchor(data))
                 self._brought[seq] = self._rows_of(entry)
                 self._waiting_bytes += len(data)
-        except FellBehind:  # a checkpoint has it
+        except EntriesDeleted:  # a checkpoint has it
             self.begin_again()
         else:
             if self._waiting_bytes > _WAITING_MAX:

@@ -262,12 +262,12 @@ class _Table:
         for (at, topic), why in sorted(seen.unreadable.items()):
             if broker in (None, at):
                 raise BrokerRefused(f"topic {topic} at broker {at}: {why}")
-        archived = {name for name, catalog in known.items() if any(map(catalog.is_told, self._topics_of(catalog)))}
+        archived = {name for name, catalog in known.items() if any(map(catalog.has_topic, self._topics_of(catalog)))}
         self.require_brokers(archived, seen)
         if broker is not None and broker not in known and broker not in seen.brokers:
             raise FileNotFoundError(f"there is no broker {broker}, in the archive or at the name servers")
         for topic in sorted(of.names):
-            if not any(catalog.is_told(topic) for catalog in known.values()) and not any(
+            if not any(catalog.has_topic(topic) for catalog in known.values()) and not any(
                 queue.topic == topic for queue in seen.bounds
             ):
                 raise FileNotFoundError(f"topic {topic} is at no broker, and not in this archive")

@@ -57,38 +57,23 @@ class Journal:
 
     def _entry(self, seq: int) -> dict[str, Any]:
         entry: dict[str, Any] = unpacked(self._key(seq).read_bytes())
-        known = 2 if entry["type"] in {"UNEXPIRE", "ERASE", "FORGET"} or "kind" in entry else 1
-        assert entry.get("kind", "compact") in {"compact", "erase"}, f"entry {seq} is of kind {entry['kind']}"
-        assert entry["version"] <= known, f"entry {seq} is of version {entry['version']}"
+        assert entry.get("kind", "") in {"", "compact", "erase"}, f"entry {seq} is of kind {entry['kind']}"
+        assert entry["version"] <= 1, f"entry {seq} is of version {entry['version']}"
         return entry
 
     def _newest_checkpoint(self) -> int:
         for path in sorted((self.own / "checkpoint").glob("*.catalog"), reverse=True):
             try:
-                version, content = opened(path, "CATALOG", newest=3)
-                parts = [self._parts(content, row) for row in content["topics"]] if version > 1 else None
+                content = opened(path, "CATALOG")
+                parts = [self._parts(content, row) for row in content["topics"]]
             except (OSError, ValueError):
                 continue
             seq = int(path.stem)
             assert content["through_seq"] == seq
-            if parts is None:
-                self._begin_with(content)
-            else:
-                self._begin_with_parts(content, parts)
-            self.before = content["entry"] if "entry" in content and version > 1 else self._key(seq).read_bytes()[:256]
+            self._begin_with_parts(content, parts)
+            self.before = content["entry"]
             return seq
         return NO_CHECKPOINT
-
-    def _begin_with(self, content: dict[str, Any]) -> None:
-        self.epoch = content["epoch"]
-        self.live = {one["key"]: one for one in content["names"]}
-        self.expiring = {one["key"]: one for one, _ in content["expiring"]}
-        self.minimums = {(topic, queue): minimum for topic, queue, minimum in content["queues"]}
-        for entry in content["topics"]:
-            self._topic(entry)
-        for gap in content["gaps"]:
-            self._gap(gap)
-        self.open = {number: {one["key"] for one in names} for number, names in content["open"].items()}
 
     def _parts(self, head: dict[str, Any], row: list[Any]) -> list[dict[str, Any]]:
         """A topic's own, and its runs of blocks. ValueError where one is not what was written."""
@@ -125,7 +110,7 @@ class Journal:
         match entry["type"]:
             case "EPOCH":
                 self.epoch = entry["epoch"]
-            case "INTENT" | "ABORT" if "kind" in entry:
+            case "INTENT" | "ABORT" if entry["kind"]:
                 pass  # nobody sees what a rewrite has under way
             case "INTENT":
                 self.open[entry["round"]] = {one["key"] for one in entry["names"]}
@@ -216,7 +201,7 @@ class Journal:
         slots = []
         for slot in (0, 1):
             try:
-                slots.append(opened(self.own / "state" / f"{slot}.msgpack", "STATE")[1])
+                slots.append(opened(self.own / "state" / f"{slot}.msgpack", "STATE"))
             except (OSError, ValueError):
                 continue
         return max(slots, key=lambda slot: (slot["epoch"], slot["number"]), default=None)
@@ -226,19 +211,19 @@ def unpacked(data: bytes) -> Any:
     return msgpack.unpackb(data, strict_map_key=False)  # maps by queue have integers as their keys
 
 
-def opened(path: Path, kind: str, newest: int = 1) -> tuple[int, Any]:
-    """The version and the content of an envelope; ValueError where it is damaged."""
+def opened(path: Path, kind: str) -> Any:
+    """Return the content of an envelope. Raises ValueError if it is damaged."""
     envelope = unpacked(path.read_bytes())
     if envelope["kind"] != kind or envelope["codec"] != "zlib":
         raise ValueError(f"{path} is no {kind}")
-    assert envelope["version"] <= newest, f"{path} is of version {envelope['version']}"
+    assert envelope["version"] <= 1, f"{path} is of version {envelope['version']}"
     try:
         content = zlib.decompress(envelope["body"])
     except zlib.error as error:
         raise ValueError(f"{path}: {error}") from None
     if len(content) != envelope["size"] or hashlib.sha256(content).hexdigest() != envelope["sha256"]:
         raise ValueError(f"{path}: not what was written")
-    return envelope["version"], unpacked(content)
+    return unpacked(content)
 
 
 def names_in(topic: str, block: list[Any]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from neve.archive.catalog.name_blocks import NAMES_MAX, Block, blocks_of
 from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
 from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Deleted, Expire, Replace, RowGroup, Unexpire
 from neve.archive.format.keys import data_key
+from tests.doubles.catalog_state import state_of
 from tests.doubles.checkpoints import restored
 
 TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
@@ -151,7 +152,7 @@ def test_any_history_is_answered_as_a_plain_list_answers_it(
         check(random, model, catalog, following, gone)
     again = restored(catalog)
     check(random, model, again, following, gone)
-    assert again.state("b") == catalog.state("b")
+    assert state_of(again) == state_of(catalog)
 
 
 def check(

@@ -16,7 +16,6 @@ from infra.clock import ManualClock
 from neve.archive.catalog.catalog import Catalog, Location, Totals
 from neve.archive.catalog.name_blocks import NAMES_MAX, UNPACKED_MAX, Block, blocks_of
 from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
-from neve.archive.format.checkpoint import PackedState, decode_checkpoint
 from neve.archive.format.journal import (
     AnyEntry,
     Commit,
@@ -33,7 +32,8 @@ from neve.archive.format.journal import (
 from neve.archive.format.keys import data_key
 from neve.archive.policy.expiry import expire_topic, plan_dropped, plan_expiry
 from neve.archive.read.verify import tiling_faults, verify
-from tests.doubles.checkpoints import old_checkpoint, put_checkpoint
+from tests.doubles.catalog_state import state_of
+from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 
 HOUR = 3_600_000
@@ -428,7 +428,7 @@ def test_the_plan_of_a_ttl_looks_at_what_expires_and_one_object_behind_it() -> N
 
 def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -> None:
     catalog = filled(1)
-    before = len(msgspec.msgpack.encode(catalog.state("b")))
+    before = len(msgspec.json.encode(state_of(catalog)))
     seq = 1
     for number in range(1, 50):
         name = name_at(number)
@@ -441,9 +441,9 @@ def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -
         for entry in steps:
             catalog.apply(seq, entry)
             seq += 1
-    state = catalog.state("b")
-    assert (state.deleted, state.expiring, state.open, len(state.names)) == ([], [], {}, 1)
-    assert len(msgspec.msgpack.encode(state)) <= before + 16
+    state = state_of(catalog)
+    assert (state.expiring, state.marks["open"], len(state.names)) == ([], {}, 1)
+    assert len(msgspec.json.encode(state)) <= before + 16
     store = MemoryStore()
     put_checkpoint(store, catalog, "b")
     assert sum(len(data) for data, _ in store.objects.values()) < 1000
@@ -454,24 +454,6 @@ def test_a_commit_that_stands_twice_counts_once() -> None:
     catalog.apply(1, Commit(round=1, names=[name_at(0), name_at(1)]))
     assert [run.first for run in catalog.runs("t", 0)] == [0, 5]
     assert len(catalog.objects()) == 2
-
-
-def test_a_start_from_version_1_unpacks_the_names_of_one_topic_at_a_time() -> None:
-    catalog = Catalog()
-    for seq, number in enumerate((0, 1, 0, 2, 1, 0)):
-        catalog.apply(seq, Commit(round=seq, names=[name_at(seq, f"topic-{number}")]))
-    catalog.apply(6, Expire(keys=[name_at(0, "topic-0").key], delete_after_ms=5))
-    catalog.apply(7, Expire(keys=[name_at(2, "topic-0").key, name_at(1, "topic-1").key], delete_after_ms=6))
-    data = old_checkpoint(catalog.state("b"))
-    state = decode_checkpoint(data, "b", 7)
-    assert isinstance(state, PackedState)
-    assert all(isinstance(name, msgspec.Raw) for name in list[object](state.names))
-    taken = [(topic, [name.start for name in names]) for topic, names in state.names_by_topic()]
-    assert sorted(taken) == [("topic-0", [5]), ("topic-1", [4]), ("topic-2", [3])]
-    assert state.names == []
-    again = Catalog()
-    again.restore(decode_checkpoint(data, "b", 7))
-    assert again.state("b") == catalog.state("b")
 
 
 def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from neve.archive.rows.rebuild import COLUMNS
 from neve.archive.rows.row_groups import decode_group
 from neve.archive.rows.schema import SCHEMA, describe, parse_footer
 
-DATA = Path(__file__).with_name("golden-with-ids.parquet").read_bytes()
+DATA = Path(__file__).with_name("golden.parquet").read_bytes()
 FOOTER = int.from_bytes(DATA[-8:-4], "little") + 8
 METADATA = parse_footer(DATA[-FOOTER:])
 NAME = describe(METADATA, key="k", size=len(DATA), footer=FOOTER, etag="", checksum=("", ""))

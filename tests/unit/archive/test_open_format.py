@@ -20,12 +20,13 @@ from infra.objects.directory import DirectoryStore
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
 from neve.archive.format.broker_state import read_state
-from neve.archive.format.journal import AnyEntry, Checkpoint, Forget, Gap, Topic, Unexpire, encode_entry
+from neve.archive.format.journal import AnyEntry, Checkpoint, Forget, Gap, Topic, Unexpire, anchor, encode_entry
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from neve.archive.store.source import open_source
 from neve.remoting.codes import RequestCode as Code
 from tests.broker_in_process import ask, offload, running
-from tests.doubles.checkpoints import old_checkpoint, put_checkpoint
+from tests.doubles.catalog_state import state_of
+from tests.doubles.checkpoints import put_checkpoint
 from tests.unit.archive.test_checkpoint import ERASURES, REWRITES
 from tests.waiting import until
 
@@ -145,11 +146,13 @@ def assert_is_what_was_sent(row: dict[str, Any], body: bytes, properties: str, f
 
 
 def assert_is_the_catalog(said: dict[str, Any], catalog: Catalog) -> None:
-    state = catalog.state("b")
-    assert (said["epoch"], said["end"]) == (state.epoch, catalog.next_seq)
+    state = state_of(catalog)
+    assert (said["epoch"], said["end"]) == (catalog.epoch, catalog.next_seq)
     assert said["live"] == sorted(name.key for name in state.names)
     assert said["expiring"] == sorted(name.key for name, _ in state.expiring)
-    assert said["open"] == [[number, sorted(one.key for one in names)] for number, names in sorted(state.open.items())]
+    assert said["open"] == [
+        [number, sorted(one.key for one in names)] for number, names in sorted(catalog.open_intents().items())
+    ]
     gaps = [(gap.topic, gap.queue, gap.first, gap.last) for gap in state.gaps]
     assert said["gaps"] == sorted(map(list, gaps))
     minimums = [[topic, queue, minimum] for topic, queue, minimum in state.queues if minimum]
@@ -166,25 +169,20 @@ HISTORY: list[AnyEntry] = [
 ]
 
 
-def write_journal(
-    store: DirectoryStore, broker: str, entries: list[AnyEntry], *checkpoints: int, old: bool = False
-) -> Catalog:
-    """The entries, with a checkpoint (`old`: of version 1) after each of the given counts of entries."""
+def write_journal(store: DirectoryStore, broker: str, entries: list[AnyEntry], *checkpoints: int) -> Catalog:
+    """Write the entries, and a checkpoint after each of the given counts of entries."""
     catalog, newest = Catalog(), -1
     for count, entry in enumerate(entries, 1):
         stood = msgspec.structs.replace(entry, checkpoint=newest)
         store.put(journal_key("", broker, catalog.next_seq), encode_entry(stood), if_absent=True)
-        catalog.apply(catalog.next_seq, stood)
+        catalog.apply(catalog.next_seq, stood, anchor(encode_entry(stood)))
         if count in checkpoints:
             seq = catalog.next_seq - 1
             key = checkpoint_key("", broker, seq)
-            if old:
-                store.put(key, old_checkpoint(catalog.state(broker)))
-            else:
-                put_checkpoint(store, catalog, broker)
+            put_checkpoint(store, catalog, broker)
             entry_of_it = Checkpoint(key=key, through_seq=seq, checkpoint=newest)
             store.put(journal_key("", broker, seq + 1), encode_entry(entry_of_it), if_absent=True)
-            catalog.apply(seq + 1, entry_of_it)
+            catalog.apply(seq + 1, entry_of_it, anchor(encode_entry(entry_of_it)))
             newest = seq
     return catalog
 
@@ -197,15 +195,13 @@ def test_each_kind_of_entry_adds_up_as_the_page_says_with_and_without_checkpoint
     for length in range(1, len(HISTORY) + 1):
         expected[f"plain {length}"] = write_journal(store, f"plain {length}", HISTORY[:length])
         expected[f"cut {length}"] = write_journal(store, f"cut {length}", HISTORY, length)
-        expected[f"old {length}"] = write_journal(store, f"old {length}", HISTORY, length, old=True)
         both = (length // 2, length) if length > 1 else (length,)
         expected[f"two {length}"] = write_journal(store, f"two {length}", HISTORY, *both)
     brokers = read_plainly(tmp_path, "--journal")["brokers"]
     assert set(brokers) == set(expected)
     for broker, catalog in expected.items():
         assert_is_the_catalog(brokers[broker], catalog)
-    for kind in ("cut", "old"):
-        assert all(brokers[f"{kind} {length}"]["checkpoint"] == length - 1 for length in range(1, len(HISTORY) + 1))
+    assert all(brokers[f"cut {length}"]["checkpoint"] == length - 1 for length in range(1, len(HISTORY) + 1))
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "pack"])

@@ -28,6 +28,7 @@ from neve.archive.format.journal import (
 )
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from neve.archive.read.verify import verify
+from tests.doubles.catalog_state import state_of
 from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_catalog_model import QUEUES, name_of
@@ -77,7 +78,7 @@ class Journal:
 def same(found: Catalog, expected: Catalog, topics: list[str]) -> None:
     for topic in topics:
         assert found.objects(topic) == expected.objects(topic)
-        assert found.is_told(topic) == (topic in expected.topics())
+        assert found.has_topic(topic) == (topic in expected.topics())
         assert found.queues(topic) == expected.queues(topic)
         assert (found.through(topic), found.topic_entry(topic)) == (
             expected.through(topic),
@@ -147,7 +148,7 @@ def test_all_of_it_is_what_all_entries_say(journal: Journal) -> None:
     live = expected.objects()
     assert found.are_live(live) and all(found.knows(name.key) for name in live[::40])
     assert not found.knows("of another grammar")
-    assert found.state("b") == expected.state("b")
+    assert state_of(found) == state_of(expected)
 
 
 def test_a_topic_is_read_alone_once_and_at_once(journal: Journal) -> None:

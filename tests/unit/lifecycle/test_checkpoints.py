@@ -11,11 +11,10 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import StoreUnavailable, UnknownOutcome
 from neve.archive.catalog.journal_reader import read_catalog
-from neve.archive.format.checkpoint import KIND, CheckpointHead, decode_checkpoint
-from neve.archive.format.envelope import unseal
-from neve.archive.format.journal import Checkpoint, Deleted, NewerFormat, decode_entry
-from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
-from tests.doubles.checkpoints import old_checkpoint
+from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
+from neve.archive.format.journal import Checkpoint, Deleted, decode_entry
+from neve.archive.format.keys import journal_key, pack_key
+from tests.doubles.catalog_state import state_of
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced
 from tiered.journal.writer import JournalWriter
@@ -61,7 +60,7 @@ def same_as_replayed(rig: Rig) -> bool:
     whole = type(rig.journal.catalog)()
     for seq, key in enumerate(entries):
         whole.apply(seq, decode_entry(rig.store.objects[key][0]))
-    return whole.state("b") == rig.journal.catalog.state("b") == read_catalog(rig.store, "b").state("b")
+    return state_of(whole) == state_of(rig.journal.catalog) == state_of(read_catalog(rig.store, "b"))
 
 
 def test_each_entry_names_the_newest_checkpoint_and_old_ones_go(rig: Rig) -> None:
@@ -95,11 +94,11 @@ def test_a_start_reads_neither_the_whole_journal_nor_keeps_it_locally(rig: Rig, 
 
 def test_a_start_without_the_store_knows_all_from_its_own_checkpoint(rig: Rig) -> None:
     rounds(rig, 7)
-    state = rig.journal.catalog.state("b")
+    state = state_of(rig.journal.catalog)
     rig.store.fail("*", StoreUnavailable("down"), times=1000)
     rig.restart()
     assert not rig.attachment.online
-    assert rig.journal.catalog.state("b") == state
+    assert state_of(rig.journal.catalog) == state
     rig.store.faults.clear()
     rounds(rig, 1)
     assert same_as_replayed(rig)
@@ -171,36 +170,6 @@ def test_a_checkpoint_that_stands_without_its_entry_gets_that_with_nothing_writt
     rounds(rig, 14)
     assert same_as_replayed(rig)
     assert packs(rig) == named_packs(rig)
-
-
-def test_a_checkpoint_of_version_1_opens_and_the_next_is_of_version_3(rig: Rig, tmp_path: Path) -> None:
-    rounds(rig, 3)
-    for key in [key for key in rig.store.objects if "/checkpoint/" in key]:
-        del rig.store.objects[key]
-    seq = rig.journal.catalog.checkpoint
-    entries = sorted(key for key in rig.store.objects if "/journal/" in key)
-    then = type(rig.journal.catalog)()
-    for number in range(seq + 1):
-        then.apply(number, decode_entry(rig.store.objects[entries[number]][0]))
-    old = old_checkpoint(then.state("b"))
-    rig.store.put(checkpoint_key("", "b", seq), old)
-    for local in (True, False):
-        state = tmp_path / "state"
-        for path in (state / "packs").glob("*"):
-            path.unlink()
-        (state / "journal.checkpoint").write_bytes(old)
-        if not local:
-            (state / "journal.checkpoint").unlink()
-            (state / "journal.mirror").unlink()
-        rig.restart()
-        assert same_as_replayed(rig)
-    rounds(rig, 3)
-    newest = decode_checkpoint(rig.store.objects[checkpoints(rig)[-1]][0])
-    assert isinstance(newest, CheckpointHead)
-    with pytest.raises(NewerFormat, match="CATALOG of format 3: this program knows up to 1"):
-        unseal(KIND, 1, rig.store.objects[checkpoints(rig)[-1]][0], 1 << 20)
-    rig.restart()
-    assert same_as_replayed(rig)
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "flipped"])

@@ -780,7 +780,7 @@ def test_objects_in_no_view_are_said(new: New) -> None:
     names = [
         PlannedObject(data_key("", TOPIC, DAY, "b", rewrite=8, **of_it), TOPIC, DAY, 0, rig.names[1].end, {0: (0, 14)})
     ]
-    rig.journal.append(Intent.of_rewrite(COMPACT, 8, old=[name.key for name in rig.names[:2]], names=names))
+    rig.journal.append(Intent(kind=COMPACT, round=8, old=[name.key for name in rig.names[:2]], names=names))
     told = rig.erase()
     assert told["remains"]["in_no_view"] == [orphan, names[0].key]
     rig.store.fail("list", StoreUnavailable("away"), match=TOPIC, times=99)

@@ -14,6 +14,7 @@ from neve.archive.catalog.journal_reader import entries, read_catalog
 from neve.archive.format.journal import AnyEntry, Forget, Intent, PlannedObject, Topic, encode_entry
 from neve.archive.format.keys import journal_key
 from neve.archive.policy.ttl import HOUR_MS as HOUR
+from tests.doubles.catalog_state import state_of
 from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import Rig
@@ -137,4 +138,4 @@ def test_what_is_taken_of_a_checkpoint_when_asked_forgets_it_too() -> None:
     lazy = read_catalog(store, "x")
     assert lazy.topics() == ["a", "b", "c"] == catalog.topics()
     assert lazy.recorded_minimum("b", 0) == 0 and lazy.recorded_minimum("b", 1) == 3
-    assert lazy.state("x") == catalog.state("x")
+    assert state_of(lazy, "x") == state_of(catalog, "x")

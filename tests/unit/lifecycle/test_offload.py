@@ -387,7 +387,7 @@ def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> Non
     key = f"{old.key.removesuffix('.parquet')}.{catalog.last_round}.parquet"
     queues = {queue: (first, last) for queue, (first, last, _) in old.queues.items()}
     names = [PlannedObject(key, "a", old.day, old.start, old.end, queues)]
-    rig.journal.append(Intent.of_rewrite(COMPACT, catalog.last_round, old=[old.key], names=names))
+    rig.journal.append(Intent(kind=COMPACT, round=catalog.last_round, old=[old.key], names=names))
     under_way, number = catalog.open_rewrites(), catalog.last_round
     rig.hot.put("a", count=3)
     rig.hot.roll()

@@ -20,6 +20,7 @@ from neve.archive.format.broker_state import BrokerState, read_state
 from neve.archive.format.checkpoint import CheckpointHead, decode_checkpoint
 from neve.archive.format.journal import Abort, Epoch, Intent, NewerFormat, PlannedObject, decode_entry
 from neve.archive.format.keys import journal_key, pack_key
+from tests.doubles.catalog_state import state_of
 from tests.unit.lifecycle.fakes import RECORD, SEGMENT, Rig
 from tests.unit.lifecycle.members import UUID, BrokerSet, Member
 from tests.unit.lifecycle.test_offload import STEPS
@@ -593,9 +594,9 @@ def test_checkpoints_of_one_master_after_another_lead_to_the_same_catalog(both: 
         whole.apply(seq, entry)  # type: ignore[arg-type]
     for member in masters:
         member.journal.follow()
-        assert member.journal.catalog.state("b") == whole.state("b")
+        assert state_of(member.journal.catalog) == state_of(whole)
         both.store.fail("*", StoreUnavailable("down"), times=1000)
         member.start()
-        assert member.journal.catalog.state("b") == whole.state("b"), "by its own copy alone"
+        assert state_of(member.journal.catalog) == state_of(whole), "by its own copy alone"
         both.store.faults.clear()
-    assert both.catalog.state("b") == whole.state("b")
+    assert state_of(both.catalog) == state_of(whole)

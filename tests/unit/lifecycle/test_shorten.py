@@ -15,7 +15,6 @@ from infra import failpoint
 from infra.failpoint import FailpointError
 from infra.objects.store import AccessDenied, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from lifecycle.retention import Policy
-from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import (
     checkpoints,
     entries,
@@ -24,13 +23,12 @@ from neve.archive.catalog.journal_reader import (
     is_shortened,
     read_catalog,
 )
-from neve.archive.format import journal
 from neve.archive.format.broker_state import BrokerState, encode_state
-from neve.archive.format.journal import Deleted, FellBehind, NewerFormat, decode_entry
+from neve.archive.format.journal import Deleted, EntriesDeleted, decode_entry
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key, parse_journal_key, state_key
 from neve.archive.policy.ttl import HOUR_MS as HOUR
 from neve.archive.read.verify import tiling_faults
-from tests.doubles.checkpoints import old_checkpoint
+from tests.doubles.catalog_state import state_of
 from tests.unit.lifecycle.fakes import Rig
 from tests.unit.lifecycle.test_checkpoints import rounds
 from tiered.journal.errors import ArchiveRefused, Fenced
@@ -65,12 +63,12 @@ def oldest_kept(rig: Rig) -> int:
 
 def is_whole(rig: Rig, end: int) -> bool:
     """For readers, for a start with its local copy, and for one without: each offset is there once."""
-    known = rig.journal.catalog.state("b")
+    known = state_of(rig.journal.catalog)
     for whole in (False, True):
         catalog = read_catalog(rig.store, "b", whole=whole)
         spans = [(run.first, run.last) for run in catalog.runs("t", 0)]
         assert list(tiling_faults(spans, 0)) == []
-        assert catalog.state("b") == known
+        assert state_of(catalog) == known
     return rig.check_tiles("t") == end
 
 
@@ -133,7 +131,7 @@ def test_old_entries_that_checkpoints_have_go_and_all_that_follows_is_as_before(
     assert is_whole(rig, 72)
 
 
-@pytest.mark.parametrize("why", ["young", "two checkpoints", "no pack", "cut", "old version", "a state slot", "few"])
+@pytest.mark.parametrize("why", ["young", "two checkpoints", "no pack", "cut", "a state slot", "few"])
 def test_nothing_goes_that_somebody_may_need(rig: Rig, why: str) -> None:
     if why == "young":
         rounds(rig, 12)
@@ -153,25 +151,12 @@ def test_nothing_goes_that_somebody_may_need(rig: Rig, why: str) -> None:
     elif why == "cut":
         key = checkpoint_key("", "b", checkpoints(rig.store, "b")[1])
         rig.store.put(key, rig.store.objects[key][0][:-3])
-    elif why == "old version":
-        seq, catalog = oldest_kept(rig), Catalog()
-        for number in range(seq + 1):
-            catalog.apply(number, decode_entry(rig.store.objects[journal_key("", "b", number)][0]))
-        rig.store.put(checkpoint_key("", "b", seq), old_checkpoint(catalog.state("b")))
     elif why == "a state slot":
         rig.store.put(state_key("", "b", 1), encode_state(BrokerState(broker="b", next_seq=3)))
     before = numbers(rig)
     assert rig.lifecycle.shorten.run() == 0
     assert numbers(rig) == before
     assert why == "few" or not is_shortened(rig.store, "b")
-
-
-def test_a_program_that_looks_for_the_end_from_entry_0_on_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    aged(rig)
-    rig.lifecycle.shorten.run()
-    monkeypatch.delitem(journal._NEWEST, "SHORTENED")
-    with pytest.raises(NewerFormat, match="the journal's SHORTENED is of format 2, this program knows up to 1"):
-        decode_entry(rig.store.objects[journal_key("", "b", 0)][0])
 
 
 # ---- who slept meanwhile
@@ -184,14 +169,14 @@ def test_what_a_broker_puts_where_an_entry_was_deleted_is_read_by_nobody(rig: Ri
     append(other, 40)
     rig.clock.advance(8 * DAY)
     assert position in shorten(rig, other)
-    known = other.catalog.state("b")
+    known = state_of(other.catalog)
     with pytest.raises(Fenced):
         rig.journal.append(Deleted(keys=["a"]))
     assert position in numbers(rig), "its PUT had succeeded"
     assert rig.journal.fenced
-    assert rig.journal.catalog.state("b") == known == read_catalog(rig.store, "b").state("b")
+    assert state_of(rig.journal.catalog) == known == state_of(read_catalog(rig.store, "b"))
     other.follow()
-    assert other.online and other.catalog.state("b") == known
+    assert other.online and state_of(other.catalog) == known
     assert next(seq for seq, _ in entries(rig.store, "b")) > position
     append(other, 40)
     rig.clock.advance(8 * DAY)
@@ -210,7 +195,7 @@ def test_neither_is_what_was_put_there_with_an_unknown_outcome(rig: Rig, tmp_pat
     with pytest.raises(Fenced):
         rig.journal.append(Deleted(keys=["a"]))
     assert position in numbers(rig)
-    assert read_catalog(rig.store, "b").state("b") == other.catalog.state("b")
+    assert state_of(read_catalog(rig.store, "b")) == state_of(other.catalog)
 
 
 def test_a_broker_that_finds_what_another_put_there_does_not_take_it_for_the_journal(rig: Rig, tmp_path: Path) -> None:
@@ -227,7 +212,7 @@ def test_a_broker_that_finds_what_another_put_there_does_not_take_it_for_the_jou
     with pytest.raises(Fenced):
         rig.journal.append(Deleted(keys=["a"]))
     sleeper.follow()
-    assert sleeper.catalog.state("b") == other.catalog.state("b")
+    assert state_of(sleeper.catalog) == state_of(other.catalog)
 
 
 def test_a_broker_that_only_looks_learns_that_it_was_superseded(rig: Rig, tmp_path: Path) -> None:
@@ -250,7 +235,7 @@ def test_a_start_with_a_copy_from_before_goes_on_at_a_checkpoint_and_another_sto
     late = rig.new_journal(tmp_path / "copy")
     late.attach(rig.hot.tail)
     assert late.online and late.catalog.checkpoint >= oldest_kept(rig)
-    assert late.catalog.state("b") == read_catalog(rig.store, "b").state("b")
+    assert state_of(late.catalog) == state_of(read_catalog(rig.store, "b"))
     shutil.copytree(tmp_path / "copy", tmp_path / "again")
     for key in [key for key in rig.store.objects if "/checkpoint/" in key]:
         del rig.store.objects[key]
@@ -262,7 +247,7 @@ def test_a_start_with_a_copy_from_before_goes_on_at_a_checkpoint_and_another_sto
 def test_a_start_with_another_logs_store_leaves_the_own_copy_as_it_was(rig: Rig, tmp_path: Path) -> None:
     """That one may be longer, and shortened: who corrects storeUrl goes on with his own archive."""
     rounds(rig, 2)
-    own, known = rig.store, rig.journal.catalog.state("b")
+    own, log_uuid = rig.store, rig.journal.catalog.log_uuid
     other = Rig(tmp_path / "other", rig.policy, "log-2")
     aged(other)
     assert other.lifecycle.shorten.run() > rig.journal.catalog.next_seq
@@ -273,7 +258,7 @@ def test_a_start_with_another_logs_store_leaves_the_own_copy_as_it_was(rig: Rig,
     back = rig.new_journal()
     back.attach(rig.hot.tail)
     assert back.online and back.catalog.objects("t") == read_catalog(own, "b").objects("t")
-    assert back.catalog.log_uuid == known.log_uuid
+    assert back.catalog.log_uuid == log_uuid
 
 
 def test_who_reads_on_from_a_position_is_told_that_it_is_gone(rig: Rig) -> None:
@@ -282,7 +267,7 @@ def test_who_reads_on_from_a_position_is_told_that_it_is_gone(rig: Rig) -> None:
     aged(rig)
     assert len(list(following(rig.store, "b", "", position, before))) > 10
     rig.lifecycle.shorten.run()
-    with pytest.raises(FellBehind):
+    with pytest.raises(EntriesDeleted):
         list(following(rig.store, "b", "", position, before))
     catalog = rig.journal.catalog
     assert list(following(rig.store, "b", "", catalog.next_seq, catalog.anchor)) == []
@@ -292,11 +277,11 @@ def test_who_reads_on_from_a_position_is_told_that_it_is_gone(rig: Rig) -> None:
 def test_a_reader_whom_the_shortening_overtakes_at_any_call_reads_all(rig: Rig, tmp_path: Path, whole: bool) -> None:
     aged(rig, 20)
     rounds(rig, 1)
-    known = rig.journal.catalog.state("b")
+    known = state_of(rig.journal.catalog)
     anew = from_here(rig, tmp_path)
     calls = Counter[str]()
     rig.store.on_call = lambda verb, key: calls.update(["all"])
-    read_catalog(rig.store, "b", whole=whole).state("b")
+    state_of(read_catalog(rig.store, "b", whole=whole))
     for nth in range(calls["all"]):
         anew()
         left = [nth]
@@ -311,7 +296,7 @@ def test_a_reader_whom_the_shortening_overtakes_at_any_call_reads_all(rig: Rig, 
 
         rig.store.on_call = shorten_then
         catalog = read_catalog(rig.store, "b", whole=whole)
-        assert catalog.state("b").names == known.names, f"overtaken at call {nth}"
+        assert state_of(catalog).names == known.names, f"overtaken at call {nth}"
 
 
 # ---- faults
@@ -398,7 +383,7 @@ def test_two_brokers_that_delete_at_once_keep_to_the_order_at_every_step(rig: Ri
     other.delete_entries(more)
     rig.store.on_call = None
     assert in_order(rig)
-    assert read_catalog(rig.store, "b").state("b") == other.catalog.state("b")
+    assert state_of(read_catalog(rig.store, "b")) == state_of(other.catalog)
 
 
 def test_a_put_comes_again_with_other_bytes(rig: Rig) -> None:
