@@ -18,9 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from infra.in_steps import Steps, at_once
-
 from broker.store.message_store import MessageStore
+from infra.loop.in_steps import Steps, at_once
 from neve.record.codec import MessageRecord, iter_records
 
 log = logging.getLogger(__name__)
