@@ -333,10 +333,13 @@ async def receive(servers: Servers, group: str, expression: str, count: int) -> 
     rows: list[int] = []
     async with (
         connect(servers.namesrv) as client,
-        client.consumer(group, {FLIGHTS: expression}, start="first", max_buffered=20_000, pull_batch=1024) as consumer,
+        client.consumer(
+            group, {FLIGHTS: expression}, start="earliest", max_buffered=20_000, pull_batch=1024
+        ) as consumer,
     ):
         while (message := await consumer.receive(IDLE_SECONDS if len(rows) < count else 1.0)) is not None:
-            rows.append(int(json.loads(message.body)["row"]))
+            async with message:
+                rows.append(int(json.loads(message.body)["row"]))
     return rows
 
 

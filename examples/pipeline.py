@@ -163,11 +163,12 @@ async def consume(servers: Servers) -> tuple[Figures, int]:
     count = 0
     async with (
         connect(servers.namesrv) as client,
-        client.consumer("dashboard", {HOURLY: "*"}, start="first") as consumer,
+        client.consumer("dashboard", {HOURLY: "*"}, start="earliest") as consumer,
     ):
         while (message := await consumer.receive(PATIENCE_S if not count else QUIET_S)) is not None:
-            told, count = json.loads(message.body), count + 1
-            found[told["origin"], told["time_hour"]] = tuple(told.get(name) for name in COLUMNS)
+            async with message:
+                told, count = json.loads(message.body), count + 1
+                found[told["origin"], told["time_hour"]] = tuple(told.get(name) for name in COLUMNS)
     return found, count
 
 

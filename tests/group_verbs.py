@@ -42,7 +42,7 @@ def fill(namesrv: str) -> None:
         for queue, count in COUNTS.items():
             for number in range(count):
                 client.send(TOPIC, f"{queue}-{number}", queue=queue)
-        with client.consumer(GROUP, TOPIC, start="first") as consumer:  # it makes the group
+        with client.consumer(GROUP, TOPIC, start="earliest") as consumer:  # it makes the group
             for seen, _ in enumerate(consumer, 1):
                 if seen == sum(COUNTS.values()):
                     break
@@ -123,7 +123,7 @@ def reset_does_what_it_shows(neve: Neve, namesrv: str) -> None:
 
 
 def a_deleted_group_is_gone(neve: Neve, namesrv: str) -> None:
-    with connect(namesrv) as client, client.consumer(GROUP, TOPIC, start="first") as consumer:
+    with connect(namesrv) as client, client.consumer(GROUP, TOPIC, start="earliest") as consumer:
         client.send(TOPIC, "again", queue=0)
         assert next(iter(consumer)) is not None
         neve("delete", GROUP, "--yes", code=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -21,6 +21,7 @@ from neve.cli.spans import Wanted, offsets, spans
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient, Consumer, MessageQueue, PopConsumer, Subscription
+    from neve.client.times import Start
 
 _IDLE_S = 3.0
 # Who asks for a number of messages wants them, even where the first ones have to come from the archive.
@@ -193,9 +194,12 @@ def _printed(
     return Printed(as_body(behind), limit=limit, bodies_end=behind)
 
 
-def _start(text: str) -> str | int:
-    if text in {"first", "last"}:
-        return text
+_STARTS: dict[str, Literal["earliest", "latest"]] = {"first": "earliest", "last": "latest"}
+
+
+def _start(text: str) -> Literal["earliest", "latest"] | int:
+    if text in _STARTS:
+        return _STARTS[text]
     from neve.cli.times import to_ms
 
     return to_ms(text)
@@ -216,7 +220,7 @@ def _wanted(start: str, end: str | None, between: str | None, last: int | None, 
     first, before = (None, None) if between is None else offsets(between)
     if follow and before is not None:
         raise click.UsageError("--offset N:M has an end, --follow has none")
-    return Wanted(from_ms, to_ms, first, before, last, only_new=begin == "last")
+    return Wanted(from_ms, to_ms, first, before, last, only_new=begin == "latest")
 
 
 async def _counted(work: Coroutine[Any, Any, None], printed: Printed) -> None:
@@ -257,13 +261,13 @@ async def _consume_in_group(
     namesrv: str,
     topics: dict[str, Subscription],
     *,
-    start: str | int,
+    start: Literal["earliest", "latest"] | int,
     group: str,
     how: str,
     idle: float | None,
     printed: Printed,
 ) -> None:
-    if how == "pop" and isinstance(start, int):
+    if how == "pop" and not isinstance(start, str):
         raise click.BadParameter("--pop begins first or last", param_hint="--from")
     typed = click.get_current_context().get_parameter_source("start") is click.core.ParameterSource.COMMANDLINE
     async with connect(namesrv) as client:
@@ -271,14 +275,13 @@ async def _consume_in_group(
             await _tell_where_it_goes_on(client, group, topics, start)
         if how == "pop":
             assert isinstance(start, str)
-            await _join(client.pop_consumer(group, topics, start=start, auto_ack=False), idle, printed)
+            await _join(client.pop_consumer(group, topics, start=start), idle, printed)
             return
         pulling = client.consumer(
             group,
             topics,
             start=start,
             broadcast=how == "broadcast",
-            auto_ack=False,
             pull_batch=min(_PULLED, printed.limit or _PULLED),
             max_buffered=_BUFFERED,
             max_buffered_per_queue=_BUFFERED,
@@ -286,7 +289,7 @@ async def _consume_in_group(
         await _join(pulling, idle, printed)
 
 
-async def _tell_where_it_goes_on(client: AsyncClient, group: str, topics: Iterable[str], start: str | int) -> None:
+async def _tell_where_it_goes_on(client: AsyncClient, group: str, topics: Iterable[str], start: Start) -> None:
     """--from is where a group begins; where a broker has an offset of it, it goes on, as RocketMQ's groups do."""
     for topic in topics:
         queues = await client.queues(topic)
@@ -299,10 +302,10 @@ async def _tell_where_it_goes_on(client: AsyncClient, group: str, topics: Iterab
             say(f"{group} has offsets in {where}: it goes on there, not at --from")
 
 
-async def _offset_at(client: AsyncClient, topic: str, queue: MessageQueue, start: str | int) -> int:
-    if isinstance(start, int):
+async def _offset_at(client: AsyncClient, topic: str, queue: MessageQueue, start: Start) -> int:
+    if not isinstance(start, str):
         return await client.offset_by_time(topic, queue, start)
-    return await (client.min_offset if start == "first" else client.max_offset)(topic, queue)
+    return await (client.min_offset if start == "earliest" else client.max_offset)(topic, queue)
 
 
 async def _join(consumer: Consumer | PopConsumer, idle: float | None, printed: Printed) -> None:
@@ -317,4 +320,4 @@ async def _join(consumer: Consumer | PopConsumer, idle: float | None, printed: P
             for one in at_hand:
                 await one.ack()
         if not printed.is_full and consumer.problem is not None:
-            raise consumer.problem  # "none came" would be half of the truth
+            raise consumer.problem  # the reason why no message arrived

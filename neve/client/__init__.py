@@ -1,11 +1,12 @@
-"""The client. Imports point down, and so does a reading of it:
+"""The Python client. Imports point down:
 
-sync                     the same without asyncio
-client                   what users hold
-consumers | admin        push, pop, lite pull: one shell, three supplies
-group | send             what members of a group do | what a send is made of, and who takes it
-trace | net              what is noted | connections, name servers, routes
+sync                     the synchronous client
+client                   the asyncio client
+consumers | admin        push, pop and lite pull consumers | administration
+group | send             membership, fetching, offsets, settling | producers
+trace | net              message traces | connections, name servers, routes
 model | options | security | validators
+times
 """
 
 from neve.client.client import AsyncClient, connect
@@ -30,6 +31,7 @@ from neve.client.net.route import TopicRoute
 from neve.client.options import ClientOptions
 from neve.client.send.batch_sender import BatchLimits, BatchSender, ToSend
 from neve.client.send.transaction import LocalTransactionState, Transaction, TransactionProducer, TransactionResult
+from neve.client.times import Start, Time
 
 __all__ = [
     "AsyncClient",
@@ -50,8 +52,10 @@ __all__ = [
     "Received",
     "SendResult",
     "SendStatus",
+    "Start",
     "StoredPull",
     "Subscription",
+    "Time",
     "ToSend",
     "TopicConfig",
     "TopicRoute",

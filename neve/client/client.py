@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from neve.client.admin import Admin
 from neve.client.consumers.lite_pull import LitePullConsumer
-from neve.client.consumers.opened import OpenConsumers
-from neve.client.consumers.polled import LitePullSettings
+from neve.client.consumers.open_consumers import OpenConsumers
+from neve.client.consumers.poll_source import LitePullSettings
 from neve.client.consumers.pop import PopConsumer
-from neve.client.consumers.popped import PopSettings
+from neve.client.consumers.pop_source import PopSettings
 from neve.client.consumers.push import Consumer
 from neve.client.group.allocation import Allocation
 from neve.client.group.consumer_settings import ConsumerSettings
-from neve.client.group.in_work import Asker, current_asker
+from neve.client.group.ownership import Owner, current_owner
 from neve.client.group.pop_requests import POP_BATCH_MAX, set_request_mode
 from neve.client.group.pull import (
     MAX_BYTES,
@@ -52,6 +52,7 @@ from neve.client.send.queue_selector import OrderKey, Queue
 from neve.client.send.request_reply import Requests, reply_topic
 from neve.client.send.trace_sender import TraceSender
 from neve.client.send.transaction import Check, Checks, TransactionProducer
+from neve.client.times import Start, Time, time_ms
 from neve.client.trace.recorder import Traces
 from neve.client.validators import check_group
 from neve.errors import ConnectionFailed
@@ -107,9 +108,9 @@ class AsyncClient:
 
     def close(self) -> Coroutine[Any, Any, None]:
         """Closes all consumers, leaves all groups and closes the connections."""
-        return self._close(current_asker())
+        return self._close(current_owner())
 
-    async def _close(self, closer: Asker) -> None:
+    async def _close(self, closer: Owner) -> None:
         async with AsyncExitStack() as stack:  # from the last to the first, whichever of them fails
             stack.push_async_callback(self._session.close)
             if self._trace_sender is not None:
@@ -326,7 +327,7 @@ class AsyncClient:
 
         Raises:
             ClientError: it was not.
-            BrokerError: the asker is gone (SYSTEM_ERROR).
+            BrokerError: the owner is gone (SYSTEM_ERROR).
         """
         topic = reply_topic(request)
         what = sending(topic, body, tags=tags, keys=keys, properties=properties, timeout=timeout)
@@ -339,7 +340,7 @@ class AsyncClient:
         group: str,
         topics: Topics,
         *,
-        start: str | int = "last",
+        start: Start = "latest",
         auto_ack: bool = True,
         in_order: bool = False,
         broadcast: bool = False,
@@ -403,7 +404,7 @@ class AsyncClient:
         group: str,
         topics: Topics,
         *,
-        start: str = "last",
+        start: Literal["earliest", "latest"] = "latest",
         auto_ack: bool = True,
         in_order: bool = False,
         invisible: float = 60.0,
@@ -447,7 +448,7 @@ class AsyncClient:
         self,
         group: str,
         *,
-        start: str | int = "last",
+        start: Start = "latest",
         auto_commit: bool = True,
         allocation: str | Allocation = "average",
         pull_batch: int = 10,
@@ -542,7 +543,7 @@ class AsyncClient:
         self,
         topic: str,
         *,
-        start: str | int = "first",
+        start: Start = "earliest",
         queue: int | MessageQueue | None = None,
         expression: str | Subscription = "*",
     ) -> AsyncIterator[Message]:
@@ -563,13 +564,14 @@ class AsyncClient:
         """The offset that the next message will get."""
         return await self._at(topic, queue, self._puller.max_offset)
 
-    async def offset_by_time(self, topic: str, queue: int | MessageQueue, time_ms: int) -> int:
-        """The first offset that was stored at `time_ms` or later.
+    async def offset_by_time(self, topic: str, queue: int | MessageQueue, when: Time) -> int:
+        """Return the offset of the first message that was stored at `when` or later.
 
         Apache RocketMQ's brokers assume that store times are in order; after a step of the clock they may return a
         later offset.
         """
-        return await self._at(topic, queue, lambda target: self._puller.offset_by_time(target, time_ms))
+        at = time_ms(when)
+        return await self._at(topic, queue, lambda target: self._puller.offset_by_time(target, at))
 
     async def committed(self, group: str, topic: str, queue: int | MessageQueue) -> int | None:
         """The next offset that the group will read; None if it has none."""

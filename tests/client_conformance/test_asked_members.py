@@ -23,7 +23,7 @@ async def ask(client: AsyncClient, server: Any, code: RequestCode, **ext: str) -
 def test_a_member_tells_how_it_does(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"x", tags="A", queue=3)
-        async with client.consumer(unique, {topic: "A || B"}, start="first", in_order=True) as consumer:
+        async with client.consumer(unique, {topic: "A || B"}, start="earliest", in_order=True) as consumer:
             assert await consumer.receive(RECEIVE_S) is not None
             info = await ask(
                 client,
@@ -47,7 +47,7 @@ def test_a_member_tells_its_positions(run: Run, unique: str, server: Any) -> Non
     async def work(client: AsyncClient, topic: str) -> None:
         for _ in range(2):
             await client.send(topic, b"x", queue=1)
-        async with client.consumer(unique, topic, start="first", auto_ack=False) as consumer:
+        async with client.consumer(unique, topic, start="earliest") as consumer:
             message = await consumer.receive(RECEIVE_S)
             assert message is not None
             await message.ack()
@@ -69,7 +69,7 @@ def test_a_message_is_handled_on_demand_and_the_verdict_told(run: Run, unique: s
             if len(seen) == 3:
                 raise ZeroDivisionError
 
-        consumer = client.consumer(unique, topic, start="first")
+        consumer = client.consumer(unique, topic, start="earliest")
         async with consumer:
             running = asyncio.create_task(consumer.run(handle))
 
@@ -93,7 +93,7 @@ def test_a_message_is_handled_on_demand_and_the_verdict_told(run: Run, unique: s
 def test_offsets_are_reset_under_a_running_member(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"once more", queue=2)
-        async with client.consumer(unique, topic, start="first", long_poll=1.0) as consumer:
+        async with client.consumer(unique, topic, start="earliest", long_poll=1.0) as consumer:
             assert await consumer.receive(RECEIVE_S) is not None
             await consumer.commit()
             code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET

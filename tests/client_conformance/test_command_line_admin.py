@@ -72,8 +72,8 @@ def test_a_message_is_sent_again_to_one_group(server: Any, neve: Run, topic: str
     first, other = f"{unique}-1", f"{unique}-2"
     with (
         sync.connect(server.namesrv) as client,
-        client.consumer(first, topic, start="first") as ours,
-        client.consumer(other, topic, start="first") as theirs,
+        client.consumer(first, topic, start="earliest") as ours,
+        client.consumer(other, topic, start="earliest") as theirs,
     ):
         for consumer in (ours, theirs):
             message = consumer.receive(timeout=30)
@@ -93,7 +93,7 @@ def test_the_trace_of_a_message_says_who_sent_and_who_had_it(server: Any, neve: 
     async def send_and_consume() -> str:
         async with connect(server.namesrv, trace=True) as client:
             result = await client.send(topic, b"traced")
-            async with client.consumer(unique, topic, start="first") as consumer:
+            async with client.consumer(unique, topic, start="earliest") as consumer:
                 message = await consumer.receive(timeout=30)
                 assert message is not None
                 await message.ack()

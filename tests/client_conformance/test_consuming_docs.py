@@ -1,4 +1,4 @@
-"""`docs/consuming.md` shows programs that run, and `neve consume` reads in each of its ways."""
+"""The examples of `docs/consuming.md`, and every way in which `neve consume` reads."""
 
 from __future__ import annotations
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ async def receive(consumer: Consumer, count: int) -> list[Received]:
 
 def test_a_message_nacked_too_often_ends_in_the_dead_letter_queue(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        async with client.consumer(unique, topic, start="first", auto_ack=False, max_redeliveries=1) as consumer:
+        async with client.consumer(unique, topic, start="earliest", max_redeliveries=1) as consumer:
             sent = await client.send(topic, b"poison", tags="T", keys=["k"], properties={"colour": "red"})
             (first,) = await receive(consumer, 1)
             await first.nack(delay_level=1)
@@ -43,7 +45,7 @@ def test_a_message_nacked_too_often_ends_in_the_dead_letter_queue(run: Run, uniq
             assert (again.topic, again.body, again.tags, again.reconsume_times) == (topic, b"poison", "T", 1)
             assert again.properties["colour"] == "red"
             await again.nack(delay_level=1)
-        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="earliest") as dead:
             (message,) = await receive(dead, 1)
             assert (message.body, message.msg_id, message.keys) == (b"poison", sent.msg_id, ("k",))
 
@@ -54,13 +56,13 @@ def test_a_message_that_cannot_be_sent_back_is_copied(run: Run, unique: str) -> 
     """The broker refuses CONSUMER_SEND_MSG_BACK when it has no message at that offset."""
 
     async def work(client: AsyncClient, topic: str) -> None:
-        async with client.consumer(unique, topic, start="first", auto_ack=False) as consumer:
+        async with client.consumer(unique, topic, start="earliest") as consumer:
             sent = await client.send(topic, b"lost its place", keys=["k"])
             (message,) = await receive(consumer, 1)
             await is_routed(client, f"%RETRY%{unique}", 1)
             await replace(message, physical_offset=1 << 40).nack(delay_level=-1)
             assert consumer.position(sent.queue) == message.queue_offset + 1
-        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="earliest") as dead:
             (copy,) = await receive(dead, 1)
             assert (copy.body, copy.msg_id, copy.keys) == (b"lost its place", sent.msg_id, ("k",))
             assert copy.properties["RETRY_TOPIC"] == topic
@@ -80,7 +82,7 @@ def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> 
             if len(seen) == 11:
                 done.set()
 
-        consumer = client.consumer(unique, topic, start="first", max_redeliveries=5)
+        consumer = client.consumer(unique, topic, start="earliest", max_redeliveries=5)
         async with consumer:
             running = asyncio.create_task(consumer.run(handle, workers=4, delay_level=1))
             for number in range(10):
@@ -102,7 +104,7 @@ def test_a_message_held_beyond_the_consume_timeout_is_sent_back_and_the_offset_g
 
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.consumer(
-            unique, topic, start="first", auto_ack=False, consume_timeout=0.3, max_redeliveries=0
+            unique, topic, start="earliest", consume_timeout=0.3, max_redeliveries=0
         ) as consumer:
             sent = await client.send(topic, b"held", keys=["k"], queue=0)
             (held,) = await receive(consumer, 1)
@@ -117,7 +119,7 @@ def test_a_message_held_beyond_the_consume_timeout_is_sent_back_and_the_offset_g
             (following,) = await receive(consumer, 1)
             assert following.body == b"next"
             await following.ack()
-        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="earliest") as dead:
             (message,) = await receive(dead, 1)
             assert (message.body, message.msg_id, message.keys) == (b"held", sent.msg_id, ("k",))
             assert await dead.receive(0.2) is None
@@ -132,9 +134,7 @@ def test_in_order_a_nack_repeats_the_message_before_the_next(run: Run, unique: s
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(4):
             await client.send(topic, str(number), queue=2)
-        async with client.consumer(
-            unique, topic, start="first", in_order=True, auto_ack=False, pause_after_nack=0.05
-        ) as consumer:
+        async with client.consumer(unique, topic, start="earliest", in_order=True, pause_after_nack=0.05) as consumer:
             (zero,) = await receive(consumer, 1)
             assert await consumer.receive(0.2) is None  # one message in hand at a time
             await zero.ack()
@@ -158,7 +158,7 @@ def test_in_order_a_message_repeated_too_often_goes_to_the_dead_letters_and_the_
         for number in range(2):
             await client.send(topic, str(number), queue=0)
         async with client.consumer(
-            unique, topic, start="first", in_order=True, auto_ack=False, pause_after_nack=0.05, max_redeliveries=1
+            unique, topic, start="earliest", in_order=True, pause_after_nack=0.05, max_redeliveries=1
         ) as consumer:
             for times in (0, 1):
                 (message,) = await receive(consumer, 1)
@@ -167,7 +167,7 @@ def test_in_order_a_message_repeated_too_often_goes_to_the_dead_letters_and_the_
             (message,) = await receive(consumer, 1)
             assert message.body == b"1"
             await message.ack()
-        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="earliest") as dead:
             assert [message.body for message in await receive(dead, 1)] == [b"0"]
 
     run(work)
@@ -179,11 +179,11 @@ def test_in_order_a_queue_moves_to_another_member_only_when_its_message_is_settl
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(8):
             await client.send(topic, str(number), queue=number % 4)
-        async with client.consumer(unique, topic, start="first", in_order=True, auto_ack=False) as one:
+        async with client.consumer(unique, topic, start="earliest", in_order=True) as one:
             held = await receive(one, 4)
             async with (
                 connect(server.namesrv) as other_client,
-                other_client.consumer(unique, topic, start="first", in_order=True, auto_ack=False) as other,
+                other_client.consumer(unique, topic, start="earliest", in_order=True) as other,
             ):
                 assert await other.receive(1.5) is None
                 for message in held:
@@ -205,7 +205,7 @@ def test_in_order_members_lock_their_queues_at_the_broker(run: Run, unique: str,
             await stranger.queues(topic)
             locks = QueueLocks(stranger._session, unique)
             queues = await stranger.queues(topic)
-            async with client.consumer(unique, topic, start="first", in_order=True) as consumer:
+            async with client.consumer(unique, topic, start="earliest", in_order=True) as consumer:
                 assert consumer.assigned == queues
                 assert await locks.lock(queues) == (set(), set())
             assert await locks.lock(queues) == (set(queues), set())
@@ -223,7 +223,7 @@ def test_sql_selects_by_property(run: Run, unique: str) -> None:
             colour = "red" if number % 2 else "blue"
             await client.send(topic, str(number), properties={"size": str(number), "colour": colour}, queue=0)
         wanted = Subscription.sql("size > 1 AND colour = 'red'")
-        async with client.consumer(unique, {topic: wanted}, start="first") as consumer:
+        async with client.consumer(unique, {topic: wanted}, start="earliest") as consumer:
             assert [message.body for message in await receive(consumer, 2)] == [b"3", b"5"]
 
     run(work)
@@ -245,7 +245,7 @@ def test_tags_of_the_same_hash_are_told_apart(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for tag in ("Aa", "BB", "C"):  # "Aa" and "BB" have one hash in Java
             await client.send(topic, tag, tags=tag, queue=0)
-        async with client.consumer(unique, {topic: "BB||C"}, start="first") as consumer:
+        async with client.consumer(unique, {topic: "BB||C"}, start="earliest") as consumer:
             assert [message.body for message in await receive(consumer, 2)] == [b"BB", b"C"]
 
     run(work)
@@ -258,7 +258,7 @@ def test_broadcasting_every_member_gets_everything_and_goes_on_where_it_was(
     run: Run, unique: str, server: Any, tmp_path: Path
 ) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        options: dict[str, Any] = {"start": "first", "broadcast": True}
+        options: dict[str, Any] = {"start": "earliest", "broadcast": True}
         async with (
             connect(server.namesrv) as other_client,
             client.consumer(unique, topic, offsets_directory=tmp_path / "one", **options) as one,
@@ -267,7 +267,7 @@ def test_broadcasting_every_member_gets_everything_and_goes_on_where_it_was(
             for number in range(8):
                 await client.send(topic, str(number))
             for member in (one, two):
-                bodies = sorted([message.body for message in await receive(member, 8)])
+                bodies = sorted([(await anext(member)).body for _ in range(8)])
                 assert bodies == [str(number).encode() for number in range(8)]
         await client.send(topic, b"later")
         async with client.consumer(unique, topic, offsets_directory=tmp_path / "one", **options) as again:
@@ -281,11 +281,110 @@ def test_broadcasting_every_member_gets_everything_and_goes_on_where_it_was(
 
 def test_a_paused_queue_delivers_nothing_until_it_is_resumed(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        async with client.consumer(unique, topic, start="first") as consumer:
+        async with client.consumer(unique, topic, start="earliest") as consumer:
             await consumer.pause(consumer.assigned)
             await client.send(topic, b"x")
             assert await consumer.receive(0.5) is None
             await consumer.resume(consumer.assigned)
             assert [message.body for message in await receive(consumer, 1)] == [b"x"]
+
+    run(work)
+
+
+# ---- ownership
+
+
+def test_message_block_acknowledges_or_has_the_message_redelivered(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        sent = await client.send(topic, b"x", queue=0)
+        async with client.consumer(unique, topic, start="earliest", in_order=True, pause_after_nack=0.05) as consumer:
+            (message,) = await receive(consumer, 1)
+            with pytest.raises(ZeroDivisionError):
+                async with message:
+                    raise ZeroDivisionError
+            (again,) = await receive(consumer, 1)
+            assert (again.msg_id, again.reconsume_times) == (sent.msg_id, 1)
+            async with again:
+                assert consumer.position(sent.queue) == sent.queue_offset
+            assert consumer.position(sent.queue) == sent.queue_offset + 1
+
+    run(work)
+
+
+def test_iteration_acknowledges_and_receive_does_not(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(4):
+            await client.send(topic, str(number), queue=0)
+        async with client.consumer(unique, topic, start="earliest") as consumer:
+            (queue, *_) = consumer.assigned
+            (zero,) = await receive(consumer, 1)
+            for offset in (1, 2):
+                assert (await anext(consumer)).queue_offset == offset
+            assert consumer.position(queue) == 0
+            await zero.ack()
+            assert consumer.position(queue) == 2
+        assert await client.committed(unique, topic, queue) == 3
+
+    run(work)
+
+
+# ---- offsets
+
+
+def test_consumer_seeks_by_offset_time_and_bounds(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        for number in range(6):
+            await client.send(topic, str(number), queue=number % 2)
+        async with client.consumer(unique, topic, start="earliest") as consumer:
+            found = await receive(consumer, 6)
+            zero, one = (next(m.queue for m in found if m.queue and m.queue.queue_id == number) for number in (0, 1))
+            await consumer.seek(zero, 2)
+            assert [message.body for message in await receive(consumer, 1)] == [b"4"]
+            await consumer.seek_to_beginning()
+            assert sorted(message.body for message in await receive(consumer, 6)) == [b"%d" % n for n in range(6)]
+            await consumer.seek_to_beginning(one)
+            assert [message.body for message in await receive(consumer, 3)] == [b"1", b"3", b"5"]
+            await consumer.seek_to_end()
+            assert (consumer.position(zero), consumer.position(one)) == (3, 3)
+            began = datetime.fromtimestamp(min(message.store_timestamp for message in found) / 1000, UTC)
+            assert await consumer.offset_by_time(zero, began) == 0
+            await consumer.seek_to_time(began, zero)
+            assert [message.body for message in await receive(consumer, 3)] == [b"0", b"2", b"4"]
+            await consumer.seek_to_time(began)
+            assert len(await receive(consumer, 6)) == 6
+            await consumer.seek_to_end()
+            await consumer.commit()
+            assert (await consumer.committed(zero), await consumer.committed(one)) == (3, 3)
+
+    run(work)
+
+
+def test_reader_begins_at_a_datetime(run: Run) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        await client.send(topic, b"before", queue=0)
+        result = await client.pull(topic, 0, 0, wait=10)
+        border = result.messages[0].store_timestamp + 1
+        await until(lambda: time.time() * 1000 > border + 1, "the next message is later")
+        await client.send(topic, b"behind", queue=0)
+        start = datetime.fromtimestamp(border / 1000, UTC)
+
+        async def is_found() -> bool:
+            return [message.body async for message in client.reader(topic, start=start)] == [b"behind"]
+
+        await until(is_found, "the message behind the border is visible")
+
+    run(work)
+
+
+# ---- permanent errors
+
+
+def test_consumer_of_an_unreadable_topic_raises(run: Run, unique: str) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.consumer(unique, topic, start="earliest", long_poll=1.0) as consumer:
+            await client.create_topic(topic, perm=2)
+            with pytest.raises(BrokerError) as caught:
+                await consumer.receive(RECEIVE_S)
+            assert caught.value.code == 16
 
     run(work)

@@ -19,12 +19,12 @@ def test_sending_and_each_kind_of_consumer_work_on_uvloop(server: Any, unique: s
             await create_topic(client, unique, 1)
             await client.send(unique, b"zero")
             await client.send_oneway(unique, b"one" * 10_000)
-            async with client.consumer(f"{unique}-pull", unique, start="first") as consumer:
-                pulled = [await consumer.receive(RECEIVE_S) for _ in range(2)]
-            async with client.pop_consumer(f"{unique}-pop", unique, start="first", auto_ack=False) as popper:
+            async with client.consumer(f"{unique}-pull", unique, start="earliest") as consumer:
+                pulled = [await anext(consumer) for _ in range(2)]
+            async with client.pop_consumer(f"{unique}-pop", unique, start="earliest") as popper:
                 popped = [await popper.receive(RECEIVE_S) for _ in range(2)]
                 await asyncio.gather(*(message.ack() for message in popped if message is not None))
-            async with client.lite_pull_consumer(f"{unique}-lite", start="first") as lite:
+            async with client.lite_pull_consumer(f"{unique}-lite", start="earliest") as lite:
                 await lite.subscribe(unique)
                 polled: list[Any] = []
                 while len(polled) < 2:

@@ -51,7 +51,7 @@ def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, 
             await client.set_request_mode(unique, topic, mode)
         for number in range(20):
             await client.send(topic, str(number), tags="even" if number % 2 == 0 else "odd")
-        async with client.pop_consumer(unique, topic, start="first", auto_ack=False, invisible=10) as consumer:
+        async with client.pop_consumer(unique, topic, start="earliest", invisible=10) as consumer:
             messages = await receive(consumer, 20)
             assert bodies(messages) == sorted(str(number).encode() for number in range(20))
             assert {queue.queue_id for queue in consumer.assigned} == ({-1} if mode == "POP" else {0, 1, 2, 3})
@@ -61,7 +61,7 @@ def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, 
             return sum(queue.lag for queue in (await client.consume_stats(unique, topic)).values()) == 0
 
         await until(is_settled, "no lag")
-        async with client.pop_consumer(unique, topic, start="first") as again:
+        async with client.pop_consumer(unique, topic, start="earliest") as again:
             await client.send(topic, b"later")
             assert bodies(await receive(again, 1)) == [b"later"]
 
@@ -70,14 +70,14 @@ def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, 
 
 def test_what_is_let_go_comes_again_and_counts(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        async with client.pop_consumer(unique, topic, start="first", auto_ack=False) as consumer:
+        async with client.pop_consumer(unique, topic, start="earliest") as consumer:
             sent = await client.send(topic, b"x", tags="T", keys=["k"])
             (first,) = await receive(consumer, 1)
-            await consumer.change_invisible(first, 1.0)
+            await first.nack(delay=1.0)
             (again,) = await receive(consumer, 1)
             assert (again.topic, again.body, again.msg_id, again.reconsume_times) == (topic, b"x", sent.msg_id, 1)
             await again.nack(delay_level=-1)
-        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="first") as dead:
+        async with client.consumer(f"{unique}-dlq", f"%DLQ%{unique}", start="earliest") as dead:
             message = await dead.receive(RECEIVE_S)
             assert message is not None
             assert (message.body, message.msg_id) == (b"x", sent.msg_id)
@@ -90,7 +90,7 @@ def test_a_message_in_work_stays_invisible_beyond_its_time(run: Run, unique: str
 
     async def work(client: AsyncClient, topic: str) -> None:
         await client.set_request_mode(unique, topic, "POP")
-        options: dict[str, Any] = {"start": "first", "auto_ack": False, "invisible": 1.5}
+        options: dict[str, Any] = {"start": "earliest", "invisible": 1.5}
         async with client.pop_consumer(unique, topic, **options) as consumer:
             await client.send(topic, b"slow", queue=0)
             (message,) = await receive(consumer, 1)
@@ -115,7 +115,7 @@ def test_popping_in_order_has_one_message_of_a_queue_in_hand(run: Run, unique: s
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(6):
             await client.send(topic, str(number), queue=1)
-        async with client.pop_consumer(unique, topic, start="first", in_order=True, auto_ack=False) as consumer:
+        async with client.pop_consumer(unique, topic, start="earliest", in_order=True) as consumer:
             (zero,) = await receive(consumer, 1)
             assert (zero.body, await consumer.receive(0.3)) == (b"0", None)
             await zero.ack()
@@ -133,13 +133,13 @@ def test_popping_in_order_what_is_let_go_comes_again_before_what_follows(run: Ru
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(4):
             await client.send(topic, str(number), queue=1)
-        async with client.pop_consumer(unique, topic, start="first", in_order=True, auto_ack=False) as consumer:
+        async with client.pop_consumer(unique, topic, start="earliest", in_order=True) as consumer:
             seen: list[tuple[bytes, int]] = []
             while len(seen) < 5:
                 (message,) = await receive(consumer, 1)
                 seen.append((message.body, message.reconsume_times))
                 if seen == [(b"0", 0), (b"1", 0)]:
-                    await consumer.change_invisible(message, 1.0)
+                    await message.nack(delay=1.0)
                 else:
                     await message.ack()
             assert [body for body, _ in seen] == [b"0", b"1", b"1", b"2", b"3"]
@@ -152,10 +152,10 @@ def test_pop_selects_by_tag_and_by_sql(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for tag in ("Aa", "BB", "C"):
             await client.send(topic, tag, tags=tag, properties={"size": str(len(tag))}, queue=0)
-        async with client.pop_consumer(unique, {topic: "BB || C"}, start="first") as consumer:
+        async with client.pop_consumer(unique, {topic: "BB || C"}, start="earliest") as consumer:
             assert bodies(await receive(consumer, 2)) == [b"BB", b"C"]
         wanted = Subscription.sql("size = 1")
-        async with client.pop_consumer(f"{unique}-sql", {topic: wanted}, start="first") as consumer:
+        async with client.pop_consumer(f"{unique}-sql", {topic: wanted}, start="earliest") as consumer:
             assert bodies(await receive(consumer, 1)) == [b"C"]
 
     run(work)
@@ -164,13 +164,13 @@ def test_pop_selects_by_tag_and_by_sql(run: Run, unique: str) -> None:
 def test_what_the_groups_pulling_life_left_to_be_retried_is_read_while_it_pops(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         retry_topic = f"%RETRY%{unique}"
-        async with client.consumer(unique, topic, start="first", auto_ack=False) as pulling:
+        async with client.consumer(unique, topic, start="earliest") as pulling:
             sent = await client.send(topic, b"pulled", tags="T", keys=["k"])
             failed = await pulling.receive(RECEIVE_S)
             assert failed is not None
             await failed.nack(delay_level=1)
         await client.set_request_mode(unique, topic, "POP")
-        async with client.pop_consumer(unique, topic, start="first", auto_ack=False) as popping:
+        async with client.pop_consumer(unique, topic, start="earliest") as popping:
             (again,) = await receive(popping, 1)
             assert (again.topic, again.body, again.msg_id, again.reconsume_times) == (topic, b"pulled", sent.msg_id, 1)
             await again.nack(delay_level=1)
@@ -193,7 +193,7 @@ def test_assigned_queues_are_polled_sought_paused_and_committed(run: Run, unique
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(6):
             await client.send(topic, str(number), queue=number % 2)
-        async with client.lite_pull_consumer(unique, start="first", auto_commit=False) as consumer:
+        async with client.lite_pull_consumer(unique, start="earliest", auto_commit=False) as consumer:
             zero, one, *_ = await consumer.queues(topic)
             await consumer.assign([zero])
             assert bodies(await poll(consumer, 3)) == [b"0", b"2", b"4"]
@@ -203,7 +203,7 @@ def test_assigned_queues_are_polled_sought_paused_and_committed(run: Run, unique
             assert bodies(await poll(consumer, 3)) == [b"1", b"3", b"5"]
             await consumer.seek(one, 1)
             assert [message.body for message in await poll(consumer, 2)] == [b"3", b"5"]
-            await consumer.seek_to_begin(zero)
+            await consumer.seek_to_beginning(zero)
             await consumer.pause([zero])
             assert await consumer.poll(0.5) == []
             await consumer.resume([zero])
@@ -223,7 +223,7 @@ def test_assigned_queues_are_polled_sought_paused_and_committed(run: Run, unique
 def test_offsets_are_found_by_time(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         await client.send(topic, b"old", queue=0)
-        async with client.lite_pull_consumer(unique, start="first") as consumer:
+        async with client.lite_pull_consumer(unique, start="earliest") as consumer:
             zero = (await consumer.queues(topic))[0]
             await consumer.assign([zero])
             (old,) = await poll(consumer, 1)
@@ -231,10 +231,10 @@ def test_offsets_are_found_by_time(run: Run, unique: str) -> None:
                 await consumer.committed(zero)
             await client.send(topic, b"new", queue=0)
             (new,) = await poll(consumer, 1)
-            assert await consumer.offset_for_time(zero, old.store_timestamp + 1) == 1
-            await consumer.seek_to_time(zero, new.store_timestamp)
+            assert await consumer.offset_by_time(zero, old.store_timestamp + 1) == 1
+            await consumer.seek_to_time(new.store_timestamp, zero)
             assert bodies(await poll(consumer, 1)) == [b"new"]
-            await consumer.seek_to_time(zero, 0)
+            await consumer.seek_to_time(0, zero)
             assert bodies(await poll(consumer, 2)) == [b"new", b"old"]
 
     run(work)
@@ -242,7 +242,7 @@ def test_offsets_are_found_by_time(run: Run, unique: str) -> None:
 
 def test_subscribed_members_share_the_queues_and_go_on_where_they_were(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        async with client.lite_pull_consumer(unique, start="first") as one:
+        async with client.lite_pull_consumer(unique, start="earliest") as one:
             await one.subscribe(topic, "A || B")
             assert len(one.assigned) == 4
             async with connect(server.namesrv) as other_client, other_client.lite_pull_consumer(unique) as other:
@@ -255,7 +255,7 @@ def test_subscribed_members_share_the_queues_and_go_on_where_they_were(run: Run,
             for number, tag in enumerate("ABCA"):
                 await client.send(topic, f"{number}{tag}", tags=tag)
             assert bodies(await poll(one, 3)) == [b"0A", b"1B", b"3A"]
-        async with client.lite_pull_consumer(unique, start="first") as again:
+        async with client.lite_pull_consumer(unique, start="earliest") as again:
             await again.subscribe(topic, "A || B")
             await client.send(topic, b"later", tags="B")
             assert bodies(await poll(again, 1)) == [b"later"]
@@ -272,17 +272,17 @@ def test_the_synchronous_faces(server: Any, topic: str, unique: str) -> None:
     with sync.connect(server.namesrv) as client:
         for number in range(4):
             client.send(topic, str(number))
-        with client.lite_pull_consumer(f"{unique}-lite", start="first") as lite:
+        with client.lite_pull_consumer(f"{unique}-lite", start="earliest") as lite:
             lite.assign(lite.queues(topic))
             polled: list[Message] = []
             while len(polled) < 4:
                 polled += lite.poll(RECEIVE_S)
             assert bodies(polled) == [b"0", b"1", b"2", b"3"]
-        with client.pop_consumer(f"{unique}-pop", topic, start="first") as popping:
+        with client.pop_consumer(f"{unique}-pop", topic, start="earliest") as popping:
             popped = [popping.receive(RECEIVE_S) for _ in range(4)]
             assert bodies(popped) == [b"0", b"1", b"2", b"3"]
         seen: list[bytes] = []
-        with client.consumer(f"{unique}-push", topic, start="first") as consumer:
+        with client.consumer(f"{unique}-push", topic, start="earliest") as consumer:
 
             def handle(message: sync.Received) -> None:
                 seen.append(message.body)

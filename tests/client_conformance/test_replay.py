@@ -118,7 +118,7 @@ def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., N
 
     async def give_up(client: AsyncClient, topic: str) -> None:
         told["topic"] = topic
-        async with client.consumer(unique, topic, start="first", auto_ack=False) as consumer:
+        async with client.consumer(unique, topic, start="earliest") as consumer:
             for n in range(4):
                 await client.send(topic, f"{n}", tags="AB"[n % 2], keys=[f"k{n}"], properties={"n": str(n)})
             async with asyncio.timeout(50):
@@ -147,7 +147,7 @@ def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., N
         async with (
             asyncio.timeout(50),
             connect(server.namesrv) as client,
-            client.consumer(unique, topic, start="first") as consumer,
+            client.consumer(unique, topic, start="earliest") as consumer,
         ):
             got = [await anext(aiter(consumer)) for _ in range(2)]
         assert sorted((m.topic, m.body, m.tags, m.properties["n"]) for m in got) == [

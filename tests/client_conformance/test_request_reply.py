@@ -1,4 +1,4 @@
-"""Request and reply: the answer finds the one who asked, or the asker learns in time that there is none."""
+"""Request and reply: a reply reaches its requester, or the request times out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def answer_all(client: AsyncClient, consumer: Consumer) -> None:
 
 def test_every_asker_gets_its_own_answer(run: Callable[..., None], unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        async with connect(server.namesrv) as other, other.consumer(unique, topic, start="first") as consumer:
+        async with connect(server.namesrv) as other, other.consumer(unique, topic, start="earliest") as consumer:
             answering = asyncio.create_task(answer_all(other, consumer))
             replies = await asyncio.gather(
                 *(client.request(topic, f"ask {number}", timeout=20, tags="T") for number in range(10)),
@@ -44,7 +44,7 @@ def test_no_answer_is_an_unknown_outcome_in_time(run: Callable[..., None]) -> No
         assert asyncio.get_running_loop().time() - began < 5
         (message,) = (await client.pull(topic, 0, 0, wait=10)).messages
         assert (message.body, message.properties["TTL"]) == (b"anybody?", "500")
-        assert (await client.reply(message, b"too late")).status == "SEND_OK"  # the asker lives, and lets it pass
+        assert (await client.reply(message, b"too late")).status == "SEND_OK"  # the owner lives, and lets it pass
 
     run(work, queues=1)
 
@@ -69,7 +69,7 @@ def test_the_synchronous_face(server: Any, topic: str, unique: str) -> None:
     with sync.connect(server.namesrv) as client, sync.connect(server.namesrv) as other:
 
         def serve() -> None:
-            with other.consumer(unique, topic, start="first") as consumer:
+            with other.consumer(unique, topic, start="earliest") as consumer:
                 message: Message | None = consumer.receive(20)
                 assert message is not None
                 other.reply(message, b"pong")

@@ -74,7 +74,7 @@ def test_the_same_traffic_is_told_alike(run: Callable[..., None], unique: str, s
                 await transaction.rollback()
         group = f"g-{unique}"
         pair = {"consumer_group": group, "topic": topic, "is_retry": "false", "is_system": "false"}
-        async with client.consumer(group, topic, start="first", auto_ack=False) as consumer:
+        async with client.consumer(group, topic, start="earliest") as consumer:
             taken = [await consumer.receive(_S) for _ in range(11)]
 
             assert taken[0] is not None

@@ -65,7 +65,7 @@ def test_a_large_body_travels_compressed_and_arrives_as_it_was(run: Callable[...
 
 
 def test_a_message_is_delivered_when_it_was_told_to(run: Callable[..., None]) -> None:
-    """Each of the three ways to say it; a timer may be late by its second, and is never early by more than one."""
+    """Delivery is at most one second early. A timer has a resolution of one second."""
 
     async def work(client: AsyncClient, topic: str) -> None:
         began_ms = time.time_ns() // 1_000_000

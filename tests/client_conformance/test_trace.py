@@ -42,18 +42,18 @@ def test_mqadmin_prints_who_sent_a_message_and_who_got_it(run: Run, unique: str,
         options: dict[str, Any] = {"trace": True, "producer_group": f"P{unique}"}
         async with connect(server.namesrv, **options) as tracing:
             sent = await tracing.send(topic, b"traced", tags="T", keys=["k1", "k2"])
-            async with tracing.consumer(f"C{unique}", topic, start="first", auto_ack=False) as consumer:
+            async with tracing.consumer(f"C{unique}", topic, start="earliest") as consumer:
                 message = await consumer.receive(RECEIVE_S)
                 assert message is not None
                 await message.nack(delay_level=1)
                 again = await consumer.receive(RECEIVE_S)
                 assert again is not None
                 await again.ack()
-            async with tracing.pop_consumer(f"O{unique}", topic, start="first", auto_ack=False) as popping:
+            async with tracing.pop_consumer(f"O{unique}", topic, start="earliest") as popping:
                 popped = await popping.receive(RECEIVE_S)
                 assert popped is not None
                 await popped.ack()
-            async with tracing.lite_pull_consumer(f"L{unique}", start="first") as asking:
+            async with tracing.lite_pull_consumer(f"L{unique}", start="earliest") as asking:
                 await asking.subscribe(topic)
                 assert len(await asking.poll(RECEIVE_S)) == 1
         lines = await traced(client, sent.msg_id, 9)

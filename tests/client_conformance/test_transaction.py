@@ -120,7 +120,7 @@ def test_the_synchronous_face_runs_work_and_checks_outside_the_loop(server: Any,
         with producer.transaction(topic, b"never") as transaction:
             transaction.rollback()
         producer.send(topic, b"checked", execute)
-        with client.consumer(f"G-{unique}", topic, start="first") as consumer:
+        with client.consumer(f"G-{unique}", topic, start="earliest") as consumer:
             bodies = {message.body for message in (consumer.receive(20), consumer.receive(20)) if message}
         assert bodies == {b"in a block", b"checked"}
     assert threads["execute"] == threading.current_thread().name

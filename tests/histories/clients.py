@@ -113,7 +113,7 @@ class Work:
 
     async def _join(self) -> None:
         push, order, pop = self.groups
-        patience: dict[str, Any] = {"start": "first", "long_poll": 2.0, "close_timeout": 2.0}
+        patience: dict[str, Any] = {"start": "earliest", "long_poll": 2.0, "close_timeout": 2.0}
         for number in range(2):
             client = await self._stack.enter_async_context(neve.connect(self._namesrv, **_OPTIONS))
             await self._consume(f"neve_{number}", push, client.consumer(push, self.topics.all, **patience))
@@ -128,7 +128,7 @@ class Work:
         """A group that was not there before."""
         late = f"{self._name}_late"
         client = await self._stack.enter_async_context(neve.connect(self._namesrv, **_OPTIONS))
-        consumer = client.consumer(late, self.topics.all, start="first", long_poll=2.0, close_timeout=2.0)
+        consumer = client.consumer(late, self.topics.all, start="earliest", long_poll=2.0, close_timeout=2.0)
         await self._consume("neve_late", late, consumer)
         self.groups[late] = self.topics.all
 

@@ -65,7 +65,7 @@ async def traffic(namesrv: str) -> None:
         await client.create_topic("orders", 2)
         for number in range(20):
             await client.send("orders", b"order %d" % number)
-        async with client.consumer("billing", "orders", start="first", auto_ack=False) as consumer:
+        async with client.consumer("billing", "orders", start="earliest") as consumer:
             for _ in range(5):
                 message = await consumer.receive(_S)
                 assert message is not None

@@ -143,14 +143,14 @@ def test_a_group_reads_everything_once_and_goes_on_where_it_was(namesrv: str) ->
         group = f"G-{topic}"
         for number in range(50):
             await client.send(topic, str(number))
-        async with client.consumer(group, topic, start="first", auto_ack=False) as consumer:
+        async with client.consumer(group, topic, start="earliest") as consumer:
             assert len(consumer.assigned) == 4
             bodies = {int(message.body) for message in await receive(consumer, 50)}
             assert bodies == set(range(50))
             left = await client.consume_stats(group, topic)
             assert len(left) == 4
         await client.send(topic, b"later", queue=1)
-        async with client.consumer(group, topic, start="first") as consumer:
+        async with client.consumer(group, topic, start="earliest") as consumer:
             assert [message.body for message in await receive(consumer, 1)] == [b"later"]
         assert sum(queue.lag for queue in (await client.consume_stats(group, topic)).values()) == 0
 
@@ -161,12 +161,12 @@ def test_what_was_not_acked_comes_again(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(3):
             await client.send(topic, str(number), queue=0)
-        async with client.consumer(f"G-{topic}", topic, start="first", auto_ack=False) as consumer:
+        async with client.consumer(f"G-{topic}", topic, start="earliest") as consumer:
             first = await consumer.receive(RECEIVE)
             second = await consumer.receive(RECEIVE)
             assert first is not None and second is not None
             await second.ack()
-        async with client.consumer(f"G-{topic}", topic, start="first") as consumer:
+        async with client.consumer(f"G-{topic}", topic, start="earliest") as consumer:
             assert [message.body for message in await receive(consumer, 3)] == [b"0", b"1", b"2"]
 
     run(namesrv, work)
@@ -174,7 +174,7 @@ def test_what_was_not_acked_comes_again(namesrv: str) -> None:
 
 def test_a_nacked_message_is_delivered_again(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        async with client.consumer(f"G-{topic}", topic, start="first", auto_ack=False) as consumer:
+        async with client.consumer(f"G-{topic}", topic, start="earliest") as consumer:
             await client.send(topic, b"twice", tags="T")
             message = await consumer.receive(RECEIVE)
             assert message is not None
@@ -191,7 +191,7 @@ def test_tags_select(namesrv: str) -> None:
         for tag in ("A", "B", "C", "A"):
             await client.send(topic, tag, tags=tag, queue=0)
         await client.send(topic, b"none", queue=0)
-        async with client.consumer(f"G-{topic}", {topic: "A || C"}, start="first") as consumer:
+        async with client.consumer(f"G-{topic}", {topic: "A || C"}, start="earliest") as consumer:
             assert [message.tags for message in await receive(consumer, 3)] == ["A", "C", "A"]
 
     run(namesrv, work)
@@ -226,7 +226,7 @@ def test_seek_by_offset_and_by_time(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(5):
             await client.send(topic, str(number))
-        async with client.consumer(f"G-{topic}", topic, start="last", auto_ack=False) as consumer:
+        async with client.consumer(f"G-{topic}", topic, start="latest") as consumer:
             (queue,) = consumer.assigned
             await consumer.seek(queue, 3)
             assert [m.body for m in await receive(consumer, 2)] == [b"3", b"4"]
@@ -288,7 +288,7 @@ def test_the_synchronous_face(namesrv: str) -> None:
         client.send(topic, b"0")
         assert client.send_async(topic, b"1").result(RECEIVE).status == "SEND_OK"
         seen = []
-        with client.consumer(f"G-{topic}", topic, start="first") as consumer:
+        with client.consumer(f"G-{topic}", topic, start="earliest") as consumer:
             for message in consumer:
                 seen.append(message.body)
                 if len(seen) == 2:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from neve.client import AsyncClient, connect
-from neve.client.consumers.shell import Shell
+from neve.client.consumers.base import DeliveringConsumer
 from tests.servers.broker_set import BrokerSet
 from tests.waiting import until
 
@@ -38,7 +38,7 @@ async def stored(client: AsyncClient) -> list[int]:
     return [number for at, number in enumerate(found) if at == 0 or found[at - 1] != number]
 
 
-async def receive_all(consumer: Shell, count: int, read: set[int]) -> None:
+async def receive_all(consumer: DeliveringConsumer, count: int, read: set[int]) -> None:
     while len(read) < count:
         message = await consumer.receive()
         assert message is not None
@@ -78,7 +78,7 @@ async def test_a_send_goes_on_when_the_master_is_frozen_and_it_wakes_as_a_slave(
 
 async def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync") as brokers:
-        async with client_of(brokers) as client, client.consumer(GROUP, TOPIC, start="first") as consumer:
+        async with client_of(brokers) as client, client.consumer(GROUP, TOPIC, start="earliest") as consumer:
             read = set[int]()
             reading = asyncio.create_task(receive_all(consumer, 300, read))
             first = await client.send(TOPIC, "0", keys="first")
@@ -102,7 +102,7 @@ async def test_slaves_are_read_while_there_is_no_master(tmp_path: Path) -> None:
     with BrokerSet(tmp_path, replication="sync", slaveReadEnable="true") as brokers:
         async with client_of(brokers) as client:
             await send(client, range(500))
-            async with client.consumer(GROUP, TOPIC, start="first", max_buffered=32) as consumer:
+            async with client.consumer(GROUP, TOPIC, start="earliest", max_buffered=32) as consumer:
                 read = set[int]()
                 await receive_all(consumer, 1, read)
                 master = brokers.master

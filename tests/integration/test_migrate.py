@@ -60,7 +60,7 @@ def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_a
         old.create_topic("orders", 3, {"reserve.time": "48"})
         old.create_topic("bills", 2)
         new.create_topic("bills", 1)
-        with old.consumer(GROUP, "orders", start="first"):
+        with old.consumer(GROUP, "orders", start="earliest"):
             pass
         old.set_request_mode(GROUP, "orders", "POP")
         assert {(row["topic"], row["state"]) for row in two("topics", "--dry-run", code=CONFLICT)} == {
@@ -100,7 +100,7 @@ def test_positions_go_to_the_message_that_comes_next_wherever_it_lies(two: Two) 
         for topic, queues in (("copied", 2), ("sent_again", 2), ("apart", 1)):
             old.create_topic(topic, queues)
             new.create_topic(topic, queues)
-        with old.consumer(GROUP, "copied", start="first"):
+        with old.consumer(GROUP, "copied", start="earliest"):
             pass
         two("groups")
 

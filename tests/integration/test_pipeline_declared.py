@@ -190,11 +190,12 @@ async def consume(namesrv: str) -> Counter[tuple[int, str | None]]:
     found: Counter[tuple[int, str | None]] = Counter()
     async with (
         connect(namesrv) as client,
-        client.consumer("dashboard", {INTO: "*"}, start="first") as consumer,
+        client.consumer("dashboard", {INTO: "*"}, start="earliest") as consumer,
     ):
         while (message := await consumer.receive(60.0 if not found else 5.0)) is not None:
             told = json.loads(message.body)
             place = (int(datetime.fromisoformat(told["start"]).timestamp()), told.get("tags"))
             assert found.get(place, told["messages"]) == told["messages"]
             found[place] = told["messages"]
+            await message.ack()
     return found

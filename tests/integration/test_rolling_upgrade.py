@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from neve.client import AsyncClient, connect
-from neve.client.consumers.shell import Shell
+from neve.client.consumers.base import DeliveringConsumer
 from tests.servers.broker_set import TOPIC, BrokerSet
 from tests.servers.neve import Serving
 from tests.waiting import until
@@ -55,7 +55,7 @@ class Operator:
 class Traffic:
     """One producer that sends numbers, each once it knows of the one before, and a group that reads them."""
 
-    def __init__(self, client: AsyncClient, consumer: Shell) -> None:
+    def __init__(self, client: AsyncClient, consumer: DeliveringConsumer) -> None:
         self._client, self._consumer = client, consumer
         self.sent = 0
         self.read = set[int]()
@@ -86,7 +86,7 @@ def test_a_set_is_restarted_line_by_line_and_no_send_fails_and_nothing_is_lost(t
         epoch = brokers.epoch
         async with connect(brokers.name_server.namesrv, timeout=_CALL_S) as client:
             await client.create_topic(TOPIC, queues=1)
-            async with client.consumer(GROUP, TOPIC, start="first") as consumer, asyncio.TaskGroup() as group:
+            async with client.consumer(GROUP, TOPIC, start="earliest") as consumer, asyncio.TaskGroup() as group:
                 traffic = Traffic(client, consumer)
                 sending = group.create_task(traffic.send())
                 receiving = group.create_task(traffic.receive())

@@ -104,7 +104,8 @@ async def create(topic: str, namesrv: str) -> None:
 
 async def received(topic: str, namesrv: str, count: int) -> list[tuple[str | None, str]]:
     found: list[tuple[str | None, str]] = []
-    async with connect(namesrv) as client, client.consumer("reader", {topic: "*"}, start="first") as consumer:
+    async with connect(namesrv) as client, client.consumer("reader", {topic: "*"}, start="earliest") as consumer:
         while (message := await consumer.receive(60.0 if len(found) < count else 2.0)) is not None:
             found.append((message.properties.get("TAGS"), message.body.decode("latin-1")))
+            await message.ack()
     return found

@@ -1,4 +1,4 @@
-"""A consumer driven by a handler: every message goes to it, and what becomes of the handler settles the message."""
+"""Runs the handlers of a consumer and settles each message by the outcome of its handler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from neve.client.group.in_work import Endings, handling_for
+from neve.client.group.ownership import PendingWork, handling_for
 from neve.client.group.received import Received
 from neve.client.net.session import ended
 from neve.errors import ClientError, NeveError
@@ -17,50 +17,53 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Received], Awaitable[None]]
 
 
-class Source(Protocol):
-    """A consumer that has been joined."""
+class HandledConsumer(Protocol):
+    """A consumer that has joined its group."""
 
-    def next(self) -> Awaitable[Received | None]:
-        """The next message, unsettled; None when the consumer is closed."""
+    def receive(self) -> Awaitable[Received | None]:
+        """Return the next message, or None if the consumer is closed."""
 
     async def settle(self, message: Received, delay_level: int | None) -> None:
-        """As of `Received`."""
+        """Acknowledge the message (None), or have it redelivered after a delay level."""
 
     async def failed(self, message: Received, error: BaseException, delay_level: int) -> None:
-        """The handler raised."""
+        """Have the message redelivered because its handler raised `error`."""
 
 
-async def consume(source: Source, endings: Endings, handler: Handler, workers: int, delay_level: int) -> None:
-    """Runs up to `workers` handlers beside each other until the consumer is closed.
+async def consume(
+    consumer: HandledConsumer, pending: PendingWork, handler: Handler, workers: int, delay_level: int
+) -> None:
+    """Run up to `workers` handlers at a time until the consumer is closed.
 
-    A handler that returns acks; one that raises nacks with `delay_level`, and the error is logged. A broker that cannot
-    be told so delivers the message again; that ends nothing. When this is cancelled the handlers are cancelled and have
-    ended when it returns; their messages are left unsettled, so they come again.
+    A message is acknowledged if its handler returns. If the handler raises, the error is logged and the message is
+    redelivered after `delay_level`. A broker that does not confirm this redelivers the message.
+
+    If this coroutine is cancelled, it cancels the handlers and waits for their end. Their messages are redelivered.
 
     Raises:
-        NeveError: of `source.next`. The other handlers are cancelled then.
+        NeveError: the consumer cannot receive messages. The handlers are cancelled.
     """
     if workers < 1:
-        raise ClientError(f"{workers} workers")
+        raise ClientError(f"workers must be at least 1, got {workers}")
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
-                group.create_task(_work(source, endings, handler, delay_level))
-    except BaseExceptionGroup as several:  # callers handle the error itself, and the first one ended the others
-        raise several.exceptions[0] from None
+                group.create_task(_work(consumer, pending, handler, delay_level))
+    except BaseExceptionGroup as errors:  # callers expect the first error, which cancelled the other workers
+        raise errors.exceptions[0] from None
 
 
-async def _work(source: Source, endings: Endings, handler: Handler, delay_level: int) -> None:
-    while (message := await source.next()) is not None:
-        with handling_for(endings):
+async def _work(consumer: HandledConsumer, pending: PendingWork, handler: Handler, delay_level: int) -> None:
+    while (message := await consumer.receive()) is not None:
+        with handling_for(pending):
             run = asyncio.ensure_future(handler(message))
         await ended(run)
-        error = asyncio.CancelledError("cancelled by itself") if run.cancelled() else run.exception()
+        error = asyncio.CancelledError("the handler cancelled itself") if run.cancelled() else run.exception()
         try:
             if error is None:
-                await source.settle(message, None)
+                await consumer.settle(message, None)
             else:
-                log.warning("the handler of %s failed", message.msg_id, exc_info=error)
-                await source.failed(message, error, delay_level)
+                log.warning("handler failed: msg_id=%s", message.msg_id, exc_info=error)
+                await consumer.failed(message, error, delay_level)
         except NeveError as problem:
-            log.warning("%s comes again, its broker could not be told what became of it: %s", message.msg_id, problem)
+            log.warning("settling failed, the message is redelivered: msg_id=%s cause=%s", message.msg_id, problem)

@@ -1,28 +1,31 @@
-"""A consumer that is asked: `poll` gives the next messages, offsets move when the application says so.
+"""A consumer that the application polls.
 
-Queues come from the group (`subscribe`) or are chosen by hand (`assign`), never both.
+Its queues come from the group (`subscribe`) or from the application (`assign`), never from both.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from neve.client.consumers.life import Life
-from neve.client.consumers.polled import LitePullSettings, Polled
-from neve.client.group.in_work import Asker, Endings, current_asker
+from neve.client.consumers.lifecycle import Lifecycle
+from neve.client.consumers.offset_control import OffsetControl
+from neve.client.consumers.poll_source import LitePullSettings, PollSource
 from neve.client.group.member import ClusterShare, GroupMember, GroupProfile
+from neve.client.group.ownership import Owner, PendingWork, current_owner
 from neve.client.group.pull import Puller, Subscription, subscription
 from neve.client.group.rebalance import Rebalancer, Rounds
 from neve.client.model import Message, MessageQueue
 from neve.client.net.session import Session
 from neve.client.trace.recorder import ConsumeTraces, Traces
+from neve.errors import NeveError
 
 
-class LitePullConsumer:
+class LitePullConsumer(OffsetControl):
     """`async with client.lite_pull_consumer("group") as consumer: await consumer.subscribe("topic")`, then `poll`."""
+
+    source: PollSource
 
     def __init__(self, session: Session, group: str, settings: LitePullSettings, traces: Traces | None) -> None:
         self._session = session
@@ -31,7 +34,7 @@ class LitePullConsumer:
         profile = GroupProfile(group, consume_type="CONSUME_ACTIVELY", start=settings.start)
         self._member = member = GroupMember(session, profile, {})
         rounds = Rounds()
-        self.supply = Polled(
+        self.source = source = PollSource(
             session,
             group,
             settings,
@@ -40,67 +43,72 @@ class LitePullConsumer:
             subscription=lambda topic: member.topics.get(topic, Subscription()),
         )
         share = ClusterShare(session, member, settings.allocation)
-        self._rebalancer = Rebalancer(session, lambda: member.topics, share, self.supply, rounds)
+        self._rebalancer = Rebalancer(session, lambda: member.topics, share, source, rounds, failures=source.failures)
         self._puller = Puller(session)
-        self._life = Life(session, member, self._rebalancer, self.supply, Endings(session.spawn, group))
+        self._lifecycle = Lifecycle(session, member, self._rebalancer, source, PendingWork(session.spawn, group))
 
-    # ---- life
+    # ---- lifecycle
 
     async def __aenter__(self) -> Self:
-        await self._life.enter()
+        await self._lifecycle.enter()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._settings.auto_commit:
-            self.supply.all_done()
+            self.source.ack_polled()
         await self.close()
 
     async def start(self) -> None:
-        """Joins the group, without queues."""
-        await self._life.start()
+        """Join the group, without queues. `async with` does this.
+
+        Raises:
+            ClientError: this client is already in the group.
+        """
+        await self._lifecycle.start()
 
     async def close(self) -> None:
-        """With `auto_commit` commits what is done with, and leaves the group."""
-        await self.close_for(current_asker())
+        """Leave the group; with `auto_commit`, commit the acknowledged positions before."""
+        await self.close_for(current_owner())
 
-    async def close_for(self, closer: Asker) -> None:
-        """As `close`: nothing is in work, only the next poll says what is done with."""
-        await self._life.close(closer)
+    async def close_for(self, closer: Owner) -> None:
+        """Close the consumer. No message is owned by a task or thread: the next poll acknowledges them."""
+        await self._lifecycle.close(closer)
 
     @property
     def is_closed(self) -> bool:
-        return self._life.is_closed
+        """Whether the consumer is closed, or being closed."""
+        return self._lifecycle.is_closed
 
-    # ---- which queues
+    @property
+    def problem(self) -> NeveError | None:
+        """The latest error of a pull or rebalance that has not succeeded since; None if all succeed."""
+        return self.source.failures.latest
+
+    # ---- queues
 
     async def subscribe(self, topic: str, expression: str | Subscription = "*") -> None:
-        """Reads this member's share of the topic's queues, from now on; again with another expression changes it.
+        """Read this member's share of the topic's queues. A further call for the topic changes the expression.
 
         Raises:
-            ClientError: queues were assigned by hand.
+            ClientError: queues were assigned by `assign`.
         """
-        self.supply.choose(by_hand=False)
+        self.source.choose(by_hand=False)
         await self._change_topics({**self._member.topics, topic: subscription(expression)})
 
     async def unsubscribe(self, topic: str) -> None:
-        """Reads the topic no more; what was done with is committed."""
+        """Stop reading the topic, and commit its acknowledged positions."""
         await self._change_topics({name: what for name, what in self._member.topics.items() if name != topic})
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Reads exactly these queues, whatever other members do; those that it had before are left.
+        """Read exactly these queues, independently of other members.
 
         Raises:
             ClientError: there are subscriptions.
         """
-        await self.supply.assign(queues)
-
-    @property
-    def assigned(self) -> list[MessageQueue]:
-        """The queues that this member reads now, sorted."""
-        return sorted(self.supply.fetcher.assigned)
+        await self.source.assign(queues)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """All queues of a topic, to choose from."""
+        """Return all readable queues of a topic, sorted."""
         return await self._puller.queues(topic)
 
     async def _change_topics(self, topics: Mapping[str, Subscription]) -> None:
@@ -112,60 +120,46 @@ class LitePullConsumer:
     # ---- messages
 
     async def poll(self, timeout: float = 5.0, max_count: int = 32) -> list[Message]:
-        """Up to `max_count` next messages; none when none came within `timeout` seconds.
+        """Return the next messages, and acknowledge those of the poll before.
 
-        Asking means that the messages of the call before are done with; with `auto_commit` that is stored within
-        `commit_interval`, else by `commit`.
+        With `auto_commit` the positions are committed within `commit_interval`, otherwise by `commit`.
+
+        Args:
+            timeout: the time to wait for a message in seconds; 0 takes only messages that have already arrived.
+            max_count: the largest number of messages.
+
+        Returns:
+            The messages; none if the consumer is closed or no message arrived in time.
+
+        Raises:
+            BrokerError: a broker refuses messages to this consumer permanently; see `Consumer.receive`.
         """
         self._session.pool.check_usable()
-        self.supply.all_done()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
+        self.source.ack_polled()
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
                 while not self.is_closed:
-                    if polled := self.supply.take_out(max_count):
+                    if polled := self.source.take(max_count):
                         return polled
-                    await self.supply.buffer.wait()
+                    self.source.failures.raise_permanent()
+                    await self.source.buffer.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
         return []
 
-    # ---- offsets
-
-    def position(self, queue: MessageQueue) -> int:
-        """The offset up to which all of the queue is done with."""
-        return self.supply.offsets.process_queue(queue).committable
-
-    async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The next poll goes on with `offset`; what was fetched is dropped."""
-        await self.supply.seek(queue, offset)
-
-    async def seek_to_begin(self, queue: MessageQueue) -> None:
-        await self.seek(queue, await self._puller.min_offset(queue))
-
-    async def seek_to_end(self, queue: MessageQueue) -> None:
-        await self.seek(queue, await self._puller.max_offset(queue))
-
-    async def seek_to_time(self, queue: MessageQueue, time_ms: int) -> None:
-        """Goes on with the first message that was stored at `time_ms` or later."""
-        await self.seek(queue, await self._puller.offset_by_time(queue, time_ms))
-
-    async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
-        """The first offset that was stored at `time_ms` or later."""
-        return await self._puller.offset_by_time(queue, time_ms)
-
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Stores these offsets, or without any how far the last poll came in each queue; waits for the answers."""
+        """Commit the positions behind the last poll, and wait until they are stored.
+
+        Args:
+            offsets: offsets to store instead; the positions stay as they are.
+
+        Raises:
+            NeveError: a broker did not store its part.
+        """
         if offsets is not None:
-            await self.supply.offsets.store.write(offsets)
+            await self.source.offsets.store.write(offsets)
             return
-        self.supply.all_done()
-        await self.supply.offsets.commit()
-
-    async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's stored offset; None when it has none."""
-        return await self._puller.committed(self.group, queue)
-
-    async def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Polls give nothing of them until `resume`."""
-        self.supply.offsets.pause(queues)
-
-    async def resume(self, queues: Iterable[MessageQueue]) -> None:
-        self.supply.offsets.resume(queues)
+        self.source.ack_polled()
+        await self.source.offsets.commit()

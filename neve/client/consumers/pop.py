@@ -1,32 +1,31 @@
-"""A member of a group that pops: the broker hands each message to one member for a while, and keeps the books itself.
+"""A member of a group that pops: the broker hands each message to one member for a while and tracks it.
 
-    query assignment ──▶ one pop loop per assigned queue ──▶ deliveries ──▶ application ──▶ ack, or visible again later
-                     └─▶ %RETRY%group, pulled ─────────────┘
+    assignment ──▶ a pop loop for each assigned queue ──▶ buffer ──▶ application ──▶ ack, or visible again later
+               └─▶ %RETRY%group, pulled ─────────────────┘
 
-What is neither acknowledged nor renewed in time comes again, to any member.
+A message that is neither acknowledged nor renewed in time is redelivered to any member.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from neve.client.consumers.popped import Popping, PopSettings
-from neve.client.consumers.shell import Shell
+from neve.client.consumers.base import DeliveringConsumer
+from neve.client.consumers.pop_source import PopSettings, PopSource
 from neve.client.group.member import GroupMember, GroupProfile
 from neve.client.group.pop_settle import Held
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Subscription
 from neve.client.group.rebalance import Rebalancer, Rounds
-from neve.client.group.received import Received
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
 from neve.client.trace.recorder import ConsumeTraces, Traces
-from neve.errors import ClientError, NeveError
+from neve.errors import ClientError
 from neve.remoting.names import RETRY_PREFIX
 
 
-class PopConsumer(Shell):
-    """`async with client.pop_consumer(...) as consumer: async for message in consumer: ...`"""
+class PopConsumer(DeliveringConsumer):
+    """`async with client.pop_consumer(...) as consumer: async for message in consumer: ...`."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class PopConsumer(Shell):
         retry = {f"{RETRY_PREFIX}{group}": Subscription()}
         member = GroupMember(session, GroupProfile(group, start=settings.start), {**topics, **retry})
         rounds = Rounds()
-        self.supply = Popping(
+        self.source = source = PopSource(
             session,
             group,
             settings,
@@ -53,23 +52,15 @@ class PopConsumer(Shell):
         super().__init__(
             session,
             member,
-            Rebalancer(session, lambda: member.topics, self.supply.share, self.supply, rounds),
-            self.supply,
-            {Held: self.supply, ProcessQueue: self.supply.retries},
+            Rebalancer(session, lambda: member.topics, source.share, source, rounds, failures=source.failures),
+            source,
+            {Held: source, ProcessQueue: source.retries},
             auto_ack=settings.auto_ack,
             close_timeout=settings.close_timeout,
+            takes_delay=True,
         )
 
     @property
-    def problem(self) -> NeveError | None:
-        """As of `Consumer.problem`, of pops."""
-        return self.supply.problem
-
-    @property
     def assigned(self) -> list[MessageQueue]:
-        """What this member pops, sorted; queue id -1 is any queue of that broker."""
-        return sorted(self.supply.popped_queues)
-
-    async def change_invisible(self, message: Received, seconds: float) -> None:
-        """Lets go of the message: it comes again `seconds` from now, to any member."""
-        await self._let_go(message, seconds)
+        """The queues that this member pops, sorted; queue id -1 stands for all queues of that broker."""
+        return sorted(self.source.popped_queues)

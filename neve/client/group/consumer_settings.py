@@ -1,4 +1,4 @@
-"""What can be set about a consumer; the defaults are RocketMQ's where it has them."""
+"""The settings of a group consumer. Defaults are RocketMQ's where it has them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 from neve.client.group.allocation import Allocation
 from neve.client.group.fetcher import FlowLimits
+from neve.client.times import Start
 from neve.errors import ClientError
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """See `AsyncClient.consumer`."""
+    """The settings of a group consumer; see `AsyncClient.consumer`."""
 
-    start: str | int = "last"
+    start: Start = "latest"
     auto_ack: bool = True
     in_order: bool = False
     broadcast: bool = False
@@ -31,14 +32,14 @@ class ConsumerSettings:
     offsets_directory: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.consume_timeout <= 0:
-            raise ClientError(f"a consume timeout of {self.consume_timeout} s")
+        if not self.consume_timeout > 0:
+            raise ClientError(f"consume_timeout must be more than 0 s, got {self.consume_timeout!r}")
         if self.close_timeout < 0:
-            raise ClientError(f"a close timeout of {self.close_timeout} s")
+            raise ClientError(f"close_timeout must be at least 0 s, got {self.close_timeout!r}")
 
     @property
     def redeliveries(self) -> int:
-        """RocketMQ's: 16, in order without end."""
+        """The redeliveries before a message is a dead letter: by default 16, and in order unlimited."""
         if self.max_redeliveries is not None:
             return self.max_redeliveries
         return 2**31 - 1 if self.in_order else 16

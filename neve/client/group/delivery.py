@@ -1,8 +1,7 @@
-"""Between the network and the application: messages wait by queue, and are handed out in turn.
+"""The buffer between the network and the application: messages wait by queue, and queues take turns.
 
-A queue in order hands out its next message only after the one before was settled. A closed one hands out nothing.
-Messages wait as they are stored, compressed where they were sent so, and are inflated one by one as they are handed
-out: the bound on their bytes is one on memory.
+A queue in order delivers its next message when the one before is settled. A closed queue delivers nothing. Buffered
+bodies stay compressed, and are decompressed at delivery: the limit of buffered bytes is then a limit of memory.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from neve.client.model import inflated
 
 
 class DeliveryQueue:
-    """The waiting messages of one queue. Only a `DeliveryBuffer` changes it."""
+    """The buffered messages of one queue. Only a `DeliveryBuffer` changes it."""
 
     def __init__(self, *, in_order: bool = False) -> None:
         self.waiting: deque[Received] = deque()
         self.waiting_bytes = 0
         self.in_order = in_order
-        self.in_hand: Received | None = None  # only where the queue is in order
+        self.current: Received | None = None  # in order: the delivered message that is not settled
         self.is_open = True
         self.is_queued = False
 
     @property
     def can_deliver(self) -> bool:
-        return self.is_open and self.in_hand is None and bool(self.waiting)
+        return self.is_open and self.current is None and bool(self.waiting)
 
 
 class DeliveryBuffer:
-    """All that waits for a consumer. `on_room` is called when a message leaves, so that more may be fetched."""
+    """The buffered messages of one consumer. `on_room` is called when a message leaves the buffer."""
 
     def __init__(self, on_room: Callable[[], None]) -> None:
         self.count = 0
@@ -42,14 +41,14 @@ class DeliveryBuffer:
         self._arrived = asyncio.Event()
 
     def put(self, delivery: DeliveryQueue, messages: Iterable[Received], *, first: bool = False) -> None:
-        """Adds to the end of the queue, or to its front."""
+        """Append messages to a queue, or with `first` prepend them."""
         for message in messages:
             (delivery.waiting.appendleft if first else delivery.waiting.append)(message)
             self._count(delivery, 1, len(message.body))
         self._queue(delivery, first=first)
 
     def take(self) -> Received | None:
-        """The next message of the queue whose turn it is."""
+        """Remove and return the next message of the queue whose turn it is."""
         while self._ready:
             delivery = self._ready.popleft()
             delivery.is_queued = False
@@ -59,27 +58,28 @@ class DeliveryBuffer:
             self._count(delivery, -1, -len(message.body))
             message = inflated(message)
             if delivery.in_order:
-                delivery.in_hand = message
+                delivery.current = message
             self._queue(delivery)
             self._on_room()
             return message
         return None
 
     async def wait(self) -> None:
-        """Until something may have changed for `take`."""
+        """Wait until `take` may return a message, or until `wake`."""
         self._arrived.clear()
         await self._arrived.wait()
 
     def wake(self) -> None:
+        """Wake all callers of `wait`."""
         self._arrived.set()
 
     def settled(self, delivery: DeliveryQueue) -> None:
-        """The message in hand is done with; a queue in order goes on."""
-        delivery.in_hand = None
+        """Allow a queue in order to deliver its next message."""
+        delivery.current = None
         self._queue(delivery)
 
     def close(self, delivery: DeliveryQueue) -> None:
-        """Hands out nothing more until `open`."""
+        """Stop the delivery of a queue until `open`."""
         delivery.is_open = False
 
     def open(self, delivery: DeliveryQueue) -> None:
@@ -87,7 +87,7 @@ class DeliveryBuffer:
         self._queue(delivery)
 
     def discard(self, delivery: DeliveryQueue) -> list[Received]:
-        """Empties the queue; what was waiting in it."""
+        """Remove and return the buffered messages of a queue."""
         dropped = list(delivery.waiting)
         self._count(delivery, -len(dropped), -delivery.waiting_bytes)
         delivery.waiting.clear()

@@ -1,4 +1,4 @@
-"""Pull loops: one for each queue, filling its delivery queue as far as there is room."""
+"""Pull loops: one for each assigned queue, which fills its delivery queue as far as there is room."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from neve.client.group.consume_stats import ConsumeStatsTable
 from neve.client.group.delivery import DeliveryBuffer
+from neve.client.group.failures import Failures
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller, Subscription
 from neve.client.group.received import Settles, received
-from neve.client.group.refusals import Refusals
 from neve.client.model import MessageQueue, PullStatus
 from neve.client.net.session import Session
 from neve.errors import BrokerError, NeveError
@@ -20,14 +20,14 @@ from neve.remoting.codes import RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)
 
-_PAUSE_AFTER_ERROR = 1.0
-_PAUSE_AFTER_FLOW_CONTROL = 0.02
-_LOCK_CHECK = 1.0  # how often a loop looks whether its queue is locked again
+_PAUSE_AFTER_ERROR_S = 1.0
+_PAUSE_AFTER_FLOW_CONTROL_S = 0.02
+_LOCK_CHECK_S = 1.0  # the interval at which a loop checks whether its queue is locked again
 
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """What may wait for the application, in all and of one queue; the last pull may pass each by one batch."""
+    """How much may wait for the application, in all and for each queue. The last pull may exceed it by one batch."""
 
     batch: int = 32
     wait: float = 15.0
@@ -38,7 +38,11 @@ class FlowLimits:
 
 
 class Fetcher:
-    """The queues of one consumer."""
+    """Pulls the assigned queues of one consumer.
+
+    `moved` is called when a broker reports that an offset is out of range. If a `buffer` is given, others fill it too,
+    and its owner calls `wake` when there is room in it.
+    """
 
     def __init__(
         self,
@@ -52,32 +56,31 @@ class Fetcher:
         code: RequestCode = RequestCode.PULL_MESSAGE,
         buffer: DeliveryBuffer | None = None,
     ) -> None:
-        """`buffer` is one that others fill too; its owner calls `wake` when there is room in it."""
         self._session = session
         self._puller = Puller(session)
         self._group = group
         self._consumer = consumer
         self._limits = limits
         self._subscription = subscription
-        self._moved = moved  # called when a broker says that an offset is out of its range
+        self._moved = moved
         self._code = code
-        self._refusals = Refusals(log)
         self._room = asyncio.Event()
         self._loops: dict[MessageQueue, asyncio.Task[None]] = {}
         self.assigned: dict[MessageQueue, ProcessQueue] = {}
         self.buffer = DeliveryBuffer(self._room.set) if buffer is None else buffer
+        self.failures = Failures(self.buffer.wake)
         self.stats = ConsumeStatsTable()
 
     def take_over(self, process_queue: ProcessQueue) -> None:
-        """Begins to fetch the queue from the process queue's `next_offset`."""
-        assert process_queue.queue not in self.assigned
-        self.assigned[process_queue.queue] = process_queue
-        self._loops[process_queue.queue] = self._session.spawn(
-            self._forever(process_queue), f"pull {self._group} {process_queue.queue}"
-        )
+        """Begin to pull a queue from the `next_offset` of its process queue."""
+        queue = process_queue.queue
+        assert queue not in self.assigned
+        self.assigned[queue] = process_queue
+        loop = self._session.spawn(self._forever(process_queue), f"pull {self._group} {queue}")
+        self._loops[queue] = self.failures.watch(loop)
 
     def drop(self, queue: MessageQueue) -> ProcessQueue:
-        """Ends with the queue: what is waiting is thrown away, acks of what was delivered count no more."""
+        """Stop pulling a queue, discard its buffered messages, and ignore acks of delivered ones."""
         process_queue, loop = self.assigned.pop(queue), self._loops.pop(queue)
         process_queue.is_dropped = True
         if loop is not asyncio.current_task():
@@ -87,16 +90,11 @@ class Fetcher:
         return process_queue
 
     def wake(self) -> None:
-        """Something about a queue or the buffer changed: the loops look again."""
+        """Have all loops check again whether there is room."""
         self._room.set()
 
-    @property
-    def problem(self) -> NeveError | None:
-        """The latest error of a queue that is tried again, and has not succeeded since."""
-        return self._refusals.latest
-
     async def close(self) -> None:
-        """Ends all loops; the process queues stay."""
+        """End all loops; the queues stay assigned."""
         loops = list(self._loops.values())
         for loop in loops:
             loop.cancel()
@@ -105,32 +103,32 @@ class Fetcher:
     # ---- one queue
 
     async def _forever(self, process_queue: ProcessQueue) -> None:
-        what = f"pull of {process_queue.queue}"
+        operation = f"pull of {process_queue.queue}"
         try:
             while not process_queue.is_dropped:
                 await self._until_room(process_queue)
-                await self._tried(process_queue, what)
+                await self._attempt(process_queue, operation)
         finally:
-            self._refusals.over(what)
+            self.failures.resolve(operation)
 
-    async def _tried(self, process_queue: ProcessQueue, what: str) -> None:
+    async def _attempt(self, process_queue: ProcessQueue, operation: str) -> None:
         try:
             await self._once(process_queue)
-            self._refusals.over(what)
+            self.failures.resolve(operation)
         except BrokerError as error:
-            self._refusals.note(what, error)
+            self.failures.record(operation, error)
             is_throttled = error.code == ResponseCode.FLOW_CONTROL
-            await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL if is_throttled else _PAUSE_AFTER_ERROR)
+            await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL_S if is_throttled else _PAUSE_AFTER_ERROR_S)
         except NeveError as error:
-            self._refusals.note(what, error)
+            self.failures.record(operation, error)
             self._session.forget_route(process_queue.queue.topic)
-            await asyncio.sleep(_PAUSE_AFTER_ERROR)
+            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _until_room(self, process_queue: ProcessQueue) -> None:
         while not self._has_room(process_queue):
             self._room.clear()
             try:
-                async with asyncio.timeout(None if process_queue.locked_until is None else _LOCK_CHECK):
+                async with asyncio.timeout(None if process_queue.locked_until is None else _LOCK_CHECK_S):
                     await self._room.wait()
             except TimeoutError:
                 continue
@@ -162,7 +160,10 @@ class Fetcher:
         if process_queue.is_dropped:
             return
         if result.status is PullStatus.OFFSET_ILLEGAL:
-            log.warning("%s: offset %d moved to %d", process_queue.queue, process_queue.next_offset, result.next_offset)
+            log.warning(
+                "offset out of range, moved: queue=%s from=%d to=%d",
+                process_queue.queue, process_queue.next_offset, result.next_offset,
+            )  # fmt: skip
             await self._moved(process_queue.queue, result.next_offset)
             return
         if result.messages or result.next_offset != process_queue.next_offset:

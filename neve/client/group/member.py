@@ -11,6 +11,7 @@ from neve.client.group.allocation import Allocation, chosen
 from neve.client.group.pull import Subscription
 from neve.client.model import MessageQueue
 from neve.client.net.session import RequestHandler, Session, parse_body
+from neve.client.times import Start, start_position
 from neve.errors import BrokerError, ClientError, NeveError
 from neve.record.properties import tags_code
 from neve.remoting.body import dumps
@@ -18,23 +19,22 @@ from neve.remoting.codes import RequestCode
 
 log = logging.getLogger(__name__)
 
-FROM_WHERE = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}
+_FROM_WHERE = {"earliest": "CONSUME_FROM_FIRST_OFFSET", "latest": "CONSUME_FROM_LAST_OFFSET"}
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProfile:
-    """How a member presents itself. `start` is where a group without offsets begins: first, last, or ms since 1970."""
+    """How a member describes itself. `start` is where a group without committed offsets begins."""
 
     group: str
     consume_type: str = "CONSUME_PASSIVELY"
     message_model: str = "CLUSTERING"
-    start: str | int = "last"
+    start: Start = "latest"
 
     def __post_init__(self) -> None:
         if not self.group:
             raise ClientError("a consumer needs a group")
-        if isinstance(self.start, str) and self.start not in FROM_WHERE:
-            raise ClientError(f"start is 'first', 'last' or ms since 1970, not {self.start!r}")
+        start_position(self.start)
 
 
 class GroupMember:
@@ -114,7 +114,7 @@ class GroupMember:
     def describe(self) -> dict[str, Any]:
         """ConsumerData of a heartbeat."""
         return {
-            "consumeFromWhere": FROM_WHERE.get(str(self.profile.start), "CONSUME_FROM_TIMESTAMP"),
+            "consumeFromWhere": _FROM_WHERE.get(str(self.profile.start), "CONSUME_FROM_TIMESTAMP"),
             "consumeType": self.profile.consume_type,
             "groupName": self.group,
             "messageModel": self.profile.message_model,

@@ -1,4 +1,4 @@
-"""What a pop consumer holds, and how it lets go: acks in batches, invisibility renewed while a message is in work."""
+"""Acknowledges popped messages in batches, and renews their invisible time while the application owns them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from neve.client.group.delivery import DeliveryQueue
-from neve.client.group.in_work import Asker
+from neve.client.group.ownership import Owner
 from neve.client.group.pop_requests import Popper, Receipt
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
@@ -23,27 +23,27 @@ _RENEWALS_AT_ONCE = 32
 
 @dataclass(slots=True)
 class Held:
-    """A popped message that is not settled. Times are on the loop's clock, in seconds."""
+    """A popped message that is not settled. Times are the loop's, in seconds."""
 
     queue: MessageQueue  # the one that was popped
     receipt: Receipt
     delivery: DeliveryQueue
     popped_at: float
     expires_at: float
-    handed_over_at: float = 0.0
-    asker: Asker | None = None  # who has it; nobody while it waits here
+    delivered_at: float = 0.0
+    owner: Owner | None = None  # None while the message is buffered
     is_settled: bool = False
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def settled_receipt(self) -> Receipt:
-        """The receipt to settle it by: a renewal under way has to end first, it changes the receipt."""
+        """Wait for the end of a renewal, which changes the receipt, and return the receipt to settle by."""
         assert self.is_settled
         async with self.renewing:
             return self.receipt
 
 
 class Acker:
-    """Acks to each broker: one goes alone, those that come while it is under way go together after it."""
+    """Sends acks to each broker: one alone, then those that arrive during its request together."""
 
     def __init__(self, session: Session, popper: Popper) -> None:
         self._session = session
@@ -52,9 +52,9 @@ class Acker:
         self._senders: dict[str, asyncio.Task[None]] = {}
 
     def add(self, held: Held) -> asyncio.Future[None]:
-        """The outcome, for who wants to wait for it: a failed ack means that the message comes again."""
+        """Send an ack; return its outcome. If the ack fails, the message is redelivered."""
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        outcome.add_done_callback(_looked_at)
+        outcome.add_done_callback(_retrieve)
         broker = held.queue.broker_name
         self._pending[broker].append((held, outcome))
         if broker not in self._senders:
@@ -63,7 +63,7 @@ class Acker:
         return outcome
 
     async def flush(self) -> None:
-        """Returns when no ack is under way."""
+        """Wait until all acks have their answers."""
         while self._senders:
             await asyncio.gather(*self._senders.values(), return_exceptions=True)
 
@@ -82,9 +82,9 @@ class Acker:
 
     def _ended(self, broker: str) -> None:
         del self._senders[broker]
-        for _, outcome in self._pending.pop(broker):  # none, unless the sender ended early: nothing may wait for ever
+        for _, outcome in self._pending.pop(broker):  # empty unless the sender ended early
             if not outcome.done():
-                outcome.set_exception(UnknownOutcome(f"the client ended while an ack to {broker} was on its way"))
+                outcome.set_exception(UnknownOutcome(f"the client was closed during an ack to {broker}"))
 
     async def _send_batch(self, batch: list[tuple[Held, asyncio.Future[None]]]) -> None:
         first = batch[0][0]
@@ -95,7 +95,7 @@ class Acker:
                 receipts = [(held.queue.topic, await held.settled_receipt()) for held, _ in batch]
                 await self._popper.ack_batch(first.queue, receipts)
         except NeveError as error:
-            log.warning("%d messages of %s were not acknowledged, they come again: %s", len(batch), first.queue, error)
+            log.warning("ack failed, redelivered: count=%d queue=%s cause=%s", len(batch), first.queue, error)
             for _, outcome in batch:
                 if not outcome.done():
                     outcome.set_exception(error)
@@ -105,14 +105,14 @@ class Acker:
                 outcome.set_result(None)
 
 
-def _looked_at(outcome: asyncio.Future[None]) -> None:
-    """The failure was logged; nobody has to wait for it."""
+def _retrieve(outcome: asyncio.Future[None]) -> None:
+    """Mark the exception as retrieved: it was logged, and asyncio shall not log it again."""
     if not outcome.cancelled():
         outcome.exception()
 
 
 class Renewer:
-    """Keeps what is held invisible, up to `hold_limit` seconds from its pop."""
+    """Renews the invisible time of held messages, up to `hold_limit` seconds from their pop."""
 
     def __init__(self, popper: Popper, invisible: float, hold_limit: float) -> None:
         self._popper = popper
@@ -124,15 +124,15 @@ class Renewer:
         return len(self._held)
 
     @property
-    def askers(self) -> list[Asker]:
-        """Who has messages that are not settled, once for each."""
-        return [held.asker for held in self._held.values() if held.asker is not None]
+    def owners(self) -> list[Owner]:
+        """The owners of messages that are not settled, once for each message."""
+        return [held.owner for held in self._held.values() if held.owner is not None]
 
     def hold(self, held: Held) -> None:
         self._held[id(held)] = held
 
     def release(self, held: Held) -> bool:
-        """Whether it was held: settling twice counts once."""
+        """Stop renewing the message; return False if it was settled before."""
         if held.is_settled:
             return False
         held.is_settled = True
@@ -144,7 +144,7 @@ class Renewer:
             await self.renew_due(asyncio.get_running_loop().time())
 
     async def renew_due(self, now: float) -> None:
-        """Renews what has less than half of its time left."""
+        """Renew messages with less than half of their invisible time left."""
         due = [held for held in self._held.values() if held.expires_at - now < self._invisible / 2]
         for start in range(0, len(due), _RENEWALS_AT_ONCE):
             await asyncio.gather(*(self._renew(held, now) for held in due[start : start + _RENEWALS_AT_ONCE]))
@@ -156,6 +156,6 @@ class Renewer:
             try:
                 held.receipt = await self._popper.change_invisible(held.queue, held.receipt, self._invisible)
             except NeveError as error:
-                log.warning("%s of %s may come again: %s", held.receipt.text, held.queue, error)
+                log.warning("renewal failed: queue=%s receipt=%s cause=%s", held.queue, held.receipt.text, error)
             else:
                 held.expires_at = now + self._invisible

@@ -1,4 +1,4 @@
-"""How far a consumer is in each of its queues: where it begins, where it is moved to, what it stores."""
+"""The offsets of a consumer's queues: where it begins, where it is moved to, what it commits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
+from neve.client.times import Start, start_position
 from neve.errors import ClientError, NeveError
 from neve.remoting.names import RETRY_PREFIX
 
@@ -19,20 +20,21 @@ log = logging.getLogger(__name__)
 
 
 class Positions:
-    """Over the queues of a fetcher. `store` may be exchanged before the first queue is taken over."""
+    """The offsets of a fetcher's queues. `store` may be replaced before the first queue is taken."""
 
     def __init__(
-        self, session: Session, fetcher: Fetcher, store: OffsetStore, start: str | int, *, in_order: bool = False
+        self, session: Session, fetcher: Fetcher, store: OffsetStore, start: Start, *, in_order: bool = False
     ) -> None:
         self._session = session
         self._fetcher = fetcher
         self._puller = Puller(session)
-        self._start = start
+        self._start = start_position(start)
         self._in_order = in_order
         self.store = store
 
     def process_queue(self, queue: MessageQueue) -> ProcessQueue:
-        """
+        """Return the state of an assigned queue.
+
         Raises:
             ClientError: the queue is not assigned.
         """
@@ -42,7 +44,7 @@ class Positions:
         return process_queue
 
     def of_topic(self, topic: str) -> dict[MessageQueue, int]:
-        """The next offset to be consumed of each of its queues."""
+        """Return the positions of the assigned queues of a topic."""
         return {
             queue: process_queue.committable
             for queue, process_queue in self._fetcher.assigned.items()
@@ -50,18 +52,18 @@ class Positions:
         }
 
     async def take(self, queue: MessageQueue, *, locked_until: float | None = None) -> None:
-        """Begins with a queue at the stored offset, else where `start` says; that is then stored at the next commit."""
+        """Begin a queue at its committed offset, else at the start position, which the next commit stores."""
         stored = await self.store.read(queue)
         if stored is not None:
             self.begin(queue, stored, locked_until=locked_until)
         else:
-            self.begin(queue, await self._unstored(queue), locked_until=locked_until, is_stored=False)
+            self.begin(queue, await self._start_offset(queue), locked_until=locked_until, is_stored=False)
 
-    async def _unstored(self, queue: MessageQueue) -> int:
-        """Retries are never skipped."""
-        if queue.topic.startswith(RETRY_PREFIX) or self._start == "first":
+    async def _start_offset(self, queue: MessageQueue) -> int:
+        """Return where a queue without a committed offset begins. Redeliveries are never skipped."""
+        if queue.topic.startswith(RETRY_PREFIX) or self._start == "earliest":
             return await self._puller.min_offset(queue)
-        if self._start == "last":
+        if self._start == "latest":
             return await self._puller.max_offset(queue)
         return await self._puller.offset_by_time(queue, int(self._start))
 
@@ -75,7 +77,7 @@ class Positions:
         is_stored: bool = True,
         keeper: object = None,
     ) -> None:
-        """Fetches the queue from `offset` on; `keeper` was told that, without one it is who would be now."""
+        """Fetch a queue from `offset` on. `keeper` has stored the offset; by default the present keeper has."""
         process_queue = ProcessQueue(queue, offset, in_order=self._in_order)
         process_queue.locked_until = locked_until
         process_queue.last_lock_ms = self._session.options.now_ms() if locked_until is not None else 0
@@ -86,8 +88,9 @@ class Positions:
         self._fetcher.take_over(process_queue)
 
     def move(self, queue: MessageQueue, offset: int, *, keeper: object = None) -> None:
-        """Goes on with `offset`, which `keeper` was told if there is one: what was fetched is dropped, acks of what was
-        delivered count no more.
+        """Continue a queue at `offset`, which `keeper` has stored if it is given.
+
+        Fetched messages are dropped, and delivered ones can no longer be settled.
         """
         self.process_queue(queue)
         old = self._fetcher.drop(queue)
@@ -102,21 +105,24 @@ class Positions:
         )
 
     async def leave(self, queue: MessageQueue) -> None:
-        """Ends with the queue and stores how far it came."""
+        """Stop a queue and commit its position."""
         process_queue = self._fetcher.drop(queue)
-        if self._is_owed(process_queue):
+        if self._is_due(process_queue):
             await self.store.write({queue: process_queue.committable})
 
     async def commit(self, *, once: bool = False) -> None:
-        """Stores what changed since the last time, and what its keeper may have lost; `once`: see the store."""
-        process_queue = list(self._fetcher.assigned.values())
-        offsets = {one: one.committable for one in process_queue if self._is_owed(one)}
+        """Commit the positions that changed since the last commit, or that the store may have lost.
+
+        With `once` a failed request is not retried: the caller commits again later.
+        """
+        process_queues = list(self._fetcher.assigned.values())
+        offsets = {one: one.committable for one in process_queues if self._is_due(one)}
         kept = await self.store.write({one.queue: offset for one, offset in offsets.items()}, once=once)
         for one, offset in offsets.items():
             one.committed, one.keeper = offset, kept[one.queue]
 
-    def _is_owed(self, process_queue: ProcessQueue) -> bool:
-        """Also what was stored already, where whoever has it may have lost it since."""
+    def _is_due(self, process_queue: ProcessQueue) -> bool:
+        """Return whether the position changed, or a new keeper may not have the committed one."""
         if process_queue.committable != process_queue.committed:
             return True
         return process_queue.keeper is not self.store.keeper(process_queue.queue)
@@ -127,13 +133,14 @@ class Positions:
             try:
                 await self.commit(once=True)
             except NeveError as error:
-                log.warning("commit of %s, tried again later: %s", group, error)
+                log.warning("commit failed, retrying: group=%s cause=%s", group, error)
 
     async def last_commit(self, group: str) -> None:
+        """Commit before the consumer closes; a failure is logged."""
         try:
             await self.commit()
         except NeveError as error:
-            log.warning("the last commit of %s failed; some messages will come again: %s", group, error)
+            log.warning("commit at close failed, some messages are redelivered: group=%s cause=%s", group, error)
 
     # ---- pausing
 
@@ -149,6 +156,6 @@ class Positions:
         self._fetcher.wake()
 
     def reopen(self, process_queue: ProcessQueue) -> None:
-        """Hands out the queue's messages again, unless something else forbids it."""
+        """Deliver the messages of a queue again, unless it is paused or being left."""
         if not (process_queue.is_paused or process_queue.is_leaving):
             self._fetcher.buffer.open(process_queue.delivery)

@@ -11,6 +11,7 @@ from neve.client.model import MASTER_ID, Message, MessageQueue, PullResult, Pull
 from neve.client.net.connection import Connection
 from neve.client.net.route import Reader
 from neve.client.net.session import Session, ext_int
+from neve.client.times import Start, start_position
 from neve.client.validators import check_timeout
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError
 from neve.record.codec import iter_records
@@ -79,7 +80,7 @@ def subscription(expression: str | Subscription) -> Subscription:
 
 
 def subscriptions(topics: Topics) -> dict[str, Subscription]:
-    """By topic, from any of the ways to name them."""
+    """By topic, from any of the settlers to name them."""
     if isinstance(topics, str):
         return {topics: Subscription()}
     if isinstance(topics, Mapping):
@@ -289,24 +290,16 @@ class Puller:
         self,
         topic: str,
         *,
-        start: str | int = "first",
+        start: Start = "earliest",
         queue: int | MessageQueue | None = None,
         subscription: Subscription | None = None,
         group: str = TOOLS_GROUP,
     ) -> AsyncIterator[Message]:
-        """The messages of each queue in turn, up to its end at the time of the call.
-
-        Args:
-            start: `first`, or ms since 1970: from the messages stored then.
-
-        Raises:
-            ClientError: it is neither. What is sent from now on is no reader's: its end would be where it begins.
-        """
-        if isinstance(start, str) and start != "first":
-            raise ClientError(
-                f"a reader starts 'first' or at ms since 1970, not {start!r}; a consumer may start 'last'"
-            )
-        return self._read(topic, start, queue, subscription or Subscription(), group)
+        """Return the messages of each queue in turn, up to its end when the reader gets to it: `AsyncClient.reader`."""
+        position = start_position(start)
+        if position == "latest":
+            raise ClientError("a reader starts 'earliest' or at a time, got 'latest': it ends where the queues end now")
+        return self._read(topic, position, queue, subscription or Subscription(), group)
 
     async def _read(
         self, topic: str, start: str | int, queue: int | MessageQueue | None, wanted: Subscription, group: str
@@ -314,7 +307,7 @@ class Puller:
         queues = await self.queues(topic) if queue is None else [await self.resolve(topic, queue)]
         for one in queues:
             end = await self.max_offset(one)
-            offset = await (self.min_offset(one) if start == "first" else self.offset_by_time(one, int(start)))
+            offset = await (self.min_offset(one) if start == "earliest" else self.offset_by_time(one, int(start)))
             while offset < end:
                 result = inflated_result(await self.pull(one, offset, group=group, subscription=wanted))
                 for message in result.messages:

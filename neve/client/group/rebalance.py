@@ -1,53 +1,50 @@
-"""Keeps the queues that a member works on equal to its share: at the start, every 20 s, and when a broker says so."""
+"""Keeps the queues of a member equal to its share: at the start, every 20 s, and when a broker asks for it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from neve.client.group.refusals import Refusals
+from neve.client.group.failures import Failures
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
 from neve.errors import NeveError
 
-log = logging.getLogger(__name__)
-
 Share = Callable[[str], Awaitable[set[MessageQueue] | None]]
-_AGAIN_S = 1.0  # after a round in which something could not be settled
+_RETRY_S = 1.0  # the pause after a round that is not complete
 
 
 class Assignee(Protocol):
-    """Who works on the queues."""
+    """The source that reads the assigned queues."""
 
     def held(self) -> Iterable[MessageQueue]:
-        """The queues that it has now."""
+        """Return the queues that it reads."""
 
-    async def take(self, queues: list[MessageQueue]) -> bool:
-        """Begins with them; False when some of them could not be had yet."""
+    async def take_queues(self, queues: list[MessageQueue]) -> bool:
+        """Begin to read queues; return False if some of them are not available yet."""
 
     def keep(self, queue: MessageQueue) -> None:
-        """One that it has stays with it."""
+        """Continue to read a queue, also if leaving it has begun."""
 
     async def leave(self, queue: MessageQueue) -> bool:
-        """Stops with it; False when it is not free yet."""
+        """Stop reading a queue; return False if it is not free yet."""
 
 
 class Rounds:
-    """`lock` is held while queues change hands: what moves a queue otherwise takes it, too."""
+    """Synchronizes the rounds of a rebalancer. Whatever else moves a queue holds the `lock`, too."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.wanted = asyncio.Event()
 
     def wake(self) -> None:
-        """A round at once."""
+        """Begin a round now."""
         self.wanted.set()
 
 
 class Rebalancer:
-    """One for a member."""
+    """Rebalances the queues of one member."""
 
     def __init__(
         self,
@@ -56,18 +53,20 @@ class Rebalancer:
         share: Share,
         assignee: Assignee,
         rounds: Rounds,
+        *,
+        failures: Failures,
     ) -> None:
         self._session = session
         self._topics = topics
         self._share = share
         self._assignee = assignee
-        self._refusals = Refusals(log)
         self._rounds = rounds
-        self._is_settled = True
+        self._failures = failures
+        self._is_complete = True
 
     async def forever(self) -> None:
         while True:
-            interval = self._session.options.rebalance_interval if self._is_settled else _AGAIN_S
+            interval = self._session.options.rebalance_interval if self._is_complete else _RETRY_S
             try:
                 async with asyncio.timeout(interval):
                     await self._rounds.wanted.wait()
@@ -76,39 +75,41 @@ class Rebalancer:
             self._rounds.wanted.clear()
             await self.once()
 
-    async def stop(self, rounds: asyncio.Task[None], patience: float) -> None:
-        """Ends `rounds`, the task of `forever`; between two of them, if that comes in time."""
+    async def stop(self, rounds: asyncio.Task[None], timeout: float) -> None:
+        """End `rounds`, the task of `forever`: after its present round if that ends within `timeout` seconds."""
         try:
-            async with asyncio.timeout(patience), self._rounds.lock:
+            async with asyncio.timeout(timeout), self._rounds.lock:
                 rounds.cancel()
         except TimeoutError:
             rounds.cancel()
         await asyncio.wait({rounds})
 
     async def once(self) -> None:
-        """One round over all topics; the next is soon when some topic could not be settled."""
-        settled = True
+        """Rebalance all topics. If a topic is not complete, the next round begins soon."""
+        is_complete = True
         async with self._rounds.lock:
             topics = list(self._topics())
             for topic in {*topics, *(queue.topic for queue in self._assignee.held())}:
+                operation = f"rebalance of {topic}"
                 try:
-                    settled &= await self._settle(topic, is_wanted=topic in topics)
+                    is_complete &= await self._rebalance(topic, is_wanted=topic in topics)
+                    self._failures.resolve(operation)
                 except NeveError as error:
-                    self._refusals.note(f"rebalance of {topic}", error)
-                    settled = False
-        self._is_settled = settled
+                    self._failures.record(operation, error)
+                    is_complete = False
+        self._is_complete = is_complete
 
-    async def _settle(self, topic: str, *, is_wanted: bool) -> bool:
+    async def _rebalance(self, topic: str, *, is_wanted: bool) -> bool:
         mine = await self._share(topic) if is_wanted else set()
-        if mine is None:  # nobody knows: as it is
+        if mine is None:  # the broker does not know the assignment yet
             return True
-        settled = True
+        is_complete = True
         held = {queue for queue in self._assignee.held() if queue.topic == topic}
         for queue in held & mine:
             self._assignee.keep(queue)
         for queue in sorted(held - mine):
-            settled &= await self._assignee.leave(queue)
+            is_complete &= await self._assignee.leave(queue)
         fresh = sorted(mine - held)
         if fresh:
-            settled &= await self._assignee.take(fresh)
-        return settled
+            is_complete &= await self._assignee.take_queues(fresh)
+        return is_complete

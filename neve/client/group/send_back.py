@@ -33,7 +33,7 @@ _STORED = (
 
 
 class SendBack:
-    """The ways back for the messages of one group."""
+    """The settlers back for the messages of one group."""
 
     def __init__(self, session: Session, group: str, max_redeliveries: int) -> None:
         self._session = session

@@ -25,7 +25,7 @@ from neve.remoting.headers import send_v2_fields
 
 log = logging.getLogger(__name__)
 
-#: Refusals after which another broker may take the message. `send_async` gives up at any refusal, as Java's does.
+#: Error codes after which a send tries another broker. For `send_async` every code is final, as in Java's client.
 RETRYABLE = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 _STATUS = {
     0: SendStatus.SEND_OK,

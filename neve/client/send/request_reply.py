@@ -1,10 +1,10 @@
 """Request and reply over topics: a message that says where its answer is to go, and an answer pushed back by a broker.
 
-    request    SEND_MESSAGE_V2 with CORRELATION_ID, REPLY_TO_CLIENT (the asker's client id) and TTL (ms)
+    request    SEND_MESSAGE_V2 with CORRELATION_ID, REPLY_TO_CLIENT (the owner's client id) and TTL (ms)
     reply      SEND_REPLY_MESSAGE_V2 to the cluster's reply topic, with the same three properties and MSG_TYPE=reply
-    the broker finds the asker among its producers: PUSH_REPLY_MESSAGE_TO_CLIENT
+    the broker finds the owner among its producers: PUSH_REPLY_MESSAGE_TO_CLIENT
 
-A broker must know the asker before the answer comes, so a request first makes the client known to the topic's brokers.
+A broker must know the owner before the answer comes, so a request first makes the client known to the topic's brokers.
 """
 
 from __future__ import annotations

@@ -25,15 +25,16 @@ from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.options import ClientOptions
 from neve.client.send import batch_sender as asynchronous_batches
 from neve.client.sync.consumer import Consumer, LitePullConsumer, PopConsumer, Received
-from neve.client.sync.loop import BackgroundLoop, Face, waiting
+from neve.client.sync.loop import BackgroundLoop, Wrapper, waiting
 from neve.client.sync.transaction import SyncCheck, Transaction, TransactionProducer, in_thread
+from neve.client.times import Start
 
 T = TypeVar("T")
 
 _READ_AHEAD = 256  # messages that a reader fetches per hop between the threads
 
 
-class Client(Face):
+class Client(Wrapper):
     """See `AsyncClient`."""
 
     send = waiting(AsyncClient.send)
@@ -133,7 +134,7 @@ class Client(Face):
         self,
         topic: str,
         *,
-        start: str | int = "first",
+        start: Start = "earliest",
         queue: int | MessageQueue | None = None,
         expression: str | Subscription = "*",
     ) -> Iterator[Message]:
@@ -143,7 +144,7 @@ class Client(Face):
             yield from block
 
 
-class BatchSender(Face):
+class BatchSender(Wrapper):
     """See `neve.client.send.batch_sender`; what is under way goes on while nobody calls."""
 
     put = waiting(asynchronous_batches.BatchSender.put)

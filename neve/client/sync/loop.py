@@ -104,7 +104,7 @@ async def _end_all() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-class Face:
+class Wrapper:
     """Something asynchronous and the loop that it lives on."""
 
     def __init__(self, loop: BackgroundLoop, inner: Any) -> None:
@@ -117,7 +117,7 @@ def waiting(
 ) -> Callable[Concatenate[Any, P], R]:
     """The method that calls `method` of the inner object on its loop and waits; same arguments, same documentation."""
 
-    def call(self: Face, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._loop.call(method(self._inner, *args, **kwargs))
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__

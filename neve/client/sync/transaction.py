@@ -10,7 +10,7 @@ from typing import Any, Self
 from neve.client.model import Message, SendResult
 from neve.client.send import transaction as asynchronous
 from neve.client.send.transaction import Check, LocalTransactionState, TransactionResult
-from neve.client.sync.loop import Face, waiting
+from neve.client.sync.loop import Wrapper, waiting
 
 SyncCheck = Callable[[Message], LocalTransactionState]
 
@@ -24,7 +24,7 @@ def in_thread(check: SyncCheck) -> Check:
     return asked
 
 
-class Transaction(Face):
+class Transaction(Wrapper):
     """See `neve.client.Transaction`."""
 
     commit = waiting(asynchronous.Transaction.commit)
@@ -50,7 +50,7 @@ class Transaction(Face):
         return self._inner.state
 
 
-class TransactionProducer(Face):
+class TransactionProducer(Wrapper):
     """See `neve.client.TransactionProducer`."""
 
     start = waiting(asynchronous.TransactionProducer.start)

@@ -139,7 +139,7 @@ class ConsumeTraces:
         self._traces.add(sub_before(message, self._group, begun.request_id, begun.at))
 
     def ended(self, message: Message, how: Ended) -> None:
-        """The application is done with it; of several endings the first counts."""
+        """The application is done with it; of several pending the first counts."""
         if self._traces is None:
             return
         begun = self._begun.pop((message.queue, message.queue_offset), None)

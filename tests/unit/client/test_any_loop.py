@@ -26,7 +26,7 @@ def test_sending_and_consuming_work_on_any_loop(
             async with connect(cluster.namesrv.address) as client:
                 assert (await client.send("t", b"x")).queue_offset == 7
                 await client.send_oneway("t", b"y" * 5000)
-                async with client.consumer("g", "t", start="first", auto_ack=False) as consumer:
+                async with client.consumer("g", "t", start="earliest") as consumer:
                     for offset in range(3):
                         message = await consumer.receive(5)
                         assert message is not None

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from neve.cli import main
-from neve.client import connect, model
-from neve.client.group import pull
+from neve.client import AsyncClient, connect, model
+from neve.client.group import fetcher, pull
 from neve.client.model import Message
 from neve.client.net.route import QUEUES_MAX, parse_route
 from neve.client.validators import check_properties
@@ -66,7 +66,7 @@ def test_what_waits_for_the_application_is_not_inflated(fake_cluster: Any, infla
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first") as consumer,
+            client.consumer("g", "t", start="earliest") as consumer,
         ):
             for count in (1, 2):
                 message = await consumer.receive(LIMIT_S)
@@ -120,13 +120,13 @@ def test_what_only_collides_with_a_wanted_tag_is_acknowledged(fake_cluster: Any)
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.pop_consumer("g", {"t": "even"}, start="first") as consumer,
+            client.pop_consumer("g", {"t": "even"}, start="earliest") as consumer,
         ):
             for offset in (0, 2):
                 message = await consumer.receive(LIMIT_S)
                 assert message is not None
                 assert message.queue_offset == offset
-            await until(lambda: sorted(broker.acked) == [0, 1, 3])
+            await until(lambda: sorted(broker.acked) == [1, 3])
 
     run(work)
 
@@ -139,7 +139,7 @@ def test_a_pop_does_not_tell_the_broker_what_the_time_is(fake_cluster: Any) -> N
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.pop_consumer("g", "t", start="first") as consumer,
+            client.pop_consumer("g", "t", start="earliest") as consumer,
         ):
             assert await consumer.receive(LIMIT_S) is not None
             assert broker.pops[0].code == POP
@@ -261,7 +261,7 @@ def test_a_consumer_says_why_nothing_comes_until_something_does(fake_cluster: An
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first") as consumer,
+            client.consumer("g", "t", start="earliest") as consumer,
         ):
             await until(lambda: consumer.problem is not None)
             assert isinstance(consumer.problem, BrokerError)
@@ -284,6 +284,115 @@ def test_neve_consume_in_a_group_says_what_the_broker_said(
             assert "because (code 2)" in capfd.readouterr().err
             broker.is_unreadable = False
             assert await asyncio.to_thread(main.run, [*arguments, "--count", "1"]) == 0
+
+    run(work)
+
+
+class RefusingBroker(PopBroker):
+    """Refuses the first `refused` pulls and pops of topic `t` with `code`."""
+
+    def __init__(self, code: int, *, count: int = 0, refused: int = 1 << 30) -> None:
+        super().__init__(count)
+        self.code, self.refusals = code, refused
+
+    def __call__(self, request: RemotingCommand) -> Answer:
+        if request.code in (11, 361, POP) and request.ext["topic"] == "t" and self.refusals:
+            self.refusals -= 1
+            return self.code, {}, b""
+        return super().__call__(request)
+
+
+async def by_receive(client: AsyncClient, kind: str) -> None:
+    async with getattr(client, kind)("g", "t", start="earliest") as consumer:
+        await consumer.receive()
+
+
+async def by_iteration(client: AsyncClient, kind: str) -> None:
+    async with getattr(client, kind)("g", "t", start="earliest") as consumer:
+        async for _ in consumer:
+            raise AssertionError
+
+
+async def by_run(client: AsyncClient, kind: str) -> None:
+    async def handle(_: Message) -> None: ...
+
+    async with getattr(client, kind)("g", "t", start="earliest") as consumer:
+        await consumer.run(handle, workers=2)
+
+
+async def by_poll(client: AsyncClient, _: str) -> None:
+    async with client.lite_pull_consumer("g", start="earliest") as consumer:
+        await consumer.subscribe("t")
+        await consumer.poll(LIMIT_S)
+
+
+WAYS = [(by, kind) for by in (by_receive, by_iteration, by_run) for kind in ("consumer", "pop_consumer")]
+
+
+@pytest.mark.parametrize("code", [16, 23, 26])
+@pytest.mark.parametrize(("consume", "kind"), [*WAYS, (by_poll, "")])
+def test_permanent_refusal_is_raised(fake_cluster: Any, consume: Any, kind: str, code: int) -> None:
+    async def work() -> None:
+        async with fake_cluster(RefusingBroker(code)) as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(BrokerError) as caught:
+                await consume(client, kind)
+            assert caught.value.code == code
+
+    run(work)
+
+
+def test_temporary_refusal_is_logged_and_the_consumer_goes_on(
+    fake_cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "_PAUSE_AFTER_ERROR_S", 0.01)
+
+    async def work() -> None:
+        broker = RefusingBroker(2, count=1, refused=3)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="earliest") as consumer,
+        ):
+            assert await consumer.receive(LIMIT_S) is not None
+
+    run(work)
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert [text for text in warned if "pull of" in text] == [
+        "pull of MessageQueue(topic='t', broker_name='b0', queue_id=0) failed, retrying: because (code 2)"
+    ]
+
+
+def test_receive_after_a_permanent_refusal_continues(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetcher, "_PAUSE_AFTER_ERROR_S", 0.01)
+
+    async def work() -> None:
+        broker = RefusingBroker(16, count=1, refused=1)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="earliest") as consumer,
+        ):
+            with pytest.raises(BrokerError):
+                await consumer.receive(LIMIT_S)
+            assert await consumer.receive(LIMIT_S) is not None
+
+    run(work)
+
+
+def test_error_that_ends_a_pull_loop_is_raised(fake_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    async def work() -> None:
+        async with (
+            fake_cluster(GroupBroker(1)) as cluster,
+            connect(cluster.namesrv.address) as client,
+        ):
+            monkeypatch.setattr(pull.Puller, "pull", fail)
+            async with client.consumer("g", "t", start="earliest") as consumer:
+                for _ in range(2):
+                    with pytest.raises(ZeroDivisionError):
+                        await consumer.receive(LIMIT_S)
 
     run(work)
 

@@ -48,7 +48,7 @@ def test_the_offset_to_commit_stops_at_the_first_open_message() -> None:
     assert (process_queue.committable, process_queue.unacked, process_queue.open_offsets) == (10, 3, (10, 14))
     assert process_queue.ack(11) is not None
     assert process_queue.committable == 10
-    process_queue.handed_over(Received("t", b"xy", queue_offset=10), 5.0, threading.current_thread())
+    process_queue.delivered(Received("t", b"xy", queue_offset=10), 5.0, threading.current_thread())
     assert process_queue.ack(10) == 5.0
     assert process_queue.committable == 14
     assert process_queue.ack(10) is None

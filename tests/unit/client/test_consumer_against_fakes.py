@@ -6,6 +6,7 @@ import pytest
 
 from neve.client import connect
 from neve.client.model import MessageQueue
+from neve.client.times import Start
 from neve.errors import ClientError
 from neve.remoting.body import dumps_object_keys
 from neve.remoting.command import RemotingCommand
@@ -16,18 +17,14 @@ QUEUE = MessageQueue("t", "b0", 0)
 
 
 async def offsets(consumer: Any, count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        message = await consumer.receive()
-        assert message is not None
-        found.append(message.queue_offset)
-    return found
+    """The offsets of the next messages of an iteration."""
+    return [(await anext(consumer)).queue_offset for _ in range(count)]
 
 
 @pytest.mark.parametrize(
-    ("start", "stored", "first"), [("first", None, 10), ("last", None, 90), (5, None, 10), ("last", 42, 42)]
+    ("start", "stored", "first"), [("earliest", None, 10), ("latest", None, 90), (5, None, 10), ("latest", 42, 42)]
 )
-def test_where_a_group_begins(fake_cluster: Any, start: str | int, stored: int | None, first: int) -> None:
+def test_where_a_group_begins(fake_cluster: Any, start: Start, stored: int | None, first: int) -> None:
     async def work() -> None:
         broker = GroupBroker(90, min_offset=10, stored=stored)
         async with (
@@ -45,7 +42,7 @@ def test_no_more_is_fetched_than_fits_and_it_goes_on_when_there_is_room(fake_clu
     async def work() -> None:
         broker = GroupBroker(1000)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="first", max_buffered=64) as consumer:
+            async with client.consumer("g", "t", start="earliest", max_buffered=64) as consumer:
                 assert await offsets(consumer, 1) == [0]
                 assert max(broker.pulls) <= 96
                 assert await offsets(consumer, 999) == list(range(1, 1000))
@@ -59,7 +56,7 @@ def test_a_message_in_work_is_not_committed_when_the_block_fails(fake_cluster: A
         broker = GroupBroker(5)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(ZeroDivisionError):
-                async with client.consumer("g", "t", start="first") as consumer:
+                async with client.consumer("g", "t", start="earliest") as consumer:
                     async for message in consumer:
                         if message.queue_offset == 2:
                             raise ZeroDivisionError
@@ -83,7 +80,7 @@ def test_an_administrators_reset_drops_what_was_fetched(fake_cluster: Any) -> No
     async def work() -> None:
         broker = GroupBroker(100)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="first") as consumer:
+            async with client.consumer("g", "t", start="earliest") as consumer:
                 assert await offsets(consumer, 1) == [0]
                 body = dumps_object_keys({"offsetTable": {QUEUE: 70}})
                 request = RemotingCommand(220, 5, 2, ext={"group": "g", "topic": "t"}, body=body)
@@ -102,7 +99,7 @@ def test_seek_while_the_buffer_is_full_does_not_stall(fake_cluster: Any) -> None
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", max_buffered=8, auto_ack=False) as consumer,
+            client.consumer("g", "t", start="earliest", max_buffered=8, auto_ack=False) as consumer,
         ):
             first = await consumer.receive()
             assert first is not None
@@ -120,7 +117,7 @@ def test_tags_are_compared_again_and_what_is_skipped_counts_as_done(fake_cluster
     async def work() -> None:
         broker = GroupBroker(10)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", {"t": "even"}, start="first") as consumer:
+            async with client.consumer("g", {"t": "even"}, start="earliest") as consumer:
                 assert await offsets(consumer, 5) == [0, 2, 4, 6, 8]
             assert broker.offsets["t"] == 10
 
@@ -131,7 +128,7 @@ def test_a_nack_sends_back_and_acks(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(3)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="first", auto_ack=False) as consumer:
+            async with client.consumer("g", "t", start="earliest") as consumer:
                 message = await consumer.receive()
                 assert message is not None
                 await message.nack(delay_level=4)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from neve.client.group.consume_stats import ConsumeStatsTable
 from neve.client.group.delivery import DeliveryBuffer, DeliveryQueue
+from neve.client.group.failures import Failures
 from neve.client.group.offset_store import LocalFileOffsetStore
 from neve.client.group.pop_requests import Receipt
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.received import Received
-from neve.client.group.refusals import Refusals
 from neve.client.model import Message, MessageQueue
 from neve.errors import BrokerError, ClientError, ProtocolError
 
@@ -167,13 +167,51 @@ def test_messages_without_a_consumer_cannot_be_settled() -> None:
         asyncio.run(message(0).ack())
 
 
-def test_a_lasting_refusal_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A consumer without the right to read must not look like one without messages."""
-    log = logging.getLogger("neve.client.test")
-    refusals = Refusals(log)
-    with caplog.at_level(logging.INFO, log.name):
-        for error in (BrokerError(2, "busy"), *[BrokerError(16, "no permission")] * 2, BrokerError(26, "no group")):
-            refusals.note("pull of orders", error)
-    assert [(record.levelname, "no permission" in record.getMessage()) for record in caplog.records] == [
-        ("INFO", False), ("WARNING", True), ("INFO", True), ("WARNING", False),
-    ]  # fmt: skip
+# ---- failures
+
+
+def test_failing_operation_is_logged_as_warning_once_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures(lambda: None)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            failures.record("pull of orders", BrokerError(2, "busy"))
+        failures.resolve("pull of orders")
+        failures.record("pull of orders", BrokerError(2, "busy"))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+    assert caplog.records[0].getMessage() == "pull of orders failed, retrying: busy (code 2)"
+
+
+def test_only_permanent_errors_are_raised_and_each_attempt_raises_once() -> None:
+    waked: list[int] = []
+    failures = Failures(lambda: waked.append(1))
+    failures.record("pull of orders", BrokerError(2, "busy"))
+    failures.raise_permanent()
+    assert not waked
+    for code in (16, 26, 23):
+        for _ in range(2):
+            failures.record("pull of orders", BrokerError(code, "because"))
+            with pytest.raises(BrokerError, match=f"code {code}"):
+                failures.raise_permanent()
+            failures.raise_permanent()
+    assert len(waked) == 6
+    failures.record("pull of orders", BrokerError(16, "because"))
+    failures.resolve("pull of orders")
+    failures.raise_permanent()
+    assert failures.latest is None
+
+
+def test_error_that_ends_a_task_of_a_consumer_is_raised_by_every_call() -> None:
+    async def work() -> None:
+        waked: list[int] = []
+        failures = Failures(lambda: waked.append(1))
+
+        async def fail() -> None:
+            raise ZeroDivisionError
+
+        await asyncio.wait({failures.watch(asyncio.create_task(fail()))})
+        assert waked
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                failures.raise_permanent()
+
+    asyncio.run(work())

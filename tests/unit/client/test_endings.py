@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from neve.client import LocalTransactionState, Message, ToSend, connect
-from neve.client.consumers.consume_loop import Source, consume
-from neve.client.consumers.opened import OpenConsumers
-from neve.client.group.in_work import Asker, Endings
+from neve.client.consumers.consume_loop import HandledConsumer, consume
+from neve.client.consumers.open_consumers import OpenConsumers
+from neve.client.group.ownership import Owner, PendingWork
 from neve.client.group.pop_requests import Popper
 from neve.client.group.pop_settle import Acker, Held
 from neve.client.model import MessageQueue
@@ -33,7 +33,7 @@ class Endless:
         self.asked = 0
         self._error = error
 
-    async def next(self) -> Any:
+    async def receive(self) -> Any:
         self.asked += 1
         if self.asked > 1 and self._error is not None:
             raise self._error
@@ -44,8 +44,8 @@ class Endless:
     async def failed(self, _message: Any, _error: BaseException, _delay_level: int) -> None: ...
 
 
-def endings() -> Endings:
-    return Endings(lambda work, name: asyncio.create_task(work, name=name), "g")
+def pending() -> PendingWork:
+    return PendingWork(lambda work, name: asyncio.create_task(work, name=name), "g")
 
 
 async def cancelled_with_cleanup(work: Callable[[Callable[[], Awaitable[None]]], Awaitable[object]]) -> None:
@@ -73,7 +73,7 @@ async def cancelled_with_cleanup(work: Callable[[Callable[[], Awaitable[None]]],
 def test_cancelled_consume_waits_for_its_handlers() -> None:
     run(
         lambda: cancelled_with_cleanup(
-            lambda handler: consume(cast(Source, Endless()), endings(), lambda _: handler(), 1, 0)
+            lambda handler: consume(cast(HandledConsumer, Endless()), pending(), lambda _: handler(), 1, 0)
         )
     )
 
@@ -96,7 +96,7 @@ def test_consume_raises_the_error_of_its_source_itself(workers: int) -> None:
 
         error = BrokerError(16, "no permission")
         with pytest.raises(BrokerError) as caught:
-            await consume(cast(Source, Endless(error)), endings(), handler, workers, 0)
+            await consume(cast(HandledConsumer, Endless(error)), pending(), handler, workers, 0)
         assert caught.value is error
 
     run(work)
@@ -173,7 +173,7 @@ class FailingConsumer:
     def __init__(self, error: Exception | None) -> None:
         self.error, self.has_ended = error, False
 
-    async def close_for(self, _closer: Asker) -> None:
+    async def close_for(self, _closer: Owner) -> None:
         if self.error is not None:
             raise self.error
         await asyncio.sleep(0)

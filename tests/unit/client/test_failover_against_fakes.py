@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from neve.client import AsyncClient, connect
-from neve.client.consumers.shell import Shell
+from neve.client.consumers.base import DeliveringConsumer
 from neve.client.group import pop_requests as pop_module
 from neve.client.group import pull as pull_module
 from neve.client.group.fetcher import Fetcher
@@ -567,7 +567,7 @@ def positions(member: FakeServer) -> list[int]:
     return [int(ext["commitOffset"]) for ext in commits if ext["topic"] == "t"]
 
 
-async def acknowledge_five(consumer: Shell) -> None:
+async def acknowledge_five(consumer: DeliveringConsumer) -> None:
     for _ in range(5):
         message = await consumer.receive()
         assert message is not None
@@ -597,7 +597,7 @@ def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(mon
             old, new = broker_set.members
             async with (
                 connect(broker_set.namesrv.address, commit_interval=0.02) as client,
-                client.consumer("g", "t", start="first") as consumer,
+                client.consumer("g", "t", start="earliest") as consumer,
             ):
                 await acknowledge_five(consumer)
                 assert await told(old) == 1
@@ -621,7 +621,7 @@ def test_a_position_that_a_master_refuses_is_told_again_over_the_same_connection
         async with (
             running(handler, GroupBroker(5)) as broker_set,
             connect(broker_set.namesrv.address, commit_interval=0.02) as client,
-            client.consumer("g", "t", start="first") as consumer,
+            client.consumer("g", "t", start="earliest") as consumer,
         ):
             await acknowledge_five(consumer)
             await until(lambda: positions(broker_set.members[0]).count(5) >= 2, "it is told again and again")
@@ -649,7 +649,7 @@ def test_a_position_that_the_old_master_took_is_told_the_new_one_that_came_while
         handler: Handler = lambda request: None if request.ext.get("topic") == slow.topic else (0, {}, b"")  # noqa: E731
         async with running(handler, send_ok) as broker_set, session_of(broker_set) as session:
             old, new = broker_set.members
-            own = Positions(session, cast(Fetcher, Assigned()), BrokerOffsetStore(Puller(session), "g"), "first")
+            own = Positions(session, cast(Fetcher, Assigned()), BrokerOffsetStore(Puller(session), "g"), "earliest")
             for queue in (QUEUE, slow):
                 own.begin(queue, 3, is_stored=False)
             committing = asyncio.create_task(own.commit())
@@ -674,7 +674,7 @@ def test_a_consumer_whose_broker_became_a_slave_finds_the_new_master() -> None:
             old, new = broker_set.members
             async with (
                 connect(broker_set.namesrv.address) as client,
-                client.consumer("g", "t", start="first") as consumer,
+                client.consumer("g", "t", start="earliest") as consumer,
             ):
                 assert await consumer.receive() is not None
                 serves = old.handler

@@ -1,4 +1,4 @@
-"""A member of a group against a broker in the test's own loop: locks, ways back, bounds, resets."""
+"""A member of a group against a fake broker: locks, redelivery, limits, offset resets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_queue_whose_lock_is_refused_is_not_read(fake_cluster: Any) -> None:
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", in_order=True) as consumer,
+            client.consumer("g", "t", start="earliest", in_order=True) as consumer,
         ):
             assert (consumer.assigned, broker.pulls) == ([], [])
             broker.locks_are = "granted"
@@ -46,13 +46,13 @@ def test_a_lock_that_another_member_got_ends_the_queue_without_a_commit(fake_clu
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", in_order=True, auto_ack=False) as consumer,
+            client.consumer("g", "t", start="earliest", in_order=True) as consumer,
         ):
             message = await consumer.receive()
             assert message is not None
             broker.locks_are = "refused"
             broker.offsets["t"] = 3  # the other member's
-            await consumer.supply.renew_locks()
+            await consumer.source.renew_locks()
             assert consumer.assigned == []
             await message.ack()
             assert broker.offsets["t"] == 3
@@ -70,19 +70,19 @@ def test_without_an_answer_a_lock_counts_until_its_time_is_over(fake_cluster: An
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", in_order=True) as consumer,
+            client.consumer("g", "t", start="earliest", in_order=True) as consumer,
         ):
-            assert await consumer.receive() is not None
+            await anext(consumer)
             broker.locks_are = "failing"
-            await consumer.supply.renew_locks()
-            assert await consumer.receive() is not None
-            process_queue = consumer.supply.fetcher.assigned[QUEUE]
+            await consumer.source.renew_locks()
+            await anext(consumer)
+            process_queue = consumer.source.fetcher.assigned[QUEUE]
             process_queue.locked_until = asyncio.get_running_loop().time()  # as if 30 s had passed
             assert await consumer.receive(0.05) is None
             assert consumer.assigned == [QUEUE]
             broker.locks_are = "granted"
             await (
-                consumer.supply.renew_locks()
+                consumer.source.renew_locks()
             )  # it lapsed, others may have had it: it is taken anew, from the stored offset
             following = await consumer.receive()
             assert following is not None
@@ -102,7 +102,7 @@ def test_a_member_in_order_gives_its_locks_back(fake_cluster: Any) -> None:
     run(work)
 
 
-# ---- ways back
+# ---- redelivery
 
 
 def test_in_order_the_last_nack_needs_no_route_of_the_retry_topic(fake_cluster: Any) -> None:
@@ -115,8 +115,8 @@ def test_in_order_the_last_nack_needs_no_route_of_the_retry_topic(fake_cluster: 
             connect(cluster.namesrv.address) as client,
         ):
             cluster.unknown_topics = {"%RETRY%g", "TBW102"}
-            in_order: dict[str, Any] = {"in_order": True, "auto_ack": False, "max_redeliveries": 0}
-            async with client.consumer("g", "t", start="first", **in_order) as consumer:
+            in_order: dict[str, Any] = {"in_order": True, "max_redeliveries": 0}
+            async with client.consumer("g", "t", start="earliest", **in_order) as consumer:
                 first = await consumer.receive()
                 assert first is not None
                 await first.nack()
@@ -137,7 +137,7 @@ def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any
         broker = GroupBroker(1)
         broker.refused = {36}
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="first", auto_ack=False, max_redeliveries=9) as consumer:
+            async with client.consumer("g", "t", start="earliest", max_redeliveries=9) as consumer:
                 message = await consumer.receive()
                 assert message is not None
                 await message.nack()
@@ -155,13 +155,13 @@ def test_the_copy_for_the_retry_topic_says_where_it_comes_from(fake_cluster: Any
 def test_a_message_that_nobody_takes_back_stays_open_and_comes_again_here(
     fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement, "_AGAIN_HERE_S", 0.01)
+    monkeypatch.setattr(settlement, "_LOCAL_REDELIVERY_S", 0.01)
 
     async def work() -> None:
         broker = GroupBroker(1)
         broker.refused = {36, 310}
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="first", auto_ack=False) as consumer:
+            async with client.consumer("g", "t", start="earliest") as consumer:
                 message = await consumer.receive()
                 assert message is not None
                 await message.nack()
@@ -184,7 +184,7 @@ def test_where_a_new_group_began_is_stored_before_its_first_message(fake_cluster
     async def work() -> None:
         broker = GroupBroker(50)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="last"):
+            async with client.consumer("g", "t", start="latest"):
                 pass
             assert broker.offsets == {"t": 50, "%RETRY%g": 0}
 
@@ -197,7 +197,7 @@ def test_no_more_of_a_queue_is_fetched_than_its_own_bound(fake_cluster: Any) -> 
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", pull_batch=10, max_buffered_per_queue=20) as consumer,
+            client.consumer("g", "t", start="earliest", pull_batch=10, max_buffered_per_queue=20) as consumer,
         ):
             for _ in range(50):  # round trips, in which all thousand could have been fetched
                 await client.topic_route("t")
@@ -210,10 +210,10 @@ def test_no_more_of_a_queue_is_fetched_than_its_own_bound(fake_cluster: Any) -> 
         async with (
             fake_cluster(GroupBroker(1000)) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", pull_batch=10, max_buffered_bytes=150) as consumer,
+            client.consumer("g", "t", start="earliest", pull_batch=10, max_buffered_bytes=150) as consumer,
         ):
             assert await consumer.receive() is not None
-            assert consumer.supply.fetcher.buffer.bytes <= 150 + 100
+            assert consumer.source.fetcher.buffer.bytes <= 150 + 100
 
     run(work)
 
@@ -224,7 +224,7 @@ def test_a_reset_may_come_as_the_list_that_cpp_tools_cause(fake_cluster: Any) ->
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first") as consumer,
+            client.consumer("g", "t", start="earliest") as consumer,
         ):
             assert await consumer.receive() is not None
             body = dumps({"offsetTable": [{"topic": "t", "brokerName": "b0", "queueId": 0, "offset": 70}]})

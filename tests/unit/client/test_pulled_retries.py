@@ -31,7 +31,7 @@ def popping(fake_cluster: Any) -> Callable[..., None]:
             async with (
                 fake_cluster(broker) as cluster,
                 connect(cluster.namesrv.address) as client,
-                client.pop_consumer("g", "t", auto_ack=False, **options) as consumer,
+                client.pop_consumer("g", "t", **options) as consumer,
             ):
                 await work(consumer)
 
@@ -43,7 +43,7 @@ def popping(fake_cluster: Any) -> Callable[..., None]:
 def test_the_retry_topic_is_pulled_and_all_else_is_popped(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         assert consumer.assigned == [MessageQueue("t", "b0", 0)]
-        assert consumer.supply.positions(RETRY.topic) == {RETRY: 0}
+        assert consumer.source.positions(RETRY.topic) == {RETRY: 0}
 
     popping(RetryBroker(0), work)
 
@@ -64,7 +64,7 @@ def test_what_is_let_go_comes_again_after_the_time_asked_for(popping: Any) -> No
     async def work(consumer: PopConsumer) -> None:
         message = await consumer.receive()
         assert message is not None
-        await consumer.change_invisible(message, 0.01)
+        await message.nack(delay=0.01)
         again = await consumer.receive()
         assert again is not None
         assert (again.queue_offset, again.reconsume_times) == (0, 1)
@@ -76,9 +76,9 @@ def test_what_is_held_beyond_the_hold_limit_is_sent_back(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         message = await consumer.receive()
         assert message is not None
-        await consumer.supply.retries.settlement.take_back_overdue(asyncio.get_running_loop().time() + 61)
+        await consumer.source.retries.settlement.expire_overdue(asyncio.get_running_loop().time() + 61)
         await message.nack()
-        assert consumer.supply.positions(RETRY.topic) == {RETRY: 1}
+        assert consumer.source.positions(RETRY.topic) == {RETRY: 1}
 
     broker = RetryBroker(1)
     popping(broker, work, hold_limit=60)
@@ -89,7 +89,7 @@ def test_no_more_is_pulled_than_may_be_buffered(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         for offset in range(100):
             assert await offset_of_next(consumer) == offset
-            assert consumer.supply.buffer.count <= 32 + 32  # the last pull may pass the bound by one batch
+            assert consumer.source.buffer.count <= 32 + 32  # the last pull may pass the bound by one batch
 
     popping(RetryBroker(100), work, max_buffered=32)
 
@@ -97,7 +97,7 @@ def test_no_more_is_pulled_than_may_be_buffered(popping: Any) -> None:
 def test_an_offset_out_of_range_and_an_administrators_reset_are_followed(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         assert await offset_of_next(consumer) == 50
-        await consumer.supply.reset({RETRY: 57, MessageQueue("t", "b0", 0): 3})
+        await consumer.source.reset({RETRY: 57, MessageQueue("t", "b0", 0): 3})
         assert await offset_of_next(consumer) == 57
 
     broker = RetryBroker(60, min_offset=50)

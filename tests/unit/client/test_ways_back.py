@@ -35,8 +35,8 @@ async def fail(consumer: Consumer | PopConsumer, message: Received) -> None:
     await consumer.failed(message, ZeroDivisionError("by hand"), 0)
 
 
-async def let_go(consumer: PopConsumer, message: Received) -> None:
-    await consumer.change_invisible(message, 7)
+async def nack_with_delay(consumer: PopConsumer, message: Received) -> None:
+    await message.nack(delay=7)
 
 
 VERDICTS = [
@@ -46,7 +46,7 @@ VERDICTS = [
     ("pop_consumer", ack, "CR_SUCCESS"),
     ("pop_consumer", nack, "CR_LATER"),
     ("pop_consumer", fail, "CR_THROW_EXCEPTION"),
-    ("pop_consumer", let_go, "CR_LATER"),
+    ("pop_consumer", nack_with_delay, "CR_LATER"),
 ]
 
 
@@ -59,7 +59,7 @@ def test_what_became_of_an_administrators_message_is_told_and_moves_nothing(
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            getattr(client, kind)("g", "t", start="first", auto_ack=False) as consumer,
+            getattr(client, kind)("g", "t", start="earliest") as consumer,
         ):
             server = cluster.brokers[0]
             ext = {"consumerGroup": "g", "brokerName": "b0"}
@@ -83,7 +83,7 @@ def test_a_message_of_nobody_is_refused(fake_cluster: Any, kind: str) -> None:
         async with (
             fake_cluster(PopBroker(1)) as cluster,
             connect(cluster.namesrv.address) as client,
-            getattr(client, kind)("g", "t", start="first", auto_ack=False) as consumer,
+            getattr(client, kind)("g", "t", start="earliest") as consumer,
         ):
             message = await consumer.receive(LIMIT_S)
             stray = replace(message, receipt=None)
@@ -98,22 +98,22 @@ def test_a_message_of_nobody_is_refused(fake_cluster: Any, kind: str) -> None:
 def test_what_was_taken_back_is_late_in_traces_whoever_pulled_it(fake_cluster: Any) -> None:
     """ConsumeReturnType TIME_OUT, as for any pulled message; that of a pop consumer is no exception."""
 
-    async def endings(kind: str, broker: GroupBroker, supply: Callable[[Any], Any]) -> list[str]:
+    async def ends(kind: str, broker: GroupBroker, source: Callable[[Any], Any]) -> list[str]:
         async with fake_cluster(broker) as cluster:
             async with connect(cluster.namesrv.address, trace=True) as client:
-                consumer = getattr(client, kind)("g", "t", start="first", auto_ack=False)
+                consumer = getattr(client, kind)("g", "t", start="earliest")
                 async with consumer:
                     message = await consumer.receive(LIMIT_S)
                     ages = asyncio.get_running_loop().time() + 4000
-                    await supply(consumer).settlement.take_back_overdue(ages)
+                    await source(consumer).settlement.expire_overdue(ages)
                     await message.ack()
             sent = [one.body.decode() for one in cluster.brokers[0].requests if one.code == 310]
             lines = [line.split("\x01") for body in sent for line in body.split("\x02")]
             return [line[6] for line in lines if line[0] == "SubAfter"]
 
     async def work() -> None:
-        assert await endings("consumer", GroupBroker(1), lambda consumer: consumer.supply) == ["1"]
-        assert await endings("pop_consumer", RetryBroker(1), lambda consumer: consumer.supply.retries) == ["1"]
+        assert await ends("consumer", GroupBroker(1), lambda consumer: consumer.source) == ["1"]
+        assert await ends("pop_consumer", RetryBroker(1), lambda consumer: consumer.source.retries) == ["1"]
 
     run(work)
 
@@ -121,7 +121,7 @@ def test_what_was_taken_back_is_late_in_traces_whoever_pulled_it(fake_cluster: A
 def test_a_hold_limit_of_nothing_is_refused(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
-            with pytest.raises(ClientError, match="hold limit"):
+            with pytest.raises(ClientError, match="hold_limit must be more than 0 s"):
                 client.pop_consumer("g", "t", hold_limit=0)
 
     run(work)

@@ -1,4 +1,4 @@
-"""What is in work when a consumer closes or a caller gives up: it is finished, and settled once.
+"""Owned messages at the close of a consumer, abandoned settlements, and automatic acknowledgements.
 
 The broker lives in the test's own loop; every wait is for an event, none for time to pass.
 """
@@ -6,6 +6,7 @@ The broker lives in the test's own loop; every wait is for an event, none for ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -58,7 +59,7 @@ def test_closing_waits_for_the_handler_and_commits_its_ack_before_the_queue_is_g
     async def work() -> None:
         broker, handler = GroupBroker(5), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="first", in_order=in_order)
+            consumer = client.consumer("g", "t", start="earliest", in_order=in_order)
             await consumer.start()
             running = asyncio.create_task(consumer.run(handler))
             await handler.begun.wait()
@@ -83,7 +84,7 @@ def test_a_handler_may_close_its_consumer_and_its_message_is_acknowledged(fake_c
         broker = GroupBroker(5)
         seen: list[int] = []
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="first")
+            consumer = client.consumer("g", "t", start="earliest")
 
             async def charge(message: Received) -> None:
                 seen.append(message.queue_offset)
@@ -101,7 +102,7 @@ def test_what_is_in_work_after_the_close_timeout_comes_again_and_its_queue_stays
     async def work() -> None:
         broker, handler = GroupBroker(5), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="first", in_order=True, close_timeout=0.02)
+            consumer = client.consumer("g", "t", start="earliest", in_order=True, close_timeout=0.02)
             await consumer.start()
             running = asyncio.create_task(consumer.run(handler))
             await handler.begun.wait()
@@ -120,11 +121,11 @@ def test_what_the_closer_has_itself_is_not_waited_for(fake_cluster: Any) -> None
         broker = GroupBroker(5)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(ZeroDivisionError):
-                async with client.consumer("g", "t", start="first", in_order=True, close_timeout=1e9) as consumer:
+                async with client.consumer("g", "t", start="earliest", in_order=True, close_timeout=1e9) as consumer:
                     await first_of(consumer)
                     raise ZeroDivisionError
             assert sorted(queue["topic"] for queue in broker.unlocked) == ["%RETRY%g", "t"]
-            async with client.consumer("g", "t", start="first", auto_ack=False, close_timeout=1e9) as consumer:
+            async with client.consumer("g", "t", start="earliest", close_timeout=1e9) as consumer:
                 await first_of(consumer)
 
     run(work)
@@ -134,7 +135,7 @@ def test_who_gives_up_waiting_for_a_close_does_not_stop_it(fake_cluster: Any) ->
     async def work() -> None:
         broker, handler = GroupBroker(5), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="first")
+            consumer = client.consumer("g", "t", start="earliest")
             await consumer.start()
             running = asyncio.create_task(consumer.run(handler))
             await handler.begun.wait()
@@ -153,7 +154,7 @@ def test_a_task_that_waits_for_a_message_hears_of_the_close_at_once(fake_cluster
     async def work() -> None:
         handler = Handler()
         async with fake_cluster(GroupBroker(1)) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.consumer("g", "t", start="first")
+            consumer = client.consumer("g", "t", start="earliest")
             await consumer.start()
             running = asyncio.create_task(consumer.run(handler))
             await handler.begun.wait()
@@ -172,7 +173,7 @@ def test_closing_a_pop_consumer_waits_for_the_handler_gives_back_the_rest_and_ac
     async def work() -> None:
         broker, handler = PopBroker(3), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.pop_consumer("g", "t", start="first")
+            consumer = client.pop_consumer("g", "t", start="earliest")
             await consumer.start()
             running = asyncio.create_task(consumer.run(handler))
             await handler.begun.wait()
@@ -188,17 +189,17 @@ def test_closing_a_pop_consumer_waits_for_the_handler_gives_back_the_rest_and_ac
 
 
 async def by_consumer(client: AsyncClient) -> None:
-    async with client.consumer("g", "t", start="first"):
+    async with client.consumer("g", "t", start="earliest"):
         pass
 
 
 async def by_pop_consumer(client: AsyncClient) -> None:
-    async with client.pop_consumer("g", "t", start="first"):
+    async with client.pop_consumer("g", "t", start="earliest"):
         pass
 
 
 async def by_lite_pull_consumer(client: AsyncClient) -> None:
-    async with client.lite_pull_consumer("g", start="first"):
+    async with client.lite_pull_consumer("g", start="earliest"):
         pass
 
 
@@ -235,7 +236,7 @@ def test_a_nack_whose_caller_gives_up_is_finished_once(fake_cluster: Any) -> Non
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", auto_ack=False) as consumer,
+            client.consumer("g", "t", start="earliest") as consumer,
         ):
             server = cluster.brokers[0]
             message = await first_of(consumer)
@@ -261,7 +262,7 @@ def test_in_order_a_nack_to_the_dead_letters_whose_caller_gives_up_lets_the_queu
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first", auto_ack=False, in_order=True, max_redeliveries=0) as consumer,
+            client.consumer("g", "t", start="earliest", in_order=True, max_redeliveries=0) as consumer,
         ):
             server = cluster.brokers[0]
             nacking = asyncio.create_task((await first_of(consumer)).nack())
@@ -282,7 +283,7 @@ def test_popping_in_order_a_nack_whose_caller_gives_up_lets_go_of_all_that_follo
         async with (
             fake_cluster(broker) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.pop_consumer("g", "t", start="first", auto_ack=False, in_order=True) as consumer,
+            client.pop_consumer("g", "t", start="earliest", in_order=True) as consumer,
         ):
             server = cluster.brokers[0]
             nacking = asyncio.create_task((await first_of(consumer)).nack(1))
@@ -305,7 +306,7 @@ def test_a_failed_ack_does_not_end_a_pop_consumers_run(fake_cluster: Any) -> Non
         broker = PopBroker(3)
         broker.refused = {ACK}
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            consumer = client.pop_consumer("g", "t", start="first")
+            consumer = client.pop_consumer("g", "t", start="earliest")
             seen: list[int] = []
 
             async def handler(message: Received) -> None:
@@ -322,26 +323,26 @@ def test_a_failed_ack_does_not_end_a_pop_consumers_run(fake_cluster: Any) -> Non
     run(work)
 
 
-def test_asking_for_a_message_acknowledges_only_what_the_same_task_got(fake_cluster: Any) -> None:
+def test_iteration_acknowledges_only_messages_of_the_same_task(fake_cluster: Any) -> None:
     async def work() -> None:
         async with (
             fake_cluster(GroupBroker(4)) as cluster,
             connect(cluster.namesrv.address) as client,
-            client.consumer("g", "t", start="first") as consumer,
+            client.consumer("g", "t", start="earliest") as consumer,
         ):
             begun, go_on = asyncio.Event(), asyncio.Event()
 
             async def slow() -> None:
-                assert (await first_of(consumer)).queue_offset == 0
+                assert (await anext(consumer)).queue_offset == 0
                 begun.set()
                 await go_on.wait()
-                assert (await first_of(consumer)).queue_offset == 3
+                assert (await anext(consumer)).queue_offset == 3
 
             slowly = asyncio.create_task(slow())
             await begun.wait()
             (queue,) = consumer.assigned
-            assert (await first_of(consumer)).queue_offset == 1
-            assert (await first_of(consumer)).queue_offset == 2
+            assert (await anext(consumer)).queue_offset == 1
+            assert (await anext(consumer)).queue_offset == 2
             assert consumer.position(queue) == 0
             go_on.set()
             await slowly
@@ -350,57 +351,148 @@ def test_asking_for_a_message_acknowledges_only_what_the_same_task_got(fake_clus
     run(work)
 
 
-async def by_wait_for(consumer: Consumer) -> Received | None:
-    return await asyncio.wait_for(consumer.receive(), LIMIT_S)
+async def by_wait_for(consumer: Consumer) -> Received:
+    return await asyncio.wait_for(consumer.__anext__(), LIMIT_S)
 
 
-async def by_a_task(consumer: Consumer) -> Received | None:
-    return await asyncio.create_task(consumer.receive())
+async def by_a_task(consumer: Consumer) -> Received:
+    return await asyncio.create_task(consumer.__anext__())
 
 
-async def by_a_task_that_asks(consumer: Consumer) -> Received | None:
-    async def ask() -> Received | None:
-        return await consumer.receive()
+async def by_a_task_that_iterates(consumer: Consumer) -> Received:
+    async def ask() -> Received:
+        return await anext(consumer)
 
     return await asyncio.create_task(ask())
 
 
-async def by_iteration(consumer: Consumer) -> Received | None:
+async def by_iteration(consumer: Consumer) -> Received:
     return await anext(consumer)
 
 
-@pytest.mark.parametrize("ask", [by_wait_for, by_a_task, by_a_task_that_asks, by_iteration])
-def test_asking_by_way_of_a_task_acknowledges_as_well(
-    fake_cluster: Any, ask: Callable[[Consumer], Awaitable[Received | None]]
+@pytest.mark.parametrize("ask", [by_wait_for, by_a_task, by_a_task_that_iterates, by_iteration])
+def test_iteration_by_way_of_a_task_acknowledges_as_well(
+    fake_cluster: Any, ask: Callable[[Consumer], Awaitable[Received]]
 ) -> None:
     async def work() -> None:
         broker = GroupBroker(3)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="first") as consumer:
-                message: Received | None = None
+            async with client.consumer("g", "t", start="earliest") as consumer:
+                (queue,) = consumer.assigned
                 for _ in range(3):
-                    message = await ask(consumer)
-                assert message is not None
-                assert consumer.position(the_queue(message)) == 2
+                    await ask(consumer)
+                assert consumer.position(queue) == 2
             assert broker.offsets["t"] == 3
 
     run(work)
 
 
-def test_what_a_task_that_failed_had_is_not_acknowledged(fake_cluster: Any) -> None:
+# ---- receive
+
+
+@pytest.mark.parametrize("kind", ["consumer", "pop_consumer"])
+def test_receive_acknowledges_nothing(fake_cluster: Any, kind: str) -> None:
+    async def work() -> None:
+        broker = PopBroker(3) if kind == "pop_consumer" else GroupBroker(3)
+        async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
+            async with getattr(client, kind)("g", "t", start="earliest", close_timeout=0) as consumer:
+                for offset in range(3):
+                    assert (await first_of(consumer)).queue_offset == offset
+            assert broker.offsets.get("t", 0) == 0
+            assert getattr(broker, "acked", []) == []
+
+    run(work)
+
+
+@pytest.mark.parametrize("kind", ["consumer", "pop_consumer"])
+def test_message_block_acknowledges_or_gives_back(fake_cluster: Any, kind: str) -> None:
+    async def work() -> None:
+        broker = PopBroker(2) if kind == "pop_consumer" else GroupBroker(2)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            getattr(client, kind)("g", "t", start="earliest") as consumer,
+        ):
+            async with await first_of(consumer) as message:
+                assert message.queue_offset == 0
+            with pytest.raises(ZeroDivisionError):
+                async with await first_of(consumer):
+                    raise ZeroDivisionError
+            if isinstance(broker, PopBroker):
+                assert (broker.acked, broker.let_go) == ([0], [(1, 10_000)])
+            else:
+                assert [sent["offset"] for sent in broker.sent_back] == ["100"]
+                assert consumer.position(the_queue(message)) == 2
+
+    run(work)
+
+
+def test_message_block_that_is_cancelled_gives_back(fake_cluster: Any) -> None:
+    async def work() -> None:
+        broker = GroupBroker(1)
+        async with (
+            fake_cluster(broker) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="earliest") as consumer,
+        ):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01), await first_of(consumer):
+                    await asyncio.Event().wait()
+            await until(lambda: len(broker.sent_back) == 1)
+
+    run(work)
+
+
+def test_message_block_raises_its_own_error_if_giving_back_fails(
+    fake_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing:
+        async def settle(self, _message: Received, _delay_level: int | None) -> None:
+            raise ClientError("closed")
+
+        async def redeliver(self, _message: Received, _seconds: float) -> None: ...
+
+    async def work() -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with Received("t", b"x", msg_id="ID", consumer=Failing()):
+                raise ZeroDivisionError
+        (record,) = caplog.records
+        assert record.getMessage() == "nack failed, the message is redelivered later: msg_id=ID cause=closed"
+
+    run(work)
+
+
+def test_delay_in_seconds_is_for_pop_consumers(fake_cluster: Any) -> None:
+    async def work() -> None:
+        async with (
+            fake_cluster(GroupBroker(1)) as cluster,
+            connect(cluster.namesrv.address) as client,
+            client.consumer("g", "t", start="earliest") as consumer,
+        ):
+            message = await first_of(consumer)
+            with pytest.raises(ClientError, match="only messages of pop consumers take a delay in seconds"):
+                await message.nack(delay=1)
+            with pytest.raises(ClientError, match="exclude each other"):
+                await message.nack(3, delay=1)
+            await message.ack()
+
+    run(work)
+
+
+def test_message_of_a_failed_task_is_not_acknowledged(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(3)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            async with client.consumer("g", "t", start="first") as consumer:
+            async with client.consumer("g", "t", start="earliest") as consumer:
 
                 async def fail() -> None:
-                    await first_of(consumer)
+                    await anext(consumer)
                     raise ZeroDivisionError
 
                 with pytest.raises(ZeroDivisionError):
                     await asyncio.create_task(fail())
-                await first_of(consumer)
-                await first_of(consumer)
+                await anext(consumer)
+                await anext(consumer)
             assert broker.offsets.get("t", 0) == 0
 
     run(work)
@@ -428,31 +520,33 @@ def test_a_handler_in_a_thread_may_close_its_consumer(fake_cluster: Any) -> None
     broker = GroupBroker(5)
 
     def use(client: sync.Client) -> None:
-        with client.consumer("g", "t", start="first") as consumer:
+        with client.consumer("g", "t", start="earliest") as consumer:
             consumer.run(lambda _: consumer.close(), workers=2)
 
     in_a_thread(fake_cluster, broker, use)
     assert 1 <= broker.offsets["t"] <= 2
 
 
-def test_threads_acknowledge_only_what_they_got_themselves(fake_cluster: Any) -> None:
-    broker = GroupBroker(3)
+def test_iteration_in_a_thread_acknowledges_only_its_own_messages(fake_cluster: Any) -> None:
+    broker = GroupBroker(4)
 
     def use(client: sync.Client) -> None:
-        with client.consumer("g", "t", start="first") as consumer:
+        with client.consumer("g", "t", start="earliest") as consumer:
             begun, go_on = threading.Event(), threading.Event()
 
             def slow() -> None:
-                assert consumer.receive(LIMIT_S) is not None
-                begun.set()
-                assert go_on.wait(LIMIT_S)
-                assert consumer.receive(0) is None
+                for message in consumer:
+                    if message.queue_offset == 3:
+                        return  # a thread that ends acknowledges nothing
+                    begun.set()
+                    assert go_on.wait(LIMIT_S)
 
             slowly = threading.Thread(target=slow)
             slowly.start()
             assert begun.wait(LIMIT_S)
+            messages = iter(consumer)
             for _ in range(2):
-                assert consumer.receive(LIMIT_S) is not None
+                next(messages)
             (queue,) = consumer.assigned
             assert consumer.position(queue) == 0
             go_on.set()
@@ -461,6 +555,23 @@ def test_threads_acknowledge_only_what_they_got_themselves(fake_cluster: Any) ->
 
     in_a_thread(fake_cluster, broker, use)
     assert broker.offsets["t"] == 3
+
+
+def test_message_block_in_a_thread_acknowledges_or_gives_back(fake_cluster: Any) -> None:
+    broker = GroupBroker(2)
+
+    def use(client: sync.Client) -> None:
+        with client.consumer("g", "t", start="earliest") as consumer:
+            for error in (None, ZeroDivisionError()):
+                message = consumer.receive(LIMIT_S)
+                assert message is not None
+                with contextlib.suppress(ZeroDivisionError), message:
+                    if error is not None:
+                        raise error
+
+    in_a_thread(fake_cluster, broker, use)
+    assert [sent["offset"] for sent in broker.sent_back] == ["100"]
+    assert broker.offsets["t"] == 2
 
 
 def endless_request(client: sync.Client) -> None:
@@ -519,7 +630,7 @@ def test_a_thread_that_iterates_ends_when_another_closes_the_client(fake_cluster
             begun = threading.Event()
 
             def iterate() -> None:
-                with client.consumer("g", "t", start="first") as consumer:
+                with client.consumer("g", "t", start="earliest") as consumer:
                     for message in consumer:
                         seen.append(message.queue_offset)
                         begun.set()

@@ -1,4 +1,4 @@
-"""A consumer's life with a supply that only notes when it is called."""
+"""The lifecycle of a consumer, with a source that records its calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from neve.client.consumers.life import Jobs, Life
+from neve.client.consumers.lifecycle import Jobs, Lifecycle
 from neve.client.group.delivery import DeliveryBuffer
+from neve.client.group.failures import Failures
 from neve.client.group.group_requests import RunningState
-from neve.client.group.in_work import Asker, Endings, current_asker
 from neve.client.group.member import GroupMember
+from neve.client.group.ownership import Owner, PendingWork, current_owner
 from neve.client.group.rebalance import Rebalancer
 from neve.client.model import MessageQueue
 from neve.client.net.session import Session
@@ -24,24 +25,25 @@ LIFE = ["open", "join", "share", "jobs", "no more rounds", "stop", "jobs ended",
 
 
 class World:
-    """The supply of one consumer, and the group, the rebalancer and the session around it."""
+    """The source of one consumer, and the group, the rebalancer and the session around it."""
 
     def __init__(self, *, fails_at: str = "") -> None:
         self.seen: list[str] = []
         self.fails_at = fails_at
-        self.workers: list[Asker] = []
-        self.at_work, self.stopped = asyncio.Event(), asyncio.Event()
+        self.workers: list[Owner] = []
+        self.job_begun, self.stopped = asyncio.Event(), asyncio.Event()
         self.buffer = DeliveryBuffer(lambda: None)
-        self.endings = Endings(self.spawn, "g")
+        self.failures = Failures(self.buffer.wake)
+        self.pending = PendingWork(self.spawn, "g")
         session = SimpleNamespace(spawn=self.spawn, options=SimpleNamespace(now_ms=lambda: 0))
         member = SimpleNamespace(group="g", join=self.join, leave=self.leave)
         rebalancer = SimpleNamespace(once=self.share, forever=asyncio.Event().wait, stop=self.end_rounds)
-        self.life = Life(
+        self.life = Lifecycle(
             cast(Session, session),
             cast(GroupMember, member),
             cast(Rebalancer, rebalancer),
             self,
-            self.endings,
+            self.pending,
             close_timeout=60,
         )
 
@@ -67,7 +69,7 @@ class World:
         yield "job", self._job()
 
     async def _job(self) -> None:
-        self.at_work.set()
+        self.job_begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -82,10 +84,10 @@ class World:
         self.note("stop")
         self.stopped.set()
 
-    def in_work(self) -> Iterable[Asker]:
+    def owners(self) -> Iterable[Owner]:
         return self.workers
 
-    async def finish(self, closer: Asker) -> None:
+    async def finish(self, closer: Owner) -> None:
         assert closer is not None
         self.note("finish")
 
@@ -107,22 +109,22 @@ class World:
 
 async def begun(world: World) -> None:
     await world.life.enter()
-    await world.at_work.wait()
+    await world.job_begun.wait()
 
 
-def test_a_life_goes_from_open_to_leave_and_is_closed_once() -> None:
+def test_lifecycle_runs_from_open_to_leave_and_closes_once() -> None:
     async def work() -> None:
         world = World()
         await begun(world)
         await world.life.start()  # twice is once
-        await asyncio.gather(*(world.life.close(current_asker()) for _ in range(3)))
+        await asyncio.gather(*(world.life.close(current_owner()) for _ in range(3)))
         assert world.seen == LIFE
         assert world.life.is_closed
 
     run(work)
 
 
-def test_the_last_word_waits_for_what_is_in_work_and_what_is_being_settled_and_jobs_run_until_then() -> None:
+def test_close_waits_for_owned_messages_and_settlements_before_jobs_end() -> None:
     async def work() -> None:
         world = World()
         await begun(world)
@@ -133,8 +135,8 @@ def test_the_last_word_waits_for_what_is_in_work_and_what_is_being_settled_and_j
             world.note(what)
 
         world.workers = [asyncio.create_task(then(handled, "handled"))]
-        settling = asyncio.create_task(world.endings.finish(then(told, "the broker told")))
-        closing = asyncio.create_task(world.life.close(current_asker()))
+        settling = asyncio.create_task(world.pending.finish(then(told, "the broker told")))
+        closing = asyncio.create_task(world.life.close(current_owner()))
         await world.stopped.wait()
         handled.set()
         await asyncio.wait(cast("list[asyncio.Task[None]]", world.workers))
@@ -147,7 +149,7 @@ def test_the_last_word_waits_for_what_is_in_work_and_what_is_being_settled_and_j
 
 
 @pytest.mark.parametrize("at", ["open", "join", "share"])
-def test_who_cannot_enter_has_left(at: str) -> None:
+def test_failed_start_leaves_the_group(at: str) -> None:
     async def work() -> None:
         world = World(fails_at=at)
         with pytest.raises(ClientError, match=at):

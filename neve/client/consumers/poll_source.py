@@ -1,21 +1,21 @@
-"""What is polled: as pulled messages, but asking for more says that those of the poll before are done with.
+"""The source of a lite pull consumer: pulled messages, which the next poll acknowledges.
 
-Queues come from the group, or are chosen by hand: then no rebalance touches them.
+Queues come from the group, or from the application: then rebalances do not touch them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from neve.client.consumers.life import Jobs
+from neve.client.consumers.lifecycle import Jobs
 from neve.client.group.allocation import Allocation
+from neve.client.group.failures import Failures
 from neve.client.group.fetcher import Fetcher, FlowLimits
 from neve.client.group.group_requests import RunningState
-from neve.client.group.in_work import Asker, current_asker
 from neve.client.group.offset_store import BrokerOffsetStore
+from neve.client.group.ownership import Owner, current_owner
 from neve.client.group.positions import Positions
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller, Subscription
@@ -23,21 +23,20 @@ from neve.client.group.rebalance import Rounds
 from neve.client.group.received import Received
 from neve.client.model import Message, MessageQueue
 from neve.client.net.session import Session
+from neve.client.times import Start
 from neve.client.trace.format import Ended
 from neve.client.trace.recorder import ConsumeTraces
 from neve.errors import ClientError
 from neve.remoting.codes import RequestCode
 
-log = logging.getLogger(__name__)
-
-_POLLED_MAX = 64 << 20  # bytes of bodies that one poll gives, or passes by one message
+_POLLED_MAX = 64 << 20  # bytes of bodies in one poll; the last message may exceed it
 
 
 @dataclass(frozen=True, slots=True)
 class LitePullSettings:
-    """See `AsyncClient.lite_pull_consumer`."""
+    """The settings of a lite pull consumer; see `AsyncClient.lite_pull_consumer`."""
 
-    start: str | int = "last"
+    start: Start = "latest"
     auto_commit: bool = True
     allocation: str | Allocation = "average"
     pull_batch: int = 10
@@ -49,8 +48,8 @@ class LitePullSettings:
         return FlowLimits(batch=self.pull_batch, wait=self.long_poll, messages=self.max_buffered)
 
 
-class Polled:
-    """The queues of one member whose application polls. `rounds` are those of the rebalancer that gives them out."""
+class PollSource:
+    """Fetches the queues of one lite pull consumer. `rounds` are those of its rebalancer."""
 
     def __init__(
         self,
@@ -78,13 +77,17 @@ class Polled:
         )
         self.buffer = self.fetcher.buffer
         self.offsets = Positions(session, self.fetcher, BrokerOffsetStore(Puller(session), group), settings.start)
-        self._by_hand: bool | None = None  # None: not chosen yet
-        self._out: list[Received] = []
+        self._by_hand: bool | None = None  # None: not yet known
+        self._polled: list[Received] = []
 
-    # ---- life
+    @property
+    def failures(self) -> Failures:
+        return self.fetcher.failures
+
+    # ---- MessageSource
 
     async def open(self) -> None:
-        """The brokers have the offsets."""
+        """Do nothing: brokers store the offsets."""
 
     def jobs(self) -> Jobs:
         if self._settings.auto_commit:
@@ -93,11 +96,11 @@ class Polled:
     async def stop(self) -> None:
         await self.fetcher.close()
 
-    def in_work(self) -> Iterable[Asker]:
-        """Nobody: only the next poll says what is done with."""
+    def owners(self) -> Iterable[Owner]:
+        """Return none: polled messages are acknowledged by the next poll only."""
         return ()
 
-    async def finish(self, closer: Asker) -> None:
+    async def finish(self, closer: Owner) -> None:
         if self._settings.auto_commit:
             await self.offsets.last_commit(self._group)
         for queue in list(self.fetcher.assigned):
@@ -105,77 +108,85 @@ class Polled:
 
     # ---- messages
 
-    def take_out(self, max_count: int) -> list[Message]:
-        """Those that are out; when there are none, the next that have come."""
-        if not self._out:
+    def take(self, max_count: int) -> list[Message]:
+        """Return the polled messages, or if there are none up to `max_count` buffered ones."""
+        if not self._polled:
             self._fill(max_count)
-        return list(self._out)
+        return list(self._polled)
 
     def _fill(self, max_count: int) -> None:
-        now, asker = asyncio.get_running_loop().time(), current_asker()
+        now, owner = asyncio.get_running_loop().time(), current_owner()
         size = 0
-        while len(self._out) < max_count and size < _POLLED_MAX and (message := self.buffer.take()) is not None:
+        while len(self._polled) < max_count and size < _POLLED_MAX and (message := self.buffer.take()) is not None:
             size += len(message.body)
             process_queue: ProcessQueue = message.receipt
-            process_queue.handed_over(message, now, asker)
+            process_queue.delivered(message, now, owner)
             process_queue.last_consume_ms = self._session.options.now_ms()
             self._traces.begun(message)
-            self._traces.ended(message, Ended.SUCCESS)  # at once, as Java's: nobody will say when it is done with
-            self._out.append(message)
+            self._traces.ended(message, Ended.SUCCESS)  # at delivery, as Java's client does
+            self._polled.append(message)
 
-    def all_done(self) -> None:
-        """What is out is done with."""
-        polled, self._out = self._out, []
+    def ack_polled(self) -> None:
+        """Acknowledge the polled messages."""
+        polled, self._polled = self._polled, []
         for message in polled:
             message.receipt.ack(message.queue_offset)
 
     async def settle(self, message: Received, delay_level: int | None) -> None:
-        """An ack counts at once. There is no nack: the application seeks back, or keeps the message itself."""
+        """Acknowledge a message.
+
+        Raises:
+            ClientError: a redelivery is asked for. The application seeks back instead.
+        """
         if delay_level is not None:
-            raise ClientError("a lite pull consumer has no retry")
+            raise ClientError("a lite pull consumer has no redelivery: seek back instead")
         message.receipt.ack(message.queue_offset)
 
+    async def redeliver(self, message: Received, seconds: float) -> None:
+        raise ClientError("a lite pull consumer has no redelivery: seek back instead")
+
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The next poll goes on with `offset`; what was fetched is dropped."""
+        """Continue a queue at `offset`, and drop its fetched messages."""
         async with self._rounds.lock:
             self.offsets.move(queue, offset)
             self._forget(queue)
 
     def _forget(self, queue: MessageQueue) -> None:
-        self._out = [message for message in self._out if message.queue != queue]
+        self._polled = [message for message in self._polled if message.queue != queue]
 
-    # ---- which queues
+    # ---- queues
 
     def choose(self, *, by_hand: bool) -> None:
-        """
+        """Record whether the application assigns the queues.
+
         Raises:
-            ClientError: it was chosen otherwise before.
+            ClientError: the application chose otherwise before.
         """
         if self._by_hand is not None and self._by_hand != by_hand:
-            raise ClientError("a lite pull consumer subscribes or is assigned queues by hand, not both")
+            raise ClientError("subscribe and assign exclude each other")
         self._by_hand = by_hand
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
-        """Exactly these from now on."""
+        """Read exactly these queues."""
         self.choose(by_hand=True)
         wanted = set(queues)
         async with self._rounds.lock:
             for queue in self.fetcher.assigned.keys() - wanted:
                 await self.leave(queue)
-            await self.take(sorted(wanted - self.fetcher.assigned.keys()))
+            await self.take_queues(sorted(wanted - self.fetcher.assigned.keys()))
 
-    # (Assignee of the rebalancer)
+    # ---- Assignee of the rebalancer
 
     def held(self) -> Iterable[MessageQueue]:
         return [] if self._by_hand else list(self.fetcher.assigned)
 
-    async def take(self, queues: list[MessageQueue]) -> bool:
+    async def take_queues(self, queues: list[MessageQueue]) -> bool:
         for queue in queues:
             await self.offsets.take(queue)
         return True
 
     def keep(self, queue: MessageQueue) -> None:
-        """Nothing was done towards leaving it."""
+        """Do nothing: a queue is left at once."""
 
     async def leave(self, queue: MessageQueue) -> bool:
         self._forget(queue)
@@ -185,7 +196,7 @@ class Polled:
             self.fetcher.drop(queue)
         return True
 
-    # ---- what brokers ask
+    # ---- ManagedConsumer
 
     def wake(self) -> None:
         self._rounds.wake()

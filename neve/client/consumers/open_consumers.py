@@ -1,4 +1,4 @@
-"""The consumers of one client that are open."""
+"""The open consumers of one client, which are closed with it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
-from neve.client.group.in_work import Asker
+from neve.client.group.ownership import Owner
 
 
 class Closable(Protocol):
-    """A consumer, as far as its client cares."""
+    """A consumer."""
 
     @property
-    def is_closed(self) -> bool:
-        """Whether somebody closed it already."""
+    def is_closed(self) -> bool: ...
 
-    def close_for(self, closer: Asker) -> Coroutine[Any, Any, None]:
-        """What `closer` has in hand is not waited for."""
+    def close_for(self, closer: Owner) -> Coroutine[Any, Any, None]:
+        """Close the consumer without waiting for messages that `closer` owns."""
 
 
 C = TypeVar("C", bound=Closable)
 
 
 class OpenConsumers:
-    """Closes those that are still open with the client."""
+    """Keeps the consumers of a client and closes them."""
 
     def __init__(self) -> None:
         self._open: list[Closable] = []
@@ -33,8 +32,8 @@ class OpenConsumers:
         self._open = [*(known for known in self._open if not known.is_closed), consumer]
         return consumer
 
-    async def close(self, closer: Asker) -> None:
-        """Close all of them, beside each other; if some fail, raise the error of the first when all have ended."""
+    async def close(self, closer: Owner) -> None:
+        """Close all consumers concurrently; raise the first error when all have ended."""
         outcomes = await asyncio.gather(
             *(consumer.close_for(closer) for consumer in self._open), return_exceptions=True
         )

@@ -1,6 +1,6 @@
-"""What is pulled: queue by queue from an offset on, settled into a position that is committed.
+"""The source of consumers that pull: messages are fetched queue by queue from an offset, and acks move the offset.
 
-A push consumer has all its messages from here; a pop consumer those that brokers give out to be pulled.
+A push consumer has all its messages from here, a pop consumer those of its retry topic.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from neve.client.consumers.life import Jobs
+from neve.client.consumers.lifecycle import Jobs
 from neve.client.group.consumer_settings import ConsumerSettings
 from neve.client.group.delivery import DeliveryBuffer
+from neve.client.group.failures import Failures
 from neve.client.group.fetcher import Fetcher
 from neve.client.group.group_requests import RunningState
-from neve.client.group.in_work import Asker, at_work
 from neve.client.group.offset_store import BrokerOffsetStore, LocalFileOffsetStore
+from neve.client.group.ownership import Owner, still_owned
 from neve.client.group.positions import Positions
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller, Subscription
@@ -35,11 +36,11 @@ from neve.errors import NeveError
 log = logging.getLogger(__name__)
 
 
-class Pulled:
-    """The queues that one member pulls, and the way back of their messages.
+class PullSource:
+    """Pulls the queues that one member is assigned, and settles their messages.
 
-    `rounds` are those of the rebalancer that gives out the queues. `buffer` is one that others fill too; its owner
-    calls `fetcher.wake` when there is room in it.
+    `rounds` are those of the rebalancer that assigns the queues. If a `buffer` is given, other sources fill it too, and
+    its owner calls `fetcher.wake` when there is room in it.
     """
 
     def __init__(
@@ -66,16 +67,21 @@ class Pulled:
         store = BrokerOffsetStore(Puller(session), group)
         self.offsets = Positions(session, self.fetcher, store, settings.start, in_order=settings.in_order)
         self._send_back = SendBack(session, group, settings.redeliveries)
-        again = None if settings.broadcast else self._send_back
-        self.settlement = Settlement(self.fetcher, self.offsets, again, settings.consume_timeout)
+        send_back = None if settings.broadcast else self._send_back
+        self.settlement = Settlement(self.fetcher, self.offsets, send_back, settings.consume_timeout)
         self._locks = QueueLocks(session, group) if settings.in_order and not settings.broadcast else None
 
-    # ---- life
+    @property
+    def failures(self) -> Failures:
+        return self.fetcher.failures
+
+    # ---- MessageSource
 
     async def open(self) -> None:
-        """
+        """Load the stored offsets of a broadcasting member.
+
         Raises:
-            ClientError: the stored offsets cannot be read.
+            ClientError: they cannot be read.
         """
         if self._settings.broadcast:
             self.offsets.store = LocalFileOffsetStore(self._offsets_path())
@@ -91,14 +97,16 @@ class Pulled:
     async def stop(self) -> None:
         await self.fetcher.close()
 
-    def in_work(self) -> Iterable[Asker]:
-        return [asker for process_queue in self.fetcher.assigned.values() for asker in process_queue.askers]
+    def owners(self) -> Iterable[Owner]:
+        return [owner for process_queue in self.fetcher.assigned.values() for owner in process_queue.owners]
 
-    async def finish(self, closer: Asker) -> None:
+    async def finish(self, closer: Owner) -> None:
         await self.offsets.last_commit(self._group)
-        # What is in work even now keeps its lock until the broker forgets it: no other member may begin with it.
+        # A queue with an owned message keeps its lock until the broker expires it: no other member may begin with it.
         free = [
-            queue for queue, process_queue in self.fetcher.assigned.items() if not at_work(process_queue.askers, closer)
+            queue
+            for queue, process_queue in self.fetcher.assigned.items()
+            if not still_owned(process_queue.owners, closer)
         ]
         for queue in list(self.fetcher.assigned):
             self.fetcher.drop(queue)
@@ -106,93 +114,92 @@ class Pulled:
             await self._locks.unlock(free)
 
     def _offsets_path(self) -> Path:
-        """RocketMQ's place: by client id, which has no process in it, so that the next run finds the file."""
+        """Return RocketMQ's path. Its client id has no process in it, so that the next run finds the file."""
         directory = self._settings.offsets_directory
         root = Path.home() / ".rocketmq_offsets" if directory is None else Path(directory)
         ip = self._session.client_id.partition("@")[0]
         return root / f"{ip}@DEFAULT" / self._group / "offsets.json"
 
-    # ---- the way of a message (its receipt is its process queue)
+    # ---- Settler of pulled messages, whose receipt is a `ProcessQueue`
 
-    def hand_over(self, message: Received, now: float, asker: Asker) -> bool:
+    def deliver(self, message: Received, now: float, owner: Owner) -> bool:
         process_queue: ProcessQueue = message.receipt
-        if not process_queue.is_usable(now):  # the lock lapsed: nothing more until the queue is taken anew
+        if not process_queue.is_usable(now):  # its lock expired: deliver nothing until the queue is taken again
             self.buffer.close(process_queue.delivery)
             self.buffer.settled(process_queue.delivery)
             self.buffer.put(process_queue.delivery, [message], first=True)
             return False
-        process_queue.handed_over(message, now, asker)
+        process_queue.delivered(message, now, owner)
         process_queue.last_consume_ms = self._session.options.now_ms()
         self._traces.begun(message)
         return True
 
     def ack(self, message: Received) -> None:
-        """The offset is committed within `commit_interval` and at the end."""
+        """Acknowledge the message; its offset is committed within `commit_interval` and at close."""
         process_queue: ProcessQueue = message.receipt
         counts = self.settlement.counts(process_queue, message)
         self._traces.ended(message, Ended.SUCCESS if counts else Ended.TIME_OUT)
         if counts:
             self.settlement.done(process_queue, message, is_consumed=True)
-            self._go_on(process_queue, message)
+            self._release(process_queue, message)
 
     def nack(self, message: Received, delay_level: int) -> Coroutine[Any, Any, None] | None:
-        """Broadcasting there is no second delivery: the message is logged and passed over."""
+        """Give the message back. In broadcasting mode there is no redelivery: it is logged and skipped."""
         process_queue: ProcessQueue = message.receipt
         self._traces.ended(message, Ended.FAILED)
         if not self.settlement.counts(process_queue, message):
             return None
-        process_queue.not_in_hand(
-            message.queue_offset
-        )  # settled once: whoever settles it again while this goes on comes late
+        process_queue.give_back(message.queue_offset)  # a second settlement, made meanwhile, has no effect
         self.fetcher.stats.failed(process_queue.queue.topic, asyncio.get_running_loop().time())
-        again = self._send_again if self._locks is None else self._nack_in_order
-        return again(process_queue, message, delay_level)
+        retry = self._retry if self._locks is None else self._retry_in_order
+        return retry(process_queue, message, delay_level)
 
-    def let_go(self, message: Received, seconds: float) -> None:
-        """A broker delays by its levels only, so the message waits here."""
+    def redeliver(self, message: Received, seconds: float) -> None:
+        """Redeliver the message from here: the delays of a broker have fixed levels."""
         process_queue: ProcessQueue = message.receipt
         self._traces.ended(message, Ended.FAILED)
         if self.settlement.counts(process_queue, message):
-            self.settlement.repeat(process_queue, message.again(), seconds)
+            self.settlement.repeat(process_queue, message.next_delivery(), seconds)
 
     def raised(self, message: Received, error: BaseException) -> None:
         self._traces.ended(message, Ended.EXCEPTION)
 
-    async def _send_again(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
+    async def _retry(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
         await self.settlement.retry(process_queue, message, delay_level)
-        self._go_on(process_queue, message)
+        self._release(process_queue, message)
 
-    async def _nack_in_order(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
-        """The queue pauses and repeats the message; after too many times it goes to %DLQ%group."""
+    async def _retry_in_order(self, process_queue: ProcessQueue, message: Received, delay_level: int) -> None:
+        """Pause the queue and redeliver the message, or move it to the dead letter queue."""
         if delay_level < 0 or message.reconsume_times >= self._settings.redeliveries:
             try:
                 await self._send_back.send_copy(message, message.reconsume_times)
             except NeveError as error:
-                log.warning("%s did not get to the dead letter queue, it is repeated: %s", message.msg_id, error)
+                log.warning("dead letter not stored, redelivered: msg_id=%s cause=%s", message.msg_id, error)
             else:
                 self.settlement.done(process_queue, message, is_consumed=False)
-                self._go_on(process_queue, message)
+                self._release(process_queue, message)
                 return
         self.buffer.close(process_queue.delivery)
         self.buffer.settled(process_queue.delivery)
-        # It counts no further while the dead letter queue cannot be reached.
-        again = message if message.reconsume_times >= self._settings.redeliveries else message.again()
-        self.settlement.repeat(process_queue, again, self._settings.pause_after_nack)
+        # While the dead letter queue is unreachable, the count of redeliveries stays at its limit.
+        is_last = message.reconsume_times >= self._settings.redeliveries
+        following = message if is_last else message.next_delivery()
+        self.settlement.repeat(process_queue, following, self._settings.pause_after_nack)
 
-    def _go_on(self, process_queue: ProcessQueue, message: Received) -> None:
-        """In order the next message of the queue may come."""
-        in_hand = process_queue.delivery.in_hand
-        if in_hand is not None and in_hand.queue_offset == message.queue_offset:
+    def _release(self, process_queue: ProcessQueue, message: Received) -> None:
+        """In order, allow the delivery of the next message of the queue."""
+        current = process_queue.delivery.current
+        if current is not None and current.queue_offset == message.queue_offset:
             self.buffer.settled(process_queue.delivery)
             if process_queue.is_leaving:  # another member waits for the queue
                 self._rounds.wake()
 
-    # ---- queues come and go (Assignee of the rebalancer)
+    # ---- Assignee of the rebalancer
 
     def held(self) -> Iterable[MessageQueue]:
         return list(self.fetcher.assigned)
 
-    async def take(self, queues: list[MessageQueue]) -> bool:
+    async def take_queues(self, queues: list[MessageQueue]) -> bool:
         locked_until = None
         mine = queues
         if self._locks is not None:
@@ -202,7 +209,7 @@ class Pulled:
         try:
             for queue in mine:
                 await self.offsets.take(queue, locked_until=locked_until)
-        finally:  # none stays locked for nobody
+        finally:  # unlock queues that could not be taken
             if self._locks is not None and (unread := [one for one in mine if one not in self.fetcher.assigned]):
                 await self._locks.unlock(unread)
         return len(mine) == len(queues)
@@ -215,7 +222,7 @@ class Pulled:
 
     async def leave(self, queue: MessageQueue) -> bool:
         process_queue = self.offsets.process_queue(queue)
-        if process_queue.delivery.in_hand is not None:  # the next member must not overtake it
+        if process_queue.delivery.current is not None:  # in order: the next member must not deliver before it
             process_queue.is_leaving = True
             self.buffer.close(process_queue.delivery)
             return False
@@ -227,7 +234,7 @@ class Pulled:
         return True
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on with `offset`: what was fetched is dropped, acks of what was delivered count no more."""
+        """Continue a queue at `offset`; drop fetched messages and ignore acks of delivered ones."""
         async with self._rounds.lock:
             self.offsets.process_queue(queue)
             kept = await self.offsets.store.write({queue: offset})
@@ -240,7 +247,7 @@ class Pulled:
                 await self.renew_locks()
 
     async def renew_locks(self) -> None:
-        """Renews all; a queue whose lock lapsed or was refused is dropped: another member may have moved its offset."""
+        """Renew all locks; drop a queue whose lock expired or was refused: another member may have read it."""
         assert self._locks is not None
         now = asyncio.get_running_loop().time()
         granted, unknown = await self._locks.lock(self.fetcher.assigned)
@@ -249,11 +256,11 @@ class Pulled:
                 process_queue.locked_until = now + LOCK_VALID_S
                 process_queue.last_lock_ms = self._session.options.now_ms()
             elif queue not in unknown:
-                log.warning("%s is not locked for %s any more", queue, self._group)
+                log.warning("lock lost, queue dropped: queue=%s group=%s", queue, self._group)
                 self.fetcher.drop(queue)
                 self._rounds.wake()
 
-    # ---- what brokers ask
+    # ---- ManagedConsumer
 
     def wake(self) -> None:
         self._rounds.wake()
