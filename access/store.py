@@ -19,13 +19,8 @@ import msgspec
 
 from access.model import Policy, User
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.process.startup import StartupError
-
-VERSION = 1
-
-
-class _Version(msgspec.Struct):
-    version: int = 0
 
 
 class LogPlace(msgspec.Struct, frozen=True):
@@ -38,7 +33,7 @@ class LogPlace(msgspec.Struct, frozen=True):
 class Tables(msgspec.Struct):
     """All that is known; a change makes new tables."""
 
-    version: int = VERSION
+    version: int = 1
     users: dict[str, User] = {}
     policies: dict[str, list[Policy]] = {}
     log: LogPlace | msgspec.UnsetType = msgspec.UNSET
@@ -72,6 +67,7 @@ class AuthStore:
 
     def __init__(self, path: Path, disk: Disk, changes: ChangeLog = NO_CHANGE_LOG) -> None:
         self._path, self._disk, self._changes = path, disk, changes
+        self._file = VersionedFile(disk, path, Tables, StartupError, indent=True)
         self._tables = Tables()
         self._stamp: tuple[int, int] | None = None
         self._lock = asyncio.Lock()
@@ -88,7 +84,7 @@ class AuthStore:
             return self._tables
         stamp = (status.st_mtime_ns, status.st_ino)
         if stamp != self._stamp:
-            self._tables, self._stamp = self._read(), stamp
+            self._tables, self._stamp = self._file.read() or Tables(), stamp
         return self._tables
 
     def open(self) -> None:
@@ -130,15 +126,4 @@ class AuthStore:
     def _write(self, tables: Tables) -> None:
         with self._writing:
             newest = self._next or tables  # an older image never replaces a newer one
-            self._disk.write_atomic(self._path, msgspec.json.format(msgspec.json.encode(newest)))
-
-    def _read(self) -> Tables:
-        data = self._disk.read(self._path)
-        try:
-            found = msgspec.json.decode(data, type=_Version).version
-            if found != VERSION:
-                raise StartupError(f"{self._path} has format {found}, this server knows {VERSION}")
-            return msgspec.json.decode(data, type=Tables)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            # its text may quote a secret
-            raise StartupError(f"{self._path} cannot be read: {type(error).__name__}") from None
+            self._file.write(newest)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,18 +20,18 @@ import msgspec
 from broker.config import BrokerConfig
 from infra.config.properties import ConfigError, live_keys, update_live, value_texts
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.loop.threads import SYSTEM_THREADS, Threads
-from infra.process.startup import EXIT_CONFIG, StartupError
+from infra.process.startup import StartupError
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "keptConfig.json"
-_FORMAT = 1
 
 
-class _File(msgspec.Struct, rename="camel"):
+class _File(msgspec.Struct, rename="camel", kw_only=True):
+    neve_format: int = 1
     keys: dict[str, str]
-    neve_format: int = _FORMAT
 
 
 class KeptConfig:
@@ -44,11 +43,13 @@ class KeptConfig:
         Raises:
             StartupError: the file can't be read.
         """
-        self._config, self._disk, self._path, self._threads = config, disk, path, threads
+        self._config, self._disk, self._threads = config, disk, threads
+        self._file = VersionedFile(disk, path, _File, StartupError, indent=True)
         self._lock = asyncio.Lock()
         # What file and command line say, which is in force again where a key is unset.
         self._given = dataclasses.replace(config)
-        self._keys = self._read()
+        found = self._file.read()
+        self._keys = found.keys if found is not None else {}
         for key, value in self._keys.items():
             try:
                 update_live(config, {key: value})
@@ -86,18 +87,6 @@ class KeptConfig:
     def _text(self, key: str) -> str:
         return value_texts(self._given)[key]
 
-    def _read(self) -> dict[str, str]:
-        if not self._disk.exists(self._path):
-            return {}
-        try:
-            found = msgspec.json.decode(self._disk.read(self._path), type=_File)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StartupError(f"{self._path}: damaged: {error}; without it nothing is kept", EXIT_CONFIG) from error
-        if found.neve_format != _FORMAT:
-            raise StartupError(f"{self._path}: of a newer neve (this one reads format {_FORMAT})", EXIT_CONFIG)
-        return found.keys
-
     def _write(self, keys: Mapping[str, str]) -> None:
-        self._disk.make_dirs(self._path.parent)
-        table = {"neveFormat": _FORMAT, "keys": dict(sorted(keys.items()))}
-        self._disk.write_atomic(self._path, json.dumps(table, indent=1, ensure_ascii=False).encode() + b"\n")
+        self._disk.make_dirs(self._file.path.parent)
+        self._file.write(_File(keys=dict(sorted(keys.items()))))

@@ -22,6 +22,7 @@ import msgspec
 
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.objects.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ TOLERANCE_MS = 5 * 60_000
 ABSENCE_MS = 60 * 60_000
 _SAVE_S = 10 * 60.0
 _RENEW_S = 24 * 3600.0  # small differences are taken over so often, lest many of them look like one that is large
-_VERSION = 1
 
 
 class ClocksDisagree(Exception):
@@ -52,24 +52,22 @@ class ClockMark:
 
     class _Content(msgspec.Struct):
         trusted_ms: int
-        version: int = _VERSION
+        version: int = 1
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        self._path, self._disk = path, disk
+        self._file = VersionedFile(disk, path, self._Content, ValueError)
 
     def read(self) -> int | None:
-        """None: there is none that can be read. Then the newest message says how late it is at least."""
-        if not self._disk.exists(self._path):
-            return None
+        """Return the stored time; None if there is no readable one: the newest message is then the lower bound."""
         try:
-            content = msgspec.json.decode(self._disk.read(self._path), type=self._Content)
-        except msgspec.DecodeError as error:
-            log.warning("%s can't be read: %s", self._path, error)
+            content = self._file.read()
+        except ValueError as error:
+            log.warning("the trusted time is unknown: %s", error)
             return None
-        return content.trusted_ms
+        return content.trusted_ms if content is not None else None
 
     def write(self, trusted_ms: int) -> None:
-        self._disk.write_atomic(self._path, msgspec.json.encode(self._Content(trusted_ms)))
+        self._file.write(self._Content(trusted_ms))
 
 
 class SafeClock:

@@ -6,7 +6,6 @@ File: {"version":1,"configTable":{namespace:{key:value}}}, replaced whole by one
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +13,13 @@ from pathlib import Path
 import msgspec
 
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.process.startup import StartupError
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-FILE_VERSION = 1
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 MAX_ENTRIES = 100_000
 MAX_NAME = 1024
@@ -32,16 +31,16 @@ _Change = tuple[str, str, str | None]
 
 
 class _File(msgspec.Struct, rename="camel"):
+    version: int = 1
     config_table: Table = {}
-    version: int = FILE_VERSION
 
 
 class KvConfigManager:
     """A change is visible once it is durable. What a write has begun it ends, whether its asker waits or not."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        self._path = path
         self._disk = disk
+        self._file = VersionedFile(disk, path, _File, StartupError, indent=True)
         self._table: Table = {}
         # With what waits to be written:
         self._entries = 0
@@ -50,17 +49,11 @@ class KvConfigManager:
         self._writer: asyncio.Task[None] | None = None
 
     def load(self) -> None:
-        """Read the file, if there is one; a broken one is an error, not an empty table."""
-        if not self._disk.exists(self._path):
-            return
-        try:
-            content = msgspec.json.decode(self._disk.read(self._path), type=_File)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StartupError(f"{self._path} cannot be read: {error}") from error
-        if content.version > FILE_VERSION:
-            raise StartupError(f"{self._path} has format {content.version}, this server knows {FILE_VERSION}")
-        self._table = content.config_table
-        self._count()
+        """Read the file, if there is one. Raises StartupError if it is unreadable."""
+        content = self._file.read()
+        if content is not None:
+            self._table = content.config_table
+            self._count()
 
     def get(self, namespace: str, key: str) -> str | None:
         """The value, or None."""
@@ -149,7 +142,6 @@ class KvConfigManager:
         ) + sum(len(namespace) + len(key) + len(value or "") for (namespace, key, value), _ in self._waiting)
 
     def _write(self, table: Table) -> None:
-        """Beside the loop: nobody changes a table that was handed over."""
-        data = json.dumps({"version": FILE_VERSION, "configTable": table}, indent=1).encode()
-        self._disk.make_dirs(self._path.parent)
-        self._disk.write_atomic(self._path, data)
+        """Write on a thread: a table is not changed once it is handed over."""
+        self._disk.make_dirs(self._file.path.parent)
+        self._file.write(_File(config_table=table))

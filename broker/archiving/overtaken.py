@@ -9,11 +9,13 @@ as archived, until an operator begins another archive.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.process.startup import EXIT_FAILED, StartupError
 
 NAME = "overtaken.json"
@@ -43,18 +45,13 @@ class OvertakenFile:
 
     def __init__(self, disk: Disk, archive_files: Path) -> None:
         self._disk, self._directory = disk, archive_files
-        self._path = archive_files / NAME
+        self._file = VersionedFile(disk, archive_files / NAME, Overtaken, partial(StartupError, exit_code=EXIT_FAILED))
 
     def load(self) -> Overtaken | None:
-        """StartupError for what can't be read: it must not be taken for nothing."""
-        if not self._disk.exists(self._path):
-            return None
-        try:
-            return msgspec.json.decode(self._disk.read(self._path), type=Overtaken)
-        except msgspec.MsgspecError as error:
-            raise StartupError(f"{self._path} can't be read: {error}", EXIT_FAILED) from error
+        """Return the mark, or None. Raises StartupError if the file is unreadable."""
+        return self._file.read()
 
     def save(self, overtaken: Overtaken) -> None:
         """On the disk when it returns."""
         self._disk.make_dirs(self._directory)
-        self._disk.write_atomic(self._path, msgspec.json.encode(overtaken))
+        self._file.write(overtaken)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from infra import failpoint
 from infra.clock import Clock
 from infra.config.properties import ConfigError
 from infra.disk.filesystem import Disk, DiskLocked
+from infra.disk.versioned_file import VersionedFile
 from infra.objects.open import open_store
 from infra.objects.store import BadStoreUrl, ObjectStoreError
 from infra.process.startup import EXIT_ARCHIVE, EXIT_DISK, EXIT_IN_USE, StartupError
@@ -39,7 +41,6 @@ from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1
 _NAME = "restore.json"
 
 
@@ -49,7 +50,7 @@ class Marker(msgspec.Struct):
     store: str
     broker: str
     plan: RestorePlan | None = None
-    version: int = _VERSION
+    version: int = 1
 
 
 class _Topics(msgspec.Struct):
@@ -66,15 +67,16 @@ class Restore:
 
     def __init__(self, config: BrokerConfig, disk: Disk) -> None:
         self._config, self._disk = config, disk
-        self._path = config.root / _NAME
+        self._file = _marker_file(config, disk)
         self._marker = Marker(config.store_url, config.broker_name)
 
     # ---- the steps, in order
 
     def begin(self) -> None:
         """Before anything in the directory is opened. Raises StartupError where it is not empty."""
-        if self._disk.exists(self._path):
-            self._marker = read_marker(self._config, self._disk)
+        found = read_marker(self._config, self._disk)
+        if found is not None:
+            self._marker = found
             self._begin_again()
         else:
             refuse_occupied(self._config, self._disk)
@@ -155,12 +157,11 @@ class Restore:
 
     def end(self) -> None:
         assert self._marker.plan is not None
-        self._disk.remove(self._path)
-        self._disk.fsync_dir(self._config.root)
+        self._file.remove()
         log.warning("restored: store=%s %s", self._config.store_url, _fields(self.report))
 
     def _write(self) -> None:
-        self._disk.write_atomic(self._path, msgspec.json.encode(self._marker))
+        self._file.write(self._marker)
 
 
 def with_store(config: BrokerConfig, url: str) -> None:
@@ -174,21 +175,22 @@ def with_store(config: BrokerConfig, url: str) -> None:
 
 def refuse_unfinished(config: BrokerConfig, disk: Disk) -> None:
     """A start without `--restore-from` must not take half a restore for a broker."""
-    if disk.exists(config.root / _NAME):
-        url = read_marker(config, disk).store
+    marker = read_marker(config, disk)
+    if marker is not None:
         raise StartupError(
-            f"{config.root}: a restore has not ended here; start again with --restore-from '{url}'", EXIT_ARCHIVE
+            f"{config.root}: a restore has not ended here; start again with --restore-from '{marker.store}'",
+            EXIT_ARCHIVE,
         )
 
 
-def read_marker(config: BrokerConfig, disk: Disk) -> Marker:
-    path = config.root / _NAME
-    try:
-        marker = msgspec.json.decode(disk.read(path), type=Marker)
-    except msgspec.DecodeError as error:
-        raise StartupError(f"{path} can't be read: {error}", EXIT_ARCHIVE) from error
-    if marker.version > _VERSION:
-        raise StartupError(f"{path} was written by a newer neve (format {marker.version})", EXIT_ARCHIVE)
+def _marker_file(config: BrokerConfig, disk: Disk) -> VersionedFile[Marker]:
+    return VersionedFile(disk, config.root / _NAME, Marker, partial(StartupError, exit_code=EXIT_ARCHIVE))
+
+
+def read_marker(config: BrokerConfig, disk: Disk) -> Marker | None:
+    marker = _marker_file(config, disk).read()
+    if marker is None:
+        return None
     if config.store_url and (marker.store, marker.broker) != (config.store_url, config.broker_name):
         raise StartupError(
             f"{config.root}: a restore of broker {marker.broker} from {marker.store} has not ended here; "

@@ -16,10 +16,10 @@ import msgspec
 
 from broker.ha.member_events import Saved
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.loop.locks import NewLock, new_lock
 
 DIRECTORY = "ha"
-VERSION = 1
 _NAME, _PLACE = "member.json", "place"
 
 
@@ -35,7 +35,7 @@ class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     and groups; or it was cut below changes that files of tables hold. All tables have not come since.
     """
 
-    version: int = VERSION
+    version: int = 1
     place: int = 0
     followed_epoch: int = -1
     log_name: str = ""
@@ -49,14 +49,15 @@ class MemberFile:
     def __init__(self, disk: Disk, root: Path, new_lock: NewLock = new_lock) -> None:
         self._disk = disk
         self.directory = root / DIRECTORY
-        self._path, self._place = self.directory / _NAME, self.directory / _PLACE
+        self._place = self.directory / _PLACE
+        self._file = VersionedFile(disk, self.directory / _NAME, Kept, MemberFileDamaged)
         self._writing = new_lock()
         self._kept = Kept()
 
     @property
     def is_there(self) -> bool:
         """Whether this directory was a member's."""
-        return self._disk.exists(self._path)
+        return self._file.exists
 
     @property
     def saved(self) -> Saved:
@@ -85,21 +86,10 @@ class MemberFile:
         if not disk.exists(self._place):
             disk.write_atomic(self._place, b"a copy of this file has another number\n")
         place = disk.number(self._place)
-        self._kept = self._read() if self.is_there else Kept(place=place)
+        self._kept = self._file.read() or Kept(place=place)
         is_copy = self._kept.place != place
         self._kept = msgspec.structs.replace(self._kept, place=place)
         return is_copy
-
-    def _read(self) -> Kept:
-        try:
-            kept = msgspec.json.decode(self._disk.read(self._path), type=Kept)
-        except msgspec.MsgspecError as error:
-            raise MemberFileDamaged(f"{self._path} can't be read: {error}") from error
-        if kept.version > VERSION:
-            raise MemberFileDamaged(
-                f"{self._path} has version {kept.version}, a newer neve's; this one knows {VERSION}"
-            )
-        return kept
 
     def save(self, saved: Saved) -> None:
         """What the member says."""
@@ -122,5 +112,5 @@ class MemberFile:
                 self._write(msgspec.structs.replace(self._kept, lacks_tables=not whole))
 
     def _write(self, kept: Kept) -> None:
-        self._disk.write_atomic(self._path, msgspec.json.encode(kept))
+        self._file.write(kept)
         self._kept = kept

@@ -15,10 +15,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from broker.ha.asked import Asked
 from broker.ha.epoch_file import EpochFile
@@ -32,6 +31,7 @@ from broker.role import BrokerRole, Role
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.loop.in_steps import run_beside
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
@@ -65,30 +65,25 @@ class FollowedFile:
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk, self._directory = disk, root / DIRECTORY
-        self._path = self._directory / _NAME
+        self._file = VersionedFile(disk, self._directory / _NAME, Life, partial(StartupError, exit_code=EXIT_FAILED))
+        self.path = self._file.path
 
     @property
     def is_there(self) -> bool:
         """Whether this directory was a slave's."""
-        return self._disk.exists(self._path)
-
-    @property
-    def path(self) -> Path:
-        return self._path
+        return self._file.exists
 
     def load(self) -> Life | None:
-        """None: of none. StartupError for what can't be read."""
+        """Return the stored life, or None. Raises StartupError if the file is unreadable."""
         self._disk.make_dirs(self._directory)
-        if not self.is_there:
-            return None
-        try:
-            return msgspec.json.decode(self._disk.read(self._path), type=Life)
-        except msgspec.MsgspecError as error:
-            raise StartupError(f"{self._path} can't be read: {error}", EXIT_FAILED) from error
+        return self._file.read()
 
     def save(self, life: Life) -> None:
         """On the disk when it returns."""
-        self._disk.write_atomic(self._path, msgspec.json.encode(life))
+        self._file.write(life)
+
+    def remove(self) -> None:
+        self._file.remove()
 
 
 def refuse_slaves(disk: Disk, root: Path) -> None:

@@ -13,6 +13,7 @@ short goes on from where its log ends. The source is only read.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from broker.metadata.stock_tables import StockImage
 from broker.store.errors import LogMismatch, StoreError, StoreFull
 from broker.store.message_store import MessageStore
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.process.startup import EXIT_DISK, EXIT_FAILED, StartupError
 from neve.record.codec import decode_record
 
@@ -57,7 +59,7 @@ class Marker(msgspec.Struct):
     """The file `import.json`."""
 
     source: str
-    version: int = _VERSION
+    version: int = 1
 
 
 class Tables(Protocol):
@@ -89,7 +91,7 @@ class StoreImport:
 
     def __init__(self, config: BrokerConfig, disk: Disk, source: Path) -> None:
         self._config, self._disk, self._source = config, disk, StoredBroker(disk, source)
-        self._path = config.root / _NAME
+        self._marker = _marker(config, disk)
         self._log: StoredLog | None = None
         self._tables: StockImage | None = None
         self._end = 0  # of what is whole
@@ -146,12 +148,12 @@ class StoreImport:
     def begin(self) -> None:
         """Before anything in the directory is opened."""
         self.look()
-        if not self._disk.exists(self._path):
+        begun = self._marker.read()
+        if begun is None:
             refuse_occupied(self._config, self._disk, "--import-from")
             self._disk.make_dirs(self._config.root)
-            self._disk.write_atomic(self._path, msgspec.json.encode(Marker(str(self._source.root))))
+            self._marker.write(Marker(str(self._source.root)))
             return
-        begun = read_marker(self._disk, self._path)
         if begun.source != str(self._source.root):
             raise refused(f"{self._config.root} has a part of {begun.source}: go on with that, or empty it")
         log.warning("going on with the import of %s", begun.source)
@@ -253,24 +255,18 @@ class StoreImport:
         followed = FollowedFile(disk, config.root)
         followed.load()
         followed.save(life)
-        disk.remove(self._path)
-        disk.fsync_dir(self._path.parent)
+        self._marker.remove()
         return self._report()
 
 
 def refuse_unfinished_import(config: BrokerConfig, disk: Disk) -> None:
     """A start without `--import-from` must not take half an import for a broker."""
-    path = config.root / _NAME
-    if disk.exists(path):
-        source = read_marker(disk, path).source
-        raise StartupError(f"{config.root}: an import has not ended here; start again with --import-from {source}")
+    begun = _marker(config, disk).read()
+    if begun is not None:
+        raise StartupError(
+            f"{config.root}: an import has not ended here; start again with --import-from {begun.source}"
+        )
 
 
-def read_marker(disk: Disk, path: Path) -> Marker:
-    try:
-        marker = msgspec.json.decode(disk.read(path), type=Marker)
-    except msgspec.DecodeError as error:
-        raise StartupError(f"{path} can't be read: {error}", EXIT_FAILED) from error
-    if marker.version > _VERSION:
-        raise StartupError(f"{path} was written by a newer neve (format {marker.version})", EXIT_FAILED)
-    return marker
+def _marker(config: BrokerConfig, disk: Disk) -> VersionedFile[Marker]:
+    return VersionedFile(disk, config.root / _NAME, Marker, partial(StartupError, exit_code=EXIT_FAILED))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +40,7 @@ from broker.waiting.half_messages import HalfMessages
 from broker.waiting.schedule_message import ScheduleMessage
 from broker.waiting.timer_message import TimerMessages
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError
 from neve.errors import BrokerError, NeveError
 from neve.record.codec import decode_record
@@ -94,7 +96,7 @@ class Promotion:
         topics: TopicConfigManager,
         revive_log: str,
     ) -> None:
-        self._disk, self._path = disk, root / "ha" / _NAME
+        self._file = VersionedFile(disk, root / "ha" / _NAME, _Begun, partial(StartupError, exit_code=EXIT_FAILED))
         self._followed, self._last_poll, self._store = FollowedFile(disk, root), last_poll, store
         self._schedule, self._timers, self._transactions = schedule, timer_messages, transactions
         self._book, self._offsets, self._topics, self._revive_log = book, offsets, topics, revive_log
@@ -133,26 +135,23 @@ class Promotion:
         """Behind the log's recovery: what a try that failed has left is cut off. StartupError."""
         store, end = self._store, self._store.max_physical_offset
         try:
-            if self._disk.exists(self._path):
-                begun = msgspec.json.decode(self._disk.read(self._path), type=_Begun)
-                if begun.end < end:
-                    store.truncate(begun.end, epoch=0, floor=begun.end)
-            else:
-                self._disk.write_atomic(self._path, msgspec.json.encode(_Begun(end)))
-        except (StoreError, OSError, msgspec.MsgspecError) as error:
-            raise StartupError(f"{self._path}: {error}", EXIT_FAILED) from error
+            begun = self._file.read()
+            if begun is None:
+                self._file.write(_Begun(end))
+            elif begun.end < end:
+                store.truncate(begun.end, epoch=0, floor=begun.end)
+        except (StoreError, OSError) as error:
+            raise StartupError(f"{self._file.path}: {error}", EXIT_FAILED) from error
 
     def take_back(self) -> None:
         """As `begin`, of a slave that is to go on as one: it has its master's log again, and no more. StartupError.
 
         A log that nobody follows is this broker's own: a crash came behind the promotion, and nothing of it is cut.
         """
-        if not self._disk.exists(self._path):
-            return
-        if self._followed.is_there:
-            self.begin()
-        self._disk.remove(self._path)
-        self._disk.fsync_dir(self._path.parent)
+        if self._file.exists:
+            if self._followed.is_there:
+                self.begin()
+            self._file.remove()
 
     def run(self) -> None:
         """Behind the tables' `load`, before what waits is loaded. StartupError; another start does it anew."""
@@ -219,7 +218,7 @@ class Promotion:
         try:
             self._finish()
         except OSError as error:
-            raise StartupError(f"{self._path}: {error}", EXIT_FAILED) from error
+            raise StartupError(f"{self._file.path}: {error}", EXIT_FAILED) from error
         end = self._store.max_physical_offset
         log.info("the log of the Apache master at %s is this broker's own from %d on", poll.master, end)
 
@@ -229,11 +228,8 @@ class Promotion:
         return self._life.broker
 
     def _finish(self) -> None:
-        disk, followed = self._disk, self._followed.path
-        disk.remove(followed)
-        disk.fsync_dir(followed.parent)
-        disk.remove(self._path)
-        disk.fsync_dir(self._path.parent)
+        self._followed.remove()
+        self._file.remove()
         self._last_poll.forget()
 
 

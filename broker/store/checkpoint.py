@@ -12,9 +12,9 @@ import msgspec
 from broker.store.errors import StoreCorrupt
 from infra import failpoint
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 
 _NAME = "checkpoint"
-_VERSION = 1
 
 
 class StoreCheckpoint(msgspec.Struct):
@@ -27,24 +27,14 @@ class StoreCheckpoint(msgspec.Struct):
     # the topic table of the file that holds `physical`
     topics: dict[str, tuple[int, int]] = {}
     high_time: int = 0  # of the same file, see `LogFile`
-    version: int = _VERSION
+    version: int = 1
 
 
 def read_checkpoint(root: Path, disk: Disk) -> StoreCheckpoint | None:
     """The last checkpoint; None if there was none."""
-    path = root / _NAME
-    if not disk.exists(path):
-        return None
-    try:
-        checkpoint = msgspec.json.decode(disk.read(path), type=StoreCheckpoint)
-    except msgspec.DecodeError as error:
-        raise StoreCorrupt(f"{path} can't be read: {error}") from error
-    if checkpoint.version > _VERSION:
-        raise StoreCorrupt(
-            f"{path} has version {checkpoint.version}; this broker knows {_VERSION}: it was written by a newer one"
-        )
-    if checkpoint.physical < 0:
-        raise StoreCorrupt(f"{path} names the offset {checkpoint.physical}")
+    checkpoint = _file(root, disk).read()
+    if checkpoint is not None and checkpoint.physical < 0:
+        raise StoreCorrupt(f"{root / _NAME} names the offset {checkpoint.physical}")
     return checkpoint
 
 
@@ -53,4 +43,8 @@ def write_checkpoint(root: Path, disk: Disk, checkpoint: StoreCheckpoint) -> Non
     assert checkpoint.physical >= 0
     assert all(0 <= offset < checkpoint.physical for offset, _ in checkpoint.topics.values())
     failpoint.hit("store.checkpoint")
-    disk.write_atomic(root / _NAME, msgspec.json.encode(checkpoint))
+    _file(root, disk).write(checkpoint)
+
+
+def _file(root: Path, disk: Disk) -> VersionedFile[StoreCheckpoint]:
+    return VersionedFile(disk, root / _NAME, StoreCheckpoint, StoreCorrupt)

@@ -20,19 +20,19 @@ from broker.store.errors import StoreCorrupt, StoreFull
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE, END_SIZE, end_record, file_name, is_file_name
 from infra import failpoint
 from infra.disk.filesystem import Disk, DiskFull, FileWriter, OutOfDescriptors
+from infra.disk.versioned_file import VersionedFile
 from infra.loop.locks import Lock, NewLock, new_lock
 from neve.record.layout import SIZE_AND_MAGIC
 
 _SMALLEST_FILE = 4096
 _DESCRIPTORS = 2  # of a file: its map and that of its CRC entries; as many again to write into the newest
-_TABLE_VERSION = 1
 
 
 class _TableFile(msgspec.Struct):
-    version: int
     newest_store_time: int
     topics: dict[str, tuple[int, int]]
     high_time: int = 0
+    version: int = 1
 
 
 @dataclass(slots=True)
@@ -126,32 +126,27 @@ class CommitLog:
         self._read_table(file)
         return file
 
-    def _table_path(self, file: LogFile) -> Path:
-        return self.table_directory / f"{file.path.name}.json"
+    def _table_file(self, file: LogFile) -> VersionedFile[_TableFile]:
+        path = self.table_directory / f"{file.path.name}.json"
+        return VersionedFile(self._disk, path, _TableFile, StoreCorrupt)
 
     def _read_table(self, file: LogFile) -> None:
-        path = self._table_path(file)
-        if not self._disk.exists(path):
-            return
-        table = msgspec.json.decode(self._disk.read(path), type=_TableFile)
-        if table.version > _TABLE_VERSION:
-            raise StoreCorrupt(f"{path} has version {table.version}; this broker knows {_TABLE_VERSION}")
-        file.topics, file.newest_store_time, file.table_written = table.topics, table.newest_store_time, True
-        file.high_time = table.high_time
+        table = self._table_file(file).read()
+        if table is not None:
+            file.topics, file.newest_store_time, file.table_written = table.topics, table.newest_store_time, True
+            file.high_time = table.high_time
 
     def write_tables(self, below: int) -> None:
         """Persist the tables of sealed files that end at or below an offset known to be on the disk."""
         for file in list(self.files):
             if file.sealed and not file.table_written and file.end <= below:
-                content = _TableFile(_TABLE_VERSION, file.newest_store_time, file.topics, file.high_time)
-                self._disk.write_atomic(self._table_path(file), msgspec.json.encode(content))
+                self._table_file(file).write(_TableFile(file.newest_store_time, file.topics, file.high_time))
                 file.table_written = True
 
     def forget_table(self, file: LogFile) -> None:
         """Drop a table that recovery found to be newer than the log."""
         if file.table_written:
-            self._disk.remove(self._table_path(file))
-            self._disk.fsync_dir(self.table_directory)
+            self._table_file(file).remove()
         file.topics, file.newest_store_time, file.high_time, file.table_written = {}, 0, 0, False
 
     def at(self, physical_offset: int) -> LogFile | None:
@@ -386,8 +381,9 @@ class CommitLog:
         # the maps stay until the last reader lets go of its views
         self._disk.remove(gone)
         self._disk.remove(file.crc_path)
-        if self._disk.exists(self._table_path(file)):
-            self._disk.remove(self._table_path(file))
+        table = self._table_file(file)
+        if table.exists:
+            self._disk.remove(table.path)
 
     def drop_after(self, file: LogFile | None) -> None:
         """Remove the files above one: what they hold is above the recovered end."""

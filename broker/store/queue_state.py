@@ -14,10 +14,10 @@ import msgspec
 from broker.store.erased import Spans
 from broker.store.errors import StoreCorrupt
 from infra.disk.filesystem import Disk
+from infra.disk.versioned_file import VersionedFile
 from infra.loop.locks import NewLock, new_lock
 
 _NAME = "queue_state"
-_VERSION = 1
 
 
 class QueueState(msgspec.Struct):
@@ -36,7 +36,7 @@ class QueueState(msgspec.Struct):
     raised: dict[str, dict[str, list[tuple[int, int]]]] = {}
     # topic -> queue -> first and last offset each of messages that are here still, and that no request returns
     erased: dict[str, dict[str, Spans]] = {}
-    version: int = _VERSION
+    version: int = 1
 
 
 class StateImage(NamedTuple):
@@ -50,28 +50,18 @@ class QueueStateFile:
     """Takes images on the thread that changes the state, and writes them on any; the newest one stays."""
 
     def __init__(self, root: Path, disk: Disk, new_lock: NewLock = new_lock) -> None:
-        self._path, self._disk = root / _NAME, disk
+        self._file = VersionedFile(disk, root / _NAME, QueueState, StoreCorrupt)
         self._writing = new_lock()
         self._images = self._written = 0
 
     def read(self) -> QueueState:
         """Empty on first use."""
-        if not self._disk.exists(self._path):
-            return QueueState()
-        try:
-            state = msgspec.json.decode(self._disk.read(self._path), type=QueueState)
-        except msgspec.DecodeError as error:
-            raise StoreCorrupt(f"{self._path} can't be read: {error}") from error
-        if state.version > _VERSION:
-            raise StoreCorrupt(
-                f"{self._path} has version {state.version}; this broker knows {_VERSION}: a newer one wrote it"
-            )
-        return state
+        return self._file.read() or QueueState()
 
     def image_of(self, state: QueueState) -> StateImage:
         """The state as it is now, on the thread that changes it."""
         self._images += 1
-        return StateImage(self._images, msgspec.json.encode(state))
+        return StateImage(self._images, self._file.encode(state))
 
     @property
     def written(self) -> int:
@@ -87,5 +77,5 @@ class QueueStateFile:
         assert 0 < image.number <= self._images
         with self._writing:
             if image.number > self._written:
-                self._disk.write_atomic(self._path, image.data)
+                self._file.replace(image.data)
                 self._written = image.number

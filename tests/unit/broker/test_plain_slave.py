@@ -270,7 +270,7 @@ def test_whom_the_log_is_of_must_be_readable(tmp_path: Path) -> None:
     RealDisk().write_atomic(tmp_path / "ha" / "followed.json", b'{"cluster":')
 
     async def scenario() -> None:
-        with pytest.raises(StartupError, match=r"followed\.json can't be read"):
+        with pytest.raises(StartupError, match=r"followed\.json cannot be read"):
             async with running(tmp_path, *SLAVE, "namesrvAddr=127.0.0.1:1"):
                 raise AssertionError
 

@@ -353,5 +353,5 @@ def test_a_file_of_a_newer_broker_is_refused(open_store: Open, disk: SimDisk) ->
     store = open_store()
     store.shutdown()
     disk.write_atomic(store.config.root / "queue_state", b'{"version":2}')
-    with pytest.raises(StoreCorrupt, match="knows 1"):
+    with pytest.raises(StoreCorrupt, match="has format 2, this release reads formats up to 1"):
         open_store()

@@ -255,7 +255,7 @@ def test_contradictions_are_refused(open_store: Open, put: Put, disk: SimDisk) -
     saved = disk.read(CHECKPOINT)
     newer = msgspec.json.decode(saved) | {"version": 2}
     disk.write_atomic(CHECKPOINT, msgspec.json.encode(newer))
-    with pytest.raises(StoreCorrupt, match="version 2"):
+    with pytest.raises(StoreCorrupt, match="has format 2"):
         open_store()
     disk.write_atomic(CHECKPOINT, saved)
     disk.rename(Path("/store/log_uuid"), Path("/store/elsewhere"))
