@@ -8,14 +8,15 @@ from typing import Protocol
 
 from access.admin import AuthAdmin
 from access.config import SecurityConfig
-from access.guard import Guard, GuardedHandler, SignatureGuard, Unguarded, open_store
+from access.guard import Guard, GuardedHandler, SignatureGuard, Unguarded, inner_credentials, open_store
 from access.permissions import RetryOwners
 from access.store import NO_CHANGE_LOG, ChangeLog
 from infra.disk.filesystem import Disk
 from infra.net.limits import RemotingLimits
+from infra.net.remoting_peer import PeerSecurity
 from infra.net.remoting_server import Connection, RemotingServer
 from infra.net.request_router import RequestRouter
-from infra.net.tls import server_tls
+from infra.net.tls import client_context, server_tls
 from infra.process.descriptors import DescriptorBudget
 
 
@@ -44,6 +45,12 @@ def make_guard(
     if store is None:
         return Unguarded()
     return SignatureGuard(store, authorize=config.authorization_enabled, cluster=cluster, retry_owners=retry_owners)
+
+
+def peer_security(config: SecurityConfig) -> PeerSecurity:
+    """Return how this server presents itself to other servers. Raises StartupError."""
+    tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+    return PeerSecurity(inner_credentials(config), tls)
 
 
 def guarded(router: RequestRouter, guard: Guard) -> RequestRouter | GuardedHandler:

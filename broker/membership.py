@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from access.guard import inner_credentials
+from access.wiring import peer_security
 from broker.archiving.archive import AnyArchive
 from broker.change_of_role import ChangeOfRole
 from broker.clients.master_api import MasterApi
@@ -29,9 +29,8 @@ from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.threads import Threads
-from infra.net.tls import client_context, server_tls
+from infra.net.tls import server_tls
 from neve.entropy import system_entropy
-from neve.remoting.signature import signed
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Membership:
         """`ha_port`: 0 takes any."""
         self._settings, self._config, self._address = settings, config, address
         self._store, self._disk, self._clock, self._threads = store, disk, clock, threads
-        self._credentials = inner_credentials(config)
+        self._security = peer_security(config)
         self.member_file = MemberFile(disk, config.root, threads.lock)
         self.ha_service = HaService(
             store,
@@ -82,7 +81,6 @@ class Membership:
     ) -> ReplicasManager:
         """Once the rest of the broker is made."""
         config, settings = self._config, self._settings
-        tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
         host, port = self._address
         own = Identity(
             cluster=config.broker_cluster_name,
@@ -100,14 +98,12 @@ class Membership:
                 batch=config.ha_transfer_batch_size,
                 rate=config.max_ha_transfer_byte_in_second if config.ha_flow_control_enable else 0,
                 admits_stock=config.apache_members,
-                secret="\0".join(self._credentials).encode() if self._credentials is not None else b"",
+                secret="\0".join(self._security.credentials or ()).encode(),
             ),
             store=self._store,
             disk=self._disk,
             member_file=self.member_file,
-            controllers=Controllers(
-                settings.controllers, sign=self._signed, stock_is_refused=settings.stock_is_refused, tls=tls
-            ),
+            controllers=Controllers(settings.controllers, self._security, stock_is_refused=settings.stock_is_refused),
             ha_service=self.ha_service,
             reign=self.reign,
             role=role,
@@ -120,13 +116,10 @@ class Membership:
             spawn=spawn,
             keep=keep,
             sync_log=sync_log,
-            sign=self._signed,
-            tls=tls,
+            sign=self._security.sign,
+            tls=self._security.tls,
             threads=self._threads,
         )
-
-    def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
-        return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
 
 
 def hello_of(config: BrokerConfig, member_id: int) -> Hello:

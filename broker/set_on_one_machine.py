@@ -22,23 +22,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from access.guard import inner_credentials
+from access.wiring import peer_security
 from broker.config import BrokerConfig
 from broker.embedded import HERE, share_certificates, start_controller, start_name_server
 from broker.ha.settings import settings_of
 from infra.config.properties import ConfigError, Loaded, read
 from infra.loop.supervisor import Supervisor
-from infra.net.remoting_server import open_connection
-from infra.net.tls import client_context
+from infra.net.remoting_peer import RemotingPeer
 from infra.observe import log as logs
 from infra.process.server_command import announce, catch_signals
 from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, free_port
 from neve.errors import NeveError
-from neve.remoting.address import parse_address
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.codes import RequestCode
-from neve.remoting.command import RemotingCommand
-from neve.remoting.signature import signed
 
 log = logging.getLogger("neve")
 
@@ -266,28 +262,22 @@ async def _in_sync(config: BrokerConfig, replicas: int, registered: Callable[[],
 
     `registered` at the name server, which has just begun: the controller's register knows the former life of the set.
     """
-    controller = parse_address(config.controller_addr)
-    tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+    controller = RemotingPeer(config.controller_addr, peer_security(config), connect_s=_IN_SYNC_S)
     body = dumps([config.broker_name])
-    credentials = inner_credentials(config)
-    fields = {} if credentials is None else signed(*credentials, {}, body)
-    request = RemotingCommand(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, ext=fields, body=body)
     found: _Replicas | None = None
     try:
         async with asyncio.timeout(_IN_SYNC_S):
-            connection = await open_connection(*controller, tls=tls)
-            try:
-                while True:
-                    addresses = registered()["brokerAddrs"]
-                    answer = await connection.invoke(request, _ASK_S)
-                    found = loads_as(answer.body, _SyncStateData).replicas_info_table.get(config.broker_name)
-                    if found is not None and len(found.in_sync_replicas) == len(addresses) == replicas:
-                        master = addresses.get(0)
-                        if master is not None and master == found.master_address:
-                            return str(master)
-                    await asyncio.sleep(_POLL_S)
-            finally:
-                connection.close()
+            while True:
+                addresses = registered()["brokerAddrs"]
+                answer = await controller.invoke(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, {}, body, timeout=_ASK_S)
+                found = loads_as(answer.body, _SyncStateData).replicas_info_table.get(config.broker_name)
+                if found is not None and len(found.in_sync_replicas) == len(addresses) == replicas:
+                    master = addresses.get(0)
+                    if master is not None and master == found.master_address:
+                        return str(master)
+                await asyncio.sleep(_POLL_S)
     except (TimeoutError, OSError, NeveError) as error:
         text = "no master is elected" if found is None else f"{len(found.in_sync_replicas)} of {replicas} are in sync"
         raise StartupError(f"{text} after {_IN_SYNC_S:.0f} s: the members' broker.log says why", EXIT_FAILED) from error
+    finally:
+        controller.close()

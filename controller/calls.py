@@ -1,6 +1,6 @@
 """What a controller asks and tells brokers: GET_BROKER_EPOCH_CACHE (1007) and NOTIFY_BROKER_ROLE_CHANGED (1008).
 
-A connection a call: there are few, and what stays open to a broker that froze would have to be noticed first.
+Each call has its own connection: calls are few, and a connection to a frozen broker would have to be detected first.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ import logging
 
 import msgspec
 
-from access.guard import inner_credentials
+from access.wiring import peer_security
 from controller.broker_set import BrokerSet, Member
 from controller.controller_config import ControllerConfig
 from controller.decision import UNKNOWN, Asked
-from infra.net.remoting_server import Connection, open_connection
-from infra.net.tls import client_context
+from infra.net.remoting_peer import RemotingPeer
 from neve.errors import NeveError
-from neve.remoting.address import parse_address
 from neve.remoting.body import dumps, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import Int32, Int64
-from neve.remoting.signature import signed
 
 log = logging.getLogger(__name__)
 
@@ -45,25 +42,22 @@ class BrokerCalls:
     """Each call ends in its time, and a failure is an answer as well."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        self._credentials = inner_credentials(config)
-        self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+        self._security = peer_security(config)
 
     async def ask(self, name: str, member: Member) -> Asked:
         """Where its log ends, now; by the process that registered, if it can tell which it is."""
+        peer = RemotingPeer(member.address, self._security, connect_s=ASK_S)
         try:
             async with asyncio.timeout(ASK_S):
-                connection = await self._connect(member.address)
-                try:
-                    request = RemotingCommand(RequestCode.GET_BROKER_EPOCH_CACHE, ext=self._signed({}, b""))
-                    answer = await connection.invoke(request, ASK_S)
-                finally:
-                    connection.close()
+                answer = await peer.invoke(RequestCode.GET_BROKER_EPOCH_CACHE, {}, timeout=ASK_S)
             return _asked(name, member, answer)
         except (OSError, TimeoutError, NeveError, ValueError) as error:
             log.warning(
                 "broker %d of %r at %r does not say where its log ends: %r", member.id, name, member.address, error
             )
             return Asked(reachable=False)
+        finally:
+            peer.close()
 
     async def tell(self, broker_set: BrokerSet, member: Member) -> None:
         """The roles, one-way: who does not hear it polls them."""
@@ -76,26 +70,16 @@ class BrokerCalls:
             "syncStateSetEpoch": str(broker_set.sync_state_set_epoch),
         }
         body = dumps({"syncStateSet": broker_set.sync_state_set, "syncStateSetEpoch": broker_set.sync_state_set_epoch})
+        peer = RemotingPeer(member.address, self._security, connect_s=_TELL_S)
         try:
-            async with asyncio.timeout(_TELL_S):
-                connection = await self._connect(member.address)
-            request = RemotingCommand(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext=self._signed(ext, body), body=body)
-            connection.send_oneway(request)
-            connection.close()
+            connection = await peer.connect()
+            connection.send_oneway(peer.request(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext, body))
         except (OSError, TimeoutError, NeveError) as error:
             log.warning(
                 "broker %d of %r at %r is not told of its role: %r", member.id, broker_set.name, member.address, error
             )
-
-    def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
-        return ext if self._credentials is None else signed(*self._credentials, ext, body)
-
-    async def _connect(self, address: str) -> Connection:
-        try:
-            host, port = parse_address(address)
-        except ValueError as error:
-            raise NeveError(None, str(error)) from error
-        return await open_connection(host, port, tls=self._tls)
+        finally:
+            peer.close()
 
 
 def _asked(name: str, member: Member, answer: RemotingCommand) -> Asked:

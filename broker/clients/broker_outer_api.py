@@ -2,23 +2,20 @@
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
-from access.guard import inner_credentials
+from access.wiring import peer_security
 from broker.config import BrokerConfig
 from broker.tables.state_file import encode_table
 from broker.tables.topic_config_manager import TopicConfig
-from infra.net.remoting_server import Connection, open_connection
-from infra.net.tls import client_context
+from infra.net.remoting_peer import RemotingPeer
+from infra.net.remoting_server import Connection
 from neve.errors import NeveError
-from neve.remoting.address import parse_address
 from neve.remoting.body import QueueData, TopicRouteData, dumps, loads_as
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
-from neve.remoting.signature import signed
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +37,8 @@ class BrokerOuterApi:
         self.broker_id = config.broker_id
         #: Told with each registration of a slave for which a name server knows a master: its address, its HA port's.
         self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
-        self._connections: dict[str, Connection] = {}
-        self._connecting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one attempt at a time per server
-        self._credentials = inner_credentials(config)
-        self._tls = client_context(config.tls_trust_cert_path) if config.tls_enable else None
+        self._security = peer_security(config)
+        self._peers = dict[str, RemotingPeer]()
         self.registered: set[str] = set()
         #: Of the last try: who did not answer, or refused, and why.
         self.unanswered: dict[str, str] = {}
@@ -89,12 +84,13 @@ class BrokerOuterApi:
     async def _register_topic(self, server: str, name: str, row: Callable[[str], TopicConfig | None]) -> bool:
         """Whether it took it. Behind a deletion's registration nothing is sent that was read before it."""
         try:
-            connection = await self._connect(server)
+            peer = self._peer(server)
+            connection = await peer.connect()
             # From here to the send without await: what is read is so when it is sent.
             config = row(name)
             if config is None:
                 return True
-            answer = await connection.invoke(self._topic_request(config), _TIMEOUT)
+            answer = await connection.invoke(self._topic_request(peer, config), _TIMEOUT)
         except (OSError, TimeoutError, NeveError) as error:
             self._failed(server, str(error) or type(error).__name__)
             return False
@@ -104,7 +100,7 @@ class BrokerOuterApi:
             log.warning("name server %s takes no topic by itself, it is told all of them: %s", server, reason)
         return answer.code == ResponseCode.SUCCESS
 
-    def _topic_request(self, config: TopicConfig) -> RemotingCommand:
+    def _topic_request(self, peer: RemotingPeer, config: TopicConfig) -> RemotingCommand:
         queues = QueueData(
             self._config.broker_name,
             config.read_queue_nums,
@@ -113,36 +109,30 @@ class BrokerOuterApi:
             config.topic_sys_flag,
         )
         ext, body = {"topic": config.topic_name}, dumps(TopicRouteData(queue_datas=[queues]))
-        return RemotingCommand(RequestCode.REGISTER_TOPIC_IN_NAMESRV, ext=self._signed(ext, body), body=body)
+        return peer.request(RequestCode.REGISTER_TOPIC_IN_NAMESRV, ext, body)
 
     def _takes_topics(self, server: str) -> bool:
         """One that was started anew does not know this broker, and has ended its connection."""
-        connection = self._connections.get(server)
-        is_known = server in self.registered and connection is not None and not connection.is_closed
+        is_known = server in self.registered and self._peer(server).is_connected
         return is_known and server not in self._whole_only
 
     async def unregister(self) -> None:
         request = (RequestCode.UNREGISTER_BROKER, self._identity(), b"")
         await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
-        for connection in self._connections.values():
-            connection.close()
+        for peer in self._peers.values():
+            peer.close()
 
     async def route(self, topic: str) -> list[QueueData] | None:
         """The topic's queues on all brokers, from the first name server that answers; None if none does."""
         for server in self._config.name_servers:
             try:
-                connection = await self._connect(server)
-                ext = self._signed({"topic": topic}, b"")
-                request = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext=ext)
-                answer = await connection.invoke(request, _ROUTE_TIMEOUT)
+                request = RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}
+                answer = await self._peer(server).invoke(*request, timeout=_ROUTE_TIMEOUT)
                 if answer.code == ResponseCode.SUCCESS:
                     return loads_as(answer.body, TopicRouteData).queue_datas
             except (OSError, TimeoutError, NeveError, ValueError) as error:
                 self._failed(server, str(error) or type(error).__name__)
         return None
-
-    def _signed(self, ext: dict[str, str], body: bytes) -> dict[str, str]:
-        return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
 
     def _identity(self) -> dict[str, str]:
         host, port = self._address
@@ -155,9 +145,7 @@ class BrokerOuterApi:
 
     async def _ask(self, server: str, code: RequestCode, ext: dict[str, str], body: bytes) -> RemotingCommand | None:
         try:
-            connection = await self._connect(server)
-            request = RemotingCommand(code, ext=self._signed(ext, body), body=body)
-            answer = await connection.invoke(request, _TIMEOUT)
+            answer = await self._peer(server).invoke(code, ext, body, timeout=_TIMEOUT)
         except (OSError, TimeoutError, NeveError) as error:
             self._failed(server, str(error) or type(error).__name__)
             return None
@@ -173,27 +161,19 @@ class BrokerOuterApi:
     def _failed(self, server: str, reason: str) -> None:
         self.failures += 1
         self.registered.discard(server)
-        stale = self._connections.pop(server, None)
-        if stale is not None:
-            stale.close()
+        self._peer(server).drop()
         if server not in self.unanswered:  # it is asked each half minute
             log.warning("name server %s: %s", server, reason)
         self.unanswered[server] = reason
 
-    async def _connect(self, server: str) -> Connection:
-        async with self._connecting[server]:
-            known = self._connections.get(server)
-            if known is not None and not known.is_closed:
-                return known
-            try:
-                host, port = parse_address(server)
-            except ValueError as error:
-                raise NeveError(None, str(error)) from error
-            async with asyncio.timeout(_TIMEOUT):
-                connection = await open_connection(host, port, tls=self._tls)
-            self._whole_only.discard(server)  # it may be another one by now
-            self._connections[server] = connection
-            return connection
+    def _peer(self, server: str) -> RemotingPeer:
+        if server not in self._peers:
+
+            async def on_connect(_: Connection) -> None:
+                self._whole_only.discard(server)  # another release may listen there by now
+
+            self._peers[server] = RemotingPeer(server, self._security, connect_s=_TIMEOUT, on_connect=on_connect)
+        return self._peers[server]
 
 
 def _master(ext: Mapping[str, str]) -> tuple[str, str] | None:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from broker.ha.controller_calls import Call
-from infra.net.remoting_server import Connection, open_connection
+from infra.net.remoting_peer import PeerSecurity, RemotingPeer
+from infra.net.remoting_server import Connection
 from neve.errors import NeveError
-from neve.remoting.address import parse_address
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
@@ -27,8 +26,6 @@ CONNECT_S = 2.0
 # So many requests in a row without an answer: nobody is there. Not sooner: a connection's end is this broker's death.
 SILENT_AFTER = 3
 KNOWS_LIVES = "knowsIncarnations"  # in the answer to 1005: it tells one life of a member from the next
-
-Sign = Callable[[dict[str, str], bytes], dict[str, str]]
 
 
 class Unheard(NeveError):
@@ -45,22 +42,20 @@ class _Lost(NeveError):
 class Controllers:
     """See the module."""
 
-    def __init__(
-        self, addresses: Sequence[str], *, sign: Sign, stock_is_refused: str = "", tls: ssl.SSLContext | None = None
-    ) -> None:
-        """`sign` adds to the fields of a request who asks; `stock_is_refused`: why Apache's controller won't do."""
+    def __init__(self, addresses: Sequence[str], security: PeerSecurity, *, stock_is_refused: str = "") -> None:
+        """`stock_is_refused`: why Apache's controllers are not accepted; empty: they are."""
         assert addresses
-        self._links = [_Link(address, sign, stock_is_refused, tls) for address in addresses]
+        self._links = [_Link(address, security, stock_is_refused) for address in addresses]
 
     @property
     def connected(self) -> int:
         """How many are."""
-        return sum(link.is_connected for link in self._links)
+        return sum(link.peer.is_connected for link in self._links)
 
     @property
     def troubles(self) -> dict[str, str]:
         """Address → what is wrong, of those that are not connected."""
-        return {link.address: link.trouble for link in self._links if not link.is_connected and link.trouble}
+        return {link.address: link.trouble for link in self._links if not link.peer.is_connected and link.trouble}
 
     @property
     def are_stock(self) -> bool:
@@ -105,35 +100,28 @@ class Controllers:
     def hang_up(self) -> None:
         """A member whose connections close is dead for its controllers at once; until it asks something again."""
         for link in self._links:
-            link.close()
+            link.peer.drop()
 
     def close(self) -> None:
         """As `hang_up`, for good."""
         for link in self._links:
-            link.end()
+            link.peer.close()
 
 
 class _Link:
-    """To one controller."""
+    """The connection to one controller."""
 
-    def __init__(self, address: str, sign: Sign, stock_is_refused: str, tls: ssl.SSLContext | None) -> None:
-        self.address, self._sign, self._tls = address, sign, tls
-        self._stock_is_refused = stock_is_refused
+    def __init__(self, address: str, security: PeerSecurity, stock_is_refused: str) -> None:
+        self.address, self._stock_is_refused = address, stock_is_refused
+        self.peer = RemotingPeer(
+            address, security, connect_s=CONNECT_S, max_timeouts=SILENT_AFTER, on_connect=self._check
+        )
         self.is_stock = False
-        self._connection: Connection | None = None
-        self._connecting = asyncio.Lock()
-        self._unanswered = 0
-        self._failure: Exception | None = None  # what the last try to connect ended with
-        self._is_ended = False
-        self.is_told = False  # and has not answered
+        self.is_told = False  # a request of `tell` is in flight
         self.trouble = ""
 
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None and not self._connection.is_closed
-
     async def tell(self, call: Call) -> RemotingCommand:
-        """As `ask`; one at a time."""
+        """As `ask`; one request at a time."""
         self.is_told = True
         try:
             return await self.ask(call)
@@ -141,86 +129,29 @@ class _Link:
             self.is_told = False
 
     async def ask(self, call: Call) -> RemotingCommand:
-        """Raises OSError, TimeoutError, NeveError; _Lost of what was sent."""
+        """Raises OSError, TimeoutError, NeveError; _Lost if the request was sent."""
+        is_sent = False
         try:
-            connection = await self._connect()
+            await self.peer.connect()
+            is_sent = True
+            return await self.peer.invoke(call.code, call.ext, call.body, timeout=ASK_S)
         except (OSError, TimeoutError, NeveError) as error:
-            self._fail(error)
+            is_late = isinstance(error, TimeoutError)
+            why = f"does not answer within {ASK_S:g} s" if is_late else str(error) or type(error).__name__
+            if why != self.trouble:
+                log.warning("the controller at %s: %s", self.address, why)
+            self.trouble = why
+            if is_sent:
+                raise _Lost(None, why) from error
             raise
-        try:
-            answer = await self._invoke(connection, call)
-        except (OSError, TimeoutError, NeveError) as error:
-            self._fail(error)
-            raise _Lost(None, self.trouble) from error
-        self._unanswered = 0
-        return answer
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, TimeoutError):
-            self._note(str(error) or type(error).__name__)
-            self.close()
-            return
-        self._unanswered += 1
-        self._note(f"does not answer within {ASK_S:g} s")
-        if self._unanswered >= SILENT_AFTER:
-            self.close()
-
-    async def _connect(self) -> Connection:
-        """One tries for all who wait: of a controller that hangs they would be more and more."""
-        known = self._failure
-        async with self._connecting:
-            if self._failure is not None and self._failure is not known:
-                raise self._failure
-            try:
-                return await self._connected()
-            except (OSError, TimeoutError, NeveError) as error:
-                self._failure = error
-                raise
-
-    async def _connected(self) -> Connection:
-        connection = self._connection
-        if connection is not None and not connection.is_closed:
-            return connection
-        if self._is_ended:
-            raise ConnectionAbortedError("this broker leaves its set")
-        async with asyncio.timeout(CONNECT_S):
-            connection = await open_connection(*parse_address(self.address), tls=self._tls)
-        try:
-            await self._check(connection)
-            if self._is_ended:
-                raise ConnectionAbortedError("this broker leaves its set")
-        except BaseException:
-            connection.close()
-            raise
-        log.info("connected to the controller at %s", self.address)
-        self._connection, self.trouble = connection, ""
-        return connection
 
     async def _check(self, connection: Connection) -> None:
-        answer = await self._invoke(connection, Call(RequestCode.CONTROLLER_GET_METADATA_INFO, {}))
+        request = self.peer.request(RequestCode.CONTROLLER_GET_METADATA_INFO, {})
+        answer = await connection.invoke(request, ASK_S)
         if answer.code != ResponseCode.SUCCESS:
             raise NeveError(answer.code, answer.remark or "refused")
         is_stock = answer.ext.get(KNOWS_LIVES) != "true"
         if is_stock and self._stock_is_refused:
             raise NeveError(None, f"it is Apache's controller: {self._stock_is_refused}")
-        self.is_stock = is_stock
-
-    async def _invoke(self, connection: Connection, call: Call) -> RemotingCommand:
-        request = RemotingCommand(call.code, ext=self._sign(call.ext, call.body), body=call.body)
-        return await connection.invoke(request, ASK_S)
-
-    def _note(self, why: str) -> None:
-        if why != self.trouble:
-            log.warning("the controller at %s: %s", self.address, why)
-        self.trouble = why
-
-    def end(self) -> None:
-        """For good."""
-        self._is_ended = True
-        self.close()
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        self._unanswered = 0
-        if connection is not None:
-            connection.close()
+        self.is_stock, self.trouble = is_stock, ""
+        log.info("connected to the controller at %s", self.address)

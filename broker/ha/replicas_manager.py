@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from broker.ha.confirm import Confirm, Held
 from broker.ha.controller_calls import Identity, call_of, event_of, members_of
-from broker.ha.controllers import Controllers, Sign, Unheard
+from broker.ha.controllers import Controllers, Unheard
 from broker.ha.epoch_file import EpochFile, EpochFileDamaged
 from broker.ha.epochs import EpochCache
 from broker.ha.frames import HELLO_FORMAT, Hello
@@ -78,6 +78,7 @@ from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.in_steps import run_beside
 from infra.loop.threads import SYSTEM_THREADS, Threads
+from infra.net.remoting_peer import Sign
 from infra.net.remoting_server import Connection, open_connection
 from infra.process.startup import EXIT_FAILED, EXIT_IN_USE, StartupError
 from neve.entropy import Entropy, salt, unique_name

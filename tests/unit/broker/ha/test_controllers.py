@@ -39,6 +39,7 @@ from controller.registers import register_of
 from infra.clock import SystemClock
 from infra.config.properties import load
 from infra.disk.filesystem import RealDisk
+from infra.net.remoting_peer import PeerSecurity
 from infra.net.remoting_server import Connection, RemotingServer
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
@@ -69,7 +70,7 @@ async def controller(directory: Path) -> AsyncIterator[str]:
 
 
 def to(*addresses: str) -> Controllers:
-    return Controllers(addresses, sign=lambda ext, body: ext)
+    return Controllers(addresses, PeerSecurity())
 
 
 async def told(controllers: Controllers, ask: Ask, broker_id: int = 1, *, is_known: bool = True) -> Event | None:
@@ -170,7 +171,7 @@ def test_apaches_controller_is_refused_to_who_may_lose_what_it_acknowledged() ->
 
     async def main() -> None:
         async with stock(says(ResponseCode.SUCCESS, nextBrokerId="4")) as address:
-            refused = Controllers([address], sign=lambda ext, body: ext, stock_is_refused="it has to sync")
+            refused = Controllers([address], PeerSecurity(), stock_is_refused="it has to sync")
             with pytest.raises(Unheard, match="Apache's controller: it has to sync"):
                 await told(refused, AskNextBrokerId())
             assert refused.connected == 0 and not refused.are_stock
@@ -271,7 +272,7 @@ def test_who_has_left_connects_to_no_controller_again(tmp_path: Path) -> None:
             controllers = to(address)
             assert await told(controllers, AskNextBrokerId()) == NextBrokerId(1)
             controllers.close()
-            with pytest.raises(Unheard, match="leaves its set"):
+            with pytest.raises(Unheard, match="was closed by this server"):
                 await told(controllers, AskNextBrokerId())
             assert controllers.connected == 0
 
