@@ -14,6 +14,8 @@ import msgspec
 from infra.disk.filesystem import Disk
 
 T = TypeVar("T", bound=msgspec.Struct)
+#: The newest format that this release reads, of every file.
+NEWEST = 1
 
 
 class _Head(msgspec.Struct):
@@ -31,17 +33,15 @@ class VersionedFile(Generic[T]):
         shape: type[T],
         error: Callable[[str], Exception],
         *,
-        version: int = 1,
         indent: bool = False,
     ) -> None:
         """
         Args:
             error: makes the exception that `read` raises from its text.
-            version: the newest format that this release reads.
             indent: write one value per line, for operators who read the file.
         """
         self.path = path
-        self._disk, self._shape, self._error, self._version, self._indent = disk, shape, error, version, indent
+        self._disk, self._shape, self._error, self._indent = disk, shape, error, indent
 
     @property
     def exists(self) -> bool:
@@ -55,12 +55,12 @@ class VersionedFile(Generic[T]):
         try:
             head = msgspec.json.decode(data, type=_Head)
             found = max(head.version, head.neve_format)
-            if found <= self._version:
+            if found <= NEWEST:
                 return msgspec.json.decode(data, type=self._shape)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise self._error(f"{self.path} cannot be read: {error}") from error
         raise self._error(
-            f"{self.path} has format {found}, this release reads formats up to {self._version}: "
+            f"{self.path} has format {found}, this release reads formats up to {NEWEST}: "
             "start the release that wrote it"
         )
 
