@@ -7,7 +7,6 @@
     key          all columns of the one row with a key
     stream       all columns of all rows by a stream with `availableNow`, into nothing
     hot stream   the same of rows that only the broker has (option namesrv); there is nothing to compare it with
-    materialize  text of the bodies, into a table by day; beside it plain Spark's read, cast and write
     verify       every object decoded and compared with the journal; beside it plain Spark's `full`
     sink         body, tag and key of 100,000 rows of a file, into a topic; there is nothing to compare it with
 
@@ -59,9 +58,8 @@ from neve.archive.rows.schema import SCHEMA
 from neve.client import Message, sync
 from neve.client.send.batch_sender import ToSend
 from neve.spark import read_topic, session
-from neve.spark.jobs.materialize import materialize
-from neve.spark.jobs.verify import verify
 from neve.spark.reader import ROW_SCHEMA
+from neve.spark.verify import verify
 from tests.doubles.archive_on_paper import row
 from tests.servers.neve import NeveServer
 from tests.servers.processes import free_ports
@@ -267,7 +265,6 @@ class Cases:
                     self._reading(self._spark.readStream, HOT).option("namesrv", archive.namesrv).load()
                 ),
             }),
-            "materialize": (whole, {"plain": self._plain_table, "job": self._materialized}),
             "verify": (whole, {"plain": lambda: into_nothing(self._plain()), "job": self._verified}),
             "sink": (
                 Size(min(whole.rows, SUNK_ROWS), whole.wire * min(whole.rows, SUNK_ROWS) // whole.rows),
@@ -300,18 +297,6 @@ class Cases:
         query.awaitTermination()
         if not query.lastProgress or query.lastProgress["numInputRows"] < self._archive.size.rows // 2:
             raise RuntimeError(f"the stream had fewer rows: {query.lastProgress}")
-
-    def _plain_table(self) -> None:
-        frame = self._plain().selectExpr("*", "cast(body AS STRING) AS text", "cast(store_timestamp AS DATE) AS dt")
-        kept = ("queue_id", "queue_offset", "store_timestamp", "born_timestamp", "msg_id", "tags", "keys", "properties")
-        frame.select(*kept, "text", "dt").write.partitionBy("dt").parquet(self._place("table"))
-
-    def _materialized(self) -> None:
-        place = Path(self._place("table"))
-        place.mkdir()
-        done = materialize(self._spark, COLD, store=self._archive.url, table=f"dir:{place}")
-        if done.table_rows != self._archive.size.rows:
-            raise RuntimeError(f"the table has {done.table_rows} rows")
 
     def _verified(self) -> None:
         found = verify(self._spark, store=self._archive.url, topics=[COLD])

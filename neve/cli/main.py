@@ -52,7 +52,6 @@ VERBS: Mapping[str, Verb] = {
     "message": Verb("neve.cli.message:message", "Find and show single messages, their traces; send one again."),
     "migrate": Verb("neve.cli.migrate:migrate", "Copy topics, groups and positions to another broker."),
     "namesrv": Verb("", "Run a name server."),
-    "pipeline": Verb("neve.cli.pipeline:pipeline", "Declared Spark pipelines: from topics to tables and topics."),
     "produce": Verb("neve.cli.produce:produce", "Send the lines of stdin, files, or one message."),
     "spark": Verb("neve.cli.spark:spark", "Query archived topics with Spark."),
     "dlq": Verb("neve.cli.dlq:dlq", "Dead letters of consumer groups: list them, send them back."),

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import Any
 
 import click
 
 from neve.cli.failures import USAGE, Failure
 from neve.cli.output import emit, output_option, say, store_option
-from neve.cli.spark_jobs import materialize as materialize_verb
-from neve.cli.spark_jobs import report as report_verb
-from neve.cli.spark_jobs import verify as verify_verb
 from neve.cli.spark_schema import schema as schema_verb
 from neve.cli.spark_shell import known_topics, offered
 from neve.cli.spark_shell import shell as shell_verb
+from neve.cli.spark_verify import verify as verify_verb
 from neve.cli.times import to_ms
 
 
@@ -27,7 +22,7 @@ def spark() -> None:
     """Query archived topics with Spark."""
 
 
-for verb in (schema_verb, verify_verb, materialize_verb, report_verb, shell_verb):
+for verb in (schema_verb, verify_verb, shell_verb):
     spark.add_command(verb)
 
 
@@ -57,7 +52,7 @@ def sql(
     """Run QUERY; each topic is a table of its name, bodies are in the column `text` (or `value` with --decode json)."""
     if schema is not None and decode != "json":
         raise click.UsageError("--schema goes with --decode json")
-    from neve.spark import progress, session
+    from neve.spark import session
 
     known = known_topics(store)
     engine = session(store, master=master, app_name="neve spark sql", conf={"spark.log.level": "ERROR"})
@@ -69,14 +64,11 @@ def sql(
     try:
         offered(engine, topics or known, store, start=begin, end=stop, decode=decode, schema=schema)
         answer = engine.sql(query)
-        told: Any = answer.toJSON() if output == "json" else answer
-        with progress(engine, "query") if sys.stderr.isatty() else nullcontext():
-            found = told.collect()
         if output == "json":
-            for line in found:
+            for line in answer.toJSON().collect():
                 click.echo(json.dumps(json.loads(line), ensure_ascii=False))
             return
-        rows = [row.asDict(recursive=True) for row in found]
+        rows = [row.asDict(recursive=True) for row in answer.collect()]
         emit(rows, answer.columns, output)
         say(f"{len(rows)} rows")
     except PySparkException as error:

@@ -31,7 +31,7 @@ def shell(*, store: str, topics: tuple[str, ...], decode: str, schema: str | Non
     """
     if schema is not None and decode != "json":
         raise click.UsageError("--schema goes with --decode json")
-    from neve.spark import progress, read_topic, session
+    from neve.spark import read_topic, session
 
     told = topics or known_topics(store)
     engine = session(store, master=master, app_name="neve spark shell", conf={"spark.log.level": "ERROR"})
@@ -40,7 +40,6 @@ def shell(*, store: str, topics: tuple[str, ...], decode: str, schema: str | Non
         names: dict[str, Any] = {name: frame for name, frame in frames.items() if name.isidentifier()}
         names |= {"spark": engine, "topics": frames, "store": store}
         names["read_topic"] = partial(read_topic, engine, store=store)
-        names["progress"] = partial(progress, engine)
         _prompt(names, frames)
     finally:
         engine.stop()
@@ -85,7 +84,7 @@ def offered(
 def _prompt(names: dict[str, Any], frames: Mapping[str, object]) -> None:
     banner = (
         f"topics: {', '.join(frames) or 'none'}\n"
-        "spark, topics[NAME], read_topic(NAME, start=…, …), spark.sql('SELECT … FROM NAME'), with progress(): …"
+        "spark, topics[NAME], read_topic(NAME, start=…, …), spark.sql('SELECT … FROM NAME')"
     )
     if sys.stdin.isatty():
         try:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from neve.spark.jars import SparkSetupError
     from neve.spark.reader import archive_files, read_topic
     from neve.spark.repeats import without_repeats
-    from neve.spark.tasks_done import progress
 
 __all__ = [
     "Bodies",
@@ -22,7 +21,6 @@ __all__ = [
     "archive_files",
     "decode_bodies",
     "json_schema",
-    "progress",
     "read_topic",
     "session",
     "split_bodies",
@@ -35,7 +33,6 @@ _HOMES = {
     "archive_files": "neve.spark.reader",
     "decode_bodies": "neve.spark.bodies",
     "json_schema": "neve.spark.bodies",
-    "progress": "neve.spark.tasks_done",
     "read_topic": "neve.spark.reader",
     "session": "neve.spark.builder",
     "split_bodies": "neve.spark.bodies",

@@ -1,11 +1,11 @@
-"""A Spark session that is set up for one archive store: jars, endpoint, credentials, Python of the workers."""
+"""A Spark session with the settings of archive stores: jars, endpoints, credentials, the Python of the workers."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from neve.spark.jars import find_java, pyspark_jars, s3_jars
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Environment, then the profile or role of the machine: the order of the AWS tools. Never keys in the notebook.
+# Environment, then the profile or role of the machine: the order of the AWS tools.
 CREDENTIALS = ",".join(
     (
         "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider",
@@ -33,10 +33,13 @@ OF_SESSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class HadoopStore:
-    """An archive store as a Hadoop file system sees it."""
+    """An archive store as a path of a Hadoop file system.
 
-    scheme: str  # "dir" or "s3"
-    root: str  # what stands before a key, without a slash at the end
+    `scheme` is "dir" or "s3"; `root` is the path of the store, without a slash at the end.
+    """
+
+    scheme: str
+    root: str
     bucket: str = ""
     endpoint: str = ""
     region: str = ""
@@ -46,21 +49,21 @@ class HadoopStore:
 
 
 def parse_store(url: str) -> HadoopStore:
-    """Parse a store URL (`neve.archive.store.url`) for Hadoop. Raises ValueError."""
+    """Parse a store's URL. Raises ValueError."""
     where = parse_store_url(url)
     if isinstance(where, DirUrl):
-        # not as_uri(): Hadoop takes a path's text as it is, %XX included
+        # not as_uri(): Hadoop does not decode %XX in a path
         return HadoopStore("dir", f"file:{where.path.absolute()}")
     root = f"s3a://{where.bucket}" + (f"/{where.prefix}" if where.prefix else "")
     return HadoopStore("s3", root, where.bucket, where.endpoint, where.region)
 
 
 def s3_options(store: HadoopStore) -> dict[str, str]:
-    """Hadoop's options for this bucket alone, so that one session can read several stores."""
+    """Return Hadoop's options for one bucket; a session can have several."""
     prefix = f"spark.hadoop.fs.s3a.bucket.{store.bucket}"
     options = {f"{prefix}.aws.credentials.provider": CREDENTIALS}
     options[f"{prefix}.endpoint.region"] = store.region or os.environ.get("AWS_REGION") or "us-east-1"
-    # Hadoop's newer default, "analytics", keeps what it read on the heap: 7 GB of archive ended a 1 GB driver.
+    # Hadoop's newer default, "analytics", caches on the heap: a scan of 7 GB exhausted a driver of 1 GB.
     options[f"{prefix}.input.stream.type"] = "classic"
     if store.endpoint:
         options[f"{prefix}.endpoint"] = store.endpoint
@@ -76,21 +79,27 @@ def session(
     jars: Sequence[str | Path] | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A Spark session that can read the given archive stores.
+    """Return a Spark session that reads the given archive stores.
 
-    `master` is for a session on this machine, such as "local[2]"; without it Spark's own setting holds. `jars` replaces
-    the automatic choice of jars for S3. `conf` has the last word.
+    Args:
+        stores: URLs; a session for buckets gets the jars and settings of S3.
+        master: of a session on this machine, such as "local[2]"; by default Spark's own setting, else "local[*]".
+        jars: jars for S3, instead of those that neve fetches from a Maven repository.
+        conf: Spark settings; they override those of this function.
+
+    Raises:
+        SparkSetupError: Java, pyspark or jars are missing.
     """
     remote = os.environ.get("SPARK_REMOTE", "")
-    is_served = remote.startswith("sc:")  # another machine's JVM: it has its own Java, jars and ways to the store
+    is_served = remote.startswith("sc:")  # the server has a Java, jars and S3 settings of its own
     if not is_served:
         find_java()
         pyspark_jars()
-    # PySpark warns of every pandas 3, with which neve's tests run.
+    # PySpark warns of pandas 3, with which neve's tests run.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     from pyspark.sql import SparkSession
 
-    # The workers would otherwise start the first python3 on PATH, which need not have pyarrow.
+    # Workers would otherwise start the first python3 on PATH, which may not have pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
@@ -98,27 +107,39 @@ def session(
     if master:
         builder = builder.master(master)
         if master.startswith("local"):
-            # Driver and workers are on this machine: Spark need not look for another address, nor warn that it did.
+            # Driver and workers are on this machine; Spark would otherwise look for another address, and warn.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    parsed = [parse_store(url) for url in stores]
-    options = OF_SESSIONS | dict(conf or {}) if is_served else _options(parsed, jars, conf or {})
+    options = OF_SESSIONS | dict(conf or {}) if is_served else _options(map(parse_store, stores), jars, conf or {})
     for name, value in options.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     if not remote:
-        _reach(spark, options)
+        _configure_running(spark, options)
     return spark
 
 
 def is_remote(spark: SparkSession) -> bool:
-    """Whether it is Spark Connect's: the JVM is the server's, and nothing of it can be asked from here."""
+    """Return whether the session is of Spark Connect, whose JVM cannot be reached from here."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def _reach(spark: SparkSession, options: Mapping[str, str]) -> None:
-    """Gives jars and Hadoop's options to a JVM that was up before: another session's, or spark-submit's.
+def _options(
+    stores: Iterable[HadoopStore], jars: Sequence[str | Path] | None, conf: Mapping[str, str]
+) -> dict[str, str]:
+    options = OF_SESSIONS | {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    buckets = [store for store in stores if store.scheme == "s3"]
+    for bucket in buckets:
+        options |= s3_options(bucket)
+    chosen = jars if jars is not None else (s3_jars() if buckets else [])
+    if chosen:
+        options["spark.jars"] = ",".join(str(jar) for jar in chosen)
+    return options | dict(conf)
 
-    Spark takes them from the configuration only when it starts one; a session that came later met no S3AFileSystem.
+
+def _configure_running(spark: SparkSession, options: Mapping[str, str]) -> None:
+    """Give jars and Hadoop's options to a JVM that ran before: that of an earlier session, or of spark-submit.
+
+    Spark takes them from the configuration only when it starts a JVM.
     """
     context: Any = spark.sparkContext
     hadoop = context._jsc.hadoopConfiguration()
@@ -131,24 +152,11 @@ def _reach(spark: SparkSession, options: Mapping[str, str]) -> None:
     urls = context._gateway.new_array(context._jvm.java.net.URL, len(jars))
     for at, jar in enumerate(jars):
         urls[at] = context._jvm.java.io.File(jar).toURI().toURL()
-        context._jsc.addJar(jar)  # of the executors
-    # A loader of its own: Hadoop remembers by loader which classes it did not find.
+        context._jsc.addJar(jar)  # for the executors
+    # Hadoop remembers per class loader which classes are missing, so it gets another one.
     before = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
     hadoop.setClassLoader(context._jvm.java.net.URLClassLoader(urls, before))
 
 
 _HADOOP = "spark.hadoop."
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
-
-
-def _options(
-    stores: Sequence[HadoopStore], jars: Sequence[str | Path] | None, conf: Mapping[str, str]
-) -> dict[str, str]:
-    options = OF_SESSIONS | {"spark.ui.showConsoleProgress": "false"}
-    remote = [store for store in stores if store.scheme == "s3"]
-    for store in remote:
-        options |= s3_options(store)
-    chosen = jars if jars is not None else (s3_jars() if remote else [])
-    if chosen:
-        options["spark.jars"] = ",".join(str(jar) for jar in chosen)
-    return options | dict(conf)

@@ -1,8 +1,9 @@
-"""The jars with which Spark reads S3, matched to the Hadoop that this pyspark carries.
+"""The Java that Spark needs on this machine, and the jars with which it reads S3.
 
-`hadoop-aws` must be of exactly Spark's Hadoop version, and the AWS SDK of the version that it was built with. Its
-declared dependency is the SDK's bundle of 650 MB; the three modules that it uses weigh 15 MB. Ivy, which pyspark
-brings along, first tells the SDK's version from the metadata alone, then fetches the modules, once per Hadoop version.
+`hadoop-aws` must have exactly the version of Spark's Hadoop, and the AWS SDK the version that it was built with. It
+depends on the bundle of the SDK, 650 MB; the three modules that it uses have 15 MB. Ivy, which pyspark contains, finds
+the version of the SDK in the metadata and fetches the modules, once per Hadoop version. Spark's `spark.jars.packages`
+would resolve them at each start, with some 150 lines on stderr, and has no effect in a JVM that runs already.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from pathlib import Path
 
 from neve.extras import install_command
 
-SDK = "software.amazon.awssdk"
-SDK_MODULES = ("s3", "s3-transfer-manager", "sts")
-# What pyspark/jars already holds: a second version beside it would be a lottery of the class path.
-IN_SPARK = ("io.netty", "org.slf4j", "org.apache.httpcomponents", "commons-codec", "commons-logging")
-RESOLVE_TIMEOUT = 600
-JAVA_OLDEST = 17
+_SDK = "software.amazon.awssdk"
+_SDK_MODULES = ("s3", "s3-transfer-manager", "sts")
+#: pyspark/jars has its own versions of these.
+_IN_SPARK = ("io.netty", "org.slf4j", "org.apache.httpcomponents", "commons-codec", "commons-logging")
+_RESOLVE_TIMEOUT_S = 600
+_OLDEST_JAVA = 17
 
 
 class SparkSetupError(RuntimeError):
-    """Something that Spark needs is missing on this machine; the text says what to install."""
+    """Spark cannot run on this machine; the message has the remedy."""
 
 
 def find_java() -> str:
-    """The java that Spark will start, or an error that says what to do."""
+    """Return the path of the Java that Spark will start.
+
+    Raises:
+        SparkSetupError: there is none, or it is too old.
+    """
     home = os.environ.get("JAVA_HOME")
     candidate = Path(home, "bin", "java") if home else None
     found = str(candidate) if candidate is not None and candidate.exists() else shutil.which("java")
@@ -41,25 +46,25 @@ def find_java() -> str:
             "macOS: brew install openjdk@17) or point JAVA_HOME at it"
         )
     version = java_version(Path(found))
-    if version is not None and version < JAVA_OLDEST:
+    if version is not None and version < _OLDEST_JAVA:
         raise SparkSetupError(f"Spark needs Java 17 or 21, and {found} is Java {version}: point JAVA_HOME at another")
     return found
 
 
 def java_version(java: Path) -> int | None:
-    """The number that Java goes by, from the file `release` of its home; None: it has none that tells."""
+    """Return the major version of a Java from the file `release` in its home, or None without such a file."""
     try:
-        told = (java.resolve().parent.parent / "release").read_text("utf-8", "replace")
+        release = (java.resolve().parent.parent / "release").read_text("utf-8", "replace")
     except OSError:
         return None
-    found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', told, re.MULTILINE)
+    found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
     return None if found is None else int(found[1])
 
 
 def pyspark_jars() -> Path:
-    """The folder of jars of the Spark that will run: SPARK_HOME's, as for pyspark itself, else that of the package.
+    """Return the directory of Spark's jars: that of SPARK_HOME, else that of the installed pyspark.
 
-    Below `spark-submit` the package is one file, python/lib/pyspark.zip, and SPARK_HOME says where its Spark is.
+    Below `spark-submit` pyspark is imported from python/lib/pyspark.zip, which contains no jars.
     """
     try:
         import pyspark
@@ -70,7 +75,7 @@ def pyspark_jars() -> Path:
 
 
 def hadoop_version(jars: Path) -> str:
-    """Spark's Hadoop version, read from the name of its client jar."""
+    """Return the version of Spark's Hadoop, from the name of its client jar."""
     for jar in sorted(jars.glob("hadoop-client-api-*.jar")):
         found = re.fullmatch(r"hadoop-client-api-(\d[\w.-]*)\.jar", jar.name)
         if found:
@@ -78,13 +83,13 @@ def hadoop_version(jars: Path) -> str:
     if not jars.is_dir():
         raise SparkSetupError(f"Spark's jars are not at {jars}: set SPARK_HOME, or pass session(..., jars=[...])")
     raise SparkSetupError(
-        f"no hadoop-client-api jar in {jars}: this Spark comes without Hadoop; pass hadoop-aws and what it needs, "
-        "of the Hadoop that it runs with, as session(..., jars=[...])"
+        f"no hadoop-client-api jar in {jars}: this Spark comes without Hadoop; pass hadoop-aws of the Hadoop that it "
+        "runs with, and its dependencies, as session(..., jars=[...])"
     )
 
 
 def s3_jars(cache: Path | None = None) -> list[Path]:
-    """Paths of the jars for s3a, fetched on first use into ~/.cache/neve/spark-jars/HADOOP_VERSION."""
+    """Return the jars for s3a; the first call fetches them into ~/.cache/neve/spark-jars/HADOOP_VERSION."""
     jars = pyspark_jars()
     version = hadoop_version(jars)
     root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neve" / "spark-jars"
@@ -105,7 +110,7 @@ def _fetch(jars: Path, version: str, root: Path, target: Path) -> None:
         try:
             complete.rename(target)
         except OSError:
-            # another process was quicker; its folder holds the same jars
+            # Another process was faster; its directory contains the same jars.
             if not target.is_dir():
                 raise
 
@@ -114,23 +119,25 @@ class _Ivy:
     def __init__(self, jars: Path, cache: Path) -> None:
         found = sorted(jars.glob("ivy-*.jar"))
         if not found:
-            raise SparkSetupError(f"no ivy jar in {jars}: fetch hadoop-aws by hand and pass jars=[...]")
+            raise SparkSetupError(f"no ivy jar in {jars}: fetch hadoop-aws and pass session(..., jars=[...])")
         self._command = [find_java(), "-jar", str(found[-1]), "-cache", str(cache), "-confs", "default"]
-        settings = os.environ.get("NEVE_IVY_SETTINGS")  # a company's own mirror
+        settings = os.environ.get("NEVE_IVY_SETTINGS")
         if settings:
             self._command += ["-settings", settings]
 
     def sdk_version(self, hadoop: str, work: Path) -> str:
-        """The SDK that this hadoop-aws was built with: metadata only, the bundle is not downloaded."""
+        """Return the version of the SDK that this hadoop-aws was built with; the bundle is not downloaded."""
         text = self._run(self._module(work, [("org.apache.hadoop", "hadoop-aws", hadoop)], []), ["-types", "pom"])
-        found = re.search(rf"found {re.escape(SDK)}#bundle;(\S+)", text)
+        found = re.search(rf"found {re.escape(_SDK)}#bundle;(\S+)", text)
         if found is None:
-            raise SparkSetupError(f"hadoop-aws {hadoop} names no AWS SDK:\n{text[-2000:]}")
+            raise SparkSetupError(
+                f"Ivy found no AWS SDK among the dependencies of hadoop-aws {hadoop}:\n{text[-2000:]}"
+            )
         return found[1]
 
     def retrieve(self, hadoop: str, sdk: str, work: Path, into: Path) -> None:
-        wanted = [("org.apache.hadoop", "hadoop-aws", hadoop), *((SDK, name, sdk) for name in SDK_MODULES)]
-        module = self._module(work, wanted, [(SDK, "bundle"), *((org, "*") for org in IN_SPARK)])
+        wanted = [("org.apache.hadoop", "hadoop-aws", hadoop), *((_SDK, name, sdk) for name in _SDK_MODULES)]
+        module = self._module(work, wanted, [(_SDK, "bundle"), *((org, "*") for org in _IN_SPARK)])
         pattern = f"{into}/[organisation]_[artifact]-[revision].[ext]"
         self._run(module, ["-types", "jar", "bundle", "-retrieve", pattern])
         if not any(into.glob("*_hadoop-aws-*.jar")):
@@ -153,10 +160,10 @@ class _Ivy:
         command = [*self._command, "-ivy", str(module), *options]
         try:
             done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=RESOLVE_TIMEOUT, check=False
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_RESOLVE_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired as late:
-            raise SparkSetupError(f"the jars for S3 were not fetched within {RESOLVE_TIMEOUT} s") from late
+            raise SparkSetupError(f"the jars for S3 were not fetched within {_RESOLVE_TIMEOUT_S} s") from late
         text = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
             raise SparkSetupError(f"the jars for S3 could not be fetched (Ivy exit {done.returncode}):\n{text[-2000:]}")

@@ -1,4 +1,4 @@
-"""`neve pipeline`: a topic through tables into a topic by real runs, one of them killed; each message counts once.
+"""`examples/declared` under `spark-pipelines`, one run of which is killed: each message counts once.
 
 The archive is a bucket, the tables are files.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,14 +28,15 @@ import neve.archive
 from infra.objects import minio
 from neve.client import connect
 from neve.record.bodies import inflate
-from neve.spark.pipeline.status import standing
+from neve.spark.jars import pyspark_jars
 from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 Up = Callable[..., AbstractContextManager[Any]]
-TOPIC, INTO = "orders", "orders-told"
+ROOT = Path(__file__).parents[2]
+TOPIC, INTO = "flights", "flights-by-minute"
 TAGS = ("paid", "open", "")
 LATE_S, WINDOW_S = 2, 1
 RUN_S = 240.0
@@ -49,32 +52,50 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield server.url("archive", "some%20prefix")
 
 
-def test_runs_go_on_where_the_last_one_ended_though_it_was_killed(tmp_path: Path, neve_up: Up, store: str) -> None:
-    home = tmp_path / "pipeline"
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The environment of `spark-pipelines`, and where the project will be."""
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "pipeline" / "conf"))
+    monkeypatch.setenv("SPARK_TESTING", "1")  # its server listens on a port that is free
+    return tmp_path / "pipeline"
+
+
+def project(home: Path, store: str, namesrv: str) -> None:
+    """Copy the example with places of this test, windows of a second, and batches of 16 messages."""
+    shutil.copytree(ROOT / "examples" / "declared", home)
+    for file in (home / "spark-pipeline.yml", home / "conf" / "spark-defaults.conf"):
+        text = file.read_text().replace("/var/lib/neve/pipeline", str(home))
+        text = text.replace("dir:/var/lib/neve/archive", json.dumps(store)).replace("127.0.0.1:9876", namesrv)
+        file.write_text(text.replace("libraries:", '  spark.sql.shuffle.partitions: "2"\nlibraries:'))
+    windows = home / "transformations" / "windows.sql"
+    text = windows.read_text().replace("10 SECONDS", f"{LATE_S} SECONDS")
+    windows.write_text(text.replace("'1 minute'", f"'{WINDOW_S} second'"))
+    definitions = home / "transformations" / "clean.py"
+    definitions.write_text(definitions.read_text().replace('"1000000"', '"16"'))
+
+
+def test_declared_pipeline_counts_each_message_once_after_a_kill(
+    tmp_path: Path, home: Path, neve_up: Up, store: str
+) -> None:
     eager = ("archiveMaxAge=1s", "archivePeriod=1s")
     settings = [word for one in eager for word in ("--set", one)]
     with neve_up(tmp_path / "up", "--store", store, *settings) as server:
         for topic in (TOPIC, INTO):
             run(NEVE, "topic", "create", topic, "--queues", "2", "-n", server.namesrv)
-        run(
-            NEVE, "pipeline", "init", str(home), "--store", store, "-t", TOPIC, "--schema", "n BIGINT, amount DOUBLE",
-            "--into", INTO, "--window", f"{WINDOW_S} second", "--late", f"{LATE_S} seconds", "-n", server.namesrv,
-        )  # fmt: skip
-        definitions = home / "transformations" / "clean.py"
-        definitions.write_text(definitions.read_text().replace('"1000000"', '"16"'))  # a run of many batches
+        project(home, store, server.namesrv)
+        run(*pipeline("dry-run", home))
+        assert not (home / "storage").exists()
 
         send(server.namesrv, range(30))
         archived(server, store, 31)
-        first = json.loads(run(*pipeline("run", home)))
-        assert (first["state"], {flow["state"] for flow in first["flows"].values()}) == ("completed", {"completed"})
+        run(*pipeline("run", home))
         assert numbers(home) == list(range(30))
 
         send(server.namesrv, range(30, 70))
         archived(server, store, 72)
         kill_amid_a_batch(home)
-        told = json.loads(run(NEVE, "pipeline", "status", str(home), "-o", "json"))
-        assert [one["state"] for one in told["runs"]] == ["completed", "killed"]
-        assert sum(flow["behind"] or 0 for flow in told["flows"]) > 0
 
         send(server.namesrv, range(70, 90))
         # In an entry of its own: of two queues in one, a batch may have the last of one before all of the other.
@@ -83,7 +104,7 @@ def test_runs_go_on_where_the_last_one_ended_though_it_was_killed(tmp_path: Path
         wait_until(lambda: time.time() > after, "a message that closes all windows before it")
         send(server.namesrv, range(90, 91))
         archived(server, store, 95)
-        assert json.loads(run(*pipeline("run", home)))["state"] == "completed"
+        run(*pipeline("run", home))
         windows = asyncio.run(consume(server.namesrv))
 
     rows = sent(store)
@@ -97,16 +118,11 @@ def test_runs_go_on_where_the_last_one_ended_though_it_was_killed(tmp_path: Path
     )
     assert sum(expected.values()) == 90
     assert windows == expected
-    flows = {
-        flow.name.rpartition(".")[2]: flow for flow in standing(home, (home / "storage").as_uri(), (store, TOPIC)).flows
-    }
-    assert flows.keys() == {"clean", "dead", "windows", "by_tag", "tell"}
-    assert {flow.state for flow in flows.values()} == {"completed"}
-    assert (flows["clean"].behind, flows["clean"].is_amid) == (0, False)
 
 
 def pipeline(verb: str, home: Path) -> list[str]:
-    return [NEVE, "pipeline", verb, str(home), "--master", "local[2]", "--json"]
+    command = str(pyspark_jars().parent / "bin" / "spark-pipelines")
+    return [command, verb, "--spec", str(home / "spark-pipeline.yml")]
 
 
 def run(*command: str) -> str:
@@ -116,12 +132,12 @@ def run(*command: str) -> str:
 
 
 def send(namesrv: str, numbers: range) -> None:
-    """Half of them packed; and one body that is no JSON."""
+    """Send half of them compressed, and one body that is not JSON."""
 
     async def all_of_them() -> None:
         async with connect(namesrv, compress_over=64) as client:
             for number in numbers:
-                body = json.dumps({"n": number, "amount": number / 2, "text": "x" * (100 if number % 2 else 1)})
+                body = json.dumps({"dep_delay": number, "carrier": "x" * (100 if number % 2 else 1)})
                 tags = TAGS[number % len(TAGS)] or None
                 await client.send(TOPIC, body.encode(), tags=tags, queue=number % 2)
             await client.send(TOPIC, b"no JSON", queue=0)
@@ -135,19 +151,19 @@ def archived(server: Any, store: str, rows: int) -> None:
 
 
 def sent(store: str) -> list[tuple[str | None, int, int | None]]:
-    """Of each archived message tag, store time and number."""
+    """Return tag, store time and number of each archived message."""
     topic = neve.archive.open(store).topic(TOPIC)
     found: list[tuple[str | None, int, int | None]] = []
     for queue in topic.queues():
         for record in topic.read(queue):
             body = inflate(record.body, record.sys_flag)
-            number = None if body == b"no JSON" else int(json.loads(body)["n"])
+            number = None if body == b"no JSON" else int(json.loads(body)["dep_delay"])
             found.append((record.properties.get("TAGS"), record.store_timestamp, number))
     return found
 
 
 def kill_amid_a_batch(home: Path) -> None:
-    """SIGKILL to a run and its JVM, when it has done one batch of the clean table and begun another."""
+    """Kill a run and its JVMs when one batch of the clean table is committed and the next has begun."""
     log = (home.parent / "killed.log").open("wb")
     before = len(batches(home, "commits"))
     with log, subprocess.Popen(pipeline("run", home), stdout=log, stderr=log, start_new_session=True) as process:
@@ -166,7 +182,7 @@ def batches(home: Path, what: str) -> list[int]:
 
 
 def table(home: Path, name: str) -> list[dict[str, Any]]:
-    """What Spark's list of a table's files says, or all files where Spark keeps none."""
+    """Return the rows of the files in Spark's list of a table, or of all files if it has no list."""
     folder = home / "warehouse" / name
     paths = sorted(set(listed(folder))) if (folder / "_spark_metadata").exists() else sorted(folder.glob("*.parquet"))
     return [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
@@ -182,11 +198,11 @@ def listed(folder: Path) -> Iterator[Path]:
 
 
 def numbers(home: Path) -> list[int]:
-    return sorted(row["n"] for row in table(home, "clean"))
+    return sorted(int(row["dep_delay"]) for row in table(home, "clean"))
 
 
 async def consume(namesrv: str) -> Counter[tuple[int, str | None]]:
-    """Windows by second and tag; one that was sent again after the kill says the same."""
+    """Return messages by second and tag; a window that was sent again after the kill has the same count."""
     found: Counter[tuple[int, str | None]] = Counter()
     async with (
         connect(namesrv) as client,

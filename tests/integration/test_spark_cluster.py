@@ -18,15 +18,10 @@ import pytest
 from infra.objects.open import open_store
 from infra.objects.s3_server import S3Server, create_bucket
 from neve import spark as neve_spark
-from neve.archive.format.journal import Expire
-from neve.spark.builder import parse_store
-from neve.spark.jobs.materialize import materialize
-from neve.spark.jobs.report import report
-from neve.spark.jobs.verify import verify
-from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
+from neve.spark.verify import verify
+from tests.doubles.archive_on_paper import ArchiveOnPaper
 from tests.integration.test_spark import TOPIC, fill
 from tests.integration.test_spark_connect_jobs import create, received
-from tests.integration.test_spark_jobs import commit
 from tests.integration.test_spark_source import (
     IN_VIEW,
     below,
@@ -39,6 +34,7 @@ from tests.integration.test_spark_source import (
     test_fewer_columns_a_key_and_offsets,
     test_sql_sees_a_topic_as_a_view,
 )
+from tests.integration.test_spark_verify import commit
 from tests.servers import versitygw
 from tests.servers.neve import NeveServer
 from tests.servers.spark_cluster import SparkCluster
@@ -131,24 +127,13 @@ def test_tasks_run_on_both_workers_and_bodies_are_inflated_there(spark: Any, url
     )
 
 
-def test_jobs_run_on_the_workers_and_a_table_lies_in_the_bucket(spark: Any, place: str, tmp_path: Path) -> None:
-    archive = ArchiveOnPaper(open_store(below(place, "archive")), "007", "orders")
-    keys = [commit(archive, number, 10 * number, 10 * number + 9) for number in range(4)]
-    store, target = below(place, "archive"), below(place, "table")
+def test_verify_runs_on_the_workers(spark: Any, place: str) -> None:
+    store = below(place, "archive")
+    archive = ArchiveOnPaper(open_store(store), "007", "orders")
+    for number in range(4):
+        commit(archive, number, 10 * number, 10 * number + 9)
     checked = verify(spark, store=store)
     assert (checked.ok, checked.objects, checked.rows) == (True, 4, 40)
-
-    def taken() -> tuple[int, int, list[tuple[str, int]]]:
-        done = materialize(spark, "orders", store=store, table=target, kind="bytes", expired="drop")
-        rows = spark.read.parquet(parse_store(target).root).select("broker", "queue_offset").collect()
-        return done.rows, done.dropped_rows, sorted(tuple(row) for row in rows)
-
-    assert taken() == (40, 0, [("007", n) for n in range(40)])
-    archive.append(Expire(keys=[keys[0]], delete_after_ms=T0, minimums={"orders": {0: 15}}))
-    commit(archive, 4, 40, 49)
-    assert taken() == (10, 15, [("007", n) for n in range(15, 50)])
-    traffic = report(spark, store=store)["traffic"]
-    assert [(row["topic"], row["messages"]) for row in traffic] == [("orders", 35)]
 
 
 def test_rows_go_to_a_topic_from_both_workers(

@@ -1,4 +1,4 @@
-"""Sink and jobs through Spark Connect: a client in a process of its own, and the server that it starts."""
+"""Sink and `verify` through Spark Connect: a client in a process of its own, and the server that it starts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from infra.objects.open import open_store
 from neve.client import connect
 from tests.client_conformance.conftest import create_topic
 from tests.doubles.archive_on_paper import ArchiveOnPaper
-from tests.integration.test_spark_jobs import commit
 from tests.integration.test_spark_planning import through_connect
+from tests.integration.test_spark_verify import commit
 
 pytestmark = pytest.mark.servers
 
@@ -25,36 +25,13 @@ ROOT = Path(__file__).parents[2]
 JOBS = """
 import json, sys
 from pyspark.sql import SparkSession, functions as f
-from infra.objects.open import open_store
-from neve.archive.format.journal import Expire
-from neve.spark import progress
-from neve.spark.jobs.materialize import materialize
-from neve.spark.jobs.report import report
-from neve.spark.jobs.verify import verify
-from tests.doubles.archive_on_paper import T0, ArchiveOnPaper
-store, table, home, namesrv = sys.argv[1:]
+from neve.spark.verify import verify
+store, home, namesrv = sys.argv[1:]
 spark = SparkSession.builder.remote("local[2]").config("spark.sql.shuffle.partitions", "2").getOrCreate()
 assert type(spark).__module__.startswith("pyspark.sql.connect")
-told, shown = {}, []
 
-with progress(spark, "verify", shown.append):
-    checked = verify(spark, store=store, topics=["sound"])
-told["verify"] = [checked.objects, checked.rows, [fault.key for _, fault in checked.faults]]
-told["shown"] = shown[-1]
-
-def taken():
-    done = materialize(spark, "orders", store=store, table="dir:" + table, kind="text", expired="drop")
-    found = spark.read.parquet(table).select("broker", "queue_offset", "text").collect()
-    return [done.rows, done.dropped_rows, sorted(list(row) for row in found)]
-
-archive = ArchiveOnPaper(open_store(store), "007", "orders")
-archive.write(0, 0, 0, 10, hour=1)
-told["first"] = taken()
-archive.write(100, 0, 10, 10, hour=2)
-archive.append(Expire(keys=[], delete_after_ms=T0, minimums={"orders": {0: 5}}))
-told["second"] = taken()
-told["third"] = taken()
-told["report"] = report(spark, store=store, topics=["orders"])["traffic"]
+checked = verify(spark, store=store, topics=["sound"])
+found = [checked.objects, checked.rows, [fault.key for _, fault in checked.faults]]
 
 rows = spark.range(0, 100, 1, 3).select(f.concat(f.lit("n"), "id").alias("body"), f.lit("batch").alias("tags"))
 rows.write.format("neve").options(namesrv=namesrv, topic="into").mode("append").save()
@@ -64,35 +41,25 @@ query = query.options(namesrv=namesrv, topic="into", checkpointLocation=home + "
 query = query.trigger(availableNow=True).start()
 assert query.awaitTermination(200)
 assert query.exception() is None
-print("found", json.dumps(told))
+print("found", json.dumps(found))
 spark.stop()
 """
 
 
 @pytest.mark.timeout(600)
-def test_sink_and_jobs_do_the_same_through_a_connect_server(
-    tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_and_verify_through_a_connect_server(tmp_path: Path, neve_up: Up, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"dir:{tmp_path / 'archive'}"
     sound = ArchiveOnPaper(open_store(url), "a", "sound")
     keys = [commit(sound, number, 10 * number, 10 * number + 9) for number in range(3)]
     (tmp_path / "archive" / keys[1]).write_bytes(b"damaged")
+    ArchiveOnPaper(open_store(url), "007", "orders").write(0, 0, 0, 15, hour=1)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("SPARK_TESTING", "1")  # a server on a port that is free
     with neve_up(tmp_path / "up") as server:
         asyncio.run(create("into", server.namesrv))
-        places = (url, str(tmp_path / "table"), str(tmp_path), server.namesrv)
-        told = through_connect(JOBS, tmp_path, *places, timeout=500)
+        objects, rows, faulty = through_connect(JOBS, tmp_path, url, str(tmp_path), server.namesrv, timeout=500)
         sent = asyncio.run(received("into", server.namesrv, 115))
-    assert told["verify"][:2] == [3, 30]
-    assert set(told["verify"][2]) == {keys[1]}
-    assert told["shown"].startswith("verify: ")
-    assert int(told["shown"].split()[1]) > 0
-    texts = [["007", offset, f'{{"n": {offset}, "q": 0}}'] for offset in range(20)]
-    assert told["first"] == [10, 0, texts[:10]]
-    assert told["second"] == [10, 5, texts[5:]]
-    assert told["third"] == [0, 0, texts[5:]]
-    assert [(row["topic"], row["messages"]) for row in told["report"]] == [("orders", 15)]
+    assert (objects, rows, set(faulty)) == (3, 30, {keys[1]})
     assert sorted(body for tag, body in sent if tag == "batch") == sorted(f"n{number}" for number in range(100))
     assert len([body for tag, body in sent if tag == "stream"]) == 15
 

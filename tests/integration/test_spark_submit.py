@@ -1,4 +1,4 @@
-"""Each job, and a declared pipeline, as what `spark-submit` starts on a standalone cluster of two workers."""
+"""`neve spark verify` as an application of `spark-submit`, on a standalone cluster of two workers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from infra.objects.open import open_store
 from neve.spark.jars import pyspark_jars
-from neve.spark.pipeline.project import Wanted, create
 from tests.doubles.archive_on_paper import ArchiveOnPaper
-from tests.integration.test_pipeline_declared import table
-from tests.integration.test_spark_jobs import commit
+from tests.integration.test_spark_verify import commit
 from tests.servers.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
@@ -37,7 +34,7 @@ SUBMIT_S = 280.0
 
 @pytest.fixture(scope="module")
 def submit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submit]:
-    """`submit(*words)`: the JSON that a command tells at its end."""
+    """`submit(*words)` returns the JSON that a command prints last."""
     home = pyspark_jars().parent
     job = tmp_path_factory.mktemp("job") / "neve_job.py"
     job.write_text(JOB)
@@ -58,27 +55,10 @@ def submit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submit]:
         yield run
 
 
-def test_verify_materialize_and_report(submit: Submit, tmp_path: Path) -> None:
+def test_verify_as_an_application_of_spark_submit(submit: Submit, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'archive'}"
     archive = ArchiveOnPaper(open_store(url), "a", "orders")
     for number in range(3):
         commit(archive, number, 10 * number, 10 * number + 9)
     checked = submit("spark", "verify", "--store", url)
     assert (checked["ok"], checked["objects"], checked["rows"]) == (True, 3, 30)
-    target = tmp_path / "table"
-    done = submit("spark", "materialize", "orders", f"dir:{target}", "--store", url, "--decode", "bytes")
-    assert (done["rows"], done["table_rows"]) == (30, 30)
-    assert sum(pq.ParquetFile(path).metadata.num_rows for path in target.glob("dt=*/*.parquet")) == 30
-    told = submit("spark", "report", str(tmp_path / "report"), "--store", url)
-    assert [(row["topic"], row["messages"]) for row in told["traffic"]] == [("orders", 30)]
-    assert (tmp_path / "report" / "report.html").exists()
-
-
-def test_a_declared_pipeline(submit: Submit, tmp_path: Path) -> None:
-    url = f"dir:{tmp_path / 'archive'}"
-    archive = ArchiveOnPaper(open_store(url), "a", "orders")
-    archive.write(0, 0, 0, 10, hour=0)
-    home = tmp_path / "pipeline"
-    create(home, Wanted("pipeline", url, "orders", "n BIGINT, q INT"))
-    assert submit("pipeline", "run", str(home))["state"] == "completed"
-    assert sorted(row["n"] for row in table(home, "clean")) == list(range(10))

@@ -17,7 +17,6 @@ from infra.objects.open import open_store
 from infra.objects.s3 import S3Store
 from infra.objects.store import AccessDenied, NotFound, PreconditionFailed, UnknownOutcome
 from neve.archive.store.source import open_source
-from neve.spark.jobs.table_store import open_table
 from tests.servers.fake_s3 import FakeS3, fake_s3
 from tests.waiting import wait_until
 
@@ -65,7 +64,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return found
 
 
-READERS: dict[str, Callable[[str], Any]] = {"store": open_store, "source": open_source, "table": open_table}
+READERS: dict[str, Callable[[str], Any]] = {"store": open_store, "source": open_source}
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -221,10 +220,6 @@ def test_a_conditional_put_is_sent_again_after_a_409(server: FakeS3, home: Home)
     assert server.objects["/bucket/prefix/new"] == b"x"
     with pytest.raises(PreconditionFailed):
         open_store(server.url()).put("new", b"y", if_absent=True)
-    server.conflicts = 2
-    open_table(server.url()).put_new("table", b"x")
-    with pytest.raises(FileExistsError):
-        open_table(server.url()).put_new("table", b"x")
 
 
 def test_a_lasting_409_leaves_the_outcome_unknown(server: FakeS3, home: Home) -> None:

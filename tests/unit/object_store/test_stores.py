@@ -29,7 +29,6 @@ from neve.archive.read.topic_dataset import open_files
 from neve.archive.store.source import open_source
 from neve.archive.store.url import S3Url, parse_store_url
 from neve.spark.builder import parse_store
-from neve.spark.jobs.table_store import open_table
 from tests.doubles.memory_store import MemoryStore
 
 
@@ -262,7 +261,7 @@ def test_bad_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(BadStoreUrl, match=message) as caught:
         open_store(url)
     assert "secret" not in str(caught.value).replace("AWS_SECRET_ACCESS_KEY", "")
-    for opened in (open_source, open_files, open_table, parse_store):
+    for opened in (open_source, open_files, parse_store):
         with pytest.raises(ValueError, match=message):
             opened(url)
 

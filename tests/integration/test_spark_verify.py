@@ -1,4 +1,4 @@
-"""Jobs on a real Spark: what is planted is found, what is broken off goes on."""
+"""`verify` and `neve spark shell` on a real Spark."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from infra.objects.open import open_store
 from neve import spark as neve_spark
 from neve.archive.format.journal import Commit, Gap, Intent, PlannedObject
 from neve.archive.format.keys import data_key
-from neve.spark.jobs.checked import OtherCheck
-from neve.spark.jobs.report import report
-from neve.spark.jobs.verify import VerifyJob, verify
+from neve.spark.verify import VerifyJob, verify
+from neve.spark.verify_notes import OtherCheck
 from tests.doubles.archive_on_paper import ArchiveOnPaper
 from tests.servers.neve import NEVE
 from tests.unit.archive.test_verify_rows import row, written
@@ -37,7 +36,7 @@ def spark() -> Iterator[Any]:
 
 
 def commit(archive: ArchiveOnPaper, number: int, first: int, last: int) -> str:
-    """A sound object of queue 0, with all its hashes."""
+    """Commit an undamaged object of queue 0 with all its hashes."""
     import msgspec
 
     topic, day, start = archive.topic, "2026-01-01", 100 * number
@@ -51,11 +50,11 @@ def commit(archive: ArchiveOnPaper, number: int, first: int, last: int) -> str:
 
 
 def faults(done: VerifyJob) -> list[tuple[str, str | int | None, int | None, int | None]]:
-    """(key or topic, queue, first, last), each once."""
+    """Return (key or topic, queue, first, last), without duplicates."""
     return sorted({(one.key or one.topic, one.queue, one.first, one.last) for _, one in done.faults}, key=str)
 
 
-def test_verify_finds_all_that_is_planted_and_names_object_and_offsets(spark: Any, tmp_path: Path) -> None:
+def test_verify_names_object_and_offsets_of_each_planted_fault(spark: Any, tmp_path: Path) -> None:
     url = f"dir:{tmp_path}"
     store = open_store(url)
     sound = ArchiveOnPaper(store, "a", "sound")
@@ -79,28 +78,28 @@ def test_verify_finds_all_that_is_planted_and_names_object_and_offsets(spark: An
     (tmp_path / one).write_bytes(swapped[1])
     (tmp_path / other).write_bytes(swapped[0])
 
-    told: list[Any] = []
-    done = verify(spark, store=url, progress=told.append)
+    rounds: list[Any] = []
+    done = verify(spark, store=url, progress=rounds.append)
     named = {name for name, *_ in faults(done)}
     assert named == {flipped, missing, cut, one, other, "untiled"}
     assert (flipped, 0, 35, 44) in faults(done)
     assert {("untiled", 0, 10, 14), ("untiled", 0, 20, 24)} <= set(faults(done))
     assert not done.ok and not done.unread
-    assert told[-1].objects == told[-1].of_objects == 11
+    assert rounds[-1].objects == rounds[-1].of_objects == 11
     assert [one.topic for _, one in verify(spark, store=url, topics=["untiled"], deep=False).faults] == ["untiled"] * 2
     quick = {name for name, *_ in faults(verify(spark, store=url, deep=False))}
     assert quick >= {missing, cut, "untiled"} and flipped not in quick
     assert json.loads(json.dumps(done.as_json()))["faults"]
 
 
-def test_verify_that_is_broken_off_goes_on_and_tells_what_it_found_before(
+def test_interrupted_verify_resumes_with_the_faults_found_before(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, note = f"dir:{tmp_path}/archive", tmp_path / "note"
     archive = ArchiveOnPaper(open_store(url), "a", "orders")
     keys = [commit(archive, number, 10 * number, 10 * number + 9) for number in range(4)]
     (tmp_path / "archive" / keys[0]).unlink()
-    monkeypatch.setattr("neve.spark.jobs.verify.ROUND_OBJECTS", 2)
+    monkeypatch.setattr("neve.spark.verify.ROUND_OBJECTS", 2)
 
     class Killed(Exception):
         pass
@@ -116,59 +115,13 @@ def test_verify_that_is_broken_off_goes_on_and_tells_what_it_found_before(
         verify(spark, store=f"dir:{tmp_path}/archive/", resume=note)
     rounds: list[Any] = []
     done = verify(spark, store=url, resume=note, progress=rounds.append)
-    assert (done.taken_over, [fault.key for _, fault in done.faults]) == (2, [keys[0]])
+    assert (done.resumed, [fault.key for _, fault in done.faults]) == (2, [keys[0]])
     (last,) = rounds
-    assert last == (4, 4, done.bytes, done.bytes, 1), "with what was checked before, each once"
+    assert last == (4, 4, done.bytes, done.bytes, 1), "objects checked before count once"
     assert not note.exists()
 
 
-def test_a_report_counts_each_message_once_by_topic_day_tag_producer_and_group(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The journals are read once, not once for each topic."""
-    url = f"dir:{tmp_path}/archive"
-    store = open_store(url)
-
-    def again(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("neve.spark.reader.catalogs", again)
-    ArchiveOnPaper(store, "a", "orders").write(0, 0, 0, 90, hour=23)
-    ArchiveOnPaper(store, "b", "orders").write(0, 0, 0, 10, hour=1, change=lambda one: one | {"born_host": "[::1]:7"})
-    from_orders = {"properties": [("RETRY_TOPIC", "orders")], "reconsume_times": 3}
-    ArchiveOnPaper(store, "c", "%RETRY%bill").write(0, 0, 0, 4, hour=1, change=lambda one: one | from_orders)
-    ArchiveOnPaper(store, "d", "%DLQ%bill").write(0, 0, 0, 2, hour=1, change=lambda one: one | from_orders)
-    ArchiveOnPaper(store, "e", "tags").write(
-        0, 0, 0, 30, hour=1, change=lambda one: one | {"tags": f"t{min(one['queue_offset'], 24)}"}
-    )
-    tables = report(spark, store=url)
-    orders = [row for row in tables["traffic"] if row["topic"] == "orders"]
-    assert [(row["dt"], row["messages"], row["damaged"], row["first"]) for row in orders] == [
-        ("2026-01-01", 100, 0, "2026-01-01T01:00:00Z")
-    ]
-    sizes = [row for row in tables["sizes"] if row["topic"] == "orders"]
-    assert sum(row["messages"] for row in sizes) == 100
-    assert orders[0]["largest"] <= max(row["up_to"] for row in sizes) < 2 * orders[0]["largest"]
-    assert {row["tag"]: row["messages"] for row in tables["tags"] if row["topic"] == "orders"} == {
-        "even": 50,
-        "odd": 50,
-    }
-    producers = {row["producer"]: row["messages"] for row in tables["producers"] if row["topic"] == "orders"}
-    assert producers == {"127.0.0.1": 90, "[::1]": 10}
-    assert [row["messages"] for row in tables["hours"] if row["topic"] == "orders"] == [10, 60, 30]
-    bill = {"group": "bill", "dt": "2026-01-01", "origin": "orders"}
-    assert tables["retries"] == [bill | {"attempt": 3, "messages": 4}]
-    assert tables["dead_letters"] == [bill | {"messages": 2}]
-    many = [row for row in tables["tags"] if row["topic"] == "tags"]
-    assert (len(many), sum(row["messages"] for row in many)) == (21, 30)
-    assert {row["tag"]: row["messages"] for row in many}["(others)"] == 5
-    later = report(spark, store=url, topics=["orders"], start="2026-01-02T00:00:00")
-    assert [row["messages"] for row in later["traffic"]] == [30]
-    with pytest.raises(FileNotFoundError, match="topic nope"):
-        report(spark, store=url, topics=["nope"])
-
-
-def test_the_shell_has_topics_as_frames_and_tables(tmp_path: Path) -> None:
+def test_shell_offers_topics_as_frames_and_tables(tmp_path: Path) -> None:
     store = open_store(f"dir:{tmp_path}")
     ArchiveOnPaper(store, "a", "orders").write(0, 0, 0, 7, hour=0)
     ArchiveOnPaper(store, "b", "%RETRY%g").write(0, 0, 0, 3, hour=0)
