@@ -1,6 +1,6 @@
-"""Spark on neve's archive: `session` makes a configured Spark, `read_topic` a topic's archive as a DataFrame.
+"""Spark on neve's archive: `session` returns a configured Spark, `read_topic` a topic's archive as a DataFrame.
 
-pyspark is imported on use only: `import neve.spark` costs nothing and works without it.
+pyspark is imported on first use.
 """
 
 from __future__ import annotations

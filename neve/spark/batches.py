@@ -1,7 +1,7 @@
-"""The rows of a task as Arrow batches, on the machine that runs it: from the objects, with no journal and no broker.
+"""The rows of a task as Arrow batches, read from objects on the machine that runs it.
 
-What filters ask of a row is looked at before the rest of its row group is read; so a group without such a row costs a
-few small columns, or, where its bounds in the footer say so, nothing.
+The columns of the filters are read before the other columns of a row group. A group without a matching row costs these
+columns, or nothing if the statistics in the footer exclude it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 
 from neve.archive.read.topic_dataset import open_files, with_key
 from neve.archive.rows.schema import SCHEMA
-from neve.spark.planning.planner import Task, Wanted
+from neve.spark.planning.planner import Task
 from neve.spark.planning.slices import Cut, Slice
+from neve.spark.planning.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
@@ -25,22 +26,22 @@ BATCH_ROWS = 10_000
 
 
 class ObjectGone(RuntimeError):
-    """An object was deleted between plan and read: what it had expired, or was written anew, before the grace began."""
+    """An object was deleted between plan and read: its rows expired or were rewritten."""
 
 
 def rows_of_task(
     store: str, task: Task, wanted: Wanted, target: pa.Schema, *, fails_on_data_loss: bool = True
 ) -> Iterator[pa.RecordBatch]:
-    """In the columns and types of `target`. Raises ObjectGone."""
+    """Yield the rows of a task in the columns and types of `target`. Raises ObjectGone."""
     files, root = open_files(store)
     for one in task:
         try:
             raw = files.open_input_file(root + one.key)
         except FileNotFoundError as error:
-            told = f"{one.key} was deleted after the query had been planned: load it again"
+            gone = f"{one.key} was deleted after the query was planned: load the frame again"
             if fails_on_data_loss:
-                raise ObjectGone(f"{told}, or set failOnDataLoss=false to go on without its rows") from error
-            log.warning("%s", told)
+                raise ObjectGone(f"{gone}, or set failOnDataLoss=false to skip its rows") from error
+            log.warning("rows are lost: %s", gone)
             continue
         with raw, pq.ParquetFile(raw, pre_buffer=True, page_checksum_verification=True) as file:
             for cut in one.cuts:
@@ -49,7 +50,7 @@ def rows_of_task(
 
 
 def _may_hold(group: Any, wanted: Wanted) -> bool:
-    """By the bounds in the footer, where it has some."""
+    """Return whether the statistics in the footer, if any, allow a matching row."""
     asked = {"tags": wanted.tags, "msg_id": wanted.msg_ids}
     for index in range(group.num_columns):
         chunk = group.column(index)
@@ -63,10 +64,10 @@ def _may_hold(group: Any, wanted: Wanted) -> bool:
 
 
 def _batches(file: Any, cut: Cut, of: Slice, wanted: Wanted, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    asked = looked_at(wanted)
+    columns = filter_columns(wanted)
     mask = None
-    if asked:
-        mask = matching(_read(file, cut, asked), wanted)
+    if columns:
+        mask = matching(_read(file, cut, columns), wanted)
         if not pc.any(mask).as_py():
             return
     stored = [name for name in target.names if name in SCHEMA.names]
@@ -90,8 +91,8 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def looked_at(wanted: Wanted) -> list[str]:
-    """The columns that tell whether a row is wanted."""
+def filter_columns(wanted: Wanted) -> list[str]:
+    """Return the columns that a filter needs."""
     names = []
     if wanted.since is not None or wanted.until is not None:
         names.append("store_timestamp")
@@ -105,7 +106,7 @@ def looked_at(wanted: Wanted) -> list[str]:
 
 
 def matching(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:
-    """Which rows are wanted; one without a time or tag is not where that is asked for."""
+    """Return a mask of the wanted rows; a row without the time or tag that is required is not wanted."""
     masks = []
     if wanted.since is not None or wanted.until is not None:
         times = rows["store_timestamp"].cast(pa.int64())
@@ -124,8 +125,8 @@ def matching(rows: pa.RecordBatch, wanted: Wanted) -> pa.Array:
     return pc.fill_null(mask, fill_value=False)
 
 
-class Place(Protocol):
-    """What rows do not say of themselves."""
+class KeyColumns(Protocol):
+    """The columns of rows that their records do not have."""
 
     @property
     def topic(self) -> str: ...
@@ -137,12 +138,12 @@ class Place(Protocol):
     def broker(self) -> str: ...
 
 
-def shaped(rows: pa.RecordBatch, of: Place, target: pa.Schema) -> pa.RecordBatch:
-    """As Spark has it: microseconds, its own names within lists and maps, and what the object's key says."""
-    told = {"topic": of.topic, "dt": of.day, "broker": of.broker}
+def shaped(rows: pa.RecordBatch, of: KeyColumns, target: pa.Schema) -> pa.RecordBatch:
+    """Return rows as Spark expects them: times in microseconds, its names in lists and maps, the columns of the key."""
+    constant = {"topic": of.topic, "dt": of.day, "broker": of.broker}
     columns = [
-        pa.repeat(pa.scalar(told[field.name], field.type), rows.num_rows)
-        if field.name in told
+        pa.repeat(pa.scalar(constant[field.name], field.type), rows.num_rows)
+        if field.name in constant
         else rows[field.name].cast(field.type)
         for field in target
     ]

@@ -1,6 +1,6 @@
-"""Message bodies in Spark: inflated, as text or values; one that is none says why, stops the query, or is set apart.
+"""Message bodies in Spark: inflated, as text or values, with the reason for those that cannot be decoded.
 
-Everything here takes any DataFrame, of a batch or a stream, that has neve's columns.
+All functions take any DataFrame with neve's columns, of a batch or a stream.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 KINDS = ("bytes", "text", "json", "avro", "protobuf")
 _BY_FILE = ("avro", "protobuf")
 SAMPLE_BYTES = 4 << 20
-ARRAY_BYTES = (1 << 31) - 1  # an Arrow array of bytes holds no more
+ARRAY_BYTES = (1 << 31) - 1  # the maximum of an Arrow array of bytes
 
-_UNFIT = "the JSON is not of the schema"
-_NO_VARIANT = "the body is JSON that no VARIANT holds: a name occurs twice in an object, or a value is NaN or infinite"
+_UNFIT = "the JSON does not fit the schema"
+_NO_VARIANT = "the JSON does not fit a VARIANT: a name occurs twice in an object, or a value is NaN or infinite"
 _JSON_OPTIONS = {"allowSingleQuotes": "false"}
 _NAMED_FIELDS_MAX = 100  # each is one more expression in the query's plan
 _TINYINT_MAX = 127
 _FLOAT_MAX = 3.4028234663852886e38
 _TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the last second of the year 9999; Spark reads a number as seconds
-_NUMBER_END = 5  # of the number of a registry's schema, and the 0 before it
-_NO_NUMBER = "the body does not begin with 0 and four bytes, so it names no schema of a registry"
-_CORRUPT = "__neve_corrupt"  # where from_json puts the text of what is not of its schema
+_ID_END = 5  # a 0 and the four bytes of a schema's id
+_NO_ID = "the body does not begin with 0 and four bytes, so it names no schema of a registry"
+_CORRUPT = "__neve_corrupt"  # in which from_json puts a text that does not fit its schema
 _PLACE = ("broker", "topic", "queue_id", "queue_offset")
 _DEAD = (*_PLACE, "store_timestamp", "msg_id", "body_error", "body", "body_codec")
 
@@ -41,7 +41,7 @@ Inflated = tuple[bytes | None, str | None]
 
 
 class Bodies(NamedTuple):
-    """What `decode_bodies` gave, in two."""
+    """The rows of `decode_bodies`: decoded ones, and dead letters."""
 
     good: DataFrame
     dead: DataFrame
@@ -59,88 +59,97 @@ def decode_bodies(
     on_error: str = "null",
     max_body: int = INFLATED_LENGTH_MAX,
 ) -> DataFrame:
-    """The frame with its bodies as the producer had them, inflated where they are packed.
+    """Return the frame with its bodies inflated and decoded.
 
     Args:
         frame: any with neve's columns.
-        kind: `bytes` puts them into `body`; `text` adds `text`; `json`, `avro` and `protobuf` add `value`.
-        schema_file: of `avro` its schema (.avsc), of `protobuf` a descriptor set (`protoc --include_imports -o FILE`).
-        message: of `protobuf` the full name of a body's message.
-        registry: instead of a schema_file, http(s)://HOST:PORT of the schema registry whose number stands at the begin
-            of each body. Bodies of `json` are freed of it; the registry is not asked for those.
-        registry_credentials: user:password; without it what the driver's NEVE_REGISTRY_AUTH says.
+        kind: `bytes` inflates `body`; `text` adds `text`; `json`, `avro` and `protobuf` add `value`.
         schema: the type of `value` (StructType or DDL); without it `value` is a VARIANT.
-        on_error: of a body that is not of this kind, `null` makes null and says why in the column `body_error`; `stop`
-            ends the query that meets one, and names its place.
-        max_body: how many bytes a body may be when inflated.
+        schema_file: an Avro schema (.avsc), or a Protobuf descriptor set (`protoc --include_imports -o FILE`).
+        message: the full name of the Protobuf message.
+        registry: instead of a schema_file, http(s)://HOST:PORT of the schema registry whose ids bodies begin with. The
+            id is removed from bodies of `json`, for which the registry is not requested.
+        registry_credentials: user:password; by default the driver's NEVE_REGISTRY_AUTH.
+        on_error: `null` sets a body that cannot be decoded to null, with the reason in the column `body_error`; `stop`
+            fails the query with the place of the message.
+        max_body: the maximum size of an inflated body, bytes.
+
+    Raises:
+        ValueError: the arguments exclude each other.
     """
     _check(kind, schema, schema_file, registry, on_error)
     if registry is None and registry_credentials is not None:
-        raise ValueError("registry_credentials go with a registry")
+        raise ValueError("registry_credentials require a registry")
     asked = None if registry is None else registry_at(registry, registry_credentials, os.environ)
     from pyspark.sql import functions as f
 
-    told = frame.withColumn(_INFLATED, _inflated(max_body))
+    result = frame.withColumn(_INFLATED, _inflated(max_body))
     body, error = f.col(f"{_INFLATED}.body"), f.col(f"{_INFLATED}.error")
     if kind == "bytes":
         decoded = _Decoded("body", body, error)
     else:
         no_body = f.when(body.isNull(), "there is no body")
         if kind in _BY_FILE:
-            told = told.withColumn(_TEXT, _as_json(body, kind, schema_file, message, asked))
+            result = result.withColumn(_TEXT, _as_json(body, kind, schema_file, message, asked))
             text, wrong = f.col(f"{_TEXT}.text"), f.col(f"{_TEXT}.error")
         elif asked is not None:
-            numbered = (f.length(body) >= _NUMBER_END) & (f.substring(body, 1, 1) == f.lit(b"\x00"))
-            told = told.withColumn(_TEXT, f.try_validate_utf8(_behind_number(body).cast("string")))
+            numbered = (f.length(body) >= _ID_END) & (f.substring(body, 1, 1) == f.lit(b"\x00"))
+            result = result.withColumn(_TEXT, f.try_validate_utf8(_without_id(body).cast("string")))
             text = f.when(numbered, f.col(_TEXT))
-            wrong = f.when(~numbered, _NO_NUMBER).when(f.col(_TEXT).isNull(), "the body is not UTF-8")
+            wrong = f.when(~numbered, _NO_ID).when(f.col(_TEXT).isNull(), "the body is not UTF-8")
         else:
-            told = told.withColumn(_TEXT, f.try_validate_utf8(body.cast("string")))
+            result = result.withColumn(_TEXT, f.try_validate_utf8(body.cast("string")))
             text, wrong = f.col(_TEXT), f.when(f.col(_TEXT).isNull(), "the body is not UTF-8")
         error = f.coalesce(error, no_body, wrong)
         decoded = _Decoded("text", text, error) if kind == "text" else _json(text, error, schema)
         if decoded.of is not None:
-            told = told.withColumn(_VALUE, decoded.of)
-    return _given(told, decoded, on_error).drop(_INFLATED, _TEXT, _VALUE)
+            result = result.withColumn(_VALUE, decoded.of)
+    return _with_result(result, decoded, on_error).drop(_INFLATED, _TEXT, _VALUE)
 
 
 def _check(
     kind: str, schema: StructType | str | None, schema_file: str | Path | None, registry: str | None, on_error: str
 ) -> None:
-    """Raises ValueError for what does not go together."""
+    """Raise ValueError for arguments that exclude each other."""
     if kind not in KINDS:
-        raise ValueError(f"bodies are decoded as one of {', '.join(KINDS)}, not {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if on_error not in ("null", "stop"):
-        raise ValueError(f"on_error is 'null' or 'stop', not {on_error!r}")
+        raise ValueError(f"on_error must be 'null' or 'stop', got {on_error!r}")
     if schema is not None and kind in ("bytes", "text"):
-        raise ValueError("a schema goes with json, avro and protobuf")
+        raise ValueError("schema requires kind json, avro or protobuf")
     if (schema_file is not None) + (registry is not None) != 1 and kind in _BY_FILE:
-        raise ValueError(f"{kind} goes with a schema_file or a registry")
+        raise ValueError(f"{kind} requires either a schema_file or a registry")
     if schema_file is not None and kind not in _BY_FILE:
-        raise ValueError("a schema_file goes with avro and protobuf")
+        raise ValueError("schema_file requires kind avro or protobuf")
     if registry is not None and kind not in (*_BY_FILE, "json"):
-        raise ValueError("a registry goes with avro, protobuf and json")
+        raise ValueError("registry requires kind avro, protobuf or json")
 
 
 def split_bodies(decoded: DataFrame) -> Bodies:
-    """`good`: rows whose bodies were decoded; `dead`: the others' places, their bodies as stored, and what was wrong.
+    """Divide a decoded frame into decoded rows, and dead letters with place, error and stored body.
 
-    Both read the archive when they are used: `decoded.persist()` before, or a stream's `foreachBatch`, reads it once.
+    Each of the two reads the archive; with `decoded.persist()`, or in a stream's `foreachBatch`, it is read once.
+
+    Raises:
+        ValueError: the frame has no column `body_error`.
     """
     from pyspark.sql import functions as f
 
     if "body_error" not in decoded.columns:
-        raise ValueError("no column body_error: decode_bodies(…, on_error='null') makes it")
+        raise ValueError("the frame has no column body_error: use decode_bodies(…, on_error='null')")
     is_dead = f.col("body_error").isNotNull()
     kept = [name for name in _DEAD if name in decoded.columns]
     return Bodies(decoded.where(~is_dead).drop("body_error"), decoded.where(is_dead).select(*kept))
 
 
 def json_schema(frame: DataFrame, rows: int = 1000) -> StructType:
-    """The type of the JSON objects in so many bodies at most (4 MiB of text at most), the first that Spark finds.
+    """Infer the type of the JSON objects in the first bodies that Spark finds, at most 4 MiB of text.
+
+    Args:
+        rows: the maximum number of bodies.
 
     Raises:
-        ValueError: there is no JSON object among them, or what is not an object.
+        ValueError: the bodies are not JSON, or not all are objects.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import ArrayType, DataType, StructType
@@ -156,13 +165,13 @@ def json_schema(frame: DataFrame, rows: int = 1000) -> StructType:
         sample.append(row.text)
     if not sample:
         if frame.isEmpty():
-            raise ValueError("there are no messages to sample: the topic has nothing in the archive yet")
+            raise ValueError("there are no messages to sample: nothing of the topic is archived yet")
         raise ValueError("no body of the sample is JSON")
     of_all = f.schema_of_json(f.lit(f"[{','.join(sample)}]"))
-    told = str(frame.sparkSession.range(1).select(of_all).collect()[0][0])
-    found = DataType.fromDDL(told)
+    text = str(frame.sparkSession.range(1).select(of_all).collect()[0][0])
+    found = DataType.fromDDL(text)
     if not isinstance(found, ArrayType) or not isinstance(found.elementType, StructType):
-        raise ValueError(f"bodies of the sample are JSON, and not all of them objects: {told[:200]}")
+        raise ValueError(f"the bodies of the sample are JSON, but not all are objects: {text[:200]}")
     return found.elementType
 
 
@@ -170,7 +179,7 @@ _INFLATED, _TEXT, _VALUE = "__neve_inflated", "__neve_text", "__neve_value"
 
 
 class _Decoded(NamedTuple):
-    """A column of the answer; `of`: what is worked out once for it and its error."""
+    """A column of the result; `of` is an expression that is evaluated once for the value and its error."""
 
     name: str
     value: Column
@@ -178,7 +187,7 @@ class _Decoded(NamedTuple):
     of: Column | None = None
 
 
-def _given(frame: DataFrame, decoded: _Decoded, on_error: str) -> DataFrame:
+def _with_result(frame: DataFrame, decoded: _Decoded, on_error: str) -> DataFrame:
     from pyspark.sql import functions as f
 
     name, value, error, _ = decoded
@@ -190,17 +199,17 @@ def _given(frame: DataFrame, decoded: _Decoded, on_error: str) -> DataFrame:
     return frame.withColumn(name, f.when(error.isNotNull(), stop).otherwise(value))
 
 
-def _behind_number(body: Column) -> Column:
-    """What follows the number of its schema; an empty body stays one."""
+def _without_id(body: Column) -> Column:
+    """Return the body behind its schema id; an empty body remains empty."""
     from pyspark.sql import functions as f
 
-    return f.substring(body, f.lit(_NUMBER_END + 1), f.length(body))
+    return f.substring(body, f.lit(_ID_END + 1), f.length(body))
 
 
 def _as_json(
     body: Column, kind: str, schema_file: str | Path | None, message: str | None, registry: Registry | None
 ) -> Column:
-    """A struct of `text` and `error`."""
+    """Return a struct of `text` and `error`."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType
 
@@ -213,9 +222,9 @@ def _as_json(
     if registry is not None:
         writer = by_registry.json_writer(kind, registry)
     else:
-        assert schema_file is not None, "one of the two says what bodies are"
+        assert schema_file is not None
         writer = by_file.json_writer(kind, schema_file, message)
-    written: Column = arrow_udf(writer, _told_with("text", StringType()))(body)
+    written: Column = arrow_udf(writer, _struct_of("text", StringType()))(body)
     return written
 
 
@@ -256,7 +265,7 @@ def _is_single_value(text: Column) -> Column:
     """
     from pyspark.sql import functions as f
 
-    # An object without another `}` than its last one has no room for a rest.
+    # Nothing can follow an object whose only `}` is its last character.
     flat = text.startswith("{") & (f.instr(text, "}") == f.length(f.rtrim(text, f.lit(" \t\r\n"))))
     alone, followed = _in_brackets(text)
     strict = (f.json_array_length(alone) == 1) & (f.json_array_length(followed) == 2)
@@ -297,7 +306,7 @@ def _misfit(text: Column, kind: StructType) -> Column:
         return parsed.getField(_CORRUPT).isNotNull() | _out_of_range(text, alone)
 
     names = f.concat_ws(", ", *[f.when(is_wrong(alone), f.lit(name)) for name, alone in named])
-    is_object = text.rlike(r"^\s*\{")  # of a list or a number no field is to blame
+    is_object = text.rlike(r"^\s*\{")  # lists and numbers have no fields to name
     return f.concat_ws(": ", f.lit(_UNFIT), f.when(is_object, f.nullif(names, f.lit(""))))
 
 
@@ -372,28 +381,33 @@ def _exceeds(value: Column, wider: DataType, kind: DataType) -> Column:
 
 
 def _inflated(limit: int) -> Column:
-    """A struct of `body` and `error`; only packed bodies travel to Python."""
+    """Return a struct of `body` and `error`; only compressed bodies pass through Python."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import BinaryType
 
-    kind = _told_with("body", BinaryType())
+    kind = _struct_of("body", BinaryType())
     arrow_udf = getattr(f, "arrow_udf", None)  # from Spark 4.1 on
     run = arrow_udf(batch_inflater(limit), kind) if arrow_udf else f.udf(inflater(limit), kind, useArrow=False)
     packed = f.col("sys_flag").bitwiseAND(COMPRESSED) != 0
-    told = run(f.when(packed, f.col("body")), f.when(packed, f.col("sys_flag")))
+    inflated = run(f.when(packed, f.col("body")), f.when(packed, f.col("sys_flag")))
     as_it_is = f.struct(f.col("body").alias("body"), f.lit(None).cast("string").alias("error"))
-    return f.when(packed, told).otherwise(as_it_is)
+    return f.when(packed, inflated).otherwise(as_it_is)
 
 
-def _told_with(name: str, kind: DataType) -> StructType:
-    """Not as DDL, which Spark Connect's server would be asked to parse: no flow of a pipeline may ask it anything."""
+def _struct_of(name: str, kind: DataType) -> StructType:
+    """Return the type without DDL, which a Connect server would parse: declared pipelines allow no such request."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     return StructType([StructField(name, kind), StructField("error", StringType())])
 
 
 def batch_inflater(limit: int = INFLATED_LENGTH_MAX, most: int = ARRAY_BYTES) -> Callable[[Any, Any], Any]:
-    """A function of Arrow arrays for Spark's workers; see `inflater`. `most`: bytes of all bodies of one together."""
+    """Return `inflater` as a function of Arrow arrays for Spark's workers.
+
+    Args:
+        limit: the maximum size of an inflated body, bytes.
+        most: the maximum size of the bodies of one array, bytes.
+    """
     import pyarrow as pa
 
     one = inflater(limit)
@@ -404,23 +418,23 @@ def batch_inflater(limit: int = INFLATED_LENGTH_MAX, most: int = ARRAY_BYTES) ->
         for body, flag in zip(bodies.to_pylist(), flags.to_pylist(), strict=True):
             found.append(one(body, flag))
             size += len(found[-1][0] or b"")
-            if size > most:  # before the next: bodies of a few bytes each may be of any size
+            if size > most:  # checked per body: a few bytes may inflate to any size
                 raise ValueError(
                     f"the first {len(found)} of {len(bodies)} bodies are more than {most} bytes when inflated, which "
-                    "is too much for one Arrow array: lower spark.sql.execution.arrow.maxRecordsPerBatch"
+                    "exceeds one Arrow array: decrease spark.sql.execution.arrow.maxRecordsPerBatch"
                 )
         inflated = pa.array([body for body, _ in found], pa.binary())
         errors = pa.array([error for _, error in found], pa.string())
         return pa.StructArray.from_arrays([inflated, errors], ["body", "error"])
 
-    inflate_all.__annotations__ = dict.fromkeys(("bodies", "flags", "return"), pa.Array)  # Spark goes by them
+    inflate_all.__annotations__ = dict.fromkeys(("bodies", "flags", "return"), pa.Array)  # Spark reads the annotations
     return inflate_all
 
 
 def inflater(limit: int = INFLATED_LENGTH_MAX) -> Callable[[bytes | None, int | None], Inflated]:
-    """A function for Spark's workers: the body, or why there is none.
+    """Return a function for Spark's workers that returns the inflated body, or the reason why there is none.
 
-    It travels by value, with all that it calls: workers need no neve installed.
+    It is pickled by value with everything that it calls, so workers need no neve.
     """
     from pyspark.cloudpickle import register_pickle_by_value
 

@@ -1,4 +1,4 @@
-"""The store through the JVM's own Hadoop file system: Spark then needs one set of credentials and no boto3."""
+"""An archive store through the JVM's Hadoop file system, with Spark's credentials and without boto3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from neve.spark.jars import SparkSetupError
 
 
 class HadoopSource:
-    """Small objects (the journal) and parts of one archive store; safe on the driver only."""
+    """A source of small objects, such as the journal; only for the driver."""
 
     def __init__(self, spark: Any, store: HadoopStore) -> None:
         self._store = store
@@ -28,8 +28,8 @@ class HadoopSource:
             if "ClassNotFoundException" not in str(error.java_exception):
                 raise _translated(error, store.root) from error
             raise SparkSetupError(
-                f"this Spark has no jars for {store.root}: call neve.spark.session(STORE) before, which brings them, "
-                "or give its cluster hadoop-aws of the Hadoop that it runs with"
+                f"this Spark has no jars for {store.root}: call neve.spark.session(STORE) before, which adds them, "
+                "or give the cluster hadoop-aws of its Hadoop version"
             ) from error
 
     def get(self, key: str) -> bytes:
@@ -46,7 +46,6 @@ class HadoopSource:
             raise _translated(error, key) from error
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """What there is of it."""
         from py4j.protocol import Py4JJavaError
 
         path = self._path(self._store.path(key))
@@ -77,7 +76,6 @@ class HadoopSource:
         return [f"{prefix}{status.getPath().getName()}/" for status in statuses if status.isDirectory()]
 
     def list(self, prefix: str) -> Iterable[Listed]:
-        """Of one folder."""
         return [Listed(f"{prefix}{status.getPath().getName()}") for status in self._statuses(prefix) if status.isFile()]
 
     def _statuses(self, prefix: str) -> Any:
@@ -96,7 +94,7 @@ class HadoopSource:
 
 
 def _translated(error: Any, key: str) -> OSError:
-    """Java's exception as the Python one that means the same."""
+    """Return the Python exception for a Java one."""
     kind = error.java_exception.getClass().getSimpleName()
     text = f"{key}: {error.java_exception.getMessage()}"
     if kind == "FileNotFoundException":

@@ -1,4 +1,4 @@
-"""Which topics an archive knows: those its journals speak of, and those its brokers have and never archived from."""
+"""The topics of an archive: those in its journals, and those that its brokers have with nothing archived."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def check_known(source: StateSource, known: Mapping[str, Catalog], topic: str) -> None:
-    """Returns where a broker has, or had, the topic, archived or not. Raises FileNotFoundError."""
+    """Raise FileNotFoundError if no broker has or had the topic, archived or not."""
     if any(catalog.has_topic(topic) for catalog in known.values()):
         return
     if any(topic in _of_broker(source, broker) for broker in known):
-        return  # nothing of it has been archived yet
+        return  # nothing of it is archived yet
     raise FileNotFoundError(f"topic {topic} is not in this archive")
 
 
 def _of_broker(source: StateSource, broker: str) -> set[str]:
     state = read_state(source, broker)
-    return set() if state is None else {str(told.get("topicName")) for told in state.topics}
+    return set() if state is None else {str(settings.get("topicName")) for settings in state.topics}

@@ -1,11 +1,11 @@
-"""The list from which Spark takes a topic's files: sizes and paths come from the journal, the store is asked nothing.
+"""The list from which Spark takes the files of a topic: paths and sizes come from the journal, without requests.
 
     <folder>/_spark_metadata/0      v1
-                                    {"path": URI, "size": n, "isDir": false, …, "action": "add"}       one for each file
+                                    {"path": URI, "size": n, "isDir": false, ..., "action": "add"}      one per file
 
-That is what Spark's own file sink leaves beside its files; a reader that finds it lists nothing. Only the driver reads
-it, while the frame is made, so the folder is one of the driver's and may go after that. Without it Spark asks the store
-three times for each path, and starts a task for each.
+This is the format of Spark's file sink; a reader that finds the list does not list the store. Only the driver reads it,
+while the frame is created, so the directory is a temporary one of the driver. Without the list Spark sends three
+requests per path, and starts a task for each.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-# What Spark divides a file by when it makes tasks of it, where the store does not say; ours only fill the field.
+# Spark divides files by this value if the store reports none.
 _BLOCK_BYTES = 32 << 20
 
 
 @contextmanager
 def manifest_of(files: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Where Spark finds the list of these (path, size), as a URI."""
+    """Yield the URI of a temporary directory with the list of these (path, size)."""
     with tempfile.TemporaryDirectory(prefix="neve-plan-") as folder:
         home = Path(folder) / "_spark_metadata"
         home.mkdir()
@@ -32,14 +32,14 @@ def manifest_of(files: Iterable[tuple[str, int]]) -> Iterator[str]:
 
 
 def manifest(files: Iterable[tuple[str, int]]) -> str:
-    """The list itself."""
+    """Return the text of the list."""
     return "\n".join(("v1", *(_line(path, size) for path, size in files)))
 
 
 def _line(path: str, size: int) -> str:
     scheme, colon, rest = path.partition(":")
-    told = {
-        "path": scheme + colon + quote(rest, safe="/="),  # a URI: `%` itself is written %25
+    line = {
+        "path": scheme + colon + quote(rest, safe="/="),  # a URI, in which `%` is written %25
         "size": size,
         "isDir": False,
         "modificationTime": 0,
@@ -47,4 +47,4 @@ def _line(path: str, size: int) -> str:
         "blockSize": _BLOCK_BYTES,
         "action": "add",
     }
-    return json.dumps(told)
+    return json.dumps(line)

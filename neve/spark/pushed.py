@@ -1,7 +1,4 @@
-"""What Spark's filters ask of rows, as objects and row groups are chosen by it.
-
-Filters that are not understood ask nothing here; Spark looks at each row itself in any case.
-"""
+"""Spark's filters as a filter for planning. Other filters are ignored: Spark applies all of them to each row."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from neve.spark.planning.planner import Wanted
+from neve.spark.planning.wanted import Wanted
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -26,7 +23,7 @@ _SETS = {
 
 
 def wanted_by(filters: Iterable[Filter]) -> Wanted:
-    """All of them together: Spark means that all hold."""
+    """Return the conjunction of the filters."""
     wanted = Wanted()
     for one in filters:
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
@@ -52,7 +49,7 @@ def _and(wanted: Wanted, kind: str, column: str, value: Any) -> Wanted:
 
 
 def _bounds(kind: str, value: int) -> tuple[int | None, int | None]:
-    """(lowest, highest) that a filter lets through."""
+    """Return (lowest, highest) offset that pass a filter."""
     return {
         "EqualTo": (value, value),
         "EqualNullSafe": (value, value),
@@ -64,7 +61,7 @@ def _bounds(kind: str, value: int) -> tuple[int | None, int | None]:
 
 
 def _times(kind: str, micros: int) -> tuple[int | None, int | None]:
-    """[since, until) in whole milliseconds, which is what the column has."""
+    """Return [since, until) in milliseconds, the unit of the column."""
     floor, ceiling = micros // 1000, -(-micros // 1000)
     return {
         "EqualTo": (ceiling, floor + 1),

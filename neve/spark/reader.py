@@ -1,8 +1,8 @@
-"""A topic's archive as a DataFrame: the objects in the catalog at this moment, through the JVM's Parquet reader.
+"""A topic's archive as a DataFrame: the objects in the catalog at the time of the call, by the JVM's Parquet reader.
 
-Listing a directory would also see objects that no COMMIT has published yet and those that have expired; so the files
-are taken from the journal and pruned by time, queue and offset before any of them is opened. Spark is told of them by a
-list on the driver's disk; by Spark Connect, where the driver is another machine, by their paths.
+A listing of the directory would include unpublished and expired objects, so the files are taken from the journal, and
+pruned by time, queue and offset before any is opened. Spark receives them as a list on the driver's disk; with Spark
+Connect, whose driver is another machine, as paths.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DECODINGS = ("text", "json", "bytes")
 
-# Spelt out, so that Spark opens no footer to infer it; the last three come from the paths.
+# Explicit, so that Spark opens no footer to infer it; the last three columns come from the paths.
 ROW_SCHEMA = """
     queue_id INT, queue_offset BIGINT, store_timestamp TIMESTAMP, born_timestamp TIMESTAMP, msg_id STRING, tags STRING,
     keys ARRAY<STRING>, properties MAP<STRING, STRING>, properties_tail BOOLEAN, body BINARY, body_codec STRING,
@@ -42,7 +42,7 @@ IN_PATH = ("topic", "dt", "broker")
 
 
 class Minimum(NamedTuple):
-    """Rows of a queue below `offset` have expired although their object is still there."""
+    """Rows of a queue below `offset` have expired, although their object is live."""
 
     broker: str
     queue: int
@@ -63,18 +63,24 @@ def read_topic(
     schema: StructType | str | None = None,
     max_body: int = INFLATED_LENGTH_MAX,
 ) -> DataFrame:
-    """The archived messages of a topic, exactly as the catalog has them now.
+    """Return the archived messages of a topic, exactly those in the catalog now.
 
-    `start` and `end` bound the store time (end excluded): a datetime, milliseconds, or ISO 8601 text; without a zone
-    they are UTC. `offsets` bounds the queue offset (both included). `decode` adds to the archive's columns: "bytes"
-    inflates `body`; "text" adds `text`; "json" adds `value`, typed by `schema` (StructType or DDL), else a VARIANT.
-    `body_error` then says why a row has none of it; `neve.spark.decode_bodies` does more.
+    Args:
+        start, end: bounds of the store time, end exclusive: a datetime, milliseconds, or ISO 8601 text; UTC without a
+            zone.
+        queues: only these queue ids.
+        offsets: bounds of the queue offset, both inclusive.
+        broker: only the archive of this broker.
+        decode: "bytes" inflates `body`; "text" adds `text`; "json" adds `value`. Rows without a result have the reason
+            in `body_error`. `neve.spark.decode_bodies` supports more kinds.
+        schema: the type of `value`, as StructType or DDL; without it `value` is a VARIANT.
+        max_body: the maximum size of an inflated body, bytes.
 
     Raises:
-        FileNotFoundError: the store holds no archive, or the topic has never been archived.
+        FileNotFoundError: the store has no archive, or no broker of it has the topic.
     """
     if decode is not None and decode not in DECODINGS:
-        raise ValueError(f"decode is one of {', '.join(DECODINGS)}, not {decode!r}")
+        raise ValueError(f"decode must be one of {', '.join(DECODINGS)}, got {decode!r}")
     wanted = Selection(
         instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues), offsets[0], offsets[1]
     )
@@ -87,7 +93,7 @@ def read_topic(
 def topic_frame(
     spark: SparkSession, topic: str, known: Mapping[str, Catalog], wanted: Selection, *, store: str
 ) -> DataFrame:
-    """What `read_topic` reads, by catalogs that have been read: once for many topics, and all as of one moment."""
+    """Return the rows of a topic by catalogs that were read before, so that many topics have one consistent view."""
     names, minimums = plan(known, topic, wanted)
     return _restrict(scan(spark, parse_store(store), topic, names), wanted, minimums)
 
@@ -102,7 +108,7 @@ def archive_files(
     queues: Collection[int] | None = None,
     broker: str | None = None,
 ) -> list[str]:
-    """Paths of the objects that `read_topic` would read: pin them for a stable view of a moving archive."""
+    """Return the paths of the objects that `read_topic` would read: keep them to read the same state again."""
     where = parse_store(store)
     wanted = Selection(instant_ms(start), instant_ms(end), None if queues is None else frozenset(queues))
     return [where.path(name.key) for name in plan(_known(spark, topic, store, broker), topic, wanted)[0]]
@@ -116,9 +122,9 @@ def _known(spark: SparkSession, topic: str, store: str, broker: str | None) -> M
 
 
 def plan(known: Mapping[str, Catalog], topic: str, wanted: Selection) -> tuple[list[CommittedObject], list[Minimum]]:
-    """Objects to read, and the minimums that cut through one of them. Pure: catalogs in, a decision out.
+    """Return the objects to read, and the minimums within them. Pure.
 
-    Spark reads objects whole, with the row groups that were not chosen: what has expired in those is cut off, too.
+    Spark reads objects whole, including row groups that were not selected, so minimums are returned for these as well.
     """
     names: list[CommittedObject] = []
     minimums: set[Minimum] = set()
@@ -132,7 +138,7 @@ def plan(known: Mapping[str, Catalog], topic: str, wanted: Selection) -> tuple[l
 
 
 def scan(spark: SparkSession, where: HadoopStore, topic: str, names: Sequence[CommittedObject]) -> DataFrame:
-    """All rows of these objects of a topic, by the JVM's reader; those that have expired in them, too."""
+    """Return all rows of these objects of a topic, including expired ones."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
@@ -142,12 +148,12 @@ def scan(spark: SparkSession, where: HadoopStore, topic: str, names: Sequence[Co
     if is_remote(spark):
         return _scan_by_paths(spark, [where.path(name.key) for name in names], topic, schema)
     frame = parquet_of(spark, [(where.path(name.key), name.size) for name in names], schema, where.root)
-    # the true name, where the paths could only carry the beginning of it
+    # The path of a long name contains only its beginning.
     return frame if fits_key(topic) else frame.withColumn("topic", f.lit(topic))
 
 
 def parquet_of(spark: SparkSession, files: Sequence[tuple[str, int]], schema: StructType | str, root: str) -> DataFrame:
-    """These files (path, size), of which `root` is a folder above: what their paths say behind it are columns, too."""
+    """Return the rows of files (path, size) below `root`, with the partition columns of their paths."""
     if not is_remote(spark):
         with manifest_of(files) as listed:
             return spark.read.schema(schema).parquet(listed)
@@ -156,14 +162,14 @@ def parquet_of(spark: SparkSession, files: Sequence[tuple[str, int]], schema: St
 
 
 def _scan_by_paths(spark: SparkSession, paths: list[str], topic: str, schema: StructType) -> DataFrame:
-    """What stands in a path is taken from the row's own: Spark would make the number 7 of a broker named 007."""
+    """Return the rows with partition columns from `_metadata`: Spark would read a broker named 007 as a number."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
     _list_by_few(spark)
     stored = StructType(schema.fields[: -len(IN_PATH)])
     frame = spark.read.schema(stored).parquet(*map(_without_globs, paths))
-    own = f.col("_metadata.file_path")  # a URI, so what the key escapes is escaped once more
+    own = f.col("_metadata.file_path")  # a URI, so the escapes of the key are escaped again
     day = f.regexp_extract(own, _DAY_AND_BROKER, 1)
     broker = f.url_decode(f.url_decode(f.regexp_extract(own, _DAY_AND_BROKER, 2)))
     return frame.select("*", f.lit(topic).alias("topic"), day.alias("dt"), broker.alias("broker"))
@@ -174,14 +180,14 @@ def _list_by_few(spark: SparkSession) -> None:
         spark.conf.set(_LISTING, _LISTERS)
 
 
-# Spark's default starts a task for each path of more than 32.
+# By default Spark starts a task per path if there are more than 32.
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _LISTING_BY_DEFAULT, _LISTERS = "10000", "16"
 _DAY_AND_BROKER = "/dt=([^/]+)/broker=([^/]+)/[^/]+$"
 
 
 def _without_globs(path: str) -> str:
-    """Spark reads a path as a pattern; a directory store may lie below a directory named `[x]`."""
+    """Escape a path, which Spark reads as a pattern."""
     return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in path)
 
 

@@ -1,15 +1,15 @@
-"""Bodies that name their schema by its number in a registry, as Confluent's serializers write them.
+"""Bodies that begin with the id of their schema in a registry, as Confluent's serializers write them.
 
     0          one byte, always 0
-    id         four bytes, the most significant first: the schema's number in the registry
-    indexes    of Protobuf alone, zigzag varints: how many, and which message of the file, down from the outermost; a
-               single 0 stands for the first message
+    id         four bytes, big-endian: the id of the schema in the registry
+    indexes    Protobuf only, zigzag varints: their count, and the index of the message at each level of nesting; a
+               single 0 is the first message
     the value
 
-The registry is asked in Spark's workers, once for each number: `GET /schemas/ids/N`, and
-`GET /subjects/S/versions/V` for what a schema refers to. Confluent's, Karapace, Redpanda's and Apicurio's (its ccompat
-path) answer these. A number that the registry does not know is a fault of its body; a registry that does not answer
-ends the query. The functions travel by value, as those of `schema_files`.
+Spark's workers request each schema once: `GET /schemas/ids/N`, and `GET /subjects/S/versions/V` for referenced schemas.
+The registries of Confluent and Redpanda, Karapace and Apicurio (its ccompat path) support these. An unknown id is an
+error of its body; a registry that does not answer ends the query. The functions are pickled by value, as in
+`schema_files`.
 """
 
 from __future__ import annotations
@@ -21,36 +21,38 @@ from urllib.parse import urlsplit
 
 from neve.spark.schema_files import AVRO_ERRORS, OneBody, Text, avro_reader
 
-#: user:password for the registry, where none is given.
+#: The environment variable with user:password for the registry.
 CREDENTIALS = "NEVE_REGISTRY_AUTH"
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """Where it is, and who asks: `user:password`."""
+    """The URL of a registry, and `user:password`."""
 
     url: str
     credentials: str | None = field(default=None, repr=False)
 
 
 def registry_at(url: str, credentials: str | None, environment: Mapping[str, str]) -> Registry:
-    """With the credentials that the driver finds. Raises ValueError."""
+    """Return a registry with the credentials of the driver. Raises ValueError."""
     where = urlsplit(url)
     if where.scheme not in ("http", "https") or not where.hostname:
-        raise ValueError(f"a registry is at http://HOST:PORT or https://HOST, not {url!r}")
+        raise ValueError(f"registry must be http://HOST:PORT or https://HOST, got {url!r}")
     if where.username is not None or where.query or where.fragment:
-        raise ValueError(f"a registry's URL is without credentials and parameters; {CREDENTIALS} says user:password")
+        raise ValueError(
+            f"the URL of a registry must not have credentials or parameters; use {CREDENTIALS}=user:password"
+        )
     credentials = credentials or environment.get(CREDENTIALS)
     if credentials is not None and ":" not in credentials:
-        raise ValueError("a registry's credentials are user:password")
+        raise ValueError("the credentials of a registry must be user:password")
     return Registry(url.rstrip("/"), credentials)
 
 
 def json_writer(kind: str, registry: Registry) -> Callable[[Any], Any]:
-    """From an array of bodies to one of their JSON (`text`) and of why there is none (`error`).
+    """Return a function from an array of bodies to a struct of their JSON (`text`) or the reason without (`error`).
 
     Raises:
-        ImportError: `fastavro` or `protobuf`, which bodies of this kind need, is not installed.
+        ImportError: `fastavro` or `protobuf` is not installed.
     """
     try:
         reader_by, errors = (_avro_by(avro_reader()), AVRO_ERRORS) if kind == "avro" else _protobuf_by()
@@ -60,10 +62,10 @@ def json_writer(kind: str, registry: Registry) -> Callable[[Any], Any]:
     import pyarrow as pa
 
     ask = _asking(registry)
-    readers: dict[int, OneBody] = {}  # of one worker
+    readers: dict[int, OneBody] = {}  # per worker
 
     def write_all(bodies: Any) -> Any:
-        unknown: dict[int, str] = {}  # for these bodies: a registry that follows another may know it a moment later
+        unknown: dict[int, str] = {}  # per array: a follower of a registry may know the id later
 
         def reader_of(number: int) -> OneBody | str:
             if number not in readers and number not in unknown:
@@ -77,7 +79,7 @@ def json_writer(kind: str, registry: Registry) -> Callable[[Any], Any]:
             if body is None:
                 return None, None
             if len(body) < 5 or body[0] != 0:
-                return None, "the body does not begin with 0 and four bytes, so it names no schema of a registry"
+                return None, "the body does not begin with 0 and four bytes, so it has no schema id"
             number = int.from_bytes(body[1:5], "big")
             read = reader_of(number)
             if isinstance(read, str):
@@ -85,21 +87,21 @@ def json_writer(kind: str, registry: Registry) -> Callable[[Any], Any]:
             try:
                 return read(body[5:]), None
             except errors as error:
-                told = f"{type(error).__name__} {error}".strip()
-                return None, f"the body is not {kind} of the registry's schema {number}: {told}"
+                reason = f"{type(error).__name__} {error}".strip()
+                return None, f"the body is not {kind} of the registry's schema {number}: {reason}"
 
         found = [write(body) for body in bodies.to_pylist()]
         texts = pa.array([text for text, _ in found], pa.string())
-        told = pa.array([error for _, error in found], pa.string())
-        return pa.StructArray.from_arrays([texts, told], ["text", "error"])
+        errors_found = pa.array([error for _, error in found], pa.string())
+        return pa.StructArray.from_arrays([texts, errors_found], ["text", "error"])
 
-    write_all.__annotations__ = dict.fromkeys(("bodies", "return"), pa.Array)  # Spark goes by them
+    write_all.__annotations__ = dict.fromkeys(("bodies", "return"), pa.Array)  # Spark reads the annotations
     return write_all
 
 
-#: What the registry says at a path, or None where it knows nothing of it.
+#: Returns the JSON at a path of the registry, or None for 404.
 Ask = Callable[[str], "dict[str, Any] | None"]
-#: By a schema's number. Raises LookupError with why there is no reader.
+#: Returns the reader of a schema id. Raises LookupError with the reason.
 ReaderBy = Callable[[int, Ask], OneBody]
 
 
@@ -122,7 +124,7 @@ def _asking(registry: Registry) -> Ask:
                 with urllib.request.urlopen(request, timeout=10) as answer:
                     found = json.load(answer)
                 if not isinstance(found, dict):
-                    raise RuntimeError(f"{url}{path} is no schema registry's: it answers {str(found)[:100]}")
+                    raise RuntimeError(f"{url}{path} is not a schema registry: it answers {str(found)[:100]}")
                 return found
             except urllib.error.HTTPError as refused:
                 if refused.code == 404:
@@ -131,19 +133,23 @@ def _asking(registry: Registry) -> Ask:
                 if refused.code < 500 and refused.code != 429:
                     break
             except ValueError as error:
-                reason = f"no JSON: {error}"
+                reason = f"the answer is not JSON: {error}"
                 break
             except OSError as error:
                 reason = str(error)
             if again < tries - 1:
                 threading.Event().wait(0.2 * 2**again)
-        raise RuntimeError(f"the schema registry can't be asked for {url}{path}: {reason}")
+        raise RuntimeError(f"the schema registry does not return {url}{path}: {reason}")
 
     return ask
 
 
 def _referred(given: str) -> Callable[[dict[str, Any], Ask], list[tuple[str, str]]]:
-    """(name, schema) of all that a schema refers to, first what others refer to. `given`: how it is asked for."""
+    """Return a function that returns (name, schema) of all referenced schemas, dependencies first.
+
+    Args:
+        given: query parameters of the requests.
+    """
 
     def referred(found: dict[str, Any], ask: Ask) -> list[tuple[str, str]]:
         from urllib.parse import quote
@@ -157,7 +163,7 @@ def _referred(given: str) -> Callable[[dict[str, Any], Ask], list[tuple[str, str
                     continue
                 other = ask(f"/subjects/{quote(subject, safe='')}/versions/{version}{given}")
                 if other is None:
-                    raise LookupError(f"the registry has no version {version} of {subject}, which a schema refers to")
+                    raise LookupError(f"the registry has no version {version} of {subject}, which a schema references")
                 collect(other, (*above, name))
                 schemas[name] = other["schema"]
 
@@ -168,7 +174,7 @@ def _referred(given: str) -> Callable[[dict[str, Any], Ask], list[tuple[str, str
 
 
 def _avro_by(reader_of: Callable[[Any, list[Any]], OneBody]) -> ReaderBy:
-    import fastavro  # noqa: F401 - on the driver it is to be there, too
+    import fastavro  # noqa: F401 - an error on the driver is clearer than one of a worker
 
     referred = _referred("")
 
@@ -180,12 +186,12 @@ def _avro_by(reader_of: Callable[[Any, list[Any]], OneBody]) -> ReaderBy:
             raise LookupError(f"the registry has no schema {number}")
         kind = found.get("schemaType", "AVRO")
         if kind != "AVRO":
-            raise LookupError(f"the registry's schema {number} is of {kind}, not of Avro")
+            raise LookupError(f"the registry's schema {number} has type {kind}, not AVRO")
         others = [json.loads(text) for _, text in referred(found, ask)]
         try:
             return reader_of(json.loads(found["schema"]), others)
-        except Exception as error:  # a schema that is none, whatever fastavro makes of it
-            raise LookupError(f"the registry's schema {number} can't be read: {error}") from error
+        except Exception as error:  # fastavro raises various errors for an invalid schema
+            raise LookupError(f"the registry's schema {number} cannot be read: {error}") from error
 
     return reader_by
 
@@ -202,8 +208,8 @@ def _protobuf_by() -> tuple[ReaderBy, tuple[type[Exception], ...]]:
 
 
 def _file_of() -> Callable[[int, Ask], tuple[Any, Any]]:
-    """The schema of a number, as a descriptor and as what is made of it with all that it imports."""
-    # Its text would need a compiler.
+    """Return a function that returns the descriptor of a schema id, and the file that is built from it."""
+    # The text of a schema would need a compiler.
     serialized = "?format=serialized"
     referred = _referred(serialized)
 
@@ -219,15 +225,13 @@ def _file_of() -> Callable[[int, Ask], tuple[Any, Any]]:
             raise LookupError(f"the registry has no schema {number}")
         kind = found.get("schemaType", "AVRO")
         if kind != "PROTOBUF":
-            raise LookupError(f"the registry's schema {number} is of {kind}, not of Protobuf")
+            raise LookupError(f"the registry's schema {number} has type {kind}, not PROTOBUF")
 
         def descriptor(name: str, text: str) -> Any:
             try:
                 file = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
             except (ValueError, DecodeError) as error:
-                raise LookupError(
-                    f"the registry gives schema {number} as text alone: decode by a schema_file"
-                ) from error
+                raise LookupError(f"the registry returns schema {number} only as text: use a schema_file") from error
             file.name = name
             return file
 
@@ -238,20 +242,20 @@ def _file_of() -> Callable[[int, Ask], tuple[Any, Any]]:
         try:
             for file in (*files, main):
                 for name in file.dependency:
-                    if name not in known and name.startswith("google/protobuf/"):  # which registries leave out
+                    if name not in known and name.startswith("google/protobuf/"):  # which registries omit
                         module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
                         pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
                         known.add(name)
                 pool.Add(file)
             return main, pool.FindFileByName(main.name)
         except (TypeError, KeyError, ImportError) as error:
-            raise LookupError(f"the registry's schema {number} can't be read: {error}") from error
+            raise LookupError(f"the registry's schema {number} cannot be read: {error}") from error
 
     return file_of
 
 
 def _bodies_of() -> Callable[[Any, Any], OneBody]:
-    """Bodies of any message of a file."""
+    """Return a function that returns the reader of all messages of a file."""
 
     def bodies_of(main: Any, outermost: Any) -> OneBody:
         from google.protobuf import json_format, message_factory
@@ -261,13 +265,13 @@ def _bodies_of() -> Callable[[Any, Any], OneBody]:
         def varint(body: bytes, at: int) -> tuple[int, int]:
             value = shift = 0
             while True:
-                byte = body[at]  # an IndexError is a body that ends too soon
+                byte = body[at]  # IndexError if the body ends
                 value |= (byte & 0x7F) << shift
                 at, shift = at + 1, shift + 7
                 if byte < 0x80:
                     return (value >> 1) ^ -(value & 1), at
                 if shift > 35:
-                    raise ValueError("its message indexes are no varints")
+                    raise ValueError("its message indexes are not varints")
 
         def class_of(place: tuple[int, ...]) -> Any:
             if min(place) < 0:

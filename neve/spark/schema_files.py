@@ -1,8 +1,8 @@
 """Avro and Protobuf bodies as JSON text, by a schema file: functions of Arrow arrays for Spark's workers.
 
-What comes out is JSON, so that a schema, a VARIANT and errors are one thing for all kinds of bodies. Bytes are base64,
-times ISO 8601, decimals text; Protobuf's JSON is as its own library writes it, with the names of the fields. The
-functions travel by value: workers need `fastavro` or `protobuf`, and no neve. So each stands whole within another.
+The result is JSON, so that schemas, VARIANTs and errors work in the same way for all kinds of bodies. Bytes are base64,
+times ISO 8601, decimals text; Protobuf's library writes its JSON, with the names of the fields. The functions are
+pickled by value: workers need `fastavro` or `protobuf` and no neve. Functions and imports are nested for this reason.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ OneBody = Callable[[bytes], str]
 
 
 def json_writer(kind: str, schema_file: str | Path, message: str | None) -> Callable[[Any], Any]:
-    """From an array of bodies to one of their JSON (`text`) and of why there is none (`error`).
+    """Return a function from an array of bodies to a struct of their JSON (`text`) or the reason without (`error`).
 
     Args:
-        kind: `avro`, each body one value without a file's header; or `protobuf`.
-        schema_file: an Avro schema (.avsc); or a descriptor set, as `protoc --include_imports -o FILE` writes it.
-        message: the full name of a body's message, for protobuf.
+        kind: `avro`, one value per body without the header of a file; or `protobuf`.
+        schema_file: an Avro schema (.avsc), or a descriptor set (`protoc --include_imports -o FILE`).
+        message: the full name of the Protobuf message.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ImportError: `fastavro` or `protobuf` is not installed.
-        ValueError: the file is no schema, or has no such message.
+        ValueError: the file is not a schema, or does not contain the message.
     """
     data = Path(schema_file).read_bytes()
     try:
@@ -47,14 +47,14 @@ def json_writer(kind: str, schema_file: str | Path, message: str | None) -> Call
     def write_all(bodies: Any) -> Any:
         found = [write(body) for body in bodies.to_pylist()]
         texts = pa.array([text for text, _ in found], pa.string())
-        told = pa.array([error for _, error in found], pa.string())
-        return pa.StructArray.from_arrays([texts, told], ["text", "error"])
+        reasons = pa.array([error for _, error in found], pa.string())
+        return pa.StructArray.from_arrays([texts, reasons], ["text", "error"])
 
-    write_all.__annotations__ = dict.fromkeys(("bodies", "return"), pa.Array)  # Spark goes by them
+    write_all.__annotations__ = dict.fromkeys(("bodies", "return"), pa.Array)  # Spark reads the annotations
     return write_all
 
 
-#: What a body that is none may raise.
+#: The exceptions that an invalid body raises.
 AVRO_ERRORS = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, RecursionError)
 
 
@@ -68,8 +68,8 @@ def _avro(data: bytes) -> tuple[OneBody, tuple[type[Exception], ...]]:
         schema = json.loads(data)
         reader(schema, [])
     except (ValueError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
-        raise ValueError(f"the file is no Avro schema: {error}") from error
-    made: list[OneBody] = []  # once in each worker
+        raise ValueError(f"the file is not an Avro schema: {error}") from error
+    made: list[OneBody] = []  # once per worker
 
     def one(body: bytes) -> str:
         if not made:
@@ -80,7 +80,7 @@ def _avro(data: bytes) -> tuple[OneBody, tuple[type[Exception], ...]]:
 
 
 def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
-    """What makes of a schema, and of those that it refers to by name, a reader of bodies. It travels by value."""
+    """Return a function that returns the reader of a schema with its referenced schemas; it is pickled by value."""
 
     def reader_of(schema: Any, referred: list[Any]) -> OneBody:
         import base64
@@ -91,8 +91,8 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
         import fastavro
         import fastavro._read_py
 
-        #: fastavro's compiled reader calls itself for each level, and the stack of a process that nests deeper than
-        #: some ten thousand ends it. A level takes a byte at least, but for records that hold themselves directly.
+        #: fastavro's compiled reader recurses per level; more than some ten thousand levels overflow the stack of the
+        #: process. A level has at least one byte, except in records that contain themselves directly.
         harmless = 2000
         named: dict[str, Any] = {}
         for other in referred:
@@ -100,7 +100,7 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
         parsed: Any = fastavro.parse_schema(schema, named_schemas=named)
 
         def nests(kind: Any, within: tuple[str, ...]) -> bool:
-            """Whether a value may hold another of its own type."""
+            """Return whether a value may contain another of its own type."""
             if isinstance(kind, str):
                 return kind in within or (kind in named and nests(named[kind], within))
             if isinstance(kind, list):
@@ -112,7 +112,7 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
             return nests(kind["type"] if inside is None else inside, within)
 
         def holds_itself(kind: Any, within: tuple[str, ...]) -> bool:
-            """The same where nothing of the body stands between the two."""
+            """Return whether a record contains itself without a byte of the body in between."""
             if isinstance(kind, str):
                 return kind in within or (kind in named and holds_itself(named[kind], within))
             if isinstance(kind, list) or kind["type"] not in ("record", "error"):
@@ -135,7 +135,7 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
         compiled, careful = fastavro.schemaless_reader, fastavro._read_py.schemaless_reader
         whole = {name: kind for name, kind in named.items() if kind["type"] in ("record", "error")}
         if any(holds_itself(kind, ()) for kind in whole.values()):
-            raise ValueError(f"a record holds itself, so no body ever ends: {', '.join(whole)}")
+            raise ValueError(f"a record contains itself directly, so bodies would be infinite: {', '.join(whole)}")
         is_deep = nests(parsed, ())
 
         def one(body: bytes) -> str:
@@ -143,7 +143,7 @@ def avro_reader() -> Callable[[Any, list[Any]], OneBody]:
             read = careful if is_deep and len(body) > harmless else compiled
             value = read(stream, parsed, None)
             if stream.tell() != len(body):
-                raise ValueError(f"it ends at byte {stream.tell()} of {len(body)}")
+                raise ValueError(f"the value ends at byte {stream.tell()} of {len(body)}")
             try:
                 return json.dumps(value, default=plain, ensure_ascii=False, allow_nan=False)
             except ValueError:
@@ -167,10 +167,10 @@ def _protobuf(data: bytes, message: str | None) -> tuple[OneBody, tuple[type[Exc
             pool.Add(file)
         pool.FindMessageTypeByName(message)
     except (DecodeError, TypeError) as error:
-        raise ValueError(f"the file is no descriptor set with all that it imports: {error}") from error
+        raise ValueError(f"the file is not a descriptor set with all imports: {error}") from error
     except KeyError as missing:
         raise ValueError(f"the descriptor set has no message {message}") from missing
-    classes: list[Any] = []  # once in each worker
+    classes: list[Any] = []  # once per worker
 
     def one(body: bytes) -> str:
         from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory

@@ -14,10 +14,10 @@ from neve.archive import dataset
 from neve.archive.rows.schema import SCHEMA
 from neve.client.sync import Client, connect
 from neve.record.layout import HEAD_V4
+from neve.spark.hot_rows import rows_of_hot_task
 from neve.spark.planning.options import Cluster, Options, Subscription
-from neve.spark.planning.planner import Wanted
-from neve.spark.tiers.hot_rows import rows_of_hot_task
-from neve.spark.tiers.queues import HotSlice, Queue
+from neve.spark.planning.queues import HotSlice, Queue
+from neve.spark.planning.wanted import Wanted
 from tests.servers.neve import NeveServer
 
 COUNT = 40

@@ -32,14 +32,14 @@ from neve.spark.jars import pyspark_jars
 from tests.servers.neve import NEVE
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1200)]
 
 Up = Callable[..., AbstractContextManager[Any]]
 ROOT = Path(__file__).parents[2]
 TOPIC, INTO = "flights", "flights-by-minute"
 TAGS = ("paid", "open", "")
 LATE_S, WINDOW_S = 2, 1
-RUN_S = 240.0
+RUN_S = 480.0
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_json_of_a_registry_is_freed_of_its_number(topics: tuple[Any, Any]) -> N
     found = told(decode_bodies(frame, "json", registry="http://127.0.0.1:9", schema=SCHEMA), "value")
     assert (tuple(found[0][0]), found[0][1]) == ((1, 2), None)
     assert [found[at][1] for at in (1, 2, 3)] == [
-        "the body does not begin with 0 and four bytes, so it names no schema of a registry",
+        "the body does not begin with 0 and four bytes, so it has no schema id",
         "the body is not JSON",
         "the body is not UTF-8",
     ]
@@ -189,13 +189,13 @@ def test_json_of_a_schema_is_whole_or_null_and_names_the_fields_that_do_not_fit(
     assert [found[at][1] for at in (0, 1)] == [None, None]
     assert all(found[at][0] is None for at in range(2, 10))
     assert [found[at][1] for at in range(2, 10)] == [
-        "the JSON is not of the schema: n",
+        "the JSON does not fit the schema: n",
         "the body is not JSON",
         "the body is not JSON",
         "the body is not UTF-8",
-        "the JSON is not of the schema",
-        "the JSON is not of the schema",
-        "the JSON is not of the schema: n",
+        "the JSON does not fit the schema",
+        "the JSON does not fit the schema",
+        "the JSON does not fit the schema: n",
         "there is no body",
     ]
     lists = told(decode_bodies(topics[0], "json", schema="ARRAY<INT>"), "value")
@@ -278,14 +278,14 @@ def test_json_numbers_beyond_their_type_are_errors(
         frame = with_bodies(topics[0], *[shape % number for number in (*within, *beyond)])
         found = told(decode_bodies(frame, "json", schema=schema), "value")
         errors = [found[at][1] for at in range(len(within) + len(beyond))]
-        assert errors == [None] * len(within) + [f"the JSON is not of the schema: {name}"] * len(beyond)
+        assert errors == [None] * len(within) + [f"the JSON does not fit the schema: {name}"] * len(beyond)
 
 
 def test_json_errors_name_nested_fields(topics: tuple[Any, Any]) -> None:
     frame = with_bodies(topics[0], b'{"a": {"b": "x", "c": 1}, "d": [1, "x"]}', b'{"a": 5, "d": []}')
     found = told(decode_bodies(frame, "json", schema="a STRUCT<b: INT, c: INT>, d ARRAY<INT>, e INT"), "value")
     assert [found[at][1] for at in (0, 1)] == [
-        "the JSON is not of the schema: a.b, d", "the JSON is not of the schema: a.b, a.c"
+        "the JSON does not fit the schema: a.b, d", "the JSON does not fit the schema: a.b, a.c"
     ]  # fmt: skip
 
 
@@ -373,7 +373,7 @@ def test_what_can_not_be_meant_is_refused(topics: tuple[Any, Any]) -> None:
         decode_bodies(topics[0], "avro")
     with pytest.raises(ValueError, match="schema_file or a registry"):
         decode_bodies(topics[0], "avro", schema_file=__file__, registry="http://h")
-    with pytest.raises(ValueError, match="a registry goes with"):
+    with pytest.raises(ValueError, match="registry requires kind"):
         decode_bodies(topics[0], "text", registry="http://h")
-    with pytest.raises(ValueError, match="goes with json"):
+    with pytest.raises(ValueError, match="schema requires kind json"):
         decode_bodies(topics[0], "text", schema=SCHEMA)

@@ -22,7 +22,9 @@ PAGE = (ROOT / "docs" / "analysts.md").read_text()
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return ds.dataset(folder, format="parquet", partitioning="hive", exclude_invalid_files=True).to_table().to_pylist()
+    table = ds.dataset(folder, format="parquet", partitioning="hive", exclude_invalid_files=True).to_table()
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
 
 
 def test_decoded_table_has_each_row_once_over_runs(tmp_path: Path) -> None:

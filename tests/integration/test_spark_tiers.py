@@ -273,13 +273,13 @@ def test_who_can_not_be_asked_is_an_error(spark: Any, neve: NeveServer) -> None:
         table(spark, neve, "live", namesrv="127.0.0.1:1").collect()
     with pytest.raises(Exception, match="topic nowhere is at no broker, and not in this archive"):
         table(spark, neve, "nowhere").collect()
-    with pytest.raises(Exception, match="what waits there is not for clients"):
+    with pytest.raises(Exception, match="is internal to brokers and not for clients"):
         table(spark, neve, "RMQ_SYS_TRANS_HALF_TOPIC").collect()
     with connect(neve.namesrv) as client:
         client.create_topic("closed", 1)
         client.send("closed", "x", queue=0)
         client.create_topic("closed", 1, perm=2)
-    with pytest.raises(Exception, match="topic closed at broker broker-a: its permissions do not let it be read"):
+    with pytest.raises(Exception, match="topic closed at broker broker-a: its permissions do not allow reading"):
         table(spark, neve, "closed").collect()
 
 

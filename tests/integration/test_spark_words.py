@@ -111,7 +111,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, bucket: str) -> dict[str, lis
         ("no archive", "FileNotFoundError", "no archive here: nothing below _neve/"),
         ("no archive by format", "AnalysisException", "no archive here: nothing below _neve/"),
         ("expired by format", "AnalysisException", "topic orders, broker a, queue 0: offsets 3 to 9 have expired."),
-        ("expired by format", "AnalysisException", "failOnDataLoss=false goes on without them"),
+        ("expired by format", "AnalysisException", "failOnDataLoss=false skips them"),
         ("what is left by format", "rows", "10"),
         ("no rights", "PermissionError", "some prefix"),
         ("no rights", "PermissionError", "no rights"),

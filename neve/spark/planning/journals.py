@@ -1,4 +1,4 @@
-"""The journals of an archive as a query follows them: the catalog of each broker, and which rows each entry brought."""
+"""The journals of an archive as a query follows them: the catalog of each broker, and the rows that entries added."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ T = TypeVar("T")
 
 Wants = Callable[[str], bool]
 
-
-_WAITING_MAX = 16 << 20  # of entries as they lie in the store; several times that in memory
+_PENDING_MAX_BYTES = 16 << 20  # of entries as they are stored; several times as much in memory
 
 
 class JournalBeginsLater(Exception):
-    """Entries that a stream has not seen have been deleted: its position is older than what the journal still says."""
+    """Entries behind a position were deleted, so the rows that they added are unknown."""
 
 
 class Journal:
-    """One broker's: the catalog as of its newest entry that was read, and what each entry brought of some topics."""
+    """The journal of one broker: the catalog at the newest entry that was read, and the rows that each entry added.
+
+    Args:
+        wants: whether rows of a topic are kept.
+    """
 
     def __init__(self, source: JournalSource, broker: str, wants: Wants) -> None:
         self._source, self.broker, self._wants = source, broker, wants
-        self._brought: dict[int, Rows] = {}  # of consecutive entries, up to the newest
+        self._added: dict[int, Rows] = {}  # of consecutive entries, up to the newest
         self._last: frozenset[str] = frozenset()  # keys that the entry read last commits
-        self._waiting_bytes = 0
+        self._pending_bytes = 0
         self.catalog = self._read_catalog()
 
     @property
@@ -38,37 +41,37 @@ class Journal:
         return self.catalog.next_seq - 1
 
     def refresh(self) -> None:
-        """Reads what is new. What it says waits beside the checkpoint that the catalog was begun by, not for ever."""
+        """Read new entries. The catalog is read again if they exceed a limit, so that memory is bounded."""
         catalog = self.catalog
         try:
             for seq, entry, data in following(self._source, self.broker, first=catalog.next_seq, before=catalog.anchor):
                 catalog.apply(seq, entry, anchor(data))
-                self._brought[seq] = self._rows_of(entry)
-                self._waiting_bytes += len(data)
-        except EntriesDeleted:  # a checkpoint has it
-            self.begin_again()
+                self._added[seq] = self._rows_of(entry)
+                self._pending_bytes += len(data)
+        except EntriesDeleted:  # a checkpoint contains the deleted entries
+            self.reset()
         else:
-            if self._waiting_bytes > _WAITING_MAX:
-                self.begin_again()
+            if self._pending_bytes > _PENDING_MAX_BYTES:
+                self.reset()
 
-    def begin_again(self) -> None:
-        """By what is kept now. Raises CheckpointsGone: nothing that can be read; the catalog is as it was then."""
+    def reset(self) -> None:
+        """Read the catalog from the present checkpoints. Raises CheckpointsGone; the catalog is unchanged then."""
         self.catalog = self._read_catalog()
-        self._brought.clear()
-        self._waiting_bytes = 0
+        self._added.clear()
+        self._pending_bytes = 0
 
-    def brought(self, after: int, through: int) -> list[tuple[int, Rows]]:
-        """Of the entries behind one up to another. Raises JournalBeginsLater."""
+    def added(self, after: int, through: int) -> list[tuple[int, Rows]]:
+        """Return the rows of the entries behind `after` up to `through`. Raises JournalBeginsLater."""
         if through <= after:
             return []
-        if after + 1 not in self._brought or through not in self._brought:
+        if after + 1 not in self._added or through not in self._added:
             self._read_again(after)
-        return [(seq, self._brought[seq]) for seq in range(after + 1, through + 1)]
+        return [(seq, self._added[seq]) for seq in range(after + 1, through + 1)]
 
     def forget(self, through: int) -> None:
-        """Nobody asks for what these entries brought any more."""
-        for seq in [seq for seq in self._brought if seq <= through]:
-            del self._brought[seq]
+        """Drop the rows of entries that are in the checkpoint of the stream."""
+        for seq in [seq for seq in self._added if seq <= through]:
+            del self._added[seq]
 
     def _read_catalog(self) -> Catalog:
         catalog = read_catalog(self._source, self.broker)
@@ -78,7 +81,7 @@ class Journal:
         return catalog
 
     def _read_again(self, after: int) -> None:
-        """From the entry `after` itself on: what follows it may be the same COMMIT once more."""
+        # Entry `after` itself is read, too: the one behind it may be a repetition of its COMMIT.
         found: dict[int, Rows] = {}
         first = max(after, 0)
         for seq, entry in entries(self._source, self.broker, first=first):
@@ -86,13 +89,11 @@ class Journal:
                 break
             found[seq] = self._rows_of(entry)
         if first + len(found) <= self.end:
-            raise JournalBeginsLater(
-                f"the journal of broker {self.broker} no longer says what came after its entry {after}"
-            )
-        self._brought = found
+            raise JournalBeginsLater(f"broker {self.broker}: the entries of its journal behind {after} were deleted")
+        self._added = found
 
     def _rows_of(self, entry: AnyEntry) -> Rows:
-        """A COMMIT whose answer was lost may stand twice, one behind the other: the second brings nothing."""
+        """Return the rows that an entry adds; a repetition of a COMMIT, whose answer was lost, adds none."""
         before, self._last = self._last, frozenset()
         if not isinstance(entry, Commit):
             return {}
@@ -106,11 +107,11 @@ class Journal:
         )
 
 
-def by_what_is_kept(journals: Mapping[str, Journal], plan: Callable[[], T]) -> T:
-    """A stream outlives the checkpoints that its catalogs were begun by: then it begins at those that are there."""
+def retry_with_new_catalogs(journals: Mapping[str, Journal], plan: Callable[[], T]) -> T:
+    """Call `plan`, once more if the checkpoints from which the catalogs were read have been deleted."""
     try:
         return plan()
     except CheckpointsGone:
         for journal in journals.values():
-            journal.begin_again()
+            journal.reset()
         return plan()

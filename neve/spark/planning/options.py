@@ -1,7 +1,6 @@
-"""What a query asks for, from the options of `format("neve")`: named as Spark's Kafka source names them. Pure.
+"""The options of `format("neve")`, with the names and forms of Spark's Kafka source where they mean the same. Pure.
 
-What is the same there and here has the same name and the same form; a queue is Kafka's partition. Where several brokers
-have a topic, its offsets may be told for each: {"orders": {"broker-a": {"0": 23}}}.
+A queue is Kafka's partition. Offsets can be per broker, if several have a topic: {"orders": {"broker-a": {"0": 23}}}.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from neve.archive.read.selection import instant_ms
 EARLIEST, LATEST = "earliest", "latest"
 _EARLIEST, _LATEST = -2, -1  # in Kafka's JSON
 
-TASK_BYTES = 64 << 20  # of records as they were on the wire: some 3 s of a core that decodes
+TASK_BYTES = 64 << 20  # of records on the wire; a core decodes them in about 3 s
 
 _SUBSCRIPTIONS = ("topic", "subscribe", "subscribePattern", "assign")
 _OF_BOTH = (
@@ -28,57 +27,57 @@ _OF_BOTH = (
 )
 _OF_BATCHES = ("endingOffsets", "endingTimestamp", "pushFilters")
 _OF_STREAMS = ("maxOffsetsPerTrigger",)
-# Kafka's, of which somebody who comes from there may think that they do something here.
+# Options of the Kafka source that this source does not have, and what to use instead.
 _INSTEAD = {
-    "kafka.bootstrap.servers": "the archive is the option store; the brokers' name servers are the option namesrv",
-    "startingoffsetsbytimestamp": "startingTimestamp is one time for all queues",
-    "endingoffsetsbytimestamp": "endingTimestamp is one time for all queues",
-    "minoffsetspertrigger": "a longer trigger gathers more",
-    "maxtriggerdelay": "a longer trigger gathers more",
-    "groupidprefix": "the group that brokers are told of is the option consumerGroup",
-    "kafka.group.id": "the group that brokers are told of is the option consumerGroup",
-    "kafkaconsumer.polltimeoutms": "it is the option pollTimeoutMs",
-    "includeheaders": "properties are always there, as a map",
+    "kafka.bootstrap.servers": "use the option store for the archive, and namesrv for name servers",
+    "startingoffsetsbytimestamp": "use startingTimestamp, one time for all queues",
+    "endingoffsetsbytimestamp": "use endingTimestamp, one time for all queues",
+    "minoffsetspertrigger": "use a longer trigger interval",
+    "maxtriggerdelay": "use a longer trigger interval",
+    "groupidprefix": "use the option consumerGroup",
+    "kafka.group.id": "use the option consumerGroup",
+    "kafkaconsumer.polltimeoutms": "use the option pollTimeoutMs",
+    "includeheaders": "the column properties contains them, as a map",
 }
 
 
 class BadOption(ValueError):
-    """An option that is not known, does not go with another, or says what can't be."""
+    """An option is unknown, invalid, or excluded by another."""
 
 
 class Offsets(NamedTuple):
-    """(topic, broker or any, queue) -> offset; of any other queue, `otherwise`: earliest or latest."""
+    """Offsets by (topic, broker or None for any, queue); `otherwise`, earliest or latest, of all other queues."""
 
-    told: Mapping[tuple[str, str | None, int], int]
+    by_queue: Mapping[tuple[str, str | None, int], int]
     otherwise: str
 
     def of(self, topic: str, broker: str, queue: int) -> int | str:
-        """An offset, earliest or latest."""
-        found = self.told.get((topic, broker, queue), self.told.get((topic, None, queue)))
+        """Return an offset, earliest or latest."""
+        found = self.by_queue.get((topic, broker, queue), self.by_queue.get((topic, None, queue)))
         if found is None:
             return self.otherwise
         return {_EARLIEST: EARLIEST, _LATEST: LATEST}.get(found, found)
 
 
 class Subscription(NamedTuple):
-    """Which topics, and which queues of them."""
+    """Topics by names or a pattern, and their queues (None: all)."""
 
     names: frozenset[str] = frozenset()
     pattern: str | None = None
-    queues: Mapping[str, frozenset[int]] | None = None  # None: all
+    queues: Mapping[str, frozenset[int]] | None = None
 
     def has(self, topic: str) -> bool:
-        """By its name alone, whether or not it exists."""
+        """Return whether a topic of this name is subscribed."""
         return topic in self.names if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
 
     def has_queue(self, topic: str, queue: int) -> bool:
-        """Of a topic that it has."""
+        """Return whether a queue of a subscribed topic is."""
         return self.queues is None or queue in self.queues[topic]
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who signs, and what is trusted: keys or the file that has them, and PEM files."""
+    """Credentials, or the file that has them, and PEM files for TLS."""
 
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
@@ -90,19 +89,29 @@ class Security:
 
 
 class Cluster(NamedTuple):
-    """The brokers that have what is not archived yet."""
+    """The brokers that have unarchived messages.
+
+    Args:
+        group: for which the progress of a stream is committed; it need not be a group of consumers.
+        retired: brokers that are removed for good; the archive has all of their messages.
+        patience_s: a queue without an answer for this time fails its task.
+    """
 
     namesrv: str
     security: Security = Security()
-    #: Whom the brokers are told of; it need not be a group of consumers.
     group: str | None = None
-    #: Brokers that are gone for good: all that there is of theirs is in the archive.
     retired: frozenset[str] = frozenset()
-    patience_s: float = 60.0  # a queue that gives nothing for so long fails its task
+    patience_s: float = 60.0
 
 
 class Options(NamedTuple):
-    """`since`, `until`: store time, the end excluded, in milliseconds."""
+    """The options of a query.
+
+    Args:
+        since, until: store time in [since, until), milliseconds.
+        most_rows: of a batch of a stream.
+        cluster: None reads only the archive.
+    """
 
     store: str
     subscription: Subscription
@@ -115,19 +124,19 @@ class Options(NamedTuple):
     tags: frozenset[str] | None = None
     pushes_filters: bool = False
     fails_on_data_loss: bool = True
-    most_rows: int | None = None  # of a batch of a stream
+    most_rows: int | None = None
     task_bytes: int = TASK_BYTES
     least_tasks: int = 1
-    cluster: Cluster | None = None  # None: what is archived, and nothing else
+    cluster: Cluster | None = None
 
 
-def options_of_batch(told: Mapping[str, str]) -> Options:
-    """Raises BadOption."""
-    given = _known(told, (*_OF_BOTH, *_OF_BATCHES), {"maxOffsetsPerTrigger": "it is for streams"})
+def options_of_batch(options: Mapping[str, str]) -> Options:
+    """Parse the options of a batch query. Raises BadOption."""
+    given = _known(options, (*_OF_BOTH, *_OF_BATCHES), {"maxOffsetsPerTrigger": "only streams have it"})
     if given.get("startingoffsets", "").lower() == LATEST:
-        raise BadOption("startingOffsets: a batch can't begin at the latest, nothing follows it")
+        raise BadOption("option startingOffsets: a batch cannot begin at the latest offset")
     if given.get("endingoffsets", "").lower() == EARLIEST:
-        raise BadOption("endingOffsets: a batch can't end at the earliest, nothing lies before it")
+        raise BadOption("option endingOffsets: a batch cannot end at the earliest offset")
     return _common(given, EARLIEST)._replace(
         ending=_offsets("endingOffsets", given.get("endingoffsets", LATEST), otherwise=LATEST),
         until=_time("endingTimestamp", given.get("endingtimestamp")),
@@ -135,36 +144,38 @@ def options_of_batch(told: Mapping[str, str]) -> Options:
     )
 
 
-def options_of_stream(told: Mapping[str, str]) -> Options:
-    """Raises BadOption."""
-    no_end = dict.fromkeys(_OF_BATCHES, "a stream has no end") | {"pushFilters": "Spark tells a stream no filters"}
-    given = _known(told, (*_OF_BOTH, *_OF_STREAMS), no_end)
+def options_of_stream(options: Mapping[str, str]) -> Options:
+    """Parse the options of a stream. Raises BadOption."""
+    no_end = dict.fromkeys(_OF_BATCHES, "a stream has no end") | {
+        "pushFilters": "Spark does not push filters to streams"
+    }
+    given = _known(options, (*_OF_BOTH, *_OF_STREAMS), no_end)
     most = given.get("maxoffsetspertrigger")
     return _common(given, LATEST)._replace(
         most_rows=None if most is None else _number("maxOffsetsPerTrigger", most, least=1)
     )
 
 
-def _known(told: Mapping[str, str], names: tuple[str, ...], elsewhere: Mapping[str, str]) -> dict[str, str]:
-    """By lower-case names, as Spark has them. What is not known is refused: it would do nothing, unnoticed."""
-    given = {name.lower(): value for name, value in told.items()}
+def _known(options: Mapping[str, str], names: tuple[str, ...], elsewhere: Mapping[str, str]) -> dict[str, str]:
+    """Return options by lower-case names, as Spark passes them. Raises BadOption for an unknown one."""
+    given = {name.lower(): value for name, value in options.items()}
     reasons = {name.lower(): reason for name, reason in elsewhere.items()} | _INSTEAD
     known = {name.lower() for name in names}
     for name in sorted(set(given) - known):
-        raise BadOption(f"option {name}: {reasons.get(name, 'not known; there are ' + ', '.join(sorted(names)))}")
+        raise BadOption(f"option {name}: {reasons.get(name, 'unknown; options are ' + ', '.join(sorted(names)))}")
     return given
 
 
 def _common(given: Mapping[str, str], otherwise: str) -> Options:
     if ("store" in given) == ("path" in given):
-        raise BadOption("one of the options store and path names the archive: s3://BUCKET/PREFIX, or dir:PATH")
+        raise BadOption("exactly one of the options store and path is required: s3://BUCKET/PREFIX, or dir:PATH")
     since = _time("startingTimestamp", given.get("startingtimestamp"))
-    starting = given.get("startingoffsets", otherwise) if since is None else EARLIEST  # a time counts before offsets
+    starting = given.get("startingoffsets", otherwise) if since is None else EARLIEST  # a time overrides offsets
     return Options(
         store=given.get("store") or given["path"],
         subscription=_subscription(given),
         broker=given.get("broker"),
-        # A queue that is not told begins where a new one does.
+        # A queue that the JSON does not name begins like a new one.
         starting=_offsets("startingOffsets", starting, otherwise=EARLIEST),
         since=since,
         key=given.get("key"),
@@ -187,10 +198,10 @@ def _cluster(given: Mapping[str, str]) -> Cluster | None:
     if namesrv is None:
         for name in _OF_CLUSTERS:
             if name.lower() in given:
-                raise BadOption(f"option {name}: it is about brokers, and goes with namesrv")
+                raise BadOption(f"option {name} requires the option namesrv")
         return None
     if not namesrv.strip():
-        raise BadOption("option namesrv names no name server: host:port, several joined by ;")
+        raise BadOption("option namesrv is empty: host:port, several joined by ;")
     retired = frozenset(one.strip() for one in given.get("retiredbrokers", "").split(",") if one.strip())
     patience_ms = _number("pollTimeoutMs", given.get("polltimeoutms", "60000"), least=1)
     return Cluster(namesrv, _security(given), given.get("consumergroup"), retired, patience_ms / 1000)
@@ -199,12 +210,12 @@ def _cluster(given: Mapping[str, str]) -> Cluster | None:
 def _security(given: Mapping[str, str]) -> Security:
     access_key, secret_key, file = given.get("accesskey"), given.get("secretkey"), given.get("credentials")
     if bool(access_key) != bool(secret_key):
-        raise BadOption("options accessKey and secretKey go together")
+        raise BadOption("options accessKey and secretKey require each other")
     if access_key and file:
-        raise BadOption("options credentials and accessKey both say who signs: one of them")
+        raise BadOption("options credentials and accessKey exclude each other")
     trusted, certificate, key = (given.get(name) for name in ("tlsca", "tlscert", "tlskey"))
     if (certificate is None) != (key is None):
-        raise BadOption("options tlsCert and tlsKey go together")
+        raise BadOption("options tlsCert and tlsKey require each other")
     tls = _flag("tls", given.get("tls", "true" if trusted or certificate else "false"))
     return Security(access_key, secret_key, file, tls, trusted, certificate, key)
 
@@ -212,7 +223,7 @@ def _security(given: Mapping[str, str]) -> Security:
 def _subscription(given: Mapping[str, str]) -> Subscription:
     found = [name for name in _SUBSCRIPTIONS if name.lower() in given]
     if len(found) != 1:
-        raise BadOption(f"exactly one of the options {', '.join(_SUBSCRIPTIONS)} says which topics")
+        raise BadOption(f"exactly one of the options {', '.join(_SUBSCRIPTIONS)} is required")
     (name,) = found
     value = given[name.lower()]
     if name == "subscribePattern":
@@ -228,30 +239,30 @@ def _subscription(given: Mapping[str, str]) -> Subscription:
             if isinstance(listed, list)
         }
         if not queues or len(queues) < len(_json("assign", value)):
-            raise BadOption('option assign is JSON like {"orders": [0, 1]}')
+            raise BadOption('option assign must be JSON like {"orders": [0, 1]}')
         return Subscription(names=frozenset(queues), queues=queues)
     names = [value] if name == "topic" else [one.strip() for one in value.split(",")]
     if not all(names):
-        raise BadOption(f"option {name} names no topic")
+        raise BadOption(f"option {name} has an empty name")
     return Subscription(names=frozenset(names))
 
 
 def _offsets(name: str, value: str, *, otherwise: str) -> Offsets:
     if value.lower() in {EARLIEST, LATEST}:
         return Offsets({}, value.lower())
-    told: dict[tuple[str, str | None, int], int] = {}
+    found: dict[tuple[str, str | None, int], int] = {}
     for topic, of_topic in _json(name, value).items():
         if not isinstance(of_topic, dict):
-            raise BadOption(f"option {name}: {topic} has no offsets by queue")
+            raise BadOption(f"option {name}: topic {topic} has no object of offsets by queue")
         for queue_or_broker, one in of_topic.items():
             if isinstance(one, dict):
-                told |= {
+                found |= {
                     (topic, queue_or_broker, _number(name, queue, least=0)): _number(name, offset, least=_EARLIEST)
                     for queue, offset in one.items()
                 }
             else:
-                told[topic, None, _number(name, queue_or_broker, least=0)] = _number(name, one, least=_EARLIEST)
-    return Offsets(told, otherwise)
+                found[topic, None, _number(name, queue_or_broker, least=0)] = _number(name, one, least=_EARLIEST)
+    return Offsets(found, otherwise)
 
 
 def _json(name: str, value: str) -> dict[str, object]:
@@ -261,7 +272,7 @@ def _json(name: str, value: str) -> dict[str, object]:
         found = None
     if not isinstance(found, dict):
         raise BadOption(
-            f'option {name} is earliest, latest, or JSON like {{"orders": {{"0": 23}}}}, not {value[:60]!r}'
+            f'option {name} must be earliest, latest, or JSON like {{"orders": {{"0": 23}}}}, got {value[:60]!r}'
         )
     return found
 
@@ -272,13 +283,13 @@ def _number(name: str, value: object, *, least: int) -> int:
     except ValueError:
         number = least - 1
     if number < least:
-        raise BadOption(f"option {name}: {value!r} is no number of at least {least}")
+        raise BadOption(f"option {name} must be a number of at least {least}, got {value!r}")
     return number
 
 
 def _flag(name: str, value: str) -> bool:
     if value.lower() not in {"true", "false"}:
-        raise BadOption(f"option {name} is true or false, not {value!r}")
+        raise BadOption(f"option {name} must be true or false, got {value!r}")
     return value.lower() == "true"
 
 
@@ -288,4 +299,4 @@ def _time(name: str, value: str | None) -> int | None:
     try:
         return int(value) if value.lstrip("-").isdigit() else instant_ms(value)
     except ValueError as error:
-        raise BadOption(f"option {name}: milliseconds since 1970, or ISO 8601, not {value!r}") from error
+        raise BadOption(f"option {name} must be milliseconds since 1970 or ISO 8601, got {value!r}") from error

@@ -1,275 +1,309 @@
-"""What one query reads: of a batch the archive as it stands, of a stream what lies between two positions.
+"""The queues of a query in the archive and, with a cluster, at its brokers; and the plan of a batch.
 
-Nothing here is Spark's. It asks the store for the journals alone; which rows a position, or two, mean is arithmetic
-(`positions`), where they are is looked up in the catalogs (`slices`).
+The brokers are asked first and the journals are read second: what a broker deletes in between is in the archive. Rows
+that are in neither, and are not declared as gaps, are left to the broker. A task that does not receive them looks in
+the archive once more, and then reports them as lost (`hot_rows`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
+from neve.archive.catalog import journal_reader
 from neve.archive.catalog.catalog import Catalog
-from neve.archive.catalog.journal_reader import JournalSource, brokers, catalogs
-from neve.archive.format.journal import CommittedObject, RowGroup
+from neve.archive.catalog.journal_reader import JournalSource
+from neve.remoting.names import may_be_sent_to
 from neve.spark.known_topics import check_known
-from neve.spark.planning.journals import Journal, JournalBeginsLater, by_what_is_kept
-from neve.spark.planning.options import EARLIEST, LATEST, BadOption, Offsets, Options
-from neve.spark.planning.positions import Place, Position, advanced, available, begin_of, between, follows
-from neve.spark.planning.rows import Rows, Span, rows_of, runs_of, share
+from neve.spark.planning.options import EARLIEST, LATEST, BadOption, Options
+from neve.spark.planning.queues import (
+    Bounds,
+    BrokerAway,
+    BrokerRefused,
+    HotSlice,
+    HotTask,
+    HotTier,
+    Queue,
+    Seen,
+    hot_slices,
+    hot_tasks_of,
+)
+from neve.spark.planning.rows import Rows, Span, rows_of, runs_of
 from neve.spark.planning.slices import Slice, found_in, in_view, tasks_of
+from neve.spark.planning.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
+P = TypeVar("P")
+
 Task = list[Slice]
+Catalogs = Mapping[str, Catalog]
+Run = tuple[str, int, int, int]  # topic, queue, first, last
+
+_RANGES_SHOWN = 5
 
 
 class DataLoss(RuntimeError):
-    """Rows that the query was to have are in the archive no more."""
+    """Rows of the query no longer exist."""
 
 
-class Wanted(NamedTuple):
-    """What rows must be like, as far as objects and row groups tell; None: whatever they are.
+class Plan(NamedTuple):
+    """Tasks that read objects, and tasks that pull from brokers."""
 
-    Store time in [since, until) in milliseconds, offsets in [first, last]; what it lets through may still be unwanted.
-    """
-
-    since: int | None = None
-    until: int | None = None
-    first: int | None = None
-    last: int | None = None
-    topics: frozenset[str] | None = None
-    brokers: frozenset[str] | None = None
-    days: frozenset[str] | None = None
-    queues: frozenset[int] | None = None
-    tags: frozenset[str] | None = None
-    msg_ids: frozenset[str] | None = None
-    key: str | None = None
-
-    def within(self, since: int | None, until: int | None) -> Wanted:
-        """And stored in this time."""
-        low = [one for one in (self.since, since) if one is not None]
-        high = [one for one in (self.until, until) if one is not None]
-        return self._replace(since=max(low, default=None), until=min(high, default=None))
-
-    def having(self, tags: frozenset[str] | None, key: str | None) -> Wanted:
-        """And with one of these tags, and this key."""
-        both = tags if self.tags is None else self.tags if tags is None else self.tags & tags
-        return self._replace(tags=both, key=key)
-
-    def may_hold(self, name: CommittedObject, group: RowGroup) -> bool:
-        """Whether a row group may have such a row; one of unknown times may."""
-        if self.days is not None and name.day not in self.days:
-            return False
-        if self.since is not None and 0 <= group.newest_ms < self.since:
-            return False
-        return self.until is None or group.oldest_ms < self.until
-
-    def cut(self, rows: Rows) -> Rows:
-        """Those of the queues and offsets that are wanted."""
-        return rows_of(
-            (topic, queue, max(first, self.first or 0), last if self.last is None else min(last, self.last))
-            for topic, queue, first, last in runs_of(rows)
-            if (self.topics is None or topic in self.topics) and (self.queues is None or queue in self.queues)
-        )
+    archived: list[Task]
+    hot: list[HotTask]
 
 
-def plan_batch(source: JournalSource, options: Options, wanted: Wanted) -> list[Task]:
-    """All that the archive has now of what the options and filters ask for.
+class StreamPlanner(Protocol[P]):
+    """The planner of one stream, for as long as it runs; `P` is its kind of position."""
 
-    Raises:
-        FileNotFoundError: there is no archive, or no such topic.
-        DataLoss: rows from an offset on were asked for that have expired.
-    """
-    known = catalogs(source, options.broker)
-    _check_known(source, known, options)
-    slices: list[Slice] = []
-    for broker, catalog in sorted(known.items()):
-        if wanted.brokers is not None and broker not in wanted.brokers:
-            continue
-        rows = _bounded(catalog, broker, options)
-        found = found_in(catalog, broker, wanted.cut(rows), wanted.may_hold)
-        assert not found.lost, "what is in view is in an object"
-        slices += found.slices
-    return tasks_of(slices, options.task_bytes, options.least_tasks)
+    def initial(self) -> P:
+        """Return the position at which a stream without a checkpoint begins. Raises FileNotFoundError."""
+        ...
 
+    def latest(self, start: P, most: int | None) -> P:
+        """Return the position after at most `most` rows; `start` if there are none.
 
-class StreamPlanner:
-    """Of one stream, for as long as it runs. Between two calls it keeps the journals that it has read."""
-
-    def __init__(self, source: JournalSource, options: Options) -> None:
-        self._source, self._options = source, options
-        self._journals: dict[str, Journal] = {}
-        self._until: dict[str, int] | None = None  # the ends that a run through what is available stops at
-
-    def initial(self) -> Position:
-        """Where a stream begins that has no checkpoint. Raises FileNotFoundError: there is no such topic."""
-        return by_what_is_kept(self._journals, self._initial)
-
-    def latest(self, start: Position, most: int | None) -> Position:
-        """The position after at most so many rows; `start` where there are none.
-
-        A broker whose archive is new begins here, with all that it has; the next batch reads it.
+        HotTier and queues that are new begin at the returned position; the next batch reads them.
         """
-        return by_what_is_kept(self._journals, lambda: self._latest(start, most))
+        ...
 
-    def tasks(self, start: Position, end: Position) -> list[Task]:
-        """What lies between two positions; the same rows whenever it is asked. Raises DataLoss."""
-        return by_what_is_kept(self._journals, lambda: self._tasks(start, end))
+    def tasks(self, start: P, end: P) -> Plan:
+        """Plan the rows between two positions, the same rows at each call. Raises DataLoss."""
+        ...
 
-    def newest(self) -> Position:
-        """The end of all journals, for who shows how far behind a stream is."""
-        return Position({broker: Place(end, {}) for broker, end in self._ends().items()}, self._options.since)
+    def newest(self) -> P:
+        """Return the end of all rows, for the progress of a query."""
+        ...
 
     def stop_at_now(self) -> None:
-        """`latest` goes no further than what is there now."""
-        self._refresh()
-        self._until = self._ends()
+        """Let `latest` stop at the present end."""
+        ...
 
-    def forget(self, end: Position) -> None:
-        """Nothing before this position is asked for any more."""
-        for broker, place in end.brokers.items():
-            if broker in self._journals:
-                self._journals[broker].forget(place.through)
+    def forget(self, end: P) -> None:
+        """Drop state before a position that is in the checkpoint."""
+        ...
 
-    # ---- inside
 
-    def _initial(self) -> Position:
-        self._refresh()
-        _check_known(self._source, {name: one.catalog for name, one in self._journals.items()}, self._options)
-        places = {}
-        for broker, journal in self._journals.items():
-            places[broker] = Place(journal.end, _bounded(journal.catalog, broker, self._options))
-        return Position(places, self._options.since, is_initial=True)
+class Whole(NamedTuple):
+    """The rows [first, end) of a queue, without gaps; if only the archive has it, those in `spans`.
 
-    def _latest(self, start: Position, most: int | None) -> Position:
-        if self._until is None:
-            self._refresh()
-        ends = self._ends()
-        places, brought = dict(start.brokers), {}
-        for broker, place in start.brokers.items():
-            try:
-                brought[broker] = self._brought(broker, place.through, ends.get(broker, -1))
-            except JournalBeginsLater as error:
-                self._lose(f"{error}: what it brought since is not known")
-                places[broker] = Place(ends[broker], place.left)
-                brought[broker] = []
-        rows = [available(place, brought[broker]) for broker, place in places.items()]
-        shares = rows if most is None else share(most, [min(one, most) for one in rows])
-        for (broker, place), some in zip(list(places.items()), shares, strict=True):
-            if some or not available(place, brought[broker]):
-                places[broker] = advanced(place, brought[broker], None if most is None else some)
-        for broker in sorted(set(ends) - set(places)):
-            journal = self._journals[broker]
-            places[broker] = Place(journal.end, self._subscribed(journal.catalog, broker))
-        return follows(start, places)
+    Offsets below `minimum` have expired.
+    """
 
-    def _tasks(self, start: Position, end: Position) -> list[Task]:
-        self._refresh()  # what has been written anew, or deleted, since the position was told
-        start = begin_of(start, end)
-        wanted = Wanted(since=end.since)
-        slices: list[Slice] = []
-        for broker, place in sorted(end.brokers.items()):
-            before = start.brokers.get(broker)
-            if before is None or before == place:
-                continue
-            if broker not in self._journals:
-                raise FileNotFoundError(f"the archive of broker {broker} is gone from {self._options.store}")
-            try:
-                brought = self._brought(broker, before.through, place.through)
-            except JournalBeginsLater as error:
-                self._lose(f"{error}: what it brought since is not known")
-                brought = []
-            found = found_in(self._journals[broker].catalog, broker, between(before, place, brought), wanted.may_hold)
-            if found.lost:
-                self._lose(f"broker {broker}: {told(found.lost)} expired before this stream read them")
-            slices += found.slices
-        return tasks_of(slices, self._options.task_bytes, self._options.least_tasks)
+    first: int
+    end: int
+    spans: Sequence[Span]
+    minimum: int
 
-    def _refresh(self) -> None:
-        for broker in brokers(self._source):
-            if self._options.broker not in (None, broker):
-                continue
-            if broker in self._journals:
-                self._journals[broker].refresh()
-            else:
-                self._journals[broker] = Journal(self._source, broker, self._options.subscription.has)
 
-    def _ends(self) -> dict[str, int]:
-        """broker -> the entry up to which a batch may go."""
-        return self._until or {broker: journal.end for broker, journal in self._journals.items()}
+def plan_batch(source: JournalSource, options: Options, wanted: Wanted, brokers: HotTier | None = None) -> Plan:
+    """Plan all rows that exist now, within the options and the filter.
 
-    def _brought(self, broker: str, after: int, through: int) -> list[tuple[int, Rows]]:
-        journal = self._journals.get(broker)
-        brought = [] if journal is None else journal.brought(after, through)
-        return [(seq, self._of_queues(rows)) for seq, rows in brought]
+    Args:
+        brokers: of the cluster in the options; None: read the archive only.
 
-    def _of_queues(self, rows: Rows) -> Rows:
+    Raises:
+        FileNotFoundError: there is no archive, no such topic or no such broker.
+        DataLoss: requested rows have expired.
+        BrokerAway, BrokerRefused: a broker that may have rows cannot be asked.
+    """
+    queues = Subscribed(options)
+    known, seen = queues.look(source, brokers, lambda: _catalogs(source, options))
+    parts = Parts(options)
+    for broker, runs in sorted(queues.asked_for(known, seen).items()):
+        if wanted.brokers is None or broker in wanted.brokers:
+            lost = parts.add(broker, known.get(broker), runs, wanted)
+            if lost:
+                lose(options, f"broker {broker}: {ranges_text(lost)}")
+    return parts.divided()
+
+
+def _catalogs(source: JournalSource, options: Options) -> Catalogs:
+    if options.cluster is None:
+        return journal_reader.catalogs(source, options.broker)
+    several = (one for one in journal_reader.brokers(source) if options.broker in (None, one))
+    return {one: journal_reader.read_catalog(source, one) for one in several}
+
+
+class Parts:
+    """The slices of a plan, as it is made."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._slices: list[Slice] = []
+        self._hot: list[HotSlice] = []
+
+    def add(self, broker: str, catalog: Catalog | None, runs: Iterable[Run], wanted: Wanted) -> Rows:
+        """Add rows of a broker, and return those that are in no object while the broker cannot be asked."""
+        rows = wanted.cut(rows_of(runs))
+        if catalog is not None:
+            slices, rows = found_in(catalog, broker, rows, wanted.may_hold)
+            self._slices += slices
+        cluster = self._options.cluster
+        if cluster is None or broker in cluster.retired:
+            return rows
+        self._hot += hot_slices(broker, rows)
+        return {}
+
+    def divided(self) -> Plan:
+        """Return the plan, divided into tasks."""
+        options = self._options
+        archived = tasks_of(self._slices, options.task_bytes, options.least_tasks)
+        return Plan(archived, hot_tasks_of(self._hot, options.least_tasks))
+
+
+class Subscribed:
+    """The queues to which a query is subscribed, and the rows that each has."""
+
+    def __init__(self, options: Options) -> None:
+        """Raises BadOption for a topic that clients may not read."""
+        self._options = options
+        self.retired = frozenset[str]() if options.cluster is None else options.cluster.retired
+        for topic in options.subscription.names if options.cluster is not None else ():
+            if not may_be_sent_to(topic):
+                raise BadOption(f"topic {topic} is internal to brokers and not for clients")
+
+    def look(
+        self, source: JournalSource, brokers: HotTier | None, catalogs: Callable[[], Catalogs]
+    ) -> tuple[Catalogs, Seen]:
+        """Return the catalogs and the state of the cluster. Raises as `plan_batch`."""
+        if brokers is None:
+            known = catalogs()
+            for topic in sorted(self._options.subscription.names if known else ()):
+                check_known(source, known, topic)
+            return known, Seen()
+        of, broker = self._options.subscription, self._options.broker
+        topics = of.names if of.pattern is None else [one for one in brokers.topics() if of.has(one)]
+        seen = brokers.seen(topics)
+        seen = seen._replace(bounds={queue: one for queue, one in seen.bounds.items() if self._has(queue)})
+        known = catalogs()
+        for (at, topic), reason in sorted(seen.unreadable.items()):
+            if broker in (None, at):
+                raise BrokerRefused(f"topic {topic} at broker {at}: {reason}")
+        archived = {name for name, catalog in known.items() if any(map(catalog.has_topic, self._topics_of(catalog)))}
+        self.require_brokers(archived, seen)
+        if broker is not None and broker not in known and broker not in seen.brokers:
+            raise FileNotFoundError(f"there is no broker {broker}, in the archive or at the name servers")
+        for topic in sorted(of.names):
+            if not any(catalog.has_topic(topic) for catalog in known.values()) and not any(
+                queue.topic == topic for queue in seen.bounds
+            ):
+                raise FileNotFoundError(f"topic {topic} is at no broker, and not in this archive")
+        return known, self._with_unrouted(brokers, known, seen)
+
+    def require_brokers(self, brokers: Iterable[str], seen: Seen) -> None:
+        """Raise BrokerAway for brokers that the name servers do not know."""
+        away = sorted(set(brokers) - seen.brokers - self.retired)
+        if away:
+            raise BrokerAway(
+                f"broker {', '.join(away)}: the name servers do not know it, so its rows are unknown. If it "
+                f"is removed for good, set the option retiredBrokers={','.join(away)} to read only its archive"
+            )
+
+    def asked_for(self, known: Catalogs, seen: Seen) -> dict[str, list[Run]]:
+        """Return the rows between the offsets of the options, by broker. Raises BadOption, DataLoss."""
+        found: dict[str, list[Run]] = {}
+        for queue, whole in self.queues(known, seen):
+            first, end = self.range_asked_for(queue, whole)
+            spans = whole.spans or [(whole.first, whole.end - 1)]
+            found.setdefault(queue.broker, []).extend(
+                (queue.topic, queue.queue_id, max(low, first), min(high, end - 1)) for low, high in spans
+            )
+        return found
+
+    def queues(
+        self, known: Catalogs, seen: Seen, without: Mapping[Queue, int] | None = None
+    ) -> Iterator[tuple[Queue, Whole]]:
+        """Yield the subscribed queues that have rows or bounds, in order, without some."""
+        skipped = without or {}
+        is_archive_only = self._options.cluster is None
+        in_time = Wanted(self._options.since if is_archive_only else None)
+        spans: dict[tuple[str, str], Mapping[int, Sequence[Span]]] = {}
+        archived = {
+            Queue(broker, topic, number)
+            for broker, catalog in known.items()
+            for topic in self._topics_of(catalog)
+            for number in catalog.queues(topic)
+        }
+        for queue in sorted(q for q in archived | set(seen.bounds) if q not in skipped and self._has(q)):
+            catalog = known.get(queue.broker)
+            if catalog is not None and (queue.broker, queue.topic) not in spans:
+                spans[queue.broker, queue.topic] = in_view(catalog, queue.topic, in_time.may_hold)
+            of_queue = spans.get((queue.broker, queue.topic), {}).get(queue.queue_id, ())
+            whole = _whole(catalog, queue, of_queue, seen.bounds.get(queue))
+            if whole is not None:
+                if is_archive_only and catalog is not None:
+                    whole = whole._replace(minimum=catalog.recorded_minimum(queue.topic, queue.queue_id))
+                yield queue, whole
+
+    def range_asked_for(self, queue: Queue, whole: Whole) -> tuple[int, int]:
+        """Return the range [first, end) of a queue within the offsets of the options. Raises BadOption, DataLoss."""
+        first, end = (
+            {EARLIEST: whole.first, LATEST: whole.end}[asked] if isinstance(asked, str) else asked
+            for asked in (
+                of.of(queue.topic, queue.broker, queue.queue_id)
+                for of in (self._options.starting, self._options.ending)
+            )
+        )
+        if first > whole.end:
+            raise BadOption(f"option startingOffsets: {queue.text()} ends at {whole.end}, got {first}")
+        if first < whole.minimum and self._options.fails_on_data_loss:
+            raise DataLoss(
+                f"{queue.text()}: offsets {first} to {whole.first - 1} have expired. failOnDataLoss=false skips them"
+            )
+        return max(first, whole.first), min(end, whole.end)
+
+    def _has(self, queue: Queue) -> bool:
         of = self._options.subscription
-        return rows if of.queues is None else rows_of(run for run in runs_of(rows) if of.has_queue(run[0], run[1]))
-
-    def _subscribed(self, catalog: Catalog, broker: str) -> Rows:
-        return _bounded(catalog, broker, self._options._replace(starting=Offsets({}, EARLIEST)))
-
-    def _lose(self, what: str) -> None:
-        loss = f"{what}. failOnDataLoss=false goes on without them"
-        if self._options.fails_on_data_loss:
-            raise DataLoss(loss)
-        log.warning("%s", loss)
-
-
-def _check_known(source: JournalSource, known: Mapping[str, Catalog], options: Options) -> None:
-    """Raises FileNotFoundError where a topic that is named is at no broker."""
-    if known:
-        for topic in sorted(options.subscription.names):
-            check_known(source, known, topic)
-
-
-def _bounded(catalog: Catalog, broker: str, options: Options) -> Rows:
-    """The rows in view of all topics that are subscribed to, between the offsets that the options tell."""
-    of = options.subscription
-    topics = sorted(topic for topic in (of.names if of.pattern is None else catalog.topics()) if of.has(topic))
-    found: list[tuple[str, int, int, int]] = []
-    in_time = Wanted(options.since)  # an end in time moves no offset: what lies behind it is left out where it is found
-    for topic in topics:
-        for queue, spans in in_view(catalog, topic, in_time.may_hold).items():
-            if spans and of.has_queue(topic, queue):
-                found += _cut(catalog, (topic, broker, queue), options, spans)
-    return rows_of(found)
-
-
-def _cut(
-    catalog: Catalog, of: tuple[str, str, int], options: Options, spans: Sequence[Span]
-) -> Iterator[tuple[str, int, int, int]]:
-    """What lies between the offsets that are told. Those that the archive does not reach are an error, as Kafka's."""
-    topic, broker, queue = of
-    lowest, highest = spans[0][0], spans[-1][1] + 1
-    first, end = (
-        {EARLIEST: lowest, LATEST: highest}[asked] if isinstance(asked, str) else asked
-        for asked in (options.starting.of(topic, broker, queue), options.ending.of(topic, broker, queue))
-    )
-    if first > highest:
-        raise BadOption(
-            f"startingOffsets: topic {topic}, broker {broker}, queue {queue}: the archive ends before {highest}, "
-            f"{first} is above it"
+        return (
+            self._options.broker in (None, queue.broker)
+            and of.has(queue.topic)
+            and of.has_queue(queue.topic, queue.queue_id)
         )
-    if first < catalog.recorded_minimum(topic, queue) and options.fails_on_data_loss:
-        raise DataLoss(
-            f"topic {topic}, broker {broker}, queue {queue}: offsets {first} to {lowest - 1} have expired. "
-            "failOnDataLoss=false goes on without them"
-        )
-    for low, high in spans:
-        yield topic, queue, max(low, first), min(high, end - 1)
+
+    def _topics_of(self, catalog: Catalog) -> list[str]:
+        of = self._options.subscription
+        return sorted(topic for topic in (of.names if of.pattern is None else catalog.topics()) if of.has(topic))
+
+    def _with_unrouted(self, brokers: HotTier, known: Catalogs, seen: Seen) -> Seen:
+        """Add queues that are in no route since their topic has fewer queues now."""
+        routed = {(queue.broker, queue.topic) for queue in seen.bounds}
+        more = [
+            queue
+            for broker, topic in sorted(routed)
+            if broker in known
+            for number in known[broker].queues(topic)
+            if (queue := Queue(broker, topic, number)) not in seen.bounds and self._has(queue)
+        ]
+        return seen if not more else seen._replace(bounds={**seen.bounds, **brokers.bounds(more)})
 
 
-def told(rows: Rows) -> str:
-    """As an error names rows."""
+def _whole(catalog: Catalog | None, queue: Queue, spans: Sequence[Span], bounds: Bounds | None) -> Whole | None:
+    """Join archive and broker; None if neither has the queue."""
+    if bounds is None:
+        return None if not spans else Whole(spans[0][0], spans[-1][1] + 1, spans, spans[0][0])
+    recorded = 0 if catalog is None else catalog.recorded_minimum(queue.topic, queue.queue_id)
+    low = max(bounds.minimum, recorded)
+    if not spans:
+        return Whole(low, max(bounds.maximum, low), (), low)
+    first = min(spans[0][0], low) if low < bounds.maximum else spans[0][0]
+    return Whole(first, max(bounds.maximum, spans[-1][1] + 1), (), first)
+
+
+def lose(options: Options, rows: str, reason: str = "neither at their broker nor in the archive") -> None:
+    """Raise DataLoss, or log a warning if the options accept it."""
+    loss = f"{rows}: {reason}. failOnDataLoss=false skips them"
+    if options.fails_on_data_loss:
+        raise DataLoss(loss)
+    log.warning("rows are lost: %s", loss)
+
+
+def ranges_text(rows: Rows) -> str:
+    """Return the first ranges of rows as an error message names them."""
     several = [
         f"topic {topic}, queue {queue}, offsets {first} to {last}" for topic, queue, first, last in runs_of(rows)
     ]
-    more = f" and {len(several) - _TOLD} ranges more" if len(several) > _TOLD else ""
-    return "; ".join(several[:_TOLD]) + more
-
-
-_TOLD = 5
+    more = f" and {len(several) - _RANGES_SHOWN} more ranges" if len(several) > _RANGES_SHOWN else ""
+    return "; ".join(several[:_RANGES_SHOWN]) + more

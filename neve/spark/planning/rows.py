@@ -1,7 +1,7 @@
-"""Sets of rows: which offsets of which queue of which topic of one broker. Pure.
+"""Sets of rows of one broker: offsets by topic and queue. Pure.
 
-A row's name never changes: no offset of a queue is given twice, whatever is written again, expires or comes back. But a
-topic of which nothing was left, and that the journal forgot, begins at 0 when it is made anew.
+Offsets are not reused, with one exception: a topic that is created again after all of the old one has expired, and the
+journal no longer has it, begins at 0.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from neve.archive.catalog.queue_runs import without
 
 Span = tuple[int, int]  # first offset, last offset
 Queues = Mapping[int, Sequence[Span]]
-Rows = Mapping[str, Queues]  # topic -> queue -> spans in order, which do not touch; nothing is there empty
+Rows = Mapping[str, Queues]  # topic -> queue -> spans in order, which are not adjacent; none is empty
 
 
 def joined(spans: Iterable[Sequence[int]]) -> list[Span]:
-    """All that they hold, in order; what touches becomes one."""
+    """Return the spans in order, with adjacent and overlapping ones joined."""
     found: list[Span] = []
     for first, last in sorted((one[0], one[1]) for one in spans):
         if found and first <= found[-1][1] + 1:
@@ -27,7 +27,7 @@ def joined(spans: Iterable[Sequence[int]]) -> list[Span]:
 
 
 def rows_of(runs: Iterable[tuple[str, int, int, int]]) -> Rows:
-    """Of (topic, queue, first, last) in any order."""
+    """Return the set of runs (topic, queue, first, last), which may be in any order."""
     found: dict[str, dict[int, list[Span]]] = {}
     for topic, queue, first, last in runs:
         if first <= last:
@@ -36,7 +36,7 @@ def rows_of(runs: Iterable[tuple[str, int, int, int]]) -> Rows:
 
 
 def runs_of(rows: Rows) -> Iterator[tuple[str, int, int, int]]:
-    """(topic, queue, first, last) in order."""
+    """Yield (topic, queue, first, last) in order."""
     for topic, queues in rows.items():
         for queue, spans in queues.items():
             for first, last in spans:
@@ -44,17 +44,17 @@ def runs_of(rows: Rows) -> Iterator[tuple[str, int, int, int]]:
 
 
 def count(rows: Rows) -> int:
-    """How many offsets."""
+    """Return the number of offsets."""
     return sum(last - first + 1 for _, _, first, last in runs_of(rows))
 
 
 def union(*several: Rows) -> Rows:
-    """What is in any of them."""
+    """Return the offsets in any of the sets."""
     return rows_of(run for rows in several for run in runs_of(rows))
 
 
 def minus(rows: Rows, others: Rows) -> Rows:
-    """What is not in the others."""
+    """Return the offsets that are not in the others."""
     return rows_of(
         (topic, queue, *left)
         for topic, queue, first, last in runs_of(rows)
@@ -63,7 +63,7 @@ def minus(rows: Rows, others: Rows) -> Rows:
 
 
 def taken(rows: Rows, most: int) -> Rows:
-    """At most so many of them: of each queue its share, from the lowest offset on."""
+    """Return at most `most` offsets: a share of each queue, its lowest offsets."""
     queues = [(topic, queue, spans) for topic, of in rows.items() for queue, spans in of.items()]
     shares = share(most, [sum(last - first + 1 for first, last in spans) for _, _, spans in queues])
     return rows_of(
@@ -74,7 +74,7 @@ def taken(rows: Rows, most: int) -> Rows:
 
 
 def share(most: int, wanted: Sequence[int]) -> list[int]:
-    """What each gets of `most`: all that it wants where that is enough, otherwise in proportion."""
+    """Divide `most` among wishes: each in full if the sum allows it, otherwise in proportion."""
     total = sum(wanted)
     if total <= most:
         return list(wanted)

@@ -1,7 +1,7 @@
-"""Which row groups of which objects hold some rows, and how that is divided into tasks. Pure.
+"""The row groups that contain some rows, divided into tasks. Pure.
 
-Rows are found where they are now: in an object that counts, or, if they have expired since, in one that is kept for the
-grace. What was erased is found nowhere, whatever is kept.
+Rows are found in their present object: a live one or, if they have expired meanwhile, one that is kept for the grace
+period. Erased rows are not found, even if their object is kept.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from neve.archive.catalog.catalog import Catalog
     from neve.archive.format.journal import CommittedObject, RowGroup
 
-#: What opening an object costs, in bytes that are read in the time: a task has so many the fewer of small objects.
+#: The cost of opening an object, in bytes that could be read in that time.
 OPENING_BYTES = 256 << 10
 
 
 class Cut(NamedTuple):
-    """Rows of one row group: (first, last) as they lie in it, counted from 0, in order."""
+    """Rows of one row group, as (first, last) row numbers from 0, in order."""
 
     group: int
     wire_bytes: int
@@ -30,7 +30,7 @@ class Cut(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What a task reads of one object. It travels to the machine that does."""
+    """The rows of one object that a task reads."""
 
     key: str
     topic: str
@@ -44,7 +44,7 @@ class Slice(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where rows are; `lost`: those that are in no object any more and were not erased."""
+    """Slices with rows; `lost` are rows that are in no object and were not erased."""
 
     slices: list[Slice]
     lost: Rows
@@ -54,7 +54,7 @@ MayHold = Callable[["CommittedObject", "RowGroup"], bool]
 
 
 def in_view(catalog: Catalog, topic: str, may_hold: MayHold) -> Queues:
-    """Rows of a topic that readers see now. What was erased between them is as if it were there: nobody finds it."""
+    """Return the rows of a topic in view, with erased rows between them, which `found_in` does not find."""
     found: dict[int, list[Span]] = {}
     erased: dict[int, list[Span]] = {}
     for gap in catalog.gaps(topic):
@@ -75,7 +75,7 @@ def in_view(catalog: Catalog, topic: str, may_hold: MayHold) -> Queues:
 
 
 def found_in(catalog: Catalog, broker: str, rows: Rows, may_hold: MayHold) -> Found:
-    """Row groups that `may_hold` something that is wanted, in log order as far as the rows are."""
+    """Return slices of the row groups that `may_hold` wanted rows, objects in log order."""
     slices: list[Slice] = []
     lost: list[tuple[str, int, int, int]] = []
     for topic, queues in rows.items():
@@ -94,14 +94,14 @@ def found_in(catalog: Catalog, broker: str, rows: Rows, may_hold: MayHold) -> Fo
 
 
 class _Places:
-    """Rows of row groups, as they are found."""
+    """The rows that were found, by object and row group."""
 
     def __init__(self) -> None:
         self._names: dict[str, CommittedObject] = {}
         self._spans: dict[str, dict[int, list[Span]]] = {}
 
     def add(self, run: Location, first: int, last: int) -> None:
-        """Offsets first … last of it."""
+        """Add the offsets first ... last of a run."""
         row = 0
         for queue, begin, end in run.group.runs:
             if (queue, begin, end) == (run.queue, run.first, run.last):
@@ -129,14 +129,14 @@ def _begin(item: tuple[str, CommittedObject]) -> tuple[int, str]:
 
 
 def _place_live(catalog: Catalog, topic: str, queue: int, spans: Sequence[Span], places: _Places) -> Iterator[Span]:
-    """Places what is in an object that counts; yields what is in none."""
+    """Add rows that are in a live object, and yield the others."""
     for first, last in spans:
         position = first
         for run in catalog.runs_from(topic, queue, first):
             if run.first > last or position > last:
                 break
             if run.last < position:
-                continue  # another object has had these
+                continue  # another object contained these
             if run.first > position:
                 yield position, run.first - 1
                 position = run.first
@@ -150,7 +150,7 @@ def _place_live(catalog: Catalog, topic: str, queue: int, spans: Sequence[Span],
 def _place_expiring(
     catalog: Catalog, topic: str, missing: dict[int, list[Span]], places: _Places
 ) -> Iterator[tuple[int, int, int]]:
-    """Places what is in an object out of view that is not deleted yet; yields (queue, first, last) of the rest."""
+    """Add rows in expired objects that are not deleted yet, and yield (queue, first, last) of the others."""
     for _, name in catalog.expiring_of(topic):
         for index, group in enumerate(name.row_groups):
             for queue, begin, end in group.runs:
@@ -168,9 +168,11 @@ def _place_expiring(
 
 
 def tasks_of(slices: Iterable[Slice], most_bytes: int, least: int) -> list[list[Slice]]:
-    """Divided between row groups into tasks of as many bytes each, none of more than `most_bytes` if groups allow it.
+    """Divide slices between row groups into tasks of about the same number of bytes.
 
-    At least so many where there are as many row groups.
+    Args:
+        most_bytes: maximum of a task, unless one row group exceeds it.
+        least: minimum number of tasks, if there are as many row groups.
     """
     pieces = [Slice(one.key, one.topic, one.day, one.broker, (cut,)) for one in slices for cut in one.cuts]
     if not pieces:
@@ -181,7 +183,7 @@ def tasks_of(slices: Iterable[Slice], most_bytes: int, least: int) -> list[list[
     done = 0
     for index, piece in enumerate(pieces):
         cost = _cost(piece, pieces[index - 1] if index else None)
-        # by its middle, so that a large one goes where most of it belongs
+        # By its middle: a large piece belongs to the task that has most of it.
         to_come = len(pieces) - index
         is_due = (done + cost // 2) * number >= total * len(tasks) or to_come <= number - len(tasks)
         if tasks[-1] and len(tasks) < number and is_due:

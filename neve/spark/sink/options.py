@@ -1,7 +1,7 @@
-"""What a query that writes asks for. `topic` is meant as Spark's Kafka sink means it; the rest is a client's.
+"""The options of a write. `topic` is as in Spark's Kafka sink; the others are those of a client.
 
-Credentials are looked up on the driver and travel with the query's tasks. The files of TLS are read where a task runs,
-and have to be there on every machine.
+The driver reads the credentials and sends them with the tasks. The files of TLS are read where a task runs, and must
+exist on every machine.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 _SECURITY = ("credentials", "accessKey", "secretKey", "tls", "tlsCa", "tlsCert", "tlsKey")
 _BATCHES = ("batchMessages", "batchBytes", "inFlight", "patience", "maxMessageSize")
 _KNOWN = ("namesrv", "topic", "path", "reservedProperties", *_SECURITY, *_BATCHES)
-_OF_STREAMS = ("checkpointLocation", "queryName")  # Spark's own, which it hands on
+_OF_STREAMS = ("checkpointLocation", "queryName")  # Spark passes its own options, too
 _INSTEAD = {
-    "store": "messages are written to brokers, which archive them: name their name server as namesrv",
-    "kafka.bootstrap.servers": "the name servers are the option namesrv",
-    "includeheaders": "properties are a column of their own",
-    "exactlyonce": "rows are written at least once. Half messages that a commit decides could not be shown to hold when"
-    " drivers, tasks and brokers are killed, so it is not offered. What is sent again has the same property NEVE_SINK:"
-    " neve.spark.without_repeats(frame) reads it once",
+    "store": "messages are written to brokers, which archive them: use the option namesrv",
+    "kafka.bootstrap.servers": "use the option namesrv",
+    "includeheaders": "use the column properties",
+    "exactlyonce": "rows are written at least once. Half messages that a commit decides could not be shown to survive"
+    " kills of drivers, tasks and brokers. Repeated messages have the same property NEVE_SINK:"
+    " neve.spark.without_repeats(frame) removes them",
 }
 _REFUSE, _DROP = "refuse", "drop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """`topic` of None: each row names its own in the column `topic`. `batch_…`, `in_flight`: see `BatchLimits`."""
+    """The options of a write. If `topic` is None, the column `topic` has the topic of each row."""
 
     namesrv: str
     topic: str | None = None
@@ -53,7 +53,7 @@ class SinkOptions:
     message_max: int = 4 << 20
 
     def tls_here(self) -> ssl.SSLContext | bool:
-        """Of this machine's files. Raises ClientError, OSError."""
+        """Return the TLS context of this machine's files, or whether TLS is used. Raises ClientError, OSError."""
         if not self.tls:
             return False
         return tls_context(
@@ -61,14 +61,14 @@ class SinkOptions:
         )
 
 
-def options_of_sink(told: Mapping[str, str], environment: Mapping[str, str]) -> SinkOptions:
-    """Raises BadOption."""
-    given = {name.lower(): value for name, value in told.items()}
+def options_of_sink(options: Mapping[str, str], environment: Mapping[str, str]) -> SinkOptions:
+    """Parse the options of a write. Raises BadOption."""
+    given = {name.lower(): value for name, value in options.items()}
     known = {name.lower() for name in (*_KNOWN, *_OF_STREAMS)}
     for name in sorted(set(given) - known):
         if name == "exactlyonce" and given[name].lower() == "false":
             continue
-        raise BadOption(f"option {name}: {_INSTEAD.get(name, 'not known; there are ' + ', '.join(sorted(_KNOWN)))}")
+        raise BadOption(f"option {name}: {_INSTEAD.get(name, 'unknown; options are ' + ', '.join(sorted(_KNOWN)))}")
     if "namesrv" not in given:
         raise BadOption("option namesrv is missing: the name servers of the cluster, host:port, several joined by ;")
     return SinkOptions(
@@ -91,14 +91,12 @@ def options_of_sink(told: Mapping[str, str], environment: Mapping[str, str]) -> 
 
 def _topic(given: Mapping[str, str]) -> str | None:
     if "topic" in given and "path" in given:
-        raise BadOption("topic and the path of save() or start() are both told, and mean the same: one of them")
+        raise BadOption("the option topic and the path of save() or start() exclude each other")
     topic = given.get("topic", given.get("path"))
     if topic is None:
         return None
     if "," in topic:
-        raise BadOption(
-            f"option topic: {topic!r} are several; where rows go to several topics, the column topic says it"
-        )
+        raise BadOption(f"option topic has several topics, {topic!r}: use the column topic")
     try:
         check_topic(topic)
     except ClientError as error:
@@ -109,10 +107,10 @@ def _topic(given: Mapping[str, str]) -> str | None:
 def _credentials(given: Mapping[str, str], environment: Mapping[str, str]) -> tuple[str, str] | None:
     access_key, secret_key = given.get("accesskey"), given.get("secretkey")
     if bool(access_key) != bool(secret_key):
-        raise BadOption("options accessKey and secretKey go together")
+        raise BadOption("options accessKey and secretKey require each other")
     if access_key and secret_key:
         if "credentials" in given:
-            raise BadOption("options credentials and accessKey both say who signs: one of them")
+            raise BadOption("options credentials and accessKey exclude each other")
         return access_key, secret_key
     try:
         if "credentials" in given:
@@ -124,18 +122,18 @@ def _credentials(given: Mapping[str, str], environment: Mapping[str, str]) -> tu
 
 def _has_tls(given: Mapping[str, str]) -> bool:
     if ("tlscert" in given) != ("tlskey" in given):
-        raise BadOption("options tlsCert and tlsKey go together")
+        raise BadOption("options tlsCert and tlsKey require each other")
     files = [name for name in ("tlsca", "tlscert") if name in given]
     return _choice("tls", given.get("tls", "true" if files else "false"), ("true", "false")) == "true"
 
 
 def _choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value.lower() not in choices:
-        raise BadOption(f"option {name} is {' or '.join(choices)}, not {value!r}")
+        raise BadOption(f"option {name} must be {' or '.join(choices)}, got {value!r}")
     return value.lower()
 
 
 def _number(name: str, value: str, most: int) -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= most:
-        raise BadOption(f"option {name} is a number from 1 to {most}, not {value!r}")
+        raise BadOption(f"option {name} must be a number from 1 to {most}, got {value!r}")
     return int(value)

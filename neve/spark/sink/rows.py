@@ -1,8 +1,7 @@
-"""Rows as messages. Columns have the names and types of an archive's, so that what was read can be written.
+"""Rows as messages. Columns have the names and types of the archive's, so that rows that were read can be written.
 
-Each message says which row it was, in the property NEVE_SINK: the query, its batch, the partition and the number of the
-row in it; or with a column `id` what that says. Spark writes a batch again whose end it did not see; a row that is sent
-twice says the same twice.
+The property NEVE_SINK has the identity of the row: the query, its batch, the partition and the number of the row in it,
+or the value of the column `id`. Spark repeats a batch whose end it did not see; a repeated row has the same identity.
 """
 
 from __future__ import annotations
@@ -44,48 +43,48 @@ _EXCLUDE_EACH_OTHER = (("queue_id", "order_key"), ("delay_level", "delay", "deli
 
 
 class BadColumn(ValueError):
-    """A column that is not known, missing, of another type, or does not go with another."""
+    """A column is unknown, missing, of another type, or excluded by another."""
 
 
 class BadRow(ValueError):
-    """A row that no broker would take."""
+    """A row that brokers would reject."""
 
 
 def check_columns(schema: StructType, *, has_topic: bool) -> None:
-    """Before any row is seen. Raises BadColumn."""
+    """Check the columns of a write. Raises BadColumn."""
     kinds: dict[str, str] = {}
     for field in schema.fields:
         name, kind = _OTHER_NAMES.get(field.name, field.name), field.dataType.simpleString()
         if name not in _COLUMNS:
-            raise BadColumn(f"column {field.name} is none of a message's: select those of {', '.join(_COLUMNS)}")
+            raise BadColumn(f"column {field.name} is unknown; columns are {', '.join(_COLUMNS)}")
         if name in kinds:
-            raise BadColumn(f"column {field.name} is there twice" + f" ({name})" * (name != field.name))
+            raise BadColumn(f"column {field.name} occurs twice" + f" ({name})" * (name != field.name))
         if kind not in _COLUMNS[name]:
-            raise BadColumn(f"column {field.name} is {kind}: cast it to {' or '.join(_COLUMNS[name])}")
+            raise BadColumn(f"column {field.name} has type {kind}: cast it to {' or '.join(_COLUMNS[name])}")
         kinds[name] = kind
     if "body" not in kinds:
-        raise BadColumn("there is no column body: bytes or text of the message; to_json(struct(*)) AS body makes one")
+        raise BadColumn("the column body is missing: bytes or text of the message, such as to_json(struct(*)) AS body")
     if not has_topic and "topic" not in kinds:
-        raise BadColumn("neither an option topic nor a column topic says where the rows go")
+        raise BadColumn("the option topic or the column topic is required")
     for names in _EXCLUDE_EACH_OTHER:
         if len(found := [name for name in names if name in kinds]) > 1:
             raise BadColumn(f"columns {' and '.join(found)} exclude each other")
 
 
 class Partition(NamedTuple):
-    """What a task writes, and what all its rows have in common."""
+    """The partition of a task: query, batch and number."""
 
     query: str
     batch: int
     number: int
 
     def row(self, number: int) -> str:
-        """Who a row is."""
+        """Return the identity of a row."""
         return f"{self.query}/{self.batch}/{self.number}/{number}"
 
 
 class _Row(NamedTuple):
-    """What the columns say of one; None where there is no such column. Its fields are those of `_COLUMNS`, in order."""
+    """A row; None for missing columns. The fields are those of `_COLUMNS`, in order."""
 
     body: bytes | str | None
     topic: str | None
@@ -105,7 +104,7 @@ _NULLS = repeat(None)
 
 
 class Messages:
-    """The messages of a partition's rows, an Arrow batch after the other."""
+    """The messages of the rows of a partition."""
 
     def __init__(self, partition: Partition, *, topic: str | None, message_max: int, drops_reserved: bool) -> None:
         self._partition = partition
@@ -113,10 +112,10 @@ class Messages:
         self._message_max = message_max
         self._drops_reserved = drops_reserved
         self._count = 0
-        self.topics: set[str] = set()  # that messages went to so far, checked by their names
+        self.topics: set[str] = set()  # of the messages so far
 
     def of(self, batch: pa.RecordBatch) -> Iterator[ToSend]:
-        """Raises BadRow."""
+        """Yield the messages of the next Arrow batch. Raises BadRow."""
         columns: dict[str, Iterable[Any]] = {
             _OTHER_NAMES.get(name, name): column.to_pylist()
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -151,7 +150,7 @@ class Messages:
             properties = {name: value for name, value in properties.items() if name not in RESERVED_PROPERTIES}
             properties = {name: value for name, value in properties.items() if name != IDENTITY}
         elif IDENTITY in properties:
-            raise ClientError(f"property {IDENTITY} is the sink's own; {_DROPPED}")
+            raise ClientError(f"property {IDENTITY} is reserved for the sink; {_DROPPED}")
         if properties:
             try:
                 check_properties(properties)
@@ -161,7 +160,7 @@ class Messages:
         return properties
 
 
-_DROPPED = "option reservedProperties=drop leaves out those of a message that was read"
+_DROPPED = "the option reservedProperties=drop omits the reserved properties of rows that were read"
 
 
 def _keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:

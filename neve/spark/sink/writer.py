@@ -1,7 +1,7 @@
-"""What Spark calls to write: each task sends its rows with a client of its own, and ends when all are stored.
+"""Spark's interface of the sink: each task sends its rows with a client of its own, and ends when all are stored.
 
-At least once, as Spark's Kafka sink: a task or a batch that is done again sends its rows again, and they say so
-(`rows.IDENTITY`). Nothing is left to do at a commit, and nothing can be taken back at an abort.
+At least once, as Spark's Kafka sink: a repeated task or batch sends its rows again, with the same `rows.IDENTITY`. A
+commit has nothing to do, and an abort cannot revert anything.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_MESSAGES_A_PUT = 2_000  # so much is between a row and a check of whether sending still works
+_MESSAGES_A_PUT = 2_000  # after which a failure of sending is noticed
 
 
 class Written(WriterCommitMessage):  # type: ignore[misc]  # untyped there
-    """How many messages a task has sent."""
+    """The number of messages that a task sent."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
 
 class NoTopic(LookupError):
-    """A topic that is not there, or that nobody may write to."""
+    """A topic does not exist, or has no queue that allows writing."""
 
 
 class _RowWriter:
-    """What a task does, of a batch or a stream. It travels to the machines that run tasks."""
+    """The part of a writer that runs in tasks, for batches and streams."""
 
     def __init__(self, options: SinkOptions, schema: StructType, job: str | None) -> None:
         check_columns(schema, has_topic=options.topic is not None)
         self._options, self._job = options, job
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Ends when brokers have stored all rows."""
+        """Send the rows of a task, and return when brokers have stored all."""
         batches = (batch for batch in iterator if batch.num_rows)
         first = next(batches, None)
         if first is None:
@@ -88,11 +88,11 @@ class _RowWriter:
 
 
 class BatchWriter(_RowWriter, DataSourceArrowWriter):  # type: ignore[misc]  # untyped there
-    """Of `df.write`. A topic of the options is looked at before any task begins."""
+    """The writer of `df.write`, which checks a topic of the options before any task begins."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrites: bool) -> None:
         if overwrites:
-            raise BadOption('a topic is only added to: write with .mode("append")')
+            raise BadOption('topics allow only appending: write with .mode("append")')
         super().__init__(options, schema, system_entropy(8).hex())
         if options.topic is not None:
             with open_client(options) as client:
@@ -100,30 +100,32 @@ class BatchWriter(_RowWriter, DataSourceArrowWriter):  # type: ignore[misc]  # u
 
 
 class StreamWriter(_RowWriter, DataSourceStreamArrowWriter):  # type: ignore[misc]  # untyped there
-    """Of `df.writeStream`. It is made again for every batch and every commit: its topic is looked at by the tasks."""
+    """The writer of `df.writeStream`. Spark creates it for every batch and commit, so the tasks check the topic."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, overwrites: bool) -> None:
         if not HAS_STREAM_WRITER:
             raise BadOption('writing streams by format("neve") needs PySpark 4.1 or later')
         if overwrites:
-            raise BadOption('a topic is only added to: write with .outputMode("append")')
+            raise BadOption('topics allow only appending: write with .outputMode("append")')
         super().__init__(options, schema, None)
 
 
 def partition_of(context: TaskContext, job: str | None) -> Partition:
-    """Of a task of a batch write, or with no job of a stream: that keeps its id as long as its checkpoint, and a batch
-    that is done again its number.
+    """Return the partition of a task.
+
+    Args:
+        job: of a batch write; None for a stream, whose id and batch numbers Spark keeps in the checkpoint.
     """
     if job is not None:
         return Partition(job, 0, context.partitionId())
     query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
     if not query or not batch:
-        raise RuntimeError("this Spark does not tell a task its query and batch: rows could not be told apart")
+        raise RuntimeError("this Spark does not pass query and batch to tasks, so rows have no identity")
     return Partition(query, int(batch), context.partitionId())
 
 
 def open_client(options: SinkOptions) -> sync.Client:
-    """Of the cluster that the options name."""
+    """Return a client of the cluster in the options."""
     return sync.connect(
         options.namesrv,
         credentials=options.credentials,
@@ -133,12 +135,12 @@ def open_client(options: SinkOptions) -> sync.Client:
 
 
 def check_writable(client: sync.Client, topic: str) -> None:
-    """Raises NoTopic; without it a broker that may would make the topic of a typing error."""
+    """Raise NoTopic for a missing topic, which some brokers would create."""
     try:
         route = client.topic_route(topic)
     except BrokerError as error:
         if error.code != ResponseCode.TOPIC_NOT_EXIST:
             raise
-        raise NoTopic(f"there is no topic {topic}: neve topic create {topic}") from error
+        raise NoTopic(f"topic {topic} does not exist: neve topic create {topic}") from error
     if not route.write_queues and route.without_master is None:
-        raise NoTopic(f"topic {topic} has no queue that may be written to: its permission is without writing")
+        raise NoTopic(f"topic {topic} has no queue that allows writing")

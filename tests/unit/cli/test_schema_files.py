@@ -90,7 +90,7 @@ def test_avro_is_json_and_what_is_none_says_why(avsc: Path) -> None:
     assert found[1] == {"text": None, "error": None}
     assert [one["text"] for one in found[2:]] == [None] * 3
     assert all(one["error"].startswith("the body is not avro of the schema: ") for one in found[2:])
-    assert found[4]["error"].endswith(f"it ends at byte {len(whole)} of {len(whole) + 1}")
+    assert found[4]["error"].endswith(f"the value ends at byte {len(whole)} of {len(whole) + 1}")
 
 
 def test_avro_numbers_that_json_lacks_are_text(avsc: Path) -> None:
@@ -181,22 +181,22 @@ def test_workers_write_without_neve(avsc: Path, desc: Path) -> None:
 
 def test_a_file_that_is_no_schema_is_refused(avsc: Path, desc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind, file, message, text in (
-        ("avro", desc, None, "no Avro schema"),
-        ("protobuf", avsc, "shop.Order", "no descriptor set"),
+        ("avro", desc, None, "not an Avro schema"),
+        ("protobuf", avsc, "shop.Order", "not a descriptor set"),
         ("protobuf", desc, None, "full name of the message"),
         ("protobuf", desc, "shop.Nope", "no message shop.Nope"),
     ):
         with pytest.raises(ValueError, match=text):
             json_writer(kind, file, message)
     avsc.write_text('{"type": "record", "name": "N", "fields": [{"name": "next", "type": "N"}]}')
-    with pytest.raises(ValueError, match="no Avro schema: a record holds itself"):
+    with pytest.raises(ValueError, match="not an Avro schema: a record contains itself"):
         json_writer("avro", avsc, None)
     avsc.write_text('{"type": "recrod"}')
-    with pytest.raises(ValueError, match="no Avro schema"):
+    with pytest.raises(ValueError, match="not an Avro schema"):
         json_writer("avro", avsc, None)
     desc.write_bytes(descriptor_pb2.FileDescriptorSet(
         file=descriptor_pb2.FileDescriptorSet.FromString(descriptors()).file[1:]).SerializeToString())  # fmt: skip
-    with pytest.raises(ValueError, match="all that it imports"):
+    with pytest.raises(ValueError, match="with all imports"):
         json_writer("protobuf", desc, "shop.Order")
     monkeypatch.setitem(sys.modules, "fastavro", None)
     with pytest.raises(ImportError, match="pip install fastavro"):

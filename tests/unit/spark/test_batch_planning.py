@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neve.spark.planning.options import BadOption, options_of_batch, options_of_stream
-from neve.spark.planning.planner import DataLoss, Wanted, plan_batch
+from neve.spark.planning.planner import DataLoss, plan_batch
 from neve.spark.planning.rows import count, minus, rows_of, share, taken, union
 from neve.spark.planning.slices import Cut, Slice, tasks_of
+from neve.spark.planning.wanted import Wanted
 from neve.spark.pushed import wanted_by
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper, Row
@@ -86,7 +87,7 @@ def archive() -> tuple[MemoryStore, JournalOnPaper]:
 
 def read(store: MemoryStore, journal: JournalOnPaper, wanted: Wanted = ALL, **told: str) -> list[tuple[int, int]]:
     asked = options_of_batch({"store": "dir:/x", "subscribe": "s", **told})
-    return [row[1:] for row in journal.rows(plan_batch(store, asked, wanted))]
+    return [row[1:] for row in journal.rows(plan_batch(store, asked, wanted).archived)]
 
 
 def test_a_batch_is_what_is_in_view_each_row_once() -> None:
@@ -110,7 +111,7 @@ def test_offsets_bound_each_queue(told: dict[str, str], queue_0: tuple[int, int]
     given = {"store": "dir:/x", "subscribe": "s", **told}
     asked = options_of_batch({name: value for name, value in given.items() if value})
     wanted = Wanted().within(asked.since, asked.until)
-    rows = [row[1:] for row in journal.rows(plan_batch(store, asked, wanted))]
+    rows = [row[1:] for row in journal.rows(plan_batch(store, asked, wanted).archived)]
     expected = [(0, n) for n in range(*queue_0) if n != 35] + [(1, n) for n in range(*queue_1)]
     assert sorted(rows) == expected
 
@@ -121,7 +122,7 @@ def test_offsets_that_expired_or_never_were_are_said() -> None:
     with pytest.raises(DataLoss, match="topic s, broker a, queue 0: offsets 3 to 14 have expired"):
         read(store, journal, ALL, **gone)
     assert min(read(store, journal, ALL, failOnDataLoss="false", **gone)) == (0, 15)
-    with pytest.raises(BadOption, match="queue 0: the archive ends before 40, 41 is above it"):
+    with pytest.raises(BadOption, match="queue 0 ends at 40, got 41"):
         read(store, journal, startingOffsets='{"s": {"0": 41}}')
     with pytest.raises(FileNotFoundError, match="topic nope"):
         read(store, journal, subscribe="nope")
@@ -183,23 +184,23 @@ def test_what_spark_filters_by_is_taken_where_it_is_understood() -> None:
         ({"topic": "a", "subscribe": "b"}, "exactly one of"),
         (
             {"topic": "a", "fetchOffset.numRetries": "3"},
-            "option fetchoffset.numretries: not known; there are accessKey, assign, broker",
+            "option fetchoffset.numretries: unknown; options are accessKey, assign, broker",
         ),
-        ({"topic": "a", "kafka.bootstrap.servers": "h"}, "the archive is the option store"),
-        ({"topic": "a", "maxOffsetsPerTrigger": "3"}, "it is for streams"),
-        ({"topic": "a", "startingOffsets": "latest"}, "a batch can't begin at the latest"),
-        ({"topic": "a", "startingOffsets": "LATEST"}, "a batch can't begin at the latest"),
-        ({"topic": "a", "endingOffsets": "Earliest"}, "a batch can't end at the earliest"),
-        ({"topic": "a", "startingOffsets": "soon"}, "option startingOffsets is earliest, latest, or JSON"),
-        ({"topic": "a", "startingOffsets": '{"a": 3}'}, "a has no offsets by queue"),
-        ({"topic": "a", "startingOffsets": '{"a": {"0": -3}}'}, "-3 is no number of at least -2"),
-        ({"topic": "a", "startingTimestamp": "yesterday"}, "milliseconds since 1970, or ISO 8601"),
-        ({"topic": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss is true or false"),
+        ({"topic": "a", "kafka.bootstrap.servers": "h"}, "use the option store for the archive"),
+        ({"topic": "a", "maxOffsetsPerTrigger": "3"}, "only streams have it"),
+        ({"topic": "a", "startingOffsets": "latest"}, "a batch cannot begin at the latest"),
+        ({"topic": "a", "startingOffsets": "LATEST"}, "a batch cannot begin at the latest"),
+        ({"topic": "a", "endingOffsets": "Earliest"}, "a batch cannot end at the earliest"),
+        ({"topic": "a", "startingOffsets": "soon"}, "option startingOffsets must be earliest, latest, or JSON"),
+        ({"topic": "a", "startingOffsets": '{"a": 3}'}, "topic a has no object of offsets"),
+        ({"topic": "a", "startingOffsets": '{"a": {"0": -3}}'}, "must be a number of at least -2, got -3"),
+        ({"topic": "a", "startingTimestamp": "yesterday"}, "milliseconds since 1970 or ISO 8601"),
+        ({"topic": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss must be true or false"),
         ({"topic": "a", "minPartitions": "0"}, "option minPartitions"),
         ({"subscribePattern": "("}, "option subscribePattern"),
-        ({"assign": '{"a": [0], "b": 1}'}, "option assign is JSON like"),
-        ({"assign": "{}"}, "option assign is JSON like"),
-        ({"subscribe": "a,,b"}, "option subscribe names no topic"),
+        ({"assign": '{"a": [0], "b": 1}'}, "option assign must be JSON like"),
+        ({"assign": "{}"}, "option assign must be JSON like"),
+        ({"subscribe": "a,,b"}, "option subscribe has an empty name"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(told: dict[str, str], text: str) -> None:

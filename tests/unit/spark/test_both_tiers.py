@@ -1,4 +1,4 @@
-"""Archive and brokers as one table: each row once, whichever tier has it by then; who can't be asked is an error."""
+"""Batches and streams of archive and brokers: each row once, from either tier; an unreachable broker is an error."""
 
 from __future__ import annotations
 
@@ -14,14 +14,24 @@ from hypothesis import strategies as st
 from neve.archive.format.journal import Gap
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
-from neve.spark.planning import positions as of_journals
+from neve.spark.brokers import ClusterBrokers
+from neve.spark.planning import journal_positions
+from neve.spark.planning.journal_positions import BadPosition
 from neve.spark.planning.options import BadOption, Options, options_of_batch, options_of_stream
-from neve.spark.planning.planner import DataLoss, Wanted
-from neve.spark.planning.positions import BadPosition
-from neve.spark.tiers.brokers import BrokerAway, BrokerRefused, Brokers, Seen
-from neve.spark.tiers.planner import Plan, TiersPlanner, plan_batch
-from neve.spark.tiers.positions import QueuePosition, decoded, encoded
-from neve.spark.tiers.queues import TASK_ROWS, Bounds, HotSlice, Queue, hot_tasks_of
+from neve.spark.planning.planner import DataLoss, Plan, plan_batch
+from neve.spark.planning.queue_positions import QueuePosition, decoded, encoded
+from neve.spark.planning.queue_stream import QueueStream
+from neve.spark.planning.queues import (
+    TASK_ROWS,
+    Bounds,
+    BrokerAway,
+    BrokerRefused,
+    HotSlice,
+    Queue,
+    Seen,
+    hot_tasks_of,
+)
+from neve.spark.planning.wanted import Wanted
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper
 
@@ -38,7 +48,7 @@ def of_stream(**told: str) -> Options:
 
 
 class Cluster:
-    """Brokers that say what they have; what one gives up is its own affair."""
+    """A cluster whose queues and bounds a test sets."""
 
     def __init__(self, *names: str) -> None:
         self.names = set(names)
@@ -91,7 +101,7 @@ class World:
         return sorted(row for one, at in self.hot.bounds_of.items() for row in rows(*one, range(at.maximum)))
 
     def batch(self, **told: str) -> list[Row]:
-        return self.rows(plan_batch(self.store, self.hot, of_batch(**told), Wanted()))
+        return self.rows(plan_batch(self.store, of_batch(**told), Wanted(), self.hot))
 
 
 def rows(broker: str, topic: str, queue: int, offsets: Iterable[int]) -> list[Row]:
@@ -110,14 +120,14 @@ STEPS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS)
-def test_each_row_is_in_one_batch_whichever_tier_has_it_and_a_batch_is_the_same_again(
+def test_each_row_is_in_one_batch_and_a_repeated_batch_is_the_same(
     steps: list[tuple[str, int, int]],
 ) -> None:
     world, asked = World(), of_stream()
     queues = [Queue(broker, topic, 0) for broker in "ab" for topic in "st"]
     world.hot.send(queues[0], 3)
     archived = dict.fromkeys(queues, 0)
-    planner = TiersPlanner(world.store, world.hot, asked)
+    planner = QueueStream(world.store, world.hot, asked)
     before = position = planner.initial()
     found: list[list[Row]] = []
 
@@ -156,24 +166,24 @@ def test_each_row_is_in_one_batch_whichever_tier_has_it_and_a_batch_is_the_same_
         elif kind == "now":
             planner.stop_at_now()
         elif kind == "restart":
-            planner = TiersPlanner(world.store, world.hot, asked)
-        assert world.batch() == world.sent(), "a query has all that there is"
-    planner = TiersPlanner(world.store, world.hot, asked)
+            planner = QueueStream(world.store, world.hot, asked)
+        assert world.batch() == world.sent(), "a query returns all rows"
+    planner = QueueStream(world.store, world.hot, asked)
     for _ in range(3):
         batch(None)
     assert sorted(row for one in found for row in one) == world.sent()
 
 
-def test_the_seam_is_the_offset_at_which_the_archive_ends() -> None:
+def test_broker_is_asked_from_the_end_of_the_archive() -> None:
     world = World()
     world.journals[0].commit("s", [(0, 0, 9), (1, 0, 4)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 15), Queue("a", "s", 1): Bounds(0, 5)}
-    plan = plan_batch(world.store, world.hot, of_batch(), Wanted())
+    plan = plan_batch(world.store, of_batch(), Wanted(), world.hot)
     assert plan.hot == [[HotSlice(Queue("a", "s", 0), 10, 14)]]
     assert world.rows(plan) == rows("a", "s", 0, range(15)) + rows("a", "s", 1, range(5))
 
 
-def test_gaps_and_what_was_erased_or_expired_is_not_asked_for() -> None:
+def test_gaps_erased_and_expired_rows_are_not_pulled() -> None:
     world = World()
     journal, queue = world.journals[0], Queue("a", "s", 0)
     old = journal.commit("s", [(0, 0, 9)])
@@ -182,13 +192,13 @@ def test_gaps_and_what_was_erased_or_expired_is_not_asked_for() -> None:
     journal.erase(name, 0, 12)
     journal.expire([old], {"s": {0: 10}})
     world.hot.bounds_of = {queue: Bounds(10, 30)}
-    plan = plan_batch(world.store, world.hot, of_batch(), Wanted())
+    plan = plan_batch(world.store, of_batch(), Wanted(), world.hot)
     assert plan.hot == [[HotSlice(queue, 25, 29)]]
     assert world.rows(plan) == rows("a", "s", 0, [10, 11, *range(13, 20), *range(25, 30)])
 
 
-def test_what_a_broker_lets_go_of_while_it_is_planned_is_in_the_archive() -> None:
-    """The brokers are asked first."""
+def test_rows_that_a_broker_deletes_during_planning_are_in_the_archive() -> None:
+    """Brokers are asked before the journals are read."""
     world = World()
     queue = Queue("a", "s", 0)
     world.hot.bounds_of = {queue: Bounds(0, 10)}
@@ -201,12 +211,12 @@ def test_what_a_broker_lets_go_of_while_it_is_planned_is_in_the_archive() -> Non
         return found
 
     world.hot.seen = seen  # type: ignore[method-assign]
-    plan = plan_batch(world.store, world.hot, of_batch(), Wanted())
+    plan = plan_batch(world.store, of_batch(), Wanted(), world.hot)
     assert plan.hot == []
     assert world.rows(plan) == rows("a", "s", 0, range(13))
 
 
-def test_offsets_that_are_told_bound_both_tiers() -> None:
+def test_offsets_of_the_options_bound_both_tiers() -> None:
     world = World()
     world.journals[0].commit("s", [(0, 0, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 15)}
@@ -214,10 +224,10 @@ def test_offsets_that_are_told_bound_both_tiers() -> None:
         "a", "s", 0, range(8, 12)
     )
     assert world.batch(startingOffsets='{"s": {"0": 12}}') == rows("a", "s", 0, range(12, 15))
-    with pytest.raises(BadOption, match="it ends before 15, 16 is above it"):
+    with pytest.raises(BadOption, match="ends at 15, got 16"):
         world.batch(startingOffsets='{"s": {"0": 16}}')
     world.hot.bounds_of = {Queue("a", "t", 0): Bounds(5, 15)}
-    with pytest.raises(DataLoss, match="offsets 2 to 4 are gone"):
+    with pytest.raises(DataLoss, match="offsets 2 to 4 have expired"):
         world.batch(startingOffsets='{"t": {"0": 2}}')
     assert world.batch(subscribePattern="t", startingOffsets='{"t": {"0": 2}}', failOnDataLoss="false") == rows(
         "a", "t", 0, range(5, 15)
@@ -230,33 +240,33 @@ def test_filters_narrow_what_is_pulled() -> None:
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 20), Queue("a", "s", 1): Bounds(0, 5)}
     world.hot.bounds_of[Queue("b", "s", 0)] = Bounds(0, 5)
     wanted = Wanted(first=8, last=11, queues=frozenset({0}), brokers=frozenset({"a"}))
-    plan = plan_batch(world.store, world.hot, of_batch(), wanted)
+    plan = plan_batch(world.store, of_batch(), wanted, world.hot)
     assert world.rows(plan) == rows("a", "s", 0, range(8, 12))
     assert plan.hot == [[HotSlice(Queue("a", "s", 0), 10, 11)]]
 
 
-def test_a_broker_that_nobody_knows_is_away_unless_it_is_said_to_be_gone() -> None:
+def test_unknown_broker_is_away_unless_it_is_retired() -> None:
     world = World()
     world.journals[1].commit("s", [(0, 0, 4), (0, 6, 9)])
     world.hot.bounds_of = {Queue("a", "s", 0): Bounds(0, 3)}
     world.hot.names = {"a"}
-    with pytest.raises(BrokerAway, match=r"broker b: the name servers do not know it now.*retiredBrokers=b"):
+    with pytest.raises(BrokerAway, match=r"broker b: the name servers do not know it.*retiredBrokers=b"):
         world.batch()
     assert world.batch(broker="a") == rows("a", "s", 0, range(3))
     assert world.batch(retiredBrokers="b") == rows("a", "s", 0, range(3)) + rows(
         "b", "s", 0, [*range(5), *range(6, 10)]
     )
     assert world.batch(subscribePattern="t") == []
-    planner = TiersPlanner(world.store, world.hot, of_stream(retiredBrokers="b"))
+    planner = QueueStream(world.store, world.hot, of_stream(retiredBrokers="b"))
     start = planner.initial()
     with pytest.raises(DataLoss, match="topic s, queue 0, offsets 5 to 5: neither at their broker nor in the archive"):
         planner.tasks(start, planner.latest(start, None))
 
 
-def test_a_broker_that_goes_away_stops_a_stream() -> None:
+def test_unreachable_broker_stops_a_stream() -> None:
     world = World()
     world.hot.bounds_of = {Queue("b", "s", 0): Bounds(0, 3)}
-    planner = TiersPlanner(world.store, world.hot, of_stream())
+    planner = QueueStream(world.store, world.hot, of_stream())
     start = planner.initial()
     world.hot.names = {"a"}
     with pytest.raises(BrokerAway, match="broker b"):
@@ -266,42 +276,40 @@ def test_a_broker_that_goes_away_stops_a_stream() -> None:
         planner.latest(start, None)
 
 
-def test_a_topic_that_may_not_be_read_is_none_without_rows() -> None:
+def test_unreadable_topic_is_an_error() -> None:
     world = World()
-    world.hot.unreadable = {("a", "s"): "its permissions do not let it be read"}
+    world.hot.unreadable = {("a", "s"): "its permissions do not allow reading"}
     with pytest.raises(BrokerRefused, match="topic s at broker a: its permissions"):
         world.batch()
     assert world.batch(broker="b") == []
 
 
-def test_a_topic_that_nobody_has_does_not_exist_and_half_messages_are_for_nobody() -> None:
+def test_missing_and_internal_topics_are_refused() -> None:
     world = World()
     with pytest.raises(FileNotFoundError, match="topic s is at no broker, and not in this archive"):
-        plan_batch(world.store, world.hot, options_of_batch({**CLUSTER, "subscribe": "s"}), Wanted())
+        plan_batch(world.store, options_of_batch({**CLUSTER, "subscribe": "s"}), Wanted(), world.hot)
     with pytest.raises(FileNotFoundError, match="there is no broker c"):
         world.batch(broker="c")
     half = options_of_batch({**CLUSTER, "subscribe": "RMQ_SYS_TRANS_HALF_TOPIC"})
-    with pytest.raises(BadOption, match="what waits there is not for clients"):
-        plan_batch(world.store, world.hot, half, Wanted())
+    with pytest.raises(BadOption, match="is internal to brokers"):
+        plan_batch(world.store, half, Wanted(), world.hot)
 
 
-def test_a_topic_that_was_deleted_is_what_the_archive_has_of_it() -> None:
+def test_deleted_topic_has_its_archived_rows() -> None:
     world = World()
     world.journals[0].commit("s", [(0, 0, 9)])
     assert world.batch() == rows("a", "s", 0, range(10))
-    planner = TiersPlanner(world.store, world.hot, of_stream())
+    planner = QueueStream(world.store, world.hot, of_stream())
     start = planner.initial()
     assert world.rows(planner.tasks(start, planner.latest(start, None))) == rows("a", "s", 0, range(10))
 
 
 @pytest.mark.parametrize("stops_at_now", [False, True])
-def test_offsets_that_are_given_again_stop_a_stream_and_a_replica_that_is_behind_does_not(
-    *, stops_at_now: bool
-) -> None:
+def test_reused_offsets_stop_a_stream_and_a_lagging_slave_does_not(*, stops_at_now: bool) -> None:
     world = World()
     queue = Queue("a", "s", 0)
     world.hot.bounds_of = {queue: Bounds(0, 10)}
-    planner = TiersPlanner(world.store, world.hot, of_stream())
+    planner = QueueStream(world.store, world.hot, of_stream())
     position = planner.latest(planner.initial(), None)
 
     def latest() -> QueuePosition:
@@ -316,11 +324,11 @@ def test_offsets_that_are_given_again_stop_a_stream_and_a_replica_that_is_behind
     assert latest() == position
 
 
-def test_the_group_is_told_what_a_checkpoint_has() -> None:
+def test_group_gets_the_offsets_of_the_checkpoint() -> None:
     world = World()
     queues = [Queue("a", "s", 0), Queue("b", "s", 0)]
     world.hot.bounds_of = {queues[0]: Bounds(0, 10), queues[1]: Bounds(0, 3)}
-    planner = TiersPlanner(world.store, world.hot, of_stream())
+    planner = QueueStream(world.store, world.hot, of_stream())
     begin = planner.initial()
     first = planner.latest(begin, 8)
     planner.forget(first)
@@ -331,11 +339,11 @@ def test_the_group_is_told_what_a_checkpoint_has() -> None:
     assert [sum(one.values()) for one in ends if one] == [0, 8, 13]
 
 
-def test_a_position_that_could_not_be_told_is_told_later_though_its_queue_has_not_moved() -> None:
+def test_rejected_commit_is_repeated_for_an_unchanged_queue() -> None:
     world = World()
     queues = [Queue("a", "s", 0), Queue("b", "s", 0)]
     world.hot.bounds_of = {queues[0]: Bounds(0, 10), queues[1]: Bounds(0, 3)}
-    planner = TiersPlanner(world.store, world.hot, of_stream())
+    planner = QueueStream(world.store, world.hot, of_stream())
     end = planner.latest(planner.initial(), None)
     world.hot.takes_reports = False
     planner.forget(end)
@@ -345,7 +353,7 @@ def test_a_position_that_could_not_be_told_is_told_later_though_its_queue_has_no
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.NO_PERMISSION])
-def test_a_broker_that_is_busy_ends_no_stream_by_what_it_is_told_and_one_that_forbids_it_does(
+def test_busy_broker_delays_a_commit_and_a_forbidden_one_fails(
     code: ResponseCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Client:
@@ -361,32 +369,32 @@ def test_a_broker_that_is_busy_ends_no_stream_by_what_it_is_told_and_one_that_fo
         def call(self, work: Coroutine[Any, Any, Any]) -> Any:
             return asyncio.run(work)
 
-    monkeypatch.setattr("neve.spark.tiers.brokers.ClientLoop", Loop)
+    monkeypatch.setattr("neve.spark.brokers.ClientLoop", Loop)
     cluster = of_stream(consumerGroup="g").cluster
     assert cluster is not None
-    brokers, told = Brokers(cluster), {Queue("a", "s", 0): 3}
+    brokers, told = ClusterBrokers(cluster), {Queue("a", "s", 0): 3}
     if code == ResponseCode.SYSTEM_BUSY:
         assert not brokers.report(told)
     else:
-        with pytest.raises(BrokerRefused, match="consumerGroup g: a position can't be reported"):
+        with pytest.raises(BrokerRefused, match="consumerGroup g: the offsets cannot be committed"):
             brokers.report(told)
 
 
 @pytest.mark.parametrize("begins_at", ["earliest", "latest"])
-def test_a_first_batch_is_done_again_from_where_it_began_though_more_has_come(begins_at: str) -> None:
-    """Spark asks for the initial position again: it keeps none but those at which batches end."""
+def test_first_batch_is_repeated_from_its_beginning(begins_at: str) -> None:
+    """Spark requests the initial position again, since it stores only the ends of batches."""
     world = World()
     queue, late = Queue("a", "s", 0), Queue("a", "s", 1)
     world.hot.bounds_of = {queue: Bounds(0, 5)}
     asked = of_stream(startingOffsets=begins_at)
-    planner = TiersPlanner(world.store, world.hot, asked)
+    planner = QueueStream(world.store, world.hot, asked)
     start = planner.initial()
     world.hot.send(queue, 5)
     end = decoded(json.loads(json.dumps(encoded(planner.latest(start, 4)))))
     first = world.rows(planner.tasks(start, end))
     world.hot.send(queue, 5)
     world.hot.send(late, 3)
-    planner = TiersPlanner(world.store, world.hot, asked)
+    planner = QueueStream(world.store, world.hot, asked)
     assert world.rows(planner.tasks(planner.initial(), end)) == first
     found = list(first)
     for _ in range(2):
@@ -396,13 +404,13 @@ def test_a_first_batch_is_done_again_from_where_it_began_though_more_has_come(be
     assert sorted(found) == rows("a", "s", 0, range(begin, 15)) + rows("a", "s", 1, range(3))
 
 
-def test_a_checkpoint_of_the_other_kind_is_refused() -> None:
-    journals = of_journals.encoded(of_journals.Position({"a": of_journals.Place(3, {})}))
+def test_checkpoint_of_the_other_kind_is_refused() -> None:
+    journals = journal_positions.encoded(journal_positions.Position({"a": journal_positions.Place(3, {})}))
     with pytest.raises(BadPosition, match="was begun without the option namesrv"):
         decoded(journals)
     with pytest.raises(BadPosition, match="was begun with the option namesrv"):
-        of_journals.decoded(encoded(QueuePosition({Queue("a", "s", 0): 3})))
-    with pytest.raises(BadPosition, match="no position of a neve stream"):
+        journal_positions.decoded(encoded(QueuePosition({Queue("a", "s", 0): 3})))
+    with pytest.raises(BadPosition, match="no position of a stream of neve"):
         decoded({"version": 2, "brokers": 3})
 
 
@@ -418,11 +426,11 @@ def test_tasks_pull_as_many_rows_each() -> None:
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ({"consumerGroup": "g"}, "it is about brokers, and goes with namesrv"),
-        ({"namesrv": " "}, "names no name server"),
-        ({"namesrv": "x", "accessKey": "a"}, "accessKey and secretKey go together"),
-        ({"namesrv": "x", "accessKey": "a", "secretKey": "b", "credentials": "f"}, "one of them"),
-        ({"namesrv": "x", "tlsCert": "a"}, "tlsCert and tlsKey go together"),
+        ({"consumerGroup": "g"}, "requires the option namesrv"),
+        ({"namesrv": " "}, "option namesrv is empty"),
+        ({"namesrv": "x", "accessKey": "a"}, "accessKey and secretKey require each other"),
+        ({"namesrv": "x", "accessKey": "a", "secretKey": "b", "credentials": "f"}, "exclude each other"),
+        ({"namesrv": "x", "tlsCert": "a"}, "tlsCert and tlsKey require each other"),
     ],
 )
 def test_options_about_brokers_are_checked(told: dict[str, str], why: str) -> None:

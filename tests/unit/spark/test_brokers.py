@@ -9,9 +9,9 @@ import pytest
 
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
+from neve.spark.brokers import REQUESTS_IN_FLIGHT, ClusterBrokers
 from neve.spark.planning.options import Cluster
-from neve.spark.tiers.brokers import ASKED_AT_ONCE, BrokerRefused, Brokers
-from neve.spark.tiers.queues import Bounds, Queue
+from neve.spark.planning.queues import Bounds, BrokerRefused, Queue
 
 TOPICS = [f"t{number:03d}" for number in range(200)]
 
@@ -61,12 +61,12 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     async def connected(_cluster: Cluster) -> FakeClient:
         return fake
 
-    monkeypatch.setattr("neve.spark.tiers.brokers._connected", connected)
+    monkeypatch.setattr("neve.spark.brokers._connected", connected)
     return fake
 
 
 def test_many_topics_are_asked_side_by_side_and_no_more_than_so_many_at_once(client: FakeClient) -> None:
-    brokers = Brokers(Cluster("namesrv"))
+    brokers = ClusterBrokers(Cluster("namesrv"))
     try:
         seen = brokers.seen([*TOPICS, "nowhere"])
     finally:
@@ -75,12 +75,12 @@ def test_many_topics_are_asked_side_by_side_and_no_more_than_so_many_at_once(cli
         Queue("b", topic, queue): Bounds(1, number + 1) for number, topic in enumerate(TOPICS) for queue in range(2)
     }
     assert client.asked == len(TOPICS) * 5 + 1
-    assert ASKED_AT_ONCE // 2 < client.most <= ASKED_AT_ONCE
+    assert REQUESTS_IN_FLIGHT // 2 < client.most <= REQUESTS_IN_FLIGHT
 
 
 def test_one_that_can_not_be_asked_is_named_and_no_topic_without_rows(client: FakeClient) -> None:
     client._refused = "t007"
-    brokers = Brokers(Cluster("namesrv"))
+    brokers = ClusterBrokers(Cluster("namesrv"))
     try:
         with pytest.raises(BrokerRefused, match=r"topic t007 \(namesrv namesrv\): no rights"):
             brokers.seen(TOPICS)

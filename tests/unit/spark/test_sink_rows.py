@@ -23,15 +23,15 @@ NAMESRV = {"namesrv": "a:1"}
         ({}, "namesrv is missing"),
         ({"exactlyOnce": "true"}, "exactlyonce: rows are written at least once"),
         ({"store": "dir:x"}, "written to brokers, which archive them"),
-        ({"topicc": "x"}, "topicc: not known; there are accessKey"),
-        ({"topic": "a,b"}, "are several"),
+        ({"topicc": "x"}, "topicc: unknown; options are accessKey"),
+        ({"topic": "a,b"}, "has several topics"),
         ({"topic": "a b"}, "has other characters"),
         ({"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, "only brokers write"),
-        ({"topic": "a", "path": "b"}, "mean the same"),
-        ({"accessKey": "a"}, "go together"),
-        ({"accessKey": "a", "secretKey": "b", "credentials": "f"}, "one of them"),
+        ({"topic": "a", "path": "b"}, "exclude each other"),
+        ({"accessKey": "a"}, "require each other"),
+        ({"accessKey": "a", "secretKey": "b", "credentials": "f"}, "exclude each other"),
         ({"credentials": "/nowhere/tools.yml"}, "option credentials"),
-        ({"tlsCert": "x"}, "go together"),
+        ({"tlsCert": "x"}, "require each other"),
         ({"tls": "yes"}, "true or false"),
         ({"inFlight": "0"}, "a number from 1"),
         ({"batchBytes": "1e6"}, "a number from 1"),
@@ -57,7 +57,7 @@ def test_who_signs_is_told_by_options_a_file_or_the_environment_and_never_shown(
     ]
     assert "ooo" not in repr(by_option)
     assert options_of_sink({**NAMESRV, "exactlyOnce": "false", "tlsCa": "x"}, {}).tls
-    with pytest.raises(BadOption, match="go together"):
+    with pytest.raises(BadOption, match="option credentials: NEVE_ACCESS_KEY and NEVE_SECRET_KEY"):
         options_of_sink(NAMESRV, {"NEVE_ACCESS_KEY": "e"})
 
 
@@ -81,12 +81,12 @@ class Columns:
 @pytest.mark.parametrize(
     ("columns", "has_topic", "why"),
     [
-        ({"tags": "string"}, True, "no column body"),
-        ({"body": "struct<a:int>"}, True, r"column body is struct<a:int>: cast it to binary or string"),
-        ({"body": "string", "properties": "map<string,int>"}, True, "column properties is map<string,int>"),
-        ({"body": "string", "colour": "string"}, True, "column colour is none of a message's"),
-        ({"body": "string"}, False, "neither an option topic nor a column topic"),
-        ({"body": "string", "key": "string", "keys": "string"}, True, "column keys is there twice"),
+        ({"tags": "string"}, True, "the column body is missing"),
+        ({"body": "struct<a:int>"}, True, r"column body has type struct<a:int>: cast it to binary or string"),
+        ({"body": "string", "properties": "map<string,int>"}, True, "column properties has type map<string,int>"),
+        ({"body": "string", "colour": "string"}, True, "column colour is unknown"),
+        ({"body": "string"}, False, "the option topic or the column topic is required"),
+        ({"body": "string", "key": "string", "keys": "string"}, True, "column keys occurs twice"),
         ({"body": "string", "queue_id": "int", "order_key": "string"}, True, "queue_id and order_key exclude"),
         ({"body": "string", "delay": "int", "deliver_at": "timestamp"}, True, "delay and deliver_at exclude"),
     ],
@@ -152,7 +152,10 @@ def test_where_and_when_a_row_goes() -> None:
         ({"body": "x" * 101}, "row 1: 101 bytes are more than 100"),
         ({"body": "x", "delay": -1.0}, "a delay cannot be negative"),
         ({"body": "x", "properties": [("UNIQ_KEY", "1")]}, "UNIQ_KEY is used by the system.*reservedProperties=drop"),
-        ({"body": "x", "properties": [(IDENTITY, "1")]}, "is the sink's own; option reservedProperties=drop"),
+        (
+            {"body": "x", "properties": [(IDENTITY, "1")]},
+            "is reserved for the sink; the option reservedProperties=drop",
+        ),
         ({"body": "x", "properties": [("a", "")]}, "'a' is empty or holds a separator$"),
     ],
 )

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from neve.archive.format.journal import Commit, Shortened, encode_entry
 from neve.archive.format.keys import journal_key
 from neve.spark.planning import journals
+from neve.spark.planning.journal_positions import IDLE_ENTRIES, Position, decoded, encoded
+from neve.spark.planning.journal_stream import JournalStream
 from neve.spark.planning.options import Options, options_of_stream
-from neve.spark.planning.planner import DataLoss, StreamPlanner
-from neve.spark.planning.positions import IDLE_ENTRIES, Position, decoded, encoded
+from neve.spark.planning.planner import DataLoss
 from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.spark.journal_on_paper import JournalOnPaper, Row
@@ -28,7 +29,7 @@ class Stream:
 
     def __init__(self, store: MemoryStore, asked: Options, journals: list[JournalOnPaper]) -> None:
         self.store, self.asked, self.journals = store, asked, journals
-        self.planner = StreamPlanner(store, asked)
+        self.planner = JournalStream(store, asked)
         self.position = self.kept(self.planner.initial())
         self.before: Position | None = None  # the checkpoint has no begin of the first batch
         self.rows: list[list[tuple[str, Row]]] = []
@@ -37,7 +38,7 @@ class Stream:
         return decoded(json.loads(json.dumps(encoded(position))))
 
     def restart(self) -> None:
-        self.planner = StreamPlanner(self.store, self.asked)
+        self.planner = JournalStream(self.store, self.asked)
 
     def batch(self, most: int | None = None) -> list[tuple[str, Row]]:
         end = self.kept(self.planner.latest(self.position, most))
@@ -53,7 +54,7 @@ class Stream:
     def replay(self) -> list[tuple[str, Row]]:
         start = self.kept(self.planner.initial()) if self.before is None else self.before
         tasks = self.planner.tasks(start, self.position)
-        return sorted((one.broker, row) for one in self.journals for row in one.rows(tasks))
+        return sorted((one.broker, row) for one in self.journals for row in one.rows(tasks.archived))
 
     def drain(self) -> None:
         for _ in range(1000):
@@ -176,7 +177,7 @@ def test_rows_that_expired_and_were_deleted_unread_are_said_with_their_offsets()
     journal.expire(names[:2], {"s": {0: 20}})
     stream.position = stream.kept(stream.planner.latest(stream.position, 15))
     journal.delete(names[:2])
-    with pytest.raises(DataLoss, match=r"broker a: topic s, queue 0, offsets 0 to 14 expired.*failOnDataLoss=false"):
+    with pytest.raises(DataLoss, match=r"topic s, queue 0, offsets 0 to 14: they expired.*failOnDataLoss=false"):
         stream.replay()
     lenient = Stream(store, asked._replace(fails_on_data_loss=False), [journal])
     lenient.before, lenient.position = stream.before, stream.position
@@ -185,7 +186,7 @@ def test_rows_that_expired_and_were_deleted_unread_are_said_with_their_offsets()
 
 
 def test_a_position_older_than_the_journal_is_said() -> None:
-    """Its first entries are gone; a stream that stood there does not know what they brought."""
+    """The first entries of the journal were deleted, so the rows that they added are unknown."""
     store, journal, asked = one_topic()
     stream = Stream(store, asked, [journal])
     for n in range(5):
@@ -195,10 +196,10 @@ def test_a_position_older_than_the_journal_is_said() -> None:
     stream.planner._refresh()
     for seq in (1, 2, 3):
         store.delete(journal_key("", "a", seq))
-    with pytest.raises(DataLoss, match=r"broker a no longer says what came after its entry 0.*failOnDataLoss=false"):
+    with pytest.raises(DataLoss, match=r"a: the entries of its journal behind 0 were deleted.*failOnDataLoss=false"):
         stream.batch()
     stream.asked = asked._replace(fails_on_data_loss=False)
-    planner = StreamPlanner(store, stream.asked)
+    planner = JournalStream(store, stream.asked)
     planner._journals = stream.planner._journals
     stream.planner = planner
     assert stream.batch() == []
@@ -258,8 +259,8 @@ def test_a_stream_outlives_the_checkpoint_that_it_was_begun_by() -> None:
     assert [row[1][2] for row in stream.replay()] == [7, 8, 9]
 
 
-def test_what_waits_beside_a_streams_checkpoint_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "_WAITING_MAX", 2_000)
+def test_pending_entries_of_a_journal_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "_PENDING_MAX_BYTES", 2_000)
     store, journal, asked = one_topic()
     journal.commit("s", [(0, 0, 0)])
     checkpointed(store, journal)
@@ -271,7 +272,7 @@ def test_what_waits_beside_a_streams_checkpoint_is_bounded(monkeypatch: pytest.M
         put_checkpoint(store, journal.catalog, "a")
         assert [row[1][2] for row in stream.batch()] == [n]
     following = stream.planner._journals["a"]
-    assert following.catalog is not begun and following._waiting_bytes <= 2_000
+    assert following.catalog is not begun and following._pending_bytes <= 2_000
 
 
 def test_what_other_topics_bring_makes_no_batch_and_is_not_left_behind_for_ever() -> None:
@@ -335,7 +336,7 @@ def test_a_named_topic_that_nobody_knows_is_refused_and_a_pattern_waits() -> Non
     named = options_of_stream({"store": "dir:/x", "subscribe": "s,nope"})
     journal.tell("s")
     with pytest.raises(FileNotFoundError, match="topic nope"):
-        StreamPlanner(store, named).initial()
+        JournalStream(store, named).initial()
     stream = Stream(store, options(), [journal])
     assert stream.batch() == []
     journal.commit("t", [(0, 0, 1)])

@@ -1,14 +1,14 @@
-"""Where a stream over both tiers stands: the next offset of each queue. Pure.
+"""Positions of a stream of archive and brokers: the next offset of each queue. Pure.
 
-    {"version": 2, "since": ms,                       `since` only where the stream began at a time
+    {"version": 2, "since": ms,                       `since` only if the stream began at a time
      "brokers": {"broker-a": {"orders": {"0": 4711}}}}
 
-That is a stream's offset, as Spark keeps it in its checkpoint. A row's offset is the same in both tiers and never given
-twice, so the rows between two positions are the same ones wherever they lie by the time they are read: at the broker,
-in an object of the archive, in the object that took its place.
+This is the offset of a stream in Spark's checkpoint. A row has the same offset in both tiers, and offsets are not
+reused. The rows between two positions are therefore the same whether they are read from the broker, from an object, or
+from the object that replaced it.
 
-Spark keeps where a batch ends. Where the first one begins it asks again after a crash, when more has come: so an
-initial position says that it is one (`"initial": true`), and the one behind it where the stream began (`"begin": {…}`).
+Spark stores the end of a batch, but requests the initial position again after a crash, when there may be more rows. An
+initial position therefore has `"initial": true`, and the next one has the beginning of the stream (`"begin": {...}`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from neve.spark.planning.positions import VERSION as OF_JOURNALS
-from neve.spark.planning.positions import BadPosition
+from neve.spark.planning.journal_positions import VERSION as OF_JOURNALS
+from neve.spark.planning.journal_positions import BadPosition
+from neve.spark.planning.queues import Queue
 from neve.spark.planning.rows import share
-from neve.spark.tiers.queues import Queue
 
 VERSION = 2
 
 
 class QueuePosition(NamedTuple):
-    """`since`: the stream has no row that was stored before. `begin`: where the stream began, in the position that ends
-    its first batch."""
+    """The position of a stream; `since` and `begin` as in `journal_positions.Position`."""
 
     queues: Mapping[Queue, int]
     since: int | None = None
@@ -35,14 +34,14 @@ class QueuePosition(NamedTuple):
 
 
 def follows(start: QueuePosition, queues: Mapping[Queue, int]) -> QueuePosition:
-    """The end of a batch from `start` on; `start` itself where it would be the same place."""
+    """Return the end of a batch that begins at `start`; `start` itself if nothing changed."""
     if queues == start.queues:
         return start
     return QueuePosition(queues, start.since, begin=start.queues if start.is_initial else None)
 
 
 def advanced(position: QueuePosition, ends: Mapping[Queue, int], most: int | None) -> QueuePosition:
-    """The position after at most so many offsets more, each queue its share; queues without an end stay."""
+    """Return the position after at most `most` offsets, shared among the queues; queues without an end do not move."""
     waiting = {queue: max(ends.get(queue, 0) - offset, 0) for queue, offset in sorted(position.queues.items())}
     wanted = list(waiting.values())
     shares = wanted if most is None else share(most, wanted)
@@ -51,9 +50,9 @@ def advanced(position: QueuePosition, ends: Mapping[Queue, int], most: int | Non
 
 
 def between(start: QueuePosition, end: QueuePosition) -> dict[Queue, tuple[int, int]]:
-    """[first, end) of each queue that both have; one that is new at `end` begins there.
+    """Return the range [first, end) of each queue in both positions; a queue that is new in `end` begins there.
 
-    Of a stream's first batch, from where it began at the first time, whatever initial position Spark is told now.
+    The first batch begins at the first initial position, even if `start` is a later one.
     """
     begins = start.queues if not start.is_initial else end.queues if end.begin is None else end.begin
     return {
@@ -64,7 +63,7 @@ def between(start: QueuePosition, end: QueuePosition) -> dict[Queue, tuple[int, 
 
 
 def encoded(position: QueuePosition) -> dict[str, Any]:
-    """As Spark writes it down: equal positions become equal text."""
+    """Return the position as JSON; equal positions have equal text."""
     since = {} if position.since is None else {"since": position.since}
     initial = {"initial": True} if position.is_initial else {}
     begin = {} if position.begin is None else {"begin": _encoded(position.begin)}
@@ -78,22 +77,22 @@ def _encoded(queues: Mapping[Queue, int]) -> dict[str, dict[str, dict[str, int]]
     return brokers
 
 
-def decoded(told: Mapping[str, Any]) -> QueuePosition:
-    """Raises BadPosition."""
-    version = told.get("version")
+def decoded(row: Mapping[str, Any]) -> QueuePosition:
+    """Parse a position. Raises BadPosition."""
+    version = row.get("version")
     if version == OF_JOURNALS:
         raise BadPosition(
-            "this checkpoint was begun without the option namesrv, and counts entries of journals: go on without it, "
+            "this checkpoint was begun without the option namesrv, and counts entries of journals: remove the option, "
             "or begin with a new checkpoint"
         )
     if version != VERSION:
-        raise BadPosition(f"the checkpoint has a position of version {version!r}, this program knows {VERSION}")
+        raise BadPosition(f"the position in the checkpoint has version {version!r}, this neve reads {VERSION}")
     try:
-        queues = _decoded(told["brokers"])
-        begin = None if "begin" not in told else _decoded(told["begin"])
+        queues = _decoded(row["brokers"])
+        begin = None if "begin" not in row else _decoded(row["begin"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadPosition(f"the checkpoint has no position of a neve stream: {error!r}") from error
-    return QueuePosition(queues, told.get("since"), bool(told.get("initial")), begin)
+        raise BadPosition(f"the checkpoint has no position of a stream of neve: {error!r}") from error
+    return QueuePosition(queues, row.get("since"), bool(row.get("initial")), begin)
 
 
 def _decoded(brokers: Mapping[str, Any]) -> dict[Queue, int]:

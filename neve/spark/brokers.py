@@ -1,7 +1,7 @@
-"""What brokers are asked, on the driver, when a query or a batch is planned; and the client that tasks pull by.
+"""Requests to brokers when a query or a batch is planned, on the driver; and the client by which tasks pull.
 
-Nobody who can't be asked has nothing: what is not answered is an error. A broker that the name servers do not name may
-be away, or gone for good; the second is for the user to say.
+An unanswered request is an error and not an empty answer. A broker that the name servers do not know may be unreachable
+or removed for good; the user decides by the option retiredBrokers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from neve.client import AsyncClient, MessageQueue, connect
 from neve.client.security import credentials_in_environment, credentials_in_file, tls_context
@@ -21,46 +21,21 @@ from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, U
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import is_system_topic
 from neve.spark.planning.options import BadOption, Cluster, Security
-from neve.spark.tiers.queues import Bounds, Queue
+from neve.spark.planning.queues import Bounds, BrokerAway, BrokerRefused, Queue, Seen
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ASKED_AT_ONCE = 64  # questions that are on their way
-
-
-class BrokerAway(RuntimeError):
-    """A name server or broker can't be asked; so what it has is not known."""
-
-
-class BrokerRefused(RuntimeError):
-    """It was asked, and said no."""
-
-
-class Seen(NamedTuple):
-    """What the cluster says of the topics that are asked for."""
-
-    brokers: frozenset[str]  # that the name servers know
-    without_master: frozenset[str]  # of those; what answers may be behind
-    bounds: Mapping[Queue, Bounds]
-    unreadable: Mapping[tuple[str, str], str]  # (broker, topic) that may not be read, and why
-
-
-class HotTier(Protocol):
-    """What planning asks of the brokers."""
-
-    def topics(self) -> list[str]: ...
-
-    def seen(self, topics: Iterable[str]) -> Seen: ...
-
-    def bounds(self, queues: Iterable[Queue]) -> Mapping[Queue, Bounds]: ...
-
-    def report(self, offsets: Mapping[Queue, int]) -> bool: ...
+REQUESTS_IN_FLIGHT = 64
 
 
 def with_credentials(cluster: Cluster, environment: Mapping[str, str]) -> Cluster:
-    """Looked up on the driver: tasks run on machines that have neither the file nor the variables. Raises BadOption."""
+    """Return the options with the credentials of the driver; workers have neither its files nor its environment.
+
+    Raises:
+        BadOption: the file or the variables are invalid.
+    """
     security = cluster.security
     if security.access_key is not None:
         return cluster
@@ -78,7 +53,7 @@ def with_credentials(cluster: Cluster, environment: Mapping[str, str]) -> Cluste
 
 
 class ClientLoop:
-    """A client on a loop in a thread. It connects when it is asked for the first time."""
+    """A client on an event loop in a thread, which connects when `client` is used first."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -87,7 +62,7 @@ class ClientLoop:
 
     @property
     def client(self) -> AsyncClient:
-        """Raises BrokerAway: no name server can be reached."""
+        """The client. Raises BrokerAway if no name server is reachable."""
         if self._client is None:
             try:
                 self._client = self._loop.call(_connected(self._cluster))
@@ -96,15 +71,15 @@ class ClientLoop:
         return self._client
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What it gives."""
+        """Run a coroutine and return its result."""
         return self._loop.call(work)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """The same, without waiting for it."""
+        """Start a coroutine."""
         return self._loop.submit(work)
 
     def close(self) -> None:
-        """Ends what is on its way, and the thread."""
+        """Cancel running requests and stop the thread."""
         try:
             if self._client is not None:
                 self._loop.call(self._client.close())
@@ -137,85 +112,82 @@ def _tls(security: Security) -> Any:
         raise BadOption(f"options tlsCa, tlsCert and tlsKey: {error}") from error
 
 
-class Brokers:
-    """Of one cluster, for as long as a query is planned or a stream runs. Raises BrokerAway, BrokerRefused."""
+class ClusterBrokers:
+    """The brokers of a cluster, as `HotTier` describes them."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._client = ClientLoop(cluster)
 
     def topics(self) -> list[str]:
-        """Of which clients may read, none of the servers' own."""
         client = self._client.client
-        found = self._asked("the list of topics", client.topic_list())
+        found = self._call("the list of topics", client.topic_list())
         return [topic for topic in found if not is_system_topic(topic)]
 
     def seen(self, topics: Iterable[str]) -> Seen:
-        """Brokers first, then the routes: a broker registers with all its topics at once."""
         client = self._client.client
-        known = self._asked("the list of brokers", client.cluster_info())
+        # Brokers are asked before routes: a broker registers with all of its topics at once.
+        known = self._call("the list of brokers", client.cluster_info())
         bounds: dict[Queue, Bounds] = {}
         unreadable: dict[tuple[str, str], str] = {}
-        for found in self._client.call(_of_all(client, sorted(topics), self._told)):
+        for found in self._client.call(_of_all(client, sorted(topics), self._failure)):
             bounds |= found[0]
             unreadable |= found[1]
         masterless = frozenset(name for name, broker in known.items() if broker.master is None)
         return Seen(frozenset(known), masterless, bounds, unreadable)
 
     def bounds(self, queues: Iterable[Queue]) -> Mapping[Queue, Bounds]:
-        """Of queues that the archive has and no route names any more."""
         several = sorted(queues)
         if not several:
             return {}
-        gate = asyncio.Semaphore(ASKED_AT_ONCE)
-        return self._asked(f"{several[0].told()}", _bounds_of(self._client.client, several, gate))
+        gate = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
+        return self._call(several[0].text(), _bounds_of(self._client.client, several, gate))
 
     def report(self, offsets: Mapping[Queue, int]) -> bool:
-        """The group's position; False: not all of it, for a reason that may pass. A stream does not end by that."""
         group = self._cluster.group
         if group is None or not offsets:
             return True
         try:
             self._client.call(_committed(self._client.client, group, offsets))
         except (BrokerAway, NeveError) as error:
-            if isinstance(error, BrokerError) and not passes(error):
-                raise BrokerRefused(f"consumerGroup {group}: a position can't be reported: {error}") from error
-            log.warning("consumerGroup %s: the position is not reported: %s", group, error)
+            if isinstance(error, BrokerError) and not is_temporary(error):
+                raise BrokerRefused(f"consumerGroup {group}: the offsets cannot be committed: {error}") from error
+            log.warning("offsets are not committed: %s: consumerGroup=%s", error, group)
             return False
         return True
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         self._client.close()
 
-    def _asked(self, what: str, work: Coroutine[Any, Any, T]) -> T:
+    def _call(self, what: str, work: Coroutine[Any, Any, T]) -> T:
         try:
             return self._client.call(work)
         except NeveError as error:
-            raise self._told(what, error) from error
+            raise self._failure(what, error) from error
 
-    def _told(self, what: str, error: NeveError) -> BrokerAway | BrokerRefused:
-        return told(f"{what} (namesrv {self._cluster.namesrv})", error)
+    def _failure(self, what: str, error: NeveError) -> BrokerAway | BrokerRefused:
+        return failure(f"{what} (namesrv {self._cluster.namesrv})", error)
 
 
-def told(what: str, error: NeveError) -> BrokerAway | BrokerRefused:
-    """Whether it could not be asked, or said no."""
+def failure(what: str, error: NeveError) -> BrokerAway | BrokerRefused:
+    """Return the error of a request: BrokerRefused for an error response, BrokerAway without a response."""
     if isinstance(error, BrokerError):
         no_rights = error.code == ResponseCode.NO_PERMISSION
-        why = "no rights: " if no_rights else ""
-        return BrokerRefused(f"{what}: {why}{error}")
-    return BrokerAway(f"{what}: can't be asked, so what it has is not known: {error}")
+        prefix = "no rights: " if no_rights else ""
+        return BrokerRefused(f"{what}: {prefix}{error}")
+    return BrokerAway(f"{what}: no answer, so its rows are unknown: {error}")
 
 
-#: Of a topic: the bounds of its queues, and why it may not be read at a broker.
+#: The bounds of the queues of a topic, and the reasons of brokers at which it may not be read.
 _OfTopic = tuple[dict[Queue, Bounds], dict[tuple[str, str], str]]
 
 
 async def _of_all(
     client: AsyncClient, topics: Sequence[str], failed: Callable[[str, NeveError], Exception]
 ) -> list[_OfTopic]:
-    """Of many topics side by side: a stream by a pattern asks at each of its triggers."""
-    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+    """Ask for many topics at once, since a stream with a pattern does so at each trigger."""
+    gate = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
 
     async def ask(topic: str) -> _OfTopic:
         try:
@@ -233,7 +205,7 @@ async def _of_all(
 
 
 async def _bounds(client: AsyncClient, topic: str, gate: asyncio.Semaphore) -> _OfTopic:
-    """Of each of its queues; of a topic that no broker has, of none."""
+    """Return the bounds of all queues of a topic, none if no broker has it."""
     try:
         async with gate:
             route = await client.topic_route(topic)
@@ -243,7 +215,7 @@ async def _bounds(client: AsyncClient, topic: str, gate: asyncio.Semaphore) -> _
         return {}, {}
     readable = {queue.broker_name for queue in route.read_queues}
     unreadable = {
-        (broker, topic): "its permissions do not let it be read" for broker in route.brokers if broker not in readable
+        (broker, topic): "its permissions do not allow reading" for broker in route.brokers if broker not in readable
     }
     every = {Queue(one.broker_name, topic, one.queue_id) for one in (*route.read_queues, *route.write_queues)}
     return await _bounds_of(client, every, gate), unreadable
@@ -261,36 +233,36 @@ async def _bounds_of(client: AsyncClient, queues: Iterable[Queue], gate: asyncio
 
 
 def message_queue(queue: Queue) -> MessageQueue:
-    """As the client names it."""
+    """Return the queue as the client names it."""
     return MessageQueue(queue.topic, queue.broker, queue.queue_id)
 
 
 async def _committed(client: AsyncClient, group: str, offsets: Mapping[Queue, int]) -> None:
-    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+    gate = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
 
-    async def tell(queue: Queue, offset: int) -> None:
+    async def commit(queue: Queue, offset: int) -> None:
         async with gate:
             try:
                 await client.commit(group, queue.topic, message_queue(queue), offset)
             except BrokerError as error:
                 if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                     raise
-                # A broker makes a group, where it may, for the first of its members that pulls.
+                # A broker creates a group, if its configuration allows it, at the first pull of a member.
                 await client.pull_records(message_queue(queue), offset, 1, group=group)
                 await client.commit(group, queue.topic, message_queue(queue), offset)
 
-    await asyncio.gather(*(tell(queue, offset) for queue, offset in sorted(offsets.items())))
+    await asyncio.gather(*(commit(queue, offset) for queue, offset in sorted(offsets.items())))
 
 
-#: Who is asked again may answer.
-_PASSING = frozenset(
+#: Response codes after which a retry may succeed.
+_TEMPORARY = frozenset(
     {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE}
     | {ResponseCode.SYSTEM_ERROR, ResponseCode.TOPIC_NOT_EXIST}
 )
 
 
-def passes(error: NeveError) -> bool:
-    """Whether to ask again makes sense."""
+def is_temporary(error: NeveError) -> bool:
+    """Return whether a retry may succeed."""
     if isinstance(error, BrokerError):
-        return error.code in _PASSING
+        return error.code in _TEMPORARY
     return isinstance(error, (ConnectionFailed, UnknownOutcome, ClientError))
