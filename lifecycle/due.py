@@ -65,10 +65,10 @@ class Due:
         due = due_topics(pending, wanted, settled_through(self._catalog), policy, now)
         return [ranges[topic] for topic in due]
 
-    def pending(self, breathe: Callable[[], None] = lambda: None) -> dict[str, Pending]:
+    def pending(self, pause: Callable[[], None] = lambda: None) -> dict[str, Pending]:
         """What each topic has still to archive, as it stands now; topics without are not there.
 
-        `breathe`: called again and again on the way.
+        `pause`: called again and again on the way.
         """
         _, end = self._hot.confirmed_range()  # no further: a count is kept, and what appears in it later never counted
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
@@ -80,7 +80,7 @@ class Due:
             if isinstance(found, Look):
                 pending[topic] = found.pending
             if number % _BREATH == 0:
-                breathe()
+                pause()
         return pending
 
     def _not_open(self, topics: Iterable[str]) -> list[str]:

@@ -99,7 +99,7 @@ class ExpireArchived:
             batch = self._expire_next(left, "", now)
         expired, dropped = len(batch.keys), len(batch.former)
         while left and not self._turns.closed:
-            pace.breathe()
+            pace.pause()
             with self._turns:
                 self._take_up()
                 batch = self._expire_next(left, batch.begun, now)
@@ -212,7 +212,7 @@ class ExpireArchived:
                     self._journal.append(Deleted(keys=gone))
             deleted += len(gone)
             self.deleted += len(gone)
-            pace.breathe()
+            pace.pause()
         if deleted:
             log.info("%d expired objects are deleted", deleted)
         return deleted

@@ -170,9 +170,9 @@ class ArchiveLifecycle:
         """Topics that no job can read, and why."""
         return {**self._hot_expiry.set_aside.reasons(), **self._round.set_aside.reasons()}
 
-    def backlog(self, breathe: Callable[[], None] = lambda: None) -> dict[str, Pending]:
-        """What each topic has still to archive; topics without are not there. `breathe`: called on the way."""
-        return self._due.pending(breathe)
+    def backlog(self, pause: Callable[[], None] = lambda: None) -> dict[str, Pending]:
+        """Return the unarchived records of each topic that has any. `pause`: called between two topics."""
+        return self._due.pending(pause)
 
     def ages_ms(self, backlog: Mapping[str, Pending]) -> dict[str, int]:
         """Topic -> how old its oldest message is that is not archived."""

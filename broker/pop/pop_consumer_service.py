@@ -21,7 +21,7 @@ from broker.store.message_store import GetResult
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from infra.clock import Clock
-from infra.loop.in_steps import Turns
+from infra.loop.in_steps import LoopSlices
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records, reencode_record
 from neve.record.properties import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK
@@ -105,9 +105,9 @@ class PopConsumerService:
 
     async def pop(self, request: PopRequest) -> PopResult:
         """Raises BrokerError only with nothing in hand."""
-        result, turns = PopResult(self._clock.now_ms()), Turns()
+        result, slices = PopResult(self._clock.now_ms()), LoopSlices()
         for topic, queue_id in self._message_queues(request):
-            await turns.take()
+            await slices.step()
             try:
                 await self._pop_queue(request, result, topic, queue_id)
             except (BrokerError, OSError):
@@ -120,9 +120,9 @@ class PopConsumerService:
 
     async def peek(self, request: PopRequest) -> PopResult:
         """What a pop would find, without taking it; waits for what has to be read."""
-        result, turns = PopResult(self._clock.now_ms()), Turns()
+        result, slices = PopResult(self._clock.now_ms()), LoopSlices()
         for topic, queue_id in self._message_queues(request):
-            await turns.take()
+            await slices.step()
             room = request.max_count - result.count
             if room <= 0:
                 break
@@ -139,18 +139,18 @@ class PopConsumerService:
 
         Other requests are served meanwhile: a caller that waits for a message registers with `PopLongPolling` first.
         """
-        turns = Turns()
+        slices = LoopSlices()
         for topic, queue_id in self._message_queues(request):
-            await turns.take()
+            await slices.step()
             if self._has_message_in(request, topic, queue_id):
                 return True
         return False
 
     async def unreadable(self, request: PopRequest) -> str | None:
         """Why one of its queues can't be read now; nobody is told when it can."""
-        turns = Turns()
+        slices = LoopSlices()
         for topic, queue_id in self._message_queues(request):
-            await turns.take()
+            await slices.step()
             queue = self._pops.find(request.group, topic, queue_id)
             if queue is not None and (why := self._unreadable(request, queue)) is not None:
                 return why

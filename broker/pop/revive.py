@@ -29,6 +29,7 @@ from broker.store.message_store import GetResult
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
+from infra.loop.in_steps import LoopSlices
 from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records
@@ -38,8 +39,6 @@ log = logging.getLogger(__name__)
 
 _RETRY_LATER_MS = 10_000
 _MAX_BYTES = 1 << 20
-# After so many the loop serves others.
-_SLICE = 64
 # Queues whose messages are waited for at a time; the others' lines are no longer than what may be out.
 _LINES_MAX = 32
 
@@ -93,6 +92,7 @@ class PopRevive:
         if not self._life.accepting:
             return 0
         before, due = self.revived, deque(self._pops.take_due())
+        slices = LoopSlices()
         try:
             while due:
                 tried = await self._try(*due[0], waits=False)
@@ -101,8 +101,7 @@ class PopRevive:
                 elif tried is _Tried.NOT_NOW:
                     self._put_off(*due[0])
                 due.popleft()
-                if len(due) % _SLICE == 0:
-                    await asyncio.sleep(0)
+                await slices.step()
         finally:
             for item in due:  # none is forgotten, whatever went wrong with one of them
                 self._put_off(*item)

@@ -10,7 +10,7 @@ from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManag
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.schedule_message import ScheduleMessage
 from infra.clock import Clock
-from infra.loop.in_steps import Turns, in_slices, in_turns
+from infra.loop.in_steps import LoopSlices, in_slices, in_turns
 from infra.net.remoting_server import Connection
 from neve.remoting.body import MessageQueue, dumps_object_keys
 from neve.remoting.codes import ResponseCode
@@ -45,11 +45,11 @@ class AdminOffsetsProcessor:
         """43: what every group has consumed, as a stock slave copies it: it saves nothing without a version."""
         offsets = self._offsets
         table = WideMap()
-        turns = Turns()
+        slices = LoopSlices()
         for topic, group in offsets.pairs():
             queues = offsets.queues_of(group, topic)
             table.add_numbers(f"{topic}{SEPARATOR}{group}", queues)
-            await turns.take(1 + len(queues) // _NUMBERS_PER_LOOK)
+            await slices.step(1 + len(queues) // _NUMBERS_PER_LOOK)
         version = {"counter": offsets.file.changes, "stateVersion": 0, "timestamp": self._clock.now_ms()}
         return table.answer(request, {"dataVersion": version}, "offsetTable")
 
@@ -81,13 +81,13 @@ class AdminOffsetsProcessor:
         topic, compared = require_str(ext, "topic"), require_str(ext, "compareGroup")
         filtered = {group.strip() for group in (ext.get("filterGroups") or "").split(",")}
         lowest: dict[int, int] = {}
-        turns = Turns()
+        slices = LoopSlices()
         for group in self._offsets.groups_of(topic):
-            await turns.take()
+            await slices.step()
             if group in filtered:
                 continue
             for queue, offset in self._offsets.queues_of(group, topic).items():
-                await turns.take()
+                await slices.step()
                 if offset >= self._tiered.min_offset(topic, queue):
                     lowest[queue] = min(offset, lowest.get(queue, _LONG_MAX))
         for queue, offset in self._offsets.queues_of(compared, topic).items():

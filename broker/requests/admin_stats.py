@@ -10,7 +10,7 @@ from broker.stats.topic_tiers import TopicTiers
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
-from infra.loop.in_steps import Turns, in_slices
+from infra.loop.in_steps import LoopSlices, in_slices
 from infra.net.remoting_server import Connection
 from neve.errors import BrokerError
 from neve.remoting.body import MessageQueue, dumps, dumps_object_keys
@@ -93,14 +93,14 @@ class AdminStatsProcessor:
         only_ordered = optional_bool(request.ext, "isOrder")
         parts = [b'{"brokerAddr":%b,"consumeStatsList":[' % dumps("{}:{}".format(*self._address))]
         behind = in_flight = 0
-        turns = Turns()
+        slices = LoopSlices()
         for number, group in enumerate(list(self._groups.groups)):
-            await turns.take()
+            await slices.step()
             live = self._clients.consumers.get(group)
             parts.append(b"%b{%b:[" % (b"," if number else b"", dumps(group)))
             separator = b""
             for topic in self._offsets.topics_of(group):
-                await turns.take()
+                await slices.step()
                 config = self._topics.select(topic)
                 if config is None or (only_ordered and not config.order):
                     continue
@@ -108,7 +108,7 @@ class AdminStatsProcessor:
                     continue
                 table = WideMap()
                 for queue in range(config.write_queue_nums):
-                    await turns.take()
+                    await slices.step()
                     stats = self._queue_stats.of_group(group, topic, queue)
                     table.add(MessageQueue(topic, self._broker_name, queue), stats)
                     behind += stats["brokerOffset"] - stats["consumerOffset"]

@@ -23,6 +23,7 @@ from broker.stats.health import Health
 from broker.stats.topic_metrics import Figures, Largest, TopicMetrics, archive_ages, families
 from infra.clock import Clock
 from infra.config.properties import time_ms
+from infra.loop.in_steps import in_slices
 from infra.loop.pace import SCRAPE_SHARE, SHARE, Pace
 from infra.loop.supervisor import Trouble
 from infra.net.admin_http import AdminHttp, Request, Response, json_response
@@ -46,7 +47,6 @@ _PAGE = 10_000
 _THREADS = 8
 _CHEAP = 2
 _MAX_LINES = 1_000  # progress that waits for its client; the last lines are kept
-_FAMILIES_AT_ONCE = 20  # some 0.2 ms of the loop
 _NO_ARCHIVE = Response(409, b"no archive: set storeUrl\n")
 _IN_NO_SET = Response(409, b"this broker is in no set: replication=none\n")
 # Of the archive's status: what is told, in which unit, and its meaning.
@@ -127,16 +127,12 @@ class AdminPages:
 
     async def metrics(self, request: Request) -> Response:
         figures = await self._topic_metrics.take(self._last_backlog.get())
-        whole: list[Metric] = []
-        for family in self._metrics.families():
-            whole.append(family)
-            if len(whole) % _FAMILIES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        whole = [family async for family in in_slices(self._metrics.families())]
         text = await self._in_thread(lambda: self._rendered(whole, figures))
         return Response(body=text, content_type="text/plain; version=0.0.4")
 
     def _rendered(self, whole: Sequence[Metric], figures: Figures) -> bytes:
-        return render(itertools.chain(whole, of_process()), families(figures), self._pace(SCRAPE_SHARE).breathe)
+        return render(itertools.chain(whole, of_process()), families(figures), self._pace(SCRAPE_SHARE).pause)
 
     async def _backlog_looked_at(self, is_first: bool) -> Largest[tuple[str, int]]:
         return await self._in_thread(self._look_at_backlog, SCRAPE_SHARE if is_first else SHARE)
@@ -146,7 +142,7 @@ class AdminPages:
         lifecycle, limit = self._archive.lifecycle, self._config.metrics_max_series
         if not isinstance(lifecycle, ArchiveLifecycle):
             return archive_ages({}, limit)
-        backlog = lifecycle.backlog(self._pace(share).breathe)
+        backlog = lifecycle.backlog(self._pace(share).pause)
         ages = lifecycle.ages_ms(backlog)
         self._backlog = {**lifecycle.status(backlog), "backlog_age_ms": max(ages.values(), default=0)}
         return archive_ages(ages, limit)

@@ -10,7 +10,6 @@ Of topics, of pairs of group and topic and of groups at most `metricsMaxSeries` 
 looked up for the pairs with the longest lag alone: each may be a read of the disk.
 """
 
-import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -31,14 +30,13 @@ from broker.tables.retry_names import RetryNames
 from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
+from infra.loop.in_steps import LoopSlices, in_slices
 from infra.observe.metrics import Histogram
 from neve.record.codec import decode_record
 from neve.remoting import names
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 from neve.remoting.releases import release_of
 
-# Names, groups or queues looked at before other requests get their turn.
-_SLICE = 50
 _TIMED = 100
 _PROTOCOL = {"protocol_type": "remoting"}
 _LOCAL_DISK = {"storage_type": "local", "storage_medium": "disk"}
@@ -163,19 +161,15 @@ class RocketmqMetrics:
 
     async def _traffic_in(self, limit: int) -> list[Family | Distribution]:
         told, dead = Largest[str](limit), Largest[tuple[str, int]](limit)
-        for number, topic in enumerate(self._stats.topics(), 1):
+        async for topic in in_slices(self._stats.topics()):
             count = self._stats.of(topic).messages_in
             if topic.startswith(DLQ_PREFIX):
                 dead.add(count, (topic, count))
             elif count and not topic.startswith(RETRY_PREFIX):
                 told.add(count, topic)
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
         messages, throughput = list[Sample](), list[Sample]()
         sizes = list[tuple[Mapping[str, str], list[tuple[str, float]], float]]()
-        for number, topic in enumerate(told.rows(), 1):
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
+        async for topic in in_slices(told.rows()):
             labels = {"topic": topic, "is_system": _said(names.is_system_topic(topic))}
             for kind, (count, size) in self._kinds(topic).items():
                 if count:
@@ -211,15 +205,11 @@ class RocketmqMetrics:
 
     async def _traffic_out(self, limit: int) -> list[Family]:
         told = Largest[tuple[str, str]](limit)
-        for number, (topic, group) in enumerate(self._stats.readings(), 1):
+        async for topic, group in in_slices(self._stats.readings()):
             if not topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 told.add(self._stats.of_reading(topic, group)[0], (topic, group))
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
         messages, throughput = list[Sample](), list[Sample]()
-        for number, (topic, group) in enumerate(told.rows(), 1):
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
+        async for topic, group in in_slices(told.rows()):
             count, size = self._stats.of_reading(topic, group)
             labels = {"topic": topic, "consumer_group": group, "is_system": _is_system(topic, group)}
             messages.append(Sample(labels, count))
@@ -232,14 +222,11 @@ class RocketmqMetrics:
     async def _lags(self) -> list[Family]:
         rows = (await self._topic_metrics.lags()).found.rows()
         told: tuple[list[Sample], ...] = ([], [], [], [], [])
-        looked_at = 0
+        slices = LoopSlices()
         for number, lag in enumerate(rows):
             config = self._topics.select(lag.topic)
             queues = 0 if config is None else config.read_queue_nums
-            looked_at += queues + 1
-            if looked_at >= _SLICE:
-                looked_at = 0
-                await asyncio.sleep(0)
+            await slices.step(queues + 1)
             labels = self._of_pair(lag)
             for samples, value in zip(told, await self._standing(lag, queues, timed=number < _TIMED), strict=True):
                 if value is not None:
@@ -279,9 +266,7 @@ class RocketmqMetrics:
         group, topic, tiered = lag.group, lag.topic, self._tiered
         in_hand = to_fetch = 0
         unacknowledged, unfetched = list[int](), list[int]()
-        for queue in range(queues):
-            if queue % _SLICE == _SLICE - 1:
-                await asyncio.sleep(0)
+        async for queue in in_slices(range(queues)):
             end = tiered.max_offset(topic, queue)
             at = max(self._offsets.query(group, topic, queue), 0)
             popped = self._pops.find(group, topic, queue)
@@ -313,19 +298,15 @@ class RocketmqMetrics:
     async def _connections(self, limit: int) -> list[Family]:
         producers: Counter[tuple[tuple[str, str], ...]] = Counter()
         consumers: Counter[tuple[tuple[str, str], ...]] = Counter()
-        for number, channels in enumerate(list(self._clients.producers.values()), 1):
+        async for channels in in_slices(list(self._clients.producers.values())):
             for channel in list(channels.values()):
                 producers[*_of_client(channel)] += 1
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
-        for number, group in enumerate(list(self._clients.consumers.values()), 1):
+        async for group in in_slices(list(self._clients.consumers.values())):
             mode = _MODES.get(group.consume_type, group.consume_type.lower())
             is_system = _said(names.is_system_group(group.name))
             of_group = (("consumer_group", group.name), ("consume_mode", mode), ("is_system", is_system))
             for channel in list(group.channels.values()):
                 consumers[*of_group, *_of_client(channel)] += 1
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
         return [
             Family("rocketmq_producer_connections", "connections of producers", _most(producers, limit)),
             Family("rocketmq_consumer_connections", "connections of consumers, by group", _most(consumers, limit)),

@@ -25,7 +25,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.retry_names import RetryNames
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
-from infra.loop.in_steps import LoopPace
+from infra.loop.in_steps import LoopPace, in_slices
 from infra.loop.pace import SCRAPE_SHARE, SHARE
 from infra.observe.last_look import LastLook, Seen
 from infra.observe.metrics import Series
@@ -34,7 +34,6 @@ from neve.remoting.names import RETRY_PREFIX
 # Queues, or names, looked at before other requests get their turn: about an eighth of a millisecond.
 _SLICE = 50
 _COUNTED_AT_ONCE = 400  # topics of which two numbers are added: the same time
-_ROWS_AT_ONCE = 100  # that are told, of which four numbers are taken
 _NAMES_AT_ONCE = 1_000  # of which the beginning is looked at
 T = TypeVar("T")
 U = TypeVar("U")
@@ -143,10 +142,8 @@ class TopicMetrics:
             told.add_all(zip(stats.messages_of(some), some, strict=True))
             await asyncio.sleep(0)
         rows: dict[str, TopicTraffic] = {}
-        for number, topic in enumerate(told.rows()):
+        async for topic in in_slices(told.rows()):
             rows[topic] = stats.of(topic)
-            if number % _ROWS_AT_ONCE == 0:
-                await asyncio.sleep(0)
         return told.of(rows.__getitem__)
 
     async def _look_at_lags(self, is_first: bool) -> Largest[Lag]:
@@ -167,7 +164,7 @@ class TopicMetrics:
             looked_at += 1
             if pair is None or looked_at >= _SLICE:
                 looked_at, before = 0, ""
-                await pace.breathe()
+                await pace.pause()
             if pair is None:
                 continue
             topic, group = pair
@@ -181,14 +178,14 @@ class TopicMetrics:
                     looked_at += 1
                     if looked_at >= _SLICE:
                         looked_at = 0
-                        await pace.breathe()
+                        await pace.pause()
             behind = 0
             for first in range(0, len(ends), 8):
                 behind += self._behind(group, topic, ends, first)
                 looked_at += 1  # to compare is less than to look up
                 if looked_at >= _SLICE:
                     looked_at = 0
-                    await pace.breathe()
+                    await pace.pause()
             lags.add(behind, Lag(group, topic, behind))
         return lags
 

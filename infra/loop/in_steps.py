@@ -52,13 +52,13 @@ async def in_turns(
     return None
 
 
-class Turns:
+class LoopSlices:
     """Yields to the event loop after each slice of work, however the loops that do the work are nested."""
 
     def __init__(self) -> None:
         self._taken = 0
 
-    async def take(self, weight: int = 1) -> None:
+    async def step(self, weight: int = 1) -> None:
         """After a piece of work that is as much as `weight` queues."""
         self._taken += weight
         if self._taken >= SLICE:
@@ -68,10 +68,10 @@ class Turns:
 
 async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items; other requests are served after each slice of them."""
-    turns = Turns()
+    slices = LoopSlices()
     for item in items:
         yield item
-        await turns.take()
+        await slices.step()
 
 
 async def run_beside(parts: Parts[T], run: Callable[[Callable[[], object]], Coroutine[Any, Any, object]]) -> T:
@@ -107,7 +107,7 @@ class LoopPace:
         self._clock, self._per_second = clock, 1 / share - 1
         self._since = clock.thread_seconds()
 
-    async def breathe(self) -> None:
+    async def pause(self) -> None:
         """Sleep between two slices, in proportion to the time that the last one took."""
         worked = self._clock.thread_seconds() - self._since
         await asyncio.sleep(min(worked * self._per_second, LONGEST_S))

@@ -29,7 +29,7 @@ class Pace:
         self._per_second = 1 / share - 1  # seconds to wait for one of work
         self._since = clock.thread_seconds()
 
-    def breathe(self) -> None:
+    def pause(self) -> None:
         """Between two pieces of work: wait as long as what was done since the last time is worth."""
         worked = self._clock.thread_seconds() - self._since
         if worked >= _PIECE_S:

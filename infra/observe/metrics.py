@@ -118,18 +118,18 @@ class Series(NamedTuple):
 
 
 def render(
-    families: Iterable[Metric], series: Iterable[Series] = (), breathe: Callable[[], None] = lambda: None
+    families: Iterable[Metric], series: Iterable[Series] = (), pause: Callable[[], None] = lambda: None
 ) -> bytes:
-    """Prometheus' text format. For a thread; `breathe`: between two pieces."""
+    """Prometheus' text format. For a thread; `pause`: between two pieces."""
     pieces: list[bytes] = []
     for family in families:
         pieces.append(bytes(generate_latest(_Given([family]))))
-        breathe()
+        pause()
     for one in series:
         pieces.append(f"# HELP {one.name} {one.text}\n# TYPE {one.name} {one.kind}\n".encode())
         for first in range(0, len(one.rows), _ROWS):
             pieces.append(_lines(one, one.rows[first : first + _ROWS]))
-            breathe()
+            pause()
     return b"".join(pieces)
 
 

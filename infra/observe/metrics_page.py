@@ -27,7 +27,7 @@ class MetricsPage:
         return Response(body=text, content_type=CONTENT_TYPE)
 
     def _rendered(self, families: Iterable[Metric]) -> bytes:
-        return render(families, breathe=self._pace().breathe)
+        return render(families, pause=self._pace().pause)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

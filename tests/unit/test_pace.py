@@ -43,8 +43,8 @@ def test_what_a_piece_took_is_waited_for_in_proportion(share: float, seconds: fl
     clock, waits = ManualClock(), Waits()
     pace = Pace(clock, waits, share)
     clock.worked_s += 0.01
-    pace.breathe()
-    pace.breathe()
+    pace.pause()
+    pace.pause()
     assert waits.seconds == [pytest.approx(seconds)]
 
 
@@ -53,7 +53,7 @@ def test_small_pieces_are_waited_for_together() -> None:
     pace = Pace(clock, waits, 0.01)
     for _ in range(100):
         clock.worked_s += 0.0001
-        pace.breathe()
+        pace.pause()
     assert len(waits.seconds) <= 20
     assert sum(waits.seconds) == pytest.approx(99 * 0.01, rel=0.1)
 
@@ -62,7 +62,7 @@ def test_no_wait_holds_a_stop_up_for_long() -> None:
     clock, waits = ManualClock(), Waits()
     pace = Pace(clock, waits, 0.001)
     clock.worked_s += 3600
-    pace.breathe()
+    pace.pause()
     assert waits.seconds == [2.0]
 
 
@@ -80,7 +80,7 @@ def test_a_page_of_metrics_is_made_a_family_at_a_time_and_is_the_same(monkeypatc
             asked.append(family.name)
             yield family
 
-    text = render(one_by_one(), breathe=lambda: breaths.append(1))
+    text = render(one_by_one(), pause=lambda: breaths.append(1))
     registry = CollectorRegistry()
     monkeypatch.setattr(registry, "collect", lambda: told)
     assert (text, len(breaths)) == (generate_latest(registry), len(told))
@@ -120,7 +120,7 @@ def test_work_on_the_loop_waits_between_its_slices_and_others_have_their_turns()
         for _ in range(5):
             clock.worked_s += 0.002
             others = loop.create_task(asyncio.sleep(0))
-            await pace.breathe()
+            await pace.pause()
             assert others.done()
         return loop.time() - began
 
@@ -137,9 +137,9 @@ def test_what_others_did_while_it_waited_counts_for_nothing_on_the_loop() -> Non
             clock.worked_s += 60.0
 
         loop.call_soon(work_of_others)
-        await pace.breathe()
+        await pace.pause()
         began = loop.time()
-        await pace.breathe()
+        await pace.pause()
         return loop.time() - began
 
     assert asyncio.run(main()) < 1.0, "2 s at least, had it been counted"

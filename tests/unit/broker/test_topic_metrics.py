@@ -200,7 +200,7 @@ def test_lags_that_take_long_to_look_up_are_told_as_they_were_and_how_old_they_a
         async def is_slow(pace: LoopPace) -> None:
             await go_on.wait()
 
-        monkeypatch.setattr(LoopPace, "breathe", is_slow)
+        monkeypatch.setattr(LoopPace, "pause", is_slow)
         commit(broker, "g", "T", 3)
         await send(connection, "T")
         found = await scrape(broker)
