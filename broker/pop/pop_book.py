@@ -5,7 +5,8 @@ image of the book and applies the records behind it: what was acknowledged stays
 Of a queue that is in the book, the book is the truth and the offset table follows it; who sets the group elsewhere
 comes here first.
 
-A queue without a message out leaves the book when it is idle. The offset table, saved before, is the truth then.
+A queue without a message out leaves the book when it is idle. The offset table is the truth then; a record of the
+metadata log states the offsets before, for slaves.
 
 Image: {"logOffset": first record of the log behind it, "queues": [[…], …], "floor": pop time, "isPart": true}
 floor   the latest pop time of the queues that left the book: a queue that comes back has later ones
@@ -303,41 +304,45 @@ class PopBook:
     async def drop_idle(self) -> int:
         """Drop the queues that have no message out and were not popped for a while; returns how many.
 
-        Their offsets are on the disk first: a restart, and the next pop, find them in the offset table.
+        Their offsets are in the log first: the next pop, the next start and slaves find them in the offset table. A
+        slave polls that table, and would lose what was acknowledged since its last poll.
         """
         if self._store.is_following:
             return 0
-        idle = await in_turns(self._idle())
-        if not idle:
-            return 0
-        await self._offsets.file.save()
-        return await in_turns(self._drop(idle))
+        return await in_turns(self._drop(await in_turns(self._idle())))
 
-    def _idle(self) -> Steps[list[tuple[PopQueue, int]]]:
-        """Idle queues with their offsets."""
+    def _idle(self) -> Steps[dict[tuple[str, str], list[PopQueue]]]:
+        """Idle queues by group and topic."""
         before = self._clock.now_ms() - _IDLE_MS
-        found = []
+        found: dict[tuple[str, str], list[PopQueue]] = {}
         for number, queue in enumerate(list(self.queues.values()), 1):
             if queue.is_empty and queue.newest < before and self._offsets.query(*queue.key) == queue.next_offset:
-                found.append((queue, queue.next_offset))
+                found.setdefault(queue.key[:2], []).append(queue)
             if number % _IDLE_SLICE == 0:
                 yield
         return found
 
-    def _drop(self, idle: Sequence[tuple[PopQueue, int]]) -> Steps[int]:
-        """Drop those that have not changed since their offset was saved."""
-        dropped = 0
-        for number, (queue, offset) in enumerate(idle, 1):
-            is_same = queue.is_empty and queue.next_offset == offset and self._offsets.query(*queue.key) == offset
-            if is_same and self.queues.get(queue.key) is queue and not self._store.is_following:
-                try:
-                    self.record(Gone(*queue.key))
-                except BrokerError as error:
-                    log.warning("idle queues stay in the pop book: %s", error)
-                    break
-                dropped += 1
-            if number % _DROP_SLICE == 0:
-                yield
+    def _drop(self, idle: Mapping[tuple[str, str], Sequence[PopQueue]]) -> Steps[int]:
+        """Drop those that have not changed since their offset was logged."""
+        dropped = work = 0
+        for pair, queues in idle.items():
+            if self._store.is_following:
+                break
+            try:
+                logged = self._offsets.log_standing(*pair)
+                work += len(logged) // _DROP_SLICE
+                for queue in queues:
+                    is_same = queue.is_empty and queue.next_offset == logged.get(queue.key[2])
+                    if is_same and self.queues.get(queue.key) is queue and not self._store.is_following:
+                        self.record(Gone(*queue.key))
+                        dropped += 1
+                    work += 1
+                    if work >= _DROP_SLICE:
+                        work = 0
+                        yield
+            except BrokerError as error:
+                log.warning("idle queues stay in the pop book: %s", error)
+                break
         return dropped
 
     async def settle(self) -> None:
