@@ -113,6 +113,7 @@ class MessageStore:
             visibility=self._visibility,
             new_lock=new_lock,
         )
+        self._own_from: int | None = None  # where this broker's own records begin, while the mark of a slave is there
 
     # -- start and stop
 
@@ -188,6 +189,7 @@ class MessageStore:
         It takes no more of its own whatever happens; where the disk can't be told so, it takes nothing at all: OSError.
         """
         self._described.forget()
+        self._own_from = None
         self._end.follow()
         try:
             self._directory.begin_following()
@@ -196,32 +198,39 @@ class MessageStore:
             raise
 
     def prepare_to_lead(self) -> None:
-        """Do what `lead` would wait for, while no master is followed: allocate the file for own records. For a thread.
-
-        The other part is the checkpoint: `want_checkpoint` at the end of the log, then `upkeep`.
-        """
+        """Allocate the file for own records, so that `lead` does not wait for it. For a thread."""
         if self._end.is_at_a_border:
             with suppress(StoreFull):  # `lead` reports it
                 self._log.prepare_next()
 
     def lead(self) -> None:
-        """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`."""
+        """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`.
+
+        No queue is synced here: a start rebuilds queues and keys from the log, which was synced before the own epoch
+        began. The mark of a slave stays until a checkpoint covers the master's records. A crash before that checkpoint
+        is recovered as a slave's, own records included. A queue that this broker raises above its last record is not
+        lowered by that: `_create_at` writes a checkpoint first, and the mark goes with it.
+        """
         self._end.check_following()
         self._replica.forget()
-        self._end.begin_to_lead()
-        if not self._checkpointer.is_current:
-            self.checkpoint()
-        self._forget_following()
+        self._begin_to_lead()
         self._end.open()
+
+    def _begin_to_lead(self) -> None:
+        self._end.begin_to_lead()
+        self._own_from = self._end.appended
+        self._forget_following()
 
     def _end_following_at_start(self) -> None:
         with suppress(StoreFull):  # then the mark stays, and the first append makes the file, or says why not
-            self._end.begin_to_lead()
-            self._forget_following()
+            self._begin_to_lead()
 
     def _forget_following(self) -> None:
-        if not self.checkpoint_is_put_off:
+        """Remove the mark as soon as a checkpoint covers all that a master laid out; on the loop, as `follow`."""
+        is_covered = self._own_from is not None and self.checkpointed >= self._own_from
+        if is_covered and not self.checkpoint_is_put_off:
             self._directory.end_following()
+            self._own_from = None
 
     # -- a slave's append
 
@@ -465,6 +474,7 @@ class MessageStore:
         self._visibility.after_flush(offset)
         self._index.build()
         self._checkpointer.look()
+        self._forget_following()
 
     # -- upkeep
 
@@ -519,6 +529,7 @@ class MessageStore:
     def checkpoint(self) -> None:
         """Write one now: it flushes, too."""
         self._checkpointer.write_now()
+        self._forget_following()
 
     # -- queues
 

@@ -675,11 +675,6 @@ class QueueTable:
         """Those of the queues that the next checkpoint brings to the disk."""
         return {queue.topic for queue in self._dirty}
 
-    @property
-    def is_dirty(self) -> bool:
-        """Whether a checkpoint has queues to bring to the disk."""
-        return bool(self._dirty)
-
     def save(self) -> None:
         """What was asked for is for good. On the thread that asks."""
         self._file.write(self.image())
