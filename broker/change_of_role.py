@@ -8,7 +8,7 @@ to master     confirmed to its end, then       followed to its end, no       rea
 to slave      closed for own records, at once  as the log is confirmed       forgotten
 
 To master are two parts. `prepare` takes its time, on threads and in steps: the timers and transactions in the log, the
-offsets of groups. The broker takes nothing meanwhile, and its log does not grow. `lead` is one turn
+offsets of groups, the popped queues. The broker takes nothing meanwhile, and its log does not grow. `lead` is one turn
 of the loop: nothing else finds it half done.
 
 Neither waits for a checkpoint of the queues. The log is the truth: a start after a crash rebuilds the queues above the
@@ -43,7 +43,7 @@ from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)
 
-_EVENTS_AT_ONCE = 500
+_EVENTS_AT_ONCE = 200
 # Of a record that says which queues were raised: the log takes one of this size whatever its limits are.
 _BYTES_A_RECORD = 16 << 10
 _BYTES_A_QUEUE = 40  # its number and its offset
@@ -108,6 +108,7 @@ class ChangeOfRole:
             raise StartupError(str(error), EXIT_FAILED) from error
         for line in await in_turns(self._metadata.lead_steps()):
             log.warning("group offset above the end of its queue: %s", line)
+        await in_turns(self._pops.lead_steps())
 
     async def _checkpoint(self) -> None:
         """A queue that is raised gets a checkpoint on the loop before and after: little is left to sync for these."""
@@ -129,7 +130,6 @@ class ChangeOfRole:
             # First: where a crash tore the end of a transaction from its mark, that is appended before all else.
             self._transactions.lead()
             self._pops.lead()
-            self._pops.tell_offsets()
             self._topics.lead(epoch)
         except BaseException:
             self._close()

@@ -46,7 +46,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk import Disk
-from infra.in_steps import Steps, in_turns
+from infra.in_steps import Steps, at_once, in_turns
 from infra.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
@@ -62,6 +62,8 @@ _ALL_QUEUES = -1
 _IDLE_MS = 600_000
 # Queues looked at, and dropped by a record of the log each, in one turn of the event loop.
 _IDLE_SLICE, _DROP_SLICE = 2_000, 32
+# In one turn of a promotion: records of the log, or queues and messages in flight.
+_FOLLOWED_SLICE, _LED_SLICE = 200, 500
 
 
 class PopBook:
@@ -121,7 +123,8 @@ class PopBook:
             self._load_queue(*row)
         if self._store.is_following:
             return  # `follow` goes on
-        self._lead()
+        at_once(self.lead_steps())
+        self._is_part = False
         if self.queues or value:
             log_start = self._capture()
             self.file.save_now()
@@ -153,23 +156,30 @@ class PopBook:
                 return True
         return False
 
-    def lead(self) -> None:
-        """All of the log is this broker's own from now on."""
-        self._lead()
-        self._changed = True
+    def lead_steps(self) -> Steps[None]:
+        """The part of `lead` that takes its time, while the log does not grow and no offset changes.
 
-    def _lead(self) -> None:
-        for event, following in self._events(self._followed):
-            if event is not None:
-                self._apply(event)
-            self._followed = following
-        for queue in self.queues.values():
+        Apply all events of the log, clip each queue to its end, and store its offset in the offset table. `load` undoes
+        that, if this broker does not lead after all.
+        """
+        while self.follow(_FOLLOWED_SLICE):
+            yield
+        weight = 0
+        for queue in list(self.queues.values()):
             self._clip(queue)
             acknowledged = self._offsets.query(*queue.key) if self._is_part else -1
             if 0 <= acknowledged < queue.low():
                 queue.go_to(acknowledged)
             self._commit(queue)
-        self._is_part = False
+            weight += 1 + len(queue.flights)
+            if weight >= _LED_SLICE:
+                weight = 0
+                yield
+
+    def lead(self) -> None:
+        """Behind `lead_steps`: all of the log is this broker's own from now on."""
+        assert next(self._events(self._followed), None) is None, "the book has all events of the log"
+        self._is_part, self._changed = False, True
 
     def _load_queue(  # noqa: PLR0917
         self,

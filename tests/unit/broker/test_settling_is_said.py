@@ -68,7 +68,7 @@ def leading(log: Log, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
     def nothing(*_: object) -> None: ...
 
     some: Any = SimpleNamespace(forget=nothing, lead=nothing)
-    pops: Any = SimpleNamespace(lead=nothing, tell_offsets=nothing)
+    pops: Any = SimpleNamespace(lead=nothing)
     metadata: Any = SimpleNamespace(lead=list)
     topics: Any = SimpleNamespace(lead=nothing)
     role = ChangeOfRole(
