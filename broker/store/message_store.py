@@ -618,9 +618,14 @@ class MessageStore:
         """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
         return self._queues.hide_below(topic, offsets)
 
-    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
-        """As `hide_below`, of the messages that were stored before a time."""
-        return self._queues.expire_below(topic, offsets, timestamp)
+    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> Generator[None, None, bool]:
+        """As `hide_below`, of the messages that were stored before a time. Yields as `offset_by_time`."""
+        hidden = False
+        for queue_id, offset in offsets.items():
+            if self._queues.get(topic, queue_id) is not None:
+                before = yield from self.offset_by_time(topic, queue_id, timestamp, upper=False)
+                hidden |= self._queues.hide_below(topic, {queue_id: min(offset, before)})
+        return hidden
 
     def show_from(self, topic: str, queue_id: int, offset: int) -> int:
         """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
@@ -813,12 +818,23 @@ class MessageStore:
             old_below=old_below,
         )
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
-        """The offset of a time: the first at or after it, or with `upper` the last at or before it; erased or not."""
-        queue = self._queues.get(topic, queue_id)
-        if queue is None:
-            return 0
-        return reading.offset_by_time(self._log, queue, self._queues.minimum(queue), timestamp, upper=upper)
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> Generator[None, None, int]:
+        """The offset of a time: the first at or after it, or with `upper` the last at or before it; erased or not.
+
+        Yields where other work may have its turn, which happens only in files in which the clock was set back. The
+        search begins again if the queue is another one by then.
+        """
+        wanted = timestamp + 1 if upper else timestamp
+        searched, cuts, at = None, self.cuts, 0
+        while (queue := self._queues.get(topic, queue_id)) is not None:
+            if queue is not searched or cuts != self.cuts:
+                searched, cuts, at = queue, self.cuts, 0
+            minimum = self._queues.minimum(queue)
+            at, is_found = reading.first_stored(self._log, queue, max(minimum, at), wanted)
+            if is_found:
+                return max(at - 1, minimum) if upper else at
+            yield
+        return 0
 
     def entry(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
         """Physical offset, size and tags code of a message; None if the local queue has none there that is returned."""

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from broker.store import erased, reading
+from broker.store import erased
 from broker.store.commit_log import CommitLog
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue, MappedFiles
@@ -552,16 +552,6 @@ class QueueTable:
                 self._set_floor(queue, min(offset, queue.visible))
                 found = True
         return found
-
-    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
-        """As `hide_below`, of the messages that were stored before a time."""
-        old: dict[int, int] = {}
-        for queue_id, offset in offsets.items():
-            queue = self.get(topic, queue_id)
-            if queue is not None:
-                before = reading.offset_by_time(self._log, queue, self.minimum(queue), timestamp, upper=False)
-                old[queue_id] = min(offset, before)
-        return self.hide_below(topic, old)
 
     def show_from(self, topic: str, queue_id: int, offset: int) -> int:
         """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.

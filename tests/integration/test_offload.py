@@ -15,7 +15,7 @@ import pytest
 from broker.archiving.erased_rows import at_once, hide
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
-from infra import failpoint, minio
+from infra import failpoint, in_steps, minio
 from infra.clock import SystemClock
 from infra.disk import RealDisk
 from infra.failpoint import FailpointError
@@ -89,7 +89,7 @@ class StoreAdapter(OneByOne):
         self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
     ) -> Mapping[str, TopicUnreadable]:
         for topic, offsets in rising.items():
-            self.store.expire_below(topic, offsets, before[topic])
+            in_steps.at_once(self.store.expire_below(topic, offsets, before[topic]))
         self.store.save_queue_state()
         return {}
 
@@ -111,7 +111,7 @@ class StoreAdapter(OneByOne):
         return self.store.show_from(topic, queue, offset)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
-        return self.store.offset_by_time(topic, queue, time_ms, upper)
+        return in_steps.at_once(self.store.offset_by_time(topic, queue, time_ms, upper))
 
     def store_time(self, topic: str, queue: int, offset: int) -> int:
         return self.store.store_time(topic, queue, offset)
