@@ -1,17 +1,27 @@
 """How long sends at a steady rate wait beside a producer that saturates the broker from one connection.
 
 Windows alone and beside take turns. Printed at the end, as medians: the p99 of the steady sender alone and beside the
-saturating producer, and the rate of the producer alone and beside the sender.
+saturating producer, the rate of the producer alone and beside the sender, the sum of both rates, and the processor time
+of each process for a message.
+
+The producer loses at least the broker's time that the sender's own messages take. The expected rate is its rate alone
+less that share, by what these messages cost the broker without the producer. A rate below it is a loss that the broker,
+or a processor that the processes share, adds. `--pin` separates the two: the broker runs on the first processor that
+this process may use, all clients on the second.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.measure import SIZE, raw_command, settle
@@ -22,33 +32,114 @@ STEADY, BULK = "steady", "bulk"
 WARM_S = 1.0
 
 
-def steady(broker: str, rate: float, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bench.open_load", "send", broker, STEADY, str(SIZE), str(rate), str(WARM_S)]
-    process = subprocess.Popen([*command, str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "READY\n"
-    return process
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A window of the steady sender; times of a message."""
+
+    p99_ms: float
+    sender_us: float  # of a processor
+    broker_us: float  # of a processor, also for what it did besides
 
 
-def p99_of(process: subprocess.Popen[str]) -> float:
-    """Milliseconds."""
-    out, _ = process.communicate("\n", timeout=120)
-    found = json.loads(out)
-    assert not found["failed"], found
-    return float(found["p99"]) / 1000
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """A window of the producer."""
+
+    rate: float  # messages a second
+    producer_us: float  # of a processor for a message
+    broker_share: float  # of one processor
+
+    def broker_us(self, others: float = 0.0) -> float:
+        """Return the processor time for a message, with `others` a second beside those of the producer."""
+        return self.broker_share / (self.rate + others) * 1e6
 
 
-def bulk(broker: str, in_flight: int, seconds: float) -> subprocess.Popen[str]:
-    command = raw_command("produce", broker, BULK, SIZE, in_flight, WARM_S, seconds)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The windows that took turns."""
+
+    sender_alone: Sent
+    producer_alone: Produced
+    sender: Sent
+    producer: Produced
 
 
-def rate_of(process: subprocess.Popen[str]) -> float:
-    """Messages a second between the marks."""
-    out, _ = process.communicate(timeout=120)
-    marks = [line.split() for line in out.splitlines() if line.startswith("MARK")]
-    (_, begun, before), (_, ended, after) = marks
-    return (int(after) - int(before)) / (int(ended) - int(begun)) * 1e9
+class Bench:
+    """The broker and its two clients."""
+
+    def __init__(self, server: NeveServer, rate: float, in_flight: int, seconds: float) -> None:
+        self._server, self._rate, self._in_flight, self._seconds = server, rate, in_flight, seconds
+
+    def round(self) -> Round:
+        """In the window of both the sender begins when the producer is warm, and runs for as long as its window."""
+        settle([self._server])
+        sender = self._sender()
+        _begin(sender)
+        sender_alone = self._finish(sender)
+        settle([self._server])
+        producer_alone = self._produce(lambda: None)
+        settle([self._server])
+        sender = self._sender()
+        produced = self._produce(lambda: _begin(sender))
+        return Round(sender_alone, producer_alone, self._finish(sender), produced)
+
+    def _sender(self) -> subprocess.Popen[str]:
+        """Connected, and not sending yet."""
+        command = [sys.executable, "-m", "bench.open_load", "send", self._server.broker, STEADY]
+        numbers = map(str, (SIZE, self._rate, WARM_S, self._seconds))
+        process = subprocess.Popen([*command, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "READY\n"
+        return process
+
+    def _finish(self, sender: subprocess.Popen[str]) -> Sent:
+        before = self._server.cpu_seconds()
+        out, _ = sender.communicate(timeout=120)
+        spent = self._server.cpu_seconds() - before
+        found = json.loads(out)
+        assert not found["failed"], found
+        count = self._rate * (WARM_S + self._seconds)
+        return Sent(found["p99"] / 1000, found["cpu"] / self._rate * 1e6, spent / count * 1e6)
+
+    def _produce(self, when_warm: Callable[[], None]) -> Produced:
+        command = raw_command(
+            "produce", self._server.broker, BULK, SIZE, self._in_flight, WARM_S, WARM_S + self._seconds
+        )
+        marks: list[tuple[int, int, float, float]] = []
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                word, *values = line.split()
+                if word == "MARK":
+                    marks.append((int(values[0]), int(values[1]), float(values[2]), self._server.cpu_seconds()))
+                    if len(marks) == 1:
+                        when_warm()
+                else:
+                    assert (word, values) == ("FAILED", ["0"]), line
+        assert process.returncode == 0
+        (begun, first, own, broker), (ended, last, own_then, broker_then) = marks
+        seconds, count = (ended - begun) / 1e9, last - first
+        return Produced(count / seconds, (own_then - own) / count * 1e6, (broker_then - broker) / seconds)
+
+
+def _begin(sender: subprocess.Popen[str]) -> None:
+    assert sender.stdin is not None
+    sender.stdin.write("\n")
+    sender.stdin.flush()
+
+
+@contextmanager
+def placed(pinned: bool) -> Iterator[Callable[[], None]]:
+    """Place what starts on the broker's processor; the function that is yielded places all later ones on another."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if pinned and len(allowed) < 2:
+        raise SystemExit("--pin needs two processors")
+    try:
+        if pinned:
+            os.sched_setaffinity(0, allowed[:1])
+        yield (lambda: os.sched_setaffinity(0, allowed[1:2])) if pinned else (lambda: None)
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def main() -> None:
@@ -57,28 +148,44 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1_000, help="sends a second of the steady sender")
     parser.add_argument("--in-flight", type=int, default=64, help="of the saturating producer")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a window")
+    parser.add_argument("--pin", action="store_true", help="the broker on one processor, all clients on another")
     options = parser.parse_args()
-    alone, beside, rates, rates_beside = list[float](), list[float](), list[float](), list[float]()
     with (
         tempfile.TemporaryDirectory(prefix="neve-bench-") as root,
+        placed(options.pin) as place_clients,
         NeveServer(Path(root) / "neve", settings={"archivePeriod": "1d"}) as server,
     ):
+        place_clients()
         for topic in (STEADY, BULK):
             create(server.broker, topic)
-        for _ in range(options.repeat):
-            settle([server])
-            alone.append(p99_of(steady(server.broker, options.rate, options.seconds)))
-            settle([server])
-            rates.append(rate_of(bulk(server.broker, options.in_flight, options.seconds)))
-            settle([server])
-            sender = steady(server.broker, options.rate, options.seconds)
-            producer = bulk(server.broker, options.in_flight, options.seconds + WARM_S)
-            beside.append(p99_of(sender))
-            rates_beside.append(rate_of(producer))
-    quiet, busy = statistics.median(alone), statistics.median(beside)
-    print(f"p99 of {options.rate:,.0f} sends a second: alone {quiet:.2f} ms, beside {busy:.2f} ms, {busy / quiet:.1f}×")
-    own, shared = statistics.median(rates), statistics.median(rates_beside)
+        bench = Bench(server, options.rate, options.in_flight, options.seconds)
+        rounds = [bench.round() for _ in range(options.repeat)]
+    report(options.rate, rounds)
+
+
+def report(rate: float, rounds: Sequence[Round]) -> None:
+    def middle(value: Callable[[Round], float]) -> float:
+        return statistics.median(map(value, rounds))
+
+    quiet, busy = middle(lambda one: one.sender_alone.p99_ms), middle(lambda one: one.sender.p99_ms)
+    print(f"p99 of {rate:,.0f} sends a second: alone {quiet:.2f} ms, beside {busy:.2f} ms, {busy / quiet:.1f}×")
+    own, shared = middle(lambda one: one.producer_alone.rate), middle(lambda one: one.producer.rate)
     print(f"saturating producer: alone {own:,.0f}/s, beside {shared:,.0f}/s, {shared / own:.1%}")
+    print(f"  both together: {shared + rate:,.0f}/s, {(shared + rate) / own:.1%}")
+    cost = middle(lambda one: one.sender_alone.broker_us)
+    expected = own * (1 - rate * cost / 1e6)
+    print(
+        f"  expected beside: {expected:,.0f}/s, {expected / own:.1%}, if the sender's messages cost what they do alone"
+    )
+    print("µs of a processor for a message:")
+    bulk, both = middle(lambda one: one.producer_alone.broker_us()), middle(lambda one: one.producer.broker_us(rate))
+    print(f"  broker: of the sender alone {cost:.1f}, of the producer alone {bulk:.1f}, of both {both:.1f}")
+    alone, beside = middle(lambda one: one.producer_alone.producer_us), middle(lambda one: one.producer.producer_us)
+    print(f"  producer: alone {alone:.1f}, beside {beside:.1f}")
+    alone, beside = middle(lambda one: one.sender_alone.sender_us), middle(lambda one: one.sender.sender_us)
+    print(f"  sender: alone {alone:.1f}, beside {beside:.1f}")
+    alone, beside = middle(lambda one: one.producer_alone.broker_share), middle(lambda one: one.producer.broker_share)
+    print(f"the broker uses {alone:.0%} of a processor beside the producer alone, {beside:.0%} beside both")
 
 
 if __name__ == "__main__":

@@ -619,6 +619,7 @@ class BrokerController:
                 table.file for table in (self.topics, self.groups, self.offsets, self.modes, self.schedule, self.pops)
             ],
             go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - settled by the start
+            may_go_on_above=lambda: self.archive.may_go_on_above,
             write_checkpoint=self.flusher.upkeep_now,
             threads=self._threads,
         )

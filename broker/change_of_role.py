@@ -7,9 +7,12 @@ to master     confirmed to its end, then       followed to its end, no       rea
               open for own records             group above a queue's end
 to slave      closed for own records, at once  as the log is confirmed       forgotten
 
-To master are two parts. `prepare` takes its time, on threads and in steps: the checkpoint of all queues, the timers and
-transactions in the log, the offsets of groups. The broker takes nothing meanwhile, and its log does not grow. `lead` is
-one turn of the loop: nothing else finds it half done.
+To master are two parts. `prepare` takes its time, on threads and in steps: the timers and transactions in the log, the
+offsets of groups, the popped queues. The broker takes nothing meanwhile, and its log does not grow. `lead` is one turn
+of the loop: nothing else finds it half done.
+
+Neither waits for a checkpoint of the queues. The log is the truth: a start after a crash rebuilds the queues above the
+last checkpoint, and the log was synced before its epoch began (`CutTornTail`).
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from neve.errors import BrokerError
 
 log = logging.getLogger(__name__)
 
-_EVENTS_AT_ONCE = 500
+_EVENTS_AT_ONCE = 200
 # Of a record that says which queues were raised: the log takes one of this size whatever its limits are.
 _BYTES_A_RECORD = 16 << 10
 _BYTES_A_QUEUE = 40  # its number and its offset
@@ -67,12 +70,15 @@ class ChangeOfRole:
         registration: Registration,
         files: Sequence[StateFile],
         go_on: Callable[[], Mapping[str, Mapping[int, int]]],
+        may_go_on_above: Callable[[], bool],
         write_checkpoint: Callable[[], Awaitable[None]],
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
         """`files`: all that `retreat` reads again. `go_on`: the log does so above all that its archive names; returns
-        where queues go on above their last record. `write_checkpoint`: returns when the wanted one is on the disk.
+        where queues go on above their last record. `may_go_on_above`: whether `go_on` compares the log with the
+        archive. `write_checkpoint`: returns when the wanted one is on the disk.
         """
+        self._may_go_on_above = may_go_on_above
         self._write_checkpoint, self._threads = write_checkpoint, threads
         self._store, self._reign = store, reign
         self._metadata, self._synchronize, self._topics = metadata, synchronize, topics
@@ -92,8 +98,8 @@ class ChangeOfRole:
         store = self._store
         self._synchronize.forget()
         await self.follow_pops()
-        if store.want_checkpoint(store.max_physical_offset):
-            await self._write_checkpoint()
+        if self._may_go_on_above():
+            await self._checkpoint()
         await self._threads.run(store.prepare_to_lead)
         try:
             await in_turns(self._transactions.load_steps())
@@ -102,6 +108,13 @@ class ChangeOfRole:
             raise StartupError(str(error), EXIT_FAILED) from error
         for line in await in_turns(self._metadata.lead_steps()):
             log.warning("group offset above the end of its queue: %s", line)
+        await in_turns(self._pops.lead_steps())
+
+    async def _checkpoint(self) -> None:
+        """A queue that is raised gets a checkpoint on the loop before and after: little is left to sync for these."""
+        for _ in range(2):  # the first may be an older one that was due already
+            if self._store.want_checkpoint(self._store.max_physical_offset):
+                await self._write_checkpoint()
 
     def lead(self, epoch: int) -> None:
         """Behind `prepare`: the log takes this broker's own records from now on, of this epoch.
@@ -117,7 +130,6 @@ class ChangeOfRole:
             # First: where a crash tore the end of a transaction from its mark, that is appended before all else.
             self._transactions.lead()
             self._pops.lead()
-            self._pops.tell_offsets()
             self._topics.lead(epoch)
         except BaseException:
             self._close()

@@ -90,13 +90,16 @@ class Member:
             "extraInfo": taken.receipt,
         }
 
-    async def is_told(self, *, queue: int = 0, poll: int = 0, attempt: str = "") -> bool:
-        """What a notification says: there is a message for a pop."""
+    async def ask_notification(self, *, queue: int = 0, poll: int = 0, attempt: str = "") -> RemotingCommand:
         more = {"attemptId": attempt} if attempt else {}
-        answer = await ask(
+        return await ask(
             self.connection, Code.NOTIFICATION, consumerGroup=self.group, topic=self.topic, queueId=queue,
             pollTime=poll, bornTime=0, order=str(self.order).lower(), **more,
         )  # fmt: skip
+
+    async def is_told(self, *, queue: int = 0, poll: int = 0, attempt: str = "") -> bool:
+        """Return whether a notification reports a message for a pop."""
+        answer = await self.ask_notification(queue=queue, poll=poll, attempt=attempt)
         assert answer.code == ResponseCode.SUCCESS, answer.remark
         return answer.ext["hasMsg"] == "true"
 

@@ -26,7 +26,7 @@ _TOLD_NS = 5_000_000
 _LOOKED_AT_NS = 3_000_000
 _SAMPLE_S = 0.002
 _DEPTH = 4
-_ENTRANCES = ("run_and_exit", "up", "run", "main", "<module>")  # which every stack begins with
+_ENTRANCES = ("run_and_exit", "up", "broker", "run", "main", "<module>")  # which every stack begins with
 _OWN = Path(__file__).parents[2]
 
 

@@ -104,6 +104,8 @@ class WithoutArchive:
         """It may lack what an archive names."""
         return True
 
+    may_go_on_above = False
+
     def go_on(self) -> dict[str, dict[int, int]]:
         """Its log takes its own records."""
         return {}
@@ -250,6 +252,11 @@ class Archive:
         if self.state is State.STOPPING:
             return None  # rounds leave open what they have not begun
         return self.journal.go_on_above()
+
+    @property
+    def may_go_on_above(self) -> bool:
+        """Whether this member had to `settle`, so that `go_on` compares its log with the archive."""
+        return self._go_on_from is not None
 
     def go_on(self) -> dict[str, dict[int, int]]:
         """After `settle`: the log takes its own records, above all that the archive names.

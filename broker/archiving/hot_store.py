@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,7 @@ from broker.store.errors import StoreError, StoreFull, StoreNotWritable
 from broker.store.log_search import records_with
 from broker.store.message_store import MessageStore, Segment
 from broker.store.reading import EntrySlice, joined
+from infra.loop.in_steps import in_turns
 from lifecycle.hot_store import Aged, Hidden
 from neve.record.codec import decode_record
 from tiered.write.entry_run import EntryRun
@@ -32,6 +33,17 @@ T = TypeVar("T")
 _ENTRIES_AT_ONCE = 16_000
 _QUEUES_AT_ONCE = 16
 _UNKNOWN_MS, _NEVER_MS = -1, 1 << 62
+
+
+@contextmanager
+def _faults_of(topic: str) -> Iterator[None]:
+    """Raise a fault of the files of a topic as a fault of this topic alone."""
+    try:
+        yield
+    except TimeoutError:  # an OSError, too: but the loop's
+        raise
+    except (StoreError, OSError) as error:
+        raise TopicUnreadable(f"topic {topic}: {error}") from error
 
 
 class LoopHotStore:
@@ -58,13 +70,8 @@ class LoopHotStore:
         return self._ask.call(work)
 
     def _call_of(self, topic: str, work: Callable[[], T]) -> T:
-        """What concerns one topic; a fault of its files is a fault of this topic alone."""
-        try:
+        with _faults_of(topic):
             return self._call(work)
-        except TimeoutError:  # an OSError, too: but the loop's
-            raise
-        except (StoreError, OSError) as error:
-            raise TopicUnreadable(f"topic {topic}: {error}") from error
 
     def segments(self) -> Sequence[Segment]:
         return self._call(self._store.segments)
@@ -137,7 +144,8 @@ class LoopHotStore:
             try:
                 left = iter(offsets.items())
                 while some := dict(islice(left, _QUEUES_AT_ONCE)):
-                    hidden |= self._call_of(topic, functools.partial(store.expire_below, topic, some, before[topic]))
+                    with _faults_of(topic):
+                        hidden |= self._ask.wait(in_turns(store.expire_below(topic, some, before[topic])))
             except TopicUnreadable as error:
                 failed[topic] = error
         if hidden:
@@ -251,13 +259,13 @@ class LoopHotStore:
 def _aged(
     store: MessageStore, before: Mapping[str, int], newest_ms: int
 ) -> Iterator[tuple[str, Aged | TopicUnreadable] | None]:
-    """On the loop; None ends each queue."""
+    """On the loop; None ends each queue, and each part of a search that takes long."""
     for topic, time_ms in before.items():
         ends: dict[int, int] = {}
         oldest_ms = newest_ms
         try:
             for queue in store.queues_of(topic):
-                end, since_ms = _aged_in(store, topic, queue, time_ms)
+                end, since_ms = yield from _aged_in(store, topic, queue, time_ms)
                 oldest_ms = min(oldest_ms, since_ms)
                 if end is not None:
                     ends[queue] = end
@@ -268,14 +276,16 @@ def _aged(
             yield topic, Aged(ends, oldest_ms)
 
 
-def _aged_in(store: MessageStore, topic: str, queue: int, time_ms: int) -> tuple[int | None, int]:
+def _aged_in(
+    store: MessageStore, topic: str, queue: int, time_ms: int
+) -> Generator[None, None, tuple[int | None, int]]:
     low = store.min_offset(topic, queue)
     if low >= store.max_offset(topic, queue):
         return None, _NEVER_MS
     first_ms = store.store_time(topic, queue, low)
     if first_ms >= time_ms:
         return None, first_ms
-    end = store.offset_by_time(topic, queue, time_ms, False)
+    end = yield from store.offset_by_time(topic, queue, time_ms, False)
     return end if end > low else None, _UNKNOWN_MS
 
 

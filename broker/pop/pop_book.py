@@ -5,7 +5,8 @@ image of the book and applies the records behind it: what was acknowledged stays
 Of a queue that is in the book, the book is the truth and the offset table follows it; who sets the group elsewhere
 comes here first.
 
-A queue without a message out leaves the book when it is idle. The offset table, saved before, is the truth then.
+A queue without a message out leaves the book when it is idle. The offset table is the truth then; a record of the
+metadata log states the offsets before, for slaves.
 
 Image: {"logOffset": first record of the log behind it, "queues": [[…], …], "floor": pop time, "isPart": true}
 floor   the latest pop time of the queues that left the book: a queue that comes back has later ones
@@ -45,7 +46,7 @@ from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from broker.tables.state_file import StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
-from infra.loop.in_steps import Steps, in_turns
+from infra.loop.in_steps import Steps, at_once, in_turns
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
@@ -61,6 +62,8 @@ _ALL_QUEUES = -1
 _IDLE_MS = 600_000
 # Queues looked at, and dropped by a record of the log each, in one turn of the event loop.
 _IDLE_SLICE, _DROP_SLICE = 2_000, 32
+# In one turn of a promotion: records of the log, or queues and messages in flight.
+_FOLLOWED_SLICE, _LED_SLICE = 200, 500
 
 
 class PopBook:
@@ -120,7 +123,8 @@ class PopBook:
             self._load_queue(*row)
         if self._store.is_following:
             return  # `follow` goes on
-        self._lead()
+        at_once(self.lead_steps())
+        self._is_part = False
         if self.queues or value:
             log_start = self._capture()
             self.file.save_now()
@@ -152,23 +156,30 @@ class PopBook:
                 return True
         return False
 
-    def lead(self) -> None:
-        """All of the log is this broker's own from now on."""
-        self._lead()
-        self._changed = True
+    def lead_steps(self) -> Steps[None]:
+        """The part of `lead` that takes its time, while the log does not grow and no offset changes.
 
-    def _lead(self) -> None:
-        for event, following in self._events(self._followed):
-            if event is not None:
-                self._apply(event)
-            self._followed = following
-        for queue in self.queues.values():
+        Apply all events of the log, clip each queue to its end, and store its offset in the offset table. `load` undoes
+        that, if this broker does not lead after all.
+        """
+        while self.follow(_FOLLOWED_SLICE):
+            yield
+        weight = 0
+        for queue in list(self.queues.values()):
             self._clip(queue)
             acknowledged = self._offsets.query(*queue.key) if self._is_part else -1
             if 0 <= acknowledged < queue.low():
                 queue.go_to(acknowledged)
             self._commit(queue)
-        self._is_part = False
+            weight += 1 + len(queue.flights)
+            if weight >= _LED_SLICE:
+                weight = 0
+                yield
+
+    def lead(self) -> None:
+        """Behind `lead_steps`: all of the log is this broker's own from now on."""
+        assert next(self._events(self._followed), None) is None, "the book has all events of the log"
+        self._is_part, self._changed = False, True
 
     def _load_queue(  # noqa: PLR0917
         self,
@@ -303,41 +314,45 @@ class PopBook:
     async def drop_idle(self) -> int:
         """Drop the queues that have no message out and were not popped for a while; returns how many.
 
-        Their offsets are on the disk first: a restart, and the next pop, find them in the offset table.
+        Their offsets are in the log first: the next pop, the next start and slaves find them in the offset table. A
+        slave polls that table, and would lose what was acknowledged since its last poll.
         """
         if self._store.is_following:
             return 0
-        idle = await in_turns(self._idle())
-        if not idle:
-            return 0
-        await self._offsets.file.save()
-        return await in_turns(self._drop(idle))
+        return await in_turns(self._drop(await in_turns(self._idle())))
 
-    def _idle(self) -> Steps[list[tuple[PopQueue, int]]]:
-        """Idle queues with their offsets."""
+    def _idle(self) -> Steps[dict[tuple[str, str], list[PopQueue]]]:
+        """Idle queues by group and topic."""
         before = self._clock.now_ms() - _IDLE_MS
-        found = []
+        found: dict[tuple[str, str], list[PopQueue]] = {}
         for number, queue in enumerate(list(self.queues.values()), 1):
             if queue.is_empty and queue.newest < before and self._offsets.query(*queue.key) == queue.next_offset:
-                found.append((queue, queue.next_offset))
+                found.setdefault(queue.key[:2], []).append(queue)
             if number % _IDLE_SLICE == 0:
                 yield
         return found
 
-    def _drop(self, idle: Sequence[tuple[PopQueue, int]]) -> Steps[int]:
-        """Drop those that have not changed since their offset was saved."""
-        dropped = 0
-        for number, (queue, offset) in enumerate(idle, 1):
-            is_same = queue.is_empty and queue.next_offset == offset and self._offsets.query(*queue.key) == offset
-            if is_same and self.queues.get(queue.key) is queue and not self._store.is_following:
-                try:
-                    self.record(Gone(*queue.key))
-                except BrokerError as error:
-                    log.warning("idle queues stay in the pop book: %s", error)
-                    break
-                dropped += 1
-            if number % _DROP_SLICE == 0:
-                yield
+    def _drop(self, idle: Mapping[tuple[str, str], Sequence[PopQueue]]) -> Steps[int]:
+        """Drop those that have not changed since their offset was logged."""
+        dropped = work = 0
+        for pair, queues in idle.items():
+            if self._store.is_following:
+                break
+            try:
+                logged = self._offsets.log_standing(*pair)
+                work += len(logged) // _DROP_SLICE
+                for queue in queues:
+                    is_same = queue.is_empty and queue.next_offset == logged.get(queue.key[2])
+                    if is_same and self.queues.get(queue.key) is queue and not self._store.is_following:
+                        self.record(Gone(*queue.key))
+                        dropped += 1
+                    work += 1
+                    if work >= _DROP_SLICE:
+                        work = 0
+                        yield
+            except BrokerError as error:
+                log.warning("idle queues stay in the pop book: %s", error)
+                break
         return dropped
 
     async def settle(self) -> None:

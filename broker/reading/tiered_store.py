@@ -370,7 +370,15 @@ class TieredStore:
         Times run backwards after a step of the clock, so an archived message may be younger than the oldest local one.
         Lower searches find it.
         """
-        hot_min, high = self._hot.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
+        while True:
+            hot_min = self._hot.min_offset(topic, queue_id)
+            found = await self._offset_by_time(topic, queue_id, timestamp, upper, hot_min)
+            if self._hot.min_offset(topic, queue_id) == hot_min:
+                return found
+            # what was evicted meanwhile is in the archive alone, and was perhaps not searched
+
+    async def _offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool, hot_min: int) -> int:
+        high = self._hot.max_offset(topic, queue_id)
         cold = self._archive()
         if cold is not None and self.min_offset(topic, queue_id) < hot_min:
             oldest_hot = self._hot.store_time(topic, queue_id, hot_min) if hot_min < high else -1
@@ -387,7 +395,7 @@ class TieredStore:
                     return max(found, self.min_offset(topic, queue_id))
                 if hot_min == high:
                     return high - 1 if upper else high
-        found = self._hot.offset_by_time(topic, queue_id, timestamp, upper)
+        found = await in_turns(self._hot.offset_by_time(topic, queue_id, timestamp, upper))
         return min(self._shown_near(topic, queue_id, found, below=upper, low=hot_min), high)
 
     def _shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool, low: int) -> int:

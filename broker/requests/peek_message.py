@@ -60,34 +60,41 @@ class PeekMessageProcessor:
     ) -> RemotingCommand | None:
         polling, ext = self._polling, {"hasMsg": "false", "pollingFull": "false"}
         timed_out = False
-        while True:
-            if polling.count >= self._config.max_pop_polling_size:
-                if await self._service.has_message(asked):
-                    ext["hasMsg"] = "true"
-                elif self._clock.monotonic() < deadline and self._life.accepting:
-                    ext["pollingFull"] = "true"
-                break
-            waiter = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=False)
-            polling.add(waiter)  # before it looks: a message that arrives meanwhile wakes it
-            try:
-                if await self._service.has_message(asked):
-                    ext["hasMsg"] = "true"
+        waiting: list[Waiter] = []  # added, and has not looked since
+        try:
+            while True:
+                if polling.count >= self._config.max_pop_polling_size:
+                    if await self._service.has_message(asked):
+                        ext["hasMsg"] = "true"
+                    elif self._clock.monotonic() < deadline and self._life.accepting:
+                        ext["pollingFull"] = "true"
+                    waiting.clear()
                     break
-                left = deadline - self._clock.monotonic()
-                if timed_out or left <= 0 or not self._life.accepting:
-                    polling.pass_on(waiter)
-                    break
-                async with asyncio.timeout(left):
-                    await waiter.future
-            except TimeoutError:
-                timed_out = True
-            finally:
-                polling.remove(waiter)
-            if connection.is_closed:
+                waiter = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=False)
+                waiting.append(waiter)
+                polling.add(waiter)  # before it looks: a message that arrives meanwhile wakes it
+                try:
+                    if await self._service.has_message(asked):
+                        ext["hasMsg"] = "true"
+                        waiting.clear()
+                        break
+                    del waiting[:-1]
+                    left = deadline - self._clock.monotonic()
+                    if timed_out or left <= 0 or not self._life.accepting:
+                        break
+                    async with asyncio.timeout(left):
+                        await waiter.future
+                except TimeoutError:
+                    timed_out = True
+                finally:
+                    polling.remove(waiter)
+                if connection.is_closed:
+                    return None
+                self._guard.require(connection, request)
+                asked = self._checks.checked(header, 1)
+        finally:
+            for waiter in waiting:
                 polling.pass_on(waiter)
-                return None
-            self._guard.require(connection, request)
-            asked = self._checks.checked(header, 1)
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
     def polling_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:

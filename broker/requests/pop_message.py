@@ -1,7 +1,8 @@
 """Pops (200050): answered with what `pop_consumer_service` hands out, or held until there is something.
 
 What a pop does when it finds nothing: it stands in line, looks again (something may have come between), and only then
-sleeps. Whoever makes something visible wakes one in line.
+sleeps. Whoever makes something visible wakes one in line. A pop that was woken and ends before it has looked again,
+because it fails, is refused or lost its connection, wakes the next one.
 """
 
 import asyncio
@@ -57,23 +58,31 @@ class PopMessageProcessor:
     async def _pop(
         self, connection: Connection, request: RemotingCommand, header: PopHeader, asked: PopRequest, deadline: float
     ) -> RemotingCommand | None:
-        while True:
-            term = self._replication.term
-            result, code = await self._service.pop(asked), None
-            if not result.buffers:
-                result, code = await self._wait(asked, result, deadline)
-            if connection.is_closed:
-                return None
-            if result.buffers:
-                if self._replication.waits:
-                    await self._replicated(term)
-                return pop_response(request, asked, result, ResponseCode.SUCCESS)
-            if code == ResponseCode.POLLING_TIMEOUT and result.failure is not None:
-                raise BrokerError(ResponseCode.SYSTEM_BUSY, result.failure)
-            if code is not None:
-                return pop_response(request, asked, result, code)
-            self._guard.require(connection, request)  # what it may do may have changed while it waited
-            asked = self._checks.checked(header, asked.max_count)
+        woken: Waiter | None = None  # it has not looked since
+        try:
+            while True:
+                term = self._replication.term
+                result, code = await self._service.pop(asked), None
+                woken = None
+                if not result.buffers:
+                    woken = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=True)
+                    result, code = await self._wait(woken, asked, result, deadline)
+                if connection.is_closed:
+                    return None
+                if result.buffers:
+                    break
+                if code == ResponseCode.POLLING_TIMEOUT and result.failure is not None:
+                    raise BrokerError(ResponseCode.SYSTEM_BUSY, result.failure)
+                if code is not None:
+                    return pop_response(request, asked, result, code)
+                self._guard.require(connection, request)  # what it may do may have changed while it waited
+                asked = self._checks.checked(header, asked.max_count)
+        finally:
+            if woken is not None:
+                self._polling.pass_on(woken)
+        if self._replication.waits:
+            await self._replicated(term)
+        return pop_response(request, asked, result, ResponseCode.SUCCESS)
 
     async def _replicated(self, term: int) -> None:
         """What is not known to be out in the whole set is not given to anybody: it comes again when its time is up."""
@@ -83,7 +92,7 @@ class PopMessageProcessor:
             raise BrokerError(ResponseCode.SYSTEM_BUSY, f"popped, and not handed out: {error.remark}") from error
 
     async def _wait(
-        self, asked: PopRequest, result: PopResult, deadline: float
+        self, waiter: Waiter, asked: PopRequest, result: PopResult, deadline: float
     ) -> tuple[PopResult, ResponseCode | None]:
         """No code when something was found, or may be there; otherwise what to answer."""
         clock, polling, service = self._clock, self._polling, self._service
@@ -91,7 +100,6 @@ class PopMessageProcessor:
             return result, ResponseCode.POLLING_TIMEOUT
         if polling.count >= self._config.max_pop_polling_size:
             return result, ResponseCode.POLLING_FULL
-        waiter = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=True)
         polling.add(waiter)
         try:
             if await service.has_message(asked):  # it came while the queues were looked at
@@ -105,13 +113,8 @@ class PopMessageProcessor:
             # The attempt's batch may have gone to another request of the same attempt, which wakes no one.
             found = clock.monotonic() < deadline or await service.has_message(asked) or waiter.future.done()
             return result, None if found else ResponseCode.POLLING_TIMEOUT
-        except asyncio.CancelledError:
-            polling.pass_on(waiter)
-            raise
         finally:
             polling.remove(waiter)
-        if result.buffers:
-            polling.pass_on(waiter)
         return result, None
 
 

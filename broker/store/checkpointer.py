@@ -98,12 +98,6 @@ class Checkpointer:
         self._described_at = 0
 
     @property
-    def is_current(self) -> bool:
-        """Whether the one on the disk is at the end of the log, and nothing is left to sync."""
-        end = self._end.appended
-        return self._due is None and self.checkpointed == end and not self._queues.is_dirty
-
-    @property
     def is_due(self) -> bool:
         """Whether `write_due` has something to do."""
         return self._due is not None

@@ -91,7 +91,7 @@ class DataDirectory:
             self._disk.write_atomic(self.root / _FOLLOWING, b"following\n")
 
     def end_following(self) -> None:
-        """The checkpoint is at the last byte of a master.
+        """A checkpoint covers the last byte of a master.
 
         The next checkpoint makes it durable. Until then a start after a power cut may still find the mark: it then
         checks less of the own records above the checkpoint, and believes the same ones.

@@ -113,6 +113,7 @@ class MessageStore:
             visibility=self._visibility,
             new_lock=new_lock,
         )
+        self._own_from: int | None = None  # where this broker's own records begin, while the mark of a slave is there
 
     # -- start and stop
 
@@ -188,6 +189,7 @@ class MessageStore:
         It takes no more of its own whatever happens; where the disk can't be told so, it takes nothing at all: OSError.
         """
         self._described.forget()
+        self._own_from = None
         self._end.follow()
         try:
             self._directory.begin_following()
@@ -196,32 +198,39 @@ class MessageStore:
             raise
 
     def prepare_to_lead(self) -> None:
-        """Do what `lead` would wait for, while no master is followed: allocate the file for own records. For a thread.
-
-        The other part is the checkpoint: `want_checkpoint` at the end of the log, then `upkeep`.
-        """
+        """Allocate the file for own records, so that `lead` does not wait for it. For a thread."""
         if self._end.is_at_a_border:
             with suppress(StoreFull):  # `lead` reports it
                 self._log.prepare_next()
 
     def lead(self) -> None:
-        """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`."""
+        """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`.
+
+        No queue is synced here: a start rebuilds queues and keys from the log, which was synced before the own epoch
+        began. The mark of a slave stays until a checkpoint covers the master's records. A crash before that checkpoint
+        is recovered as a slave's, own records included. A queue that this broker raises above its last record is not
+        lowered by that: `_create_at` writes a checkpoint first, and the mark goes with it.
+        """
         self._end.check_following()
         self._replica.forget()
-        self._end.begin_to_lead()
-        if not self._checkpointer.is_current:
-            self.checkpoint()
-        self._forget_following()
+        self._begin_to_lead()
         self._end.open()
+
+    def _begin_to_lead(self) -> None:
+        self._end.begin_to_lead()
+        self._own_from = self._end.appended
+        self._forget_following()
 
     def _end_following_at_start(self) -> None:
         with suppress(StoreFull):  # then the mark stays, and the first append makes the file, or says why not
-            self._end.begin_to_lead()
-            self._forget_following()
+            self._begin_to_lead()
 
     def _forget_following(self) -> None:
-        if not self.checkpoint_is_put_off:
+        """Remove the mark as soon as a checkpoint covers all that a master laid out; on the loop, as `follow`."""
+        is_covered = self._own_from is not None and self.checkpointed >= self._own_from
+        if is_covered and not self.checkpoint_is_put_off:
             self._directory.end_following()
+            self._own_from = None
 
     # -- a slave's append
 
@@ -465,6 +474,7 @@ class MessageStore:
         self._visibility.after_flush(offset)
         self._index.build()
         self._checkpointer.look()
+        self._forget_following()
 
     # -- upkeep
 
@@ -519,6 +529,7 @@ class MessageStore:
     def checkpoint(self) -> None:
         """Write one now: it flushes, too."""
         self._checkpointer.write_now()
+        self._forget_following()
 
     # -- queues
 
@@ -607,9 +618,14 @@ class MessageStore:
         """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
         return self._queues.hide_below(topic, offsets)
 
-    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
-        """As `hide_below`, of the messages that were stored before a time."""
-        return self._queues.expire_below(topic, offsets, timestamp)
+    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> Generator[None, None, bool]:
+        """As `hide_below`, of the messages that were stored before a time. Yields as `offset_by_time`."""
+        hidden = False
+        for queue_id, offset in offsets.items():
+            if self._queues.get(topic, queue_id) is not None:
+                before = yield from self.offset_by_time(topic, queue_id, timestamp, upper=False)
+                hidden |= self._queues.hide_below(topic, {queue_id: min(offset, before)})
+        return hidden
 
     def show_from(self, topic: str, queue_id: int, offset: int) -> int:
         """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
@@ -802,12 +818,23 @@ class MessageStore:
             old_below=old_below,
         )
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
-        """The offset of a time: the first at or after it, or with `upper` the last at or before it; erased or not."""
-        queue = self._queues.get(topic, queue_id)
-        if queue is None:
-            return 0
-        return reading.offset_by_time(self._log, queue, self._queues.minimum(queue), timestamp, upper=upper)
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> Generator[None, None, int]:
+        """The offset of a time: the first at or after it, or with `upper` the last at or before it; erased or not.
+
+        Yields where other work may have its turn, which happens only in files in which the clock was set back. The
+        search begins again if the queue is another one by then.
+        """
+        wanted = timestamp + 1 if upper else timestamp
+        searched, cuts, at = None, self.cuts, 0
+        while (queue := self._queues.get(topic, queue_id)) is not None:
+            if queue is not searched or cuts != self.cuts:
+                searched, cuts, at = queue, self.cuts, 0
+            minimum = self._queues.minimum(queue)
+            at, is_found = reading.first_stored(self._log, queue, max(minimum, at), wanted)
+            if is_found:
+                return max(at - 1, minimum) if upper else at
+            yield
+        return 0
 
     def entry(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
         """Physical offset, size and tags code of a message; None if the local queue has none there that is returned."""

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from broker.store import erased, reading
+from broker.store import erased
 from broker.store.commit_log import CommitLog
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue, MappedFiles
@@ -546,16 +546,6 @@ class QueueTable:
                 found = True
         return found
 
-    def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
-        """As `hide_below`, of the messages that were stored before a time."""
-        old: dict[int, int] = {}
-        for queue_id, offset in offsets.items():
-            queue = self.get(topic, queue_id)
-            if queue is not None:
-                before = reading.offset_by_time(self._log, queue, self.minimum(queue), timestamp, upper=False)
-                old[queue_id] = min(offset, before)
-        return self.hide_below(topic, old)
-
     def show_from(self, topic: str, queue_id: int, offset: int) -> int:
         """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
 
@@ -667,11 +657,6 @@ class QueueTable:
     def dirty_topics(self) -> set[str]:
         """Those of the queues that the next checkpoint brings to the disk."""
         return {queue.topic for queue in self._dirty}
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether a checkpoint has queues to bring to the disk."""
-        return bool(self._dirty)
 
     def save(self) -> None:
         """What was asked for is for good. On the thread that asks."""

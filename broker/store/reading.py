@@ -36,7 +36,7 @@ from neve.remoting.codes import GetMessageStatus
 Entry = tuple[int, int, int]  # as QUEUE_ENTRY
 _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 assert _ENTRY_TYPE.itemsize == QUEUE_ENTRY_SIZE
-_READ_TOGETHER = 1 << 16  # records whose times are looked at together
+_READ_TOGETHER = 1 << 13  # records whose times are looked at in one turn of the event loop: each may be in another page
 
 
 class GetResult(msgspec.Struct, frozen=True):
@@ -228,32 +228,34 @@ def store_time(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     return -1 if entry is None else store_time_at(log, entry[0])
 
 
-def offset_by_time(log: CommitLog, queue: ConsumeQueue, minimum: int, timestamp: int, *, upper: bool) -> int:
-    """Search a queue by time; times may run backwards, where the clock was set back.
+def first_stored(log: CommitLog, queue: ConsumeQueue, start: int, wanted: int) -> tuple[int, bool]:
+    """Search a queue from an offset on for the first message that was stored at or after a time.
 
-    Lower: the first offset stored at or after a time, or the end. Upper: the offset before the first that was stored
-    after the time, or the minimum.
+    Returns its offset, or the end of the queue. Times run backwards where the clock was set back. There messages are
+    read one after the other, a bounded number by one call: with False all below the returned offset are older, and the
+    search resumes there.
     """
-    wanted = timestamp + 1 if upper else timestamp
-    found = _first_stored(log, queue, minimum, wanted)
-    return max(found - 1, minimum) if upper else found
-
-
-def _first_stored(log: CommitLog, queue: ConsumeQueue, minimum: int, wanted: int) -> int:
     end = queue.visible
+    entry = queue.entry(queue.next_existing(start))
+    lowest = 0 if entry is None else entry[0]
     for file in list(log.files):
-        if file.sealed and file.newest_store_time < wanted:
+        if file.end <= lowest or (file.sealed and file.newest_store_time < wanted):
             continue
-        low, stop = max(queue.first_at(file.base), minimum), min(queue.first_at(file.end), end)
-        if low < stop:
-            # no record is older than one before it that was stored after `high_time`
-            search = _first_by_reading if wanted <= file.high_time else _first_by_halving
-            if (found := search(log, file, queue, low, stop, wanted)) < stop:
-                return found
-    return max(end, minimum)
+        low, stop = max(queue.first_at(file.base), start), min(queue.first_at(file.end), end)
+        if low >= stop:
+            continue
+        # no record is older than one before it that was stored after `high_time`
+        if wanted > file.high_time:
+            if (found := _first_by_halving(log, queue, low, stop, wanted)) < stop:
+                return found, True
+            continue
+        part = min(stop, low + _READ_TOGETHER)
+        found = _first_by_reading(file, queue, low, part, wanted)
+        return found, found < part
+    return max(end, start), True
 
 
-def _first_by_halving(log: CommitLog, _: LogFile, queue: ConsumeQueue, low: int, high: int, wanted: int) -> int:
+def _first_by_halving(log: CommitLog, queue: ConsumeQueue, low: int, high: int, wanted: int) -> int:
     while low < high:
         middle = (low + high) // 2
         if store_time(log, queue, queue.next_existing(middle)) < wanted:
@@ -263,15 +265,14 @@ def _first_by_halving(log: CommitLog, _: LogFile, queue: ConsumeQueue, low: int,
     return low
 
 
-def _first_by_reading(_: CommitLog, file: LogFile, queue: ConsumeQueue, low: int, stop: int, wanted: int) -> int:
+def _first_by_reading(file: LogFile, queue: ConsumeQueue, low: int, stop: int, wanted: int) -> int:
     """In a file in which the clock was set back: no order helps."""
     data = np.frombuffer(file.map, np.uint8)
     for first, view in queue.looked_at(low, stop):
         places = np.frombuffer(view, _ENTRY_TYPE)["physical"].astype(np.int64) - file.base
-        for start in range(0, len(places), _READ_TOGETHER):
-            found = np.flatnonzero(_store_times(data, places[start : start + _READ_TOGETHER]) >= wanted)
-            if len(found):
-                return first + start + int(found[0])
+        found = np.flatnonzero(_store_times(data, places) >= wanted)
+        if len(found):
+            return first + int(found[0])
     return stop
 
 

@@ -18,7 +18,8 @@
     forbidden       group, topic, forbidden, version      what a group may not read
     mode            topic, group, mode, neighbours        as in messageRequestMode.json
     reset           group, topic, offsets       where a group is sent; its running consumers are told
-    offsets         group, topic, offsets       where it stands, all of it: copied from another group
+    offsets         group, topic, offsets       all its offsets there: copied from another group, or what the pop book
+                                                had of queues that leave it
     user            name, user                  as in auth.json, its secret as it stands there
     user gone       name
     policies        subject, policies           as in auth.json, all of the subject's

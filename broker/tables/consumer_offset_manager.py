@@ -202,6 +202,17 @@ class ConsumerOffsetManager:
             self.apply(change)
             yield from self._tell_book(target, topic, change.offsets)
 
+    def log_standing(self, group: str, topic: str) -> Mapping[int, int]:
+        """Log the offsets of a group in a topic, and return them by queue.
+
+        Slaves have them then without a poll, also on top of a poll that was answered before. Raises BrokerError if the
+        log takes nothing now.
+        """
+        change = OffsetsCopied(group=group, topic=topic, offsets=self.queues_of(group, topic))
+        self._journal.record(change)
+        self.apply(change)
+        return change.offsets
+
     def apply(self, change: Change) -> None:
         """What a change that is in the log makes of the table; what is popped is the book's to know."""
         match change:

@@ -51,6 +51,7 @@ _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
 _REAPPENDED_AT_ONCE = 64
 _A_STEP = 100  # records that are read in one turn of the loop
+_BYTES_A_RECORD = 256  # of a mark's offsets: they take as long as a record does
 
 
 @dataclass(slots=True)
@@ -277,36 +278,46 @@ class HalfMessages:
         half_from, op_from = yield from self._floors()
         ended: set[int] = set()
         checks: dict[int, int] = {}
-        for number, mark in enumerate(of_queue(self._store, OP_HALF_TOPIC, 0, op_from), 1):
-            if number % _A_STEP == 0:
-                yield
+        weight = 0
+        for mark in of_queue(self._store, OP_HALF_TOPIC, 0, op_from):
             read = _read_mark(mark)
             if read is None:
                 self._writer.internal.ignore(mark, "it is damaged")
-                continue
-            if read.tag == _ENDED:
-                ended.update(read.offsets)
-            for offset in read.offsets:
-                checks[offset] = checks.get(offset, 0) + 1 if read.tag == _ASKED else 0
+            else:
+                if read.tag == _ENDED:
+                    ended.update(read.offsets)
+                for offset in read.offsets:
+                    checks[offset] = checks.get(offset, 0) + 1 if read.tag == _ASKED else 0
+            weight += 1 + len(mark.body) // _BYTES_A_RECORD
+            if weight >= _A_STEP:
+                weight = 0
+                yield
+        places: dict[int, Half] = {}
         for number, record in enumerate(of_queue(self._store, HALF_TOPIC, 0, half_from), 1):
             if number % _A_STEP == 0:
                 yield
-            offset = record.queue_offset
-            first = record.prepared_transaction_offset - 1
-            earlier = [first] if first >= 0 else []
-            self._leave(first)
-            if offset not in ended:
-                wish = immunity(record.properties)
-                half = self._pending[offset] = Half(
-                    offset,
-                    record.physical_offset,
-                    record.store_timestamp,
-                    wish,
-                    op_from,
-                    checks.get(offset, 0),
-                    earlier,
-                )
-                self._reappended.update(dict.fromkeys(earlier, half))
+            self._load_half(record, ended, checks, places, op_from)
+
+    def _load_half(
+        self, record: MessageRecord, ended: set[int], checks: Mapping[int, int], places: dict[int, Half], op_from: int
+    ) -> None:
+        """`places`: what waits so far by its log position, for the copy that takes its place."""
+        offset, first = record.queue_offset, record.prepared_transaction_offset - 1
+        earlier = [first] if first >= 0 else []
+        if earlier:
+            self._leave(first, places)
+        if offset not in ended:
+            half = Half(
+                offset,
+                record.physical_offset,
+                record.store_timestamp,
+                immunity(record.properties),
+                op_from,
+                checks.get(offset, 0),
+                earlier,
+            )
+            self._pending[offset] = places[record.physical_offset] = half
+            self._reappended.update(dict.fromkeys(earlier, half))
 
     def lead(self) -> None:
         """The log takes own records from now on: finish the transaction whose end mark a crash tore off."""
@@ -319,23 +330,22 @@ class HalfMessages:
         for part in (self._pending, self._reappended, self._outcomes, self._unmarked):
             part.clear()
 
-    def _leave(self, first: int) -> None:
+    def _leave(self, first: int, places: dict[int, Half]) -> None:
         """What was reappended counts where it came to, though a crash left no mark of that."""
-        before = self._reappended.pop(first, None) or next(
-            (half for half in reversed(self._pending.values()) if half.physical_offset == first), None
-        )
+        before = self._reappended.pop(first, None) or places.pop(first, None)
         if before is not None:
             del self._pending[before.queue_offset]
 
     def _end_if_committed(self, record: MessageRecord) -> None:
         if record.sys_flag & TRANSACTION_BITS != TRANSACTION_COMMIT:
             return
-        for half in self.waiting():
-            if half.physical_offset == record.prepared_transaction_offset:
-                self.ended(half, COMMIT)
-                if not self._store.is_following:  # a slave's master writes it, or who is master next reads this again
-                    self._store.put_first(partial(self._append_end, half.queue_offset))
-                return
+        raw = self._store.record_at(record.prepared_transaction_offset)
+        half = None if raw is None else self._pending.get(decode_record(raw).queue_offset)
+        if half is None or half.physical_offset != record.prepared_transaction_offset:
+            return
+        self.ended(half, COMMIT)
+        if not self._store.is_following:  # else the mark is the master's to write
+            self._store.put_first(partial(self._append_end, half.queue_offset))
 
     def _floors(self) -> Steps[tuple[int, int]]:
         """Return the offsets of the half queue and of the op queue from which a start reads.

@@ -55,7 +55,7 @@ _BATCH = 64
 _BATCHES_AT_ONCE = 8
 # Entries of messages that no longer wait, besides as many as there are that do.
 _STALE_ENTRIES = 1024
-_A_STEP = 500  # entries that are read in one turn of the loop
+_A_STEP = 250  # entries that are read in one turn of the loop
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 # Those whose entries say something else than their tags.
 CODED_TOPICS = frozenset((WHEEL_TIMER_TOPIC,))

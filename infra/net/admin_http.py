@@ -5,8 +5,9 @@ page (Origin, Sec-Fetch-Site), or by a name that is not this machine's (Host: a 
 refused. What changes something or costs much is POST, and so many at a time run, no more. A port with metrics alone may
 be public (`is_public`).
 
-Every local account can connect. A POST therefore needs the token of the data directory (`admin_token.py`), and neither
-silent connections nor clients that do not read their answer keep other clients out.
+Every local account can connect. A POST therefore proves that its sender can read the token of the data directory
+(`infra/net/admin_token.py`): by the token, or by a signature of the request (`neve/admin_token.py`). Neither silent
+connections nor clients that do not read their answer keep other clients out.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from infra.net.admin_token import AdminToken
+from neve.admin_token import SCHEME
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Request:
     path: str
     query: dict[str, str]
     headers: dict[str, str]
+    target: str = ""  # path and query as they were sent
 
     def flag(self, name: str) -> bool:
         """`?roll` and `?roll=1` and `?roll=true` are all yes."""
@@ -103,8 +106,8 @@ class AdminHttp:
 
     async def start(self) -> tuple[str, int]:
         self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_HEAD_LIMIT)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return str(host), int(port)
+        host, self._port = self._server.sockets[0].getsockname()[:2]
+        return str(host), self._port
 
     def on_shutdown(self, close: Callable[[], None]) -> None:
         self._closers.append(close)
@@ -178,16 +181,20 @@ class AdminHttp:
         """The answer to a request that needs the token and does not have it."""
         if request.method == "GET" or self._token is None:
             return None
-        given = request.headers.get("authorization", "")
-        if self._token.accepts(given):
+        given, path = request.headers.get("authorization", ""), self._token.path
+        if self._token.accepts(given, self._port, request.method, request.target):
             log.info("admin request: method=%s path=%s", request.method, request.path)
             return None
         if given:
             log.warning("admin request refused: wrong token, method=%s path=%s", request.method, request.path)
-        what = "the token sent is not that of" if given else "it needs the token of"
-        text = f"{what} {self._token.path}: send it as `Authorization: Bearer TOKEN`\n"
-        header = {"WWW-Authenticate": f'Bearer realm="neve", token_file="{self._token.path}"'}
-        return Response(401, text.encode(), headers=header)
+        is_signed = given.lower().startswith(SCHEME.lower())
+        if is_signed:
+            text = f"the request is not signed with the token of {path}, or for another port than {self._port}\n"
+        else:
+            what = "the token sent is not that of" if given else "it needs the token of"
+            text = f"{what} {path}: send it as `Authorization: Bearer TOKEN`\n"
+        challenge = f'{SCHEME} token_file="{path}", nonce="{self._token.nonce}", Bearer realm="neve"'
+        return Response(401, text.encode(), headers={"WWW-Authenticate": challenge})
 
     async def _handled(self, handler: Handler, request: Request) -> Response:
         try:
@@ -273,4 +280,5 @@ def parse_head(head: bytes) -> Request:
         name, separator, value = line.partition(":")
         if separator:
             headers[name.strip().lower()] = value.strip()
-    return Request(parts[0], unquote(target.path), dict(parse_qsl(target.query, keep_blank_values=True)), headers)
+    query = dict(parse_qsl(target.query, keep_blank_values=True))
+    return Request(parts[0], unquote(target.path), query, headers, parts[1])

@@ -5,13 +5,12 @@ import logging
 from pathlib import Path
 
 from infra.disk.filesystem import Disk
+from neve.admin_token import SCHEME, TOKEN_FILE, signature
 from neve.entropy import Entropy
 
 log = logging.getLogger(__name__)
 
-#: In the data directory. The command line accepts no other name: see `neve/cli/admin.py`.
-TOKEN_FILE = "adminToken"
-_BYTES = 32
+_BYTES, _NONCE_BYTES = 32, 16
 
 
 class AdminToken:
@@ -20,7 +19,9 @@ class AdminToken:
     def __init__(self, disk: Disk, directory: Path, entropy: Entropy) -> None:
         self._disk, self._entropy = disk, entropy
         self.path = directory.absolute() / TOKEN_FILE
-        self._token = b""
+        self._token = ""
+        #: Of this start: a signature that was made for an earlier one is refused, whether the token was renewed or not.
+        self.nonce = entropy(_NONCE_BYTES).hex()
 
     def renew(self) -> None:
         """Write a new token. If the disk is full, the token of the last start stays valid.
@@ -30,18 +31,21 @@ class AdminToken:
         Raises:
             OSError: the file can't be written, and there is none of an earlier start.
         """
-        token = self._entropy(_BYTES).hex().encode()
+        token = self._entropy(_BYTES).hex()
         try:
-            self._disk.write_atomic(self.path, token + b"\n")
+            self._disk.write_atomic(self.path, f"{token}\n".encode())
         except OSError as error:
             if not self._disk.exists(self.path):
                 raise
-            token = self._disk.read(self.path).strip()
+            token = self._disk.read(self.path).decode("ascii", "replace").strip()
             log.warning("admin token not renewed, the one of the last start stays valid: %s", error)
         self._token = token
 
-    def accepts(self, authorization: str) -> bool:
-        """Whether the value of an Authorization header is `Bearer` and this token."""
+    def accepts(self, authorization: str, port: int, method: str, target: str) -> bool:
+        """Whether the value of an Authorization header proves the token: `Bearer` and the token, or a signature."""
         scheme, _, given = authorization.partition(" ")
-        is_equal = hmac.compare_digest(given.strip().encode(), self._token)
-        return bool(self._token) and scheme.lower() == "bearer" and is_equal
+        expected = {
+            "bearer": self._token,
+            SCHEME.lower(): signature(self._token, self.nonce, port, method, target),
+        }.get(scheme.lower(), "")
+        return bool(self._token and expected) and hmac.compare_digest(given.strip().encode(), expected.encode())

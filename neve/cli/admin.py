@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import click
 
+from neve.admin_token import SCHEME, TOKEN_FILE, signature
 from neve.cli.failures import AUTH, CONFLICT, FAILED, NOT_FOUND, UNREACHABLE, Failure
 from neve.cli.output import ADMIN_TOKEN
 
@@ -20,8 +21,6 @@ _EXIT_CODES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 412: CONFLIC
 CONNECT_TIMEOUT = 5.0
 # Between two lines of progress: one topic may be long to encode, silence for this long means a dead broker.
 READ_TIMEOUT = 600.0
-#: The name of the token file in a data directory: `infra/net/admin_token.py`.
-TOKEN_FILE = "adminToken"
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,12 +49,12 @@ def post_lines(admin: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _request(admin: str, method: str, path: str, query: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
     given = _given_token_file()
-    headers = {} if given is None else _authorization(given)
+    headers = {} if given is None else {"Authorization": f"Bearer {_token_of(given)}"}
     target = f"{path}?{urlencode(query)}" if query else path
     with closing(_Exchange(admin)) as exchange:
         response = exchange.ask(method, target, headers)
         if response.status == http.client.UNAUTHORIZED and given is None:
-            response = exchange.ask(method, target, _authorization(_named_token_file(response, admin)))
+            response = exchange.ask(method, target, _signed(response, admin, method, target))
         if response.status != http.client.OK:
             text = response.read().decode("utf-8", "replace").strip()
             code = _EXIT_CODES.get(response.status, FAILED)
@@ -100,20 +99,19 @@ def _given_token_file() -> Path | None:
     return found if isinstance(found, Path) else None
 
 
-def _named_token_file(response: http.client.HTTPResponse, admin: str) -> Path:
-    """The token file that the broker names in its refusal.
-
-    Any local process may have taken the port: no file of another name is read.
-    """
-    found = re.search(r'token_file="([^"]+)"', response.headers.get("WWW-Authenticate", ""))
-    path = None if found is None else Path(found[1])
-    if path is None or path.name != TOKEN_FILE:
+def _signed(refusal: http.client.HTTPResponse, admin: str, method: str, target: str) -> dict[str, str]:
+    """The header that signs the request with the token that the broker names in its refusal."""
+    challenge = refusal.headers.get("WWW-Authenticate", "")
+    file, nonce = (re.search(f'{name}="([^"]+)"', challenge) for name in ("token_file", "nonce"))
+    path = None if file is None else Path(file[1])
+    if path is None or nonce is None or path.name != TOKEN_FILE:
         raise Failure(AUTH, f"{admin} refuses the request and names no file {TOKEN_FILE}: is it a neve broker?")
-    return path
+    port = int(admin.rpartition(":")[2])
+    return {"Authorization": f"{SCHEME} {signature(_token_of(path), nonce[1], port, method, target)}"}
 
 
-def _authorization(path: Path) -> dict[str, str]:
-    """The header with the token of a file.
+def _token_of(path: Path) -> str:
+    """The token in a file.
 
     Raises:
         Failure: the file can't be read, or holds no token.
@@ -129,4 +127,4 @@ def _authorization(path: Path) -> dict[str, str]:
         ) from error
     if not _TOKEN.fullmatch(token):
         raise Failure(AUTH, f"{path} holds no admin token: 64 hexadecimal digits are expected")
-    return {"Authorization": f"Bearer {token}"}
+    return token

@@ -19,6 +19,7 @@ import pytest
 
 from broker.broker_controller import BrokerController
 from broker.store import erased
+from infra.loop.in_steps import at_once
 from infra.net.remoting_server import Connection, open_connection
 from neve.record.ids import offset_msg_id
 from neve.remoting.codes import RequestCode as Code
@@ -194,7 +195,7 @@ async def trim(place: Place) -> None:
 
 
 async def expire(place: Place) -> None:
-    place.broker.store.expire_below(TOPIC, {0: 1}, 1 << 62)
+    at_once(place.broker.store.expire_below(TOPIC, {0: 1}, 1 << 62))
 
 
 async def erase_in_log(place: Place) -> None:

@@ -19,6 +19,7 @@ from infra import failpoint
 from infra.clock import SystemClock
 from infra.disk.filesystem import RealDisk
 from infra.failpoint import FailpointError
+from infra.loop import in_steps
 from infra.objects import minio
 from infra.objects.open import open_store
 from infra.objects.s3_server import S3Server, create_bucket
@@ -90,7 +91,7 @@ class StoreAdapter(OneByOne):
         self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
     ) -> Mapping[str, TopicUnreadable]:
         for topic, offsets in rising.items():
-            self.store.expire_below(topic, offsets, before[topic])
+            in_steps.at_once(self.store.expire_below(topic, offsets, before[topic]))
         self.store.save_queue_state()
         return {}
 
@@ -112,7 +113,7 @@ class StoreAdapter(OneByOne):
         return self.store.show_from(topic, queue, offset)
 
     def offset_by_time(self, topic: str, queue: int, time_ms: int, upper: bool) -> int:
-        return self.store.offset_by_time(topic, queue, time_ms, upper)
+        return in_steps.at_once(self.store.offset_by_time(topic, queue, time_ms, upper))
 
     def store_time(self, topic: str, queue: int, offset: int) -> int:
         return self.store.store_time(topic, queue, offset)

@@ -15,6 +15,7 @@ from infra.net import admin_http
 from infra.net.admin_http import AdminHttp, Request, Response
 from infra.net.admin_token import AdminToken
 from lifecycle.lifecycle import ArchiveLifecycle
+from neve.admin_token import signature
 from neve.entropy import system_entropy
 from tests.broker_in_process import running
 from tests.doubles.sim_disk import SimDisk
@@ -207,7 +208,7 @@ def test_token_is_private_and_renewed_at_each_start(tmp_path: Path) -> None:
         token.renew()
         assert token.path.stat().st_mode & 0o777 == 0o600
         found.append(token.path.read_text().strip())
-        assert token.accepts(f"Bearer {found[-1]}")
+        assert token.accepts(f"Bearer {found[-1]}", 1, "POST", "/dear")
     assert len(set(found)) == 2
 
 
@@ -217,10 +218,27 @@ def test_token_of_the_last_start_stays_valid_on_a_full_disk() -> None:
     disk.capacity = 0
     token = AdminToken(disk, _ROOT, system_entropy)
     token.renew()
-    assert token.accepts(authorization(disk).removeprefix("Authorization: "))
+    assert token.accepts(authorization(disk).removeprefix("Authorization: "), 1, "POST", "/dear")
     disk.remove(token.path)
     with pytest.raises(DiskFull):
         token.renew()
+
+
+def test_signature_holds_for_its_request_port_and_start_alone() -> None:
+    disk = SimDisk()
+    token = new_token(disk)
+    text = disk.read(token.path).decode().strip()
+    signed = f"Neve {signature(text, token.nonce, 10913, 'POST', '/archive/erase?topic=t')}"
+    assert token.accepts(signed, 10913, "POST", "/archive/erase?topic=t")
+    assert not token.accepts(signed, 10915, "POST", "/archive/erase?topic=t")
+    assert not token.accepts(signed, 10913, "POST", "/archive/erase?topic=u")
+    assert not token.accepts(signed, 10913, "PUT", "/archive/erase?topic=t")
+    assert not token.accepts(f"Neve {text}", 10913, "POST", "/archive/erase?topic=t")
+    disk.capacity = 0
+    again = AdminToken(disk, _ROOT, system_entropy)
+    again.renew()
+    assert disk.read(again.path).decode().strip() == text
+    assert not again.accepts(signed, 10913, "POST", "/archive/erase?topic=t"), "it was made for another start"
 
 
 async def test_silent_connections_do_not_keep_other_clients_out() -> None:

@@ -83,6 +83,7 @@ POLL_GROUPS = 1.5
 SLAVE_TIMEOUT = 3.0
 ARCHIVE_EVERY = 1.0
 SETTLE_AGAIN = 0.5
+CHECKPOINT = 10.0  # a master writes one within so long
 
 Reply = Callable[[str], None]
 
@@ -679,11 +680,13 @@ class Broker(Process):
     def _go_on_above(self, entries: tuple[Entry, ...], confirming: Confirm) -> None:
         gap = archived_end(entries) - self.log.whole_end
         if gap > 0:
+            self._checkpointed(confirming)
             self._append_book(gap)
             self.log.synced = self.log.end
             self._has_appended(confirming)
         for queue, end in enumerate(archived_queue_ends(entries)):
             if end > self.world.next_queue_offset(self, queue):
+                self._checkpointed(confirming)
                 self.disk.raises.goes_on[queue] = end
                 self.world.promises.raised(queue, end)
             self._next_offset[queue] = self.world.next_queue_offset(self, queue)
@@ -697,12 +700,17 @@ class Broker(Process):
 
     def _has_settled(self, confirming: Confirm) -> None:
         self._settled = confirming
-        self.disk.is_following = False
+        self.after(self.dice.uniform(0, CHECKPOINT), lambda: self._checkpointed(confirming))
         goes_on = self.disk.raises.goes_on
         raised = any(end > len(self.log.queues[queue]) for queue, end in enumerate(goes_on))
         self._unsaid.extend([(*goes_on,)] if raised and self.member.may_lack_archived else [])
         self._unsaid.append(())
         self._say_settled()
+
+    def _checkpointed(self, confirming: Confirm) -> None:
+        """A start takes all above the checkpoint as the own log."""
+        if self.member.confirming is confirming:
+            self.disk.is_following = False
 
     def _say_settled(self) -> None:
         """To who follows, as soon as the log takes it: what was raised, and behind it that this is all."""

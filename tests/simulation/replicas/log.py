@@ -210,7 +210,7 @@ class Disk:
     diverged: list[Record] = field(default_factory=list)
     raises: Raises = field(default_factory=Raises)
     followed: int = 0  # what the log says of queues below this is done
-    is_following: bool = False  # the log takes nothing of its own
+    is_following: bool = False  # the log above the checkpoint may be a master's
 
     def copied(self) -> Disk:
         """Another directory with the same content: the same messages, not copies of them."""

@@ -14,6 +14,7 @@ from broker.intake.message import NewMessage
 from broker.pop.pop_log import PopCheckPoint, encode_event
 from broker.waiting.half_messages import TRANSACTION_BITS
 from infra.clock import ManualClock
+from infra.loop.in_steps import at_once
 from neve.record.codec import iter_records
 from neve.record.layout import TRANSACTION_COMMIT
 from neve.remoting.names import CHECK_MAX_TOPIC, OP_HALF_TOPIC
@@ -104,6 +105,7 @@ async def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_
             assert not pops.queues
         broker.offsets.follow("g", "popped", 0, 1)  # as the next master says
         store.lead()
+        at_once(pops.lead_steps())
         pops.lead()
         assert [taken.body for taken in await member.pop()] == [b"1", b"2", b"3", b"4", b"5"]
         await pops.save()
@@ -144,5 +146,6 @@ async def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_ackno
         assert pops.queues["g", "popped", 0].next_offset == 4
         broker.offsets.follow("g", "popped", 0, 0)
         store.lead()
+        at_once(pops.lead_steps())
         pops.lead()
         assert [one.body for one in await member.pop()] == [b"0", b"1", b"2", b"3", b"4", b"5"]

@@ -280,7 +280,10 @@ async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
     """As an operator does it: who is gone for good is forgotten, one of the others is designated."""
     of_set = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
     ids = ";".join(str(member.replicas.member.broker_id) for member in gone)
-    await until(lambda: chosen.state is State.WAITING, "it is registered")
+    member = chosen.replicas.member  # a slave already, if it started before the controller missed the master
+    await until(
+        lambda: chosen.state in {State.WAITING, State.SLAVE} and member.view.master is None, "it knows of no master"
+    )
     for code, ext in (
         (Code.CLEAN_BROKER_DATA, {"brokerControllerIdsToClean": ids, "isCleanLivingBroker": "true"}),
         (Code.CONTROLLER_ELECT_MASTER, {"brokerId": str(chosen.replicas.member.broker_id), "designateElect": "true"}),

@@ -259,17 +259,17 @@ async def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
         heir = (await brokers.slaves())[0]
         await put(await brokers.master(), b"1")
         await shows(heir, b"1")
-        upkeep = heir.broker.store.upkeep
+        prepare = heir.broker.store.prepare_to_lead
 
         def slow() -> None:
             begun.set()
             assert may_end.wait(60)
-            upkeep()
+            prepare()
 
-        monkeypatch.setattr(heir.broker.store, "upkeep", slow)
+        monkeypatch.setattr(heir.broker.store, "prepare_to_lead", slow)
         try:
             elected = asyncio.create_task(hand_to(brokers, heir))
-            await until(lambda: begun.is_set() and heir.state is State.MASTER, "the elected one syncs its queues")
+            await until(lambda: begun.is_set() and heir.state is State.MASTER, "the elected one allocates a file")
             asked = heir.replicas.asked["Heartbeat"]
             await until(lambda: heir.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
             assert not heir.leads
@@ -282,3 +282,52 @@ async def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
         await elected
         await put(heir, b"2")
         await shows(heir, b"1", b"2")
+
+
+async def test_promotion_waits_for_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is under way syncs thousands of queues."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    async with broker_set(tmp_path) as brokers:
+        heir = (await brokers.slaves())[0]
+        store = heir.broker.store
+        await put(await brokers.master(), b"1")
+        await shows(heir, b"1")
+        write_due = store._checkpointer.write_due
+
+        def slow() -> None:
+            begun.set()
+            assert may_end.wait(60)
+            write_due()
+
+        monkeypatch.setattr(store._checkpointer, "write_due", slow)
+        store.want_checkpoint(store.max_physical_offset)
+        try:
+            await until(begun.is_set, "a checkpoint is written")
+            await hand_to(brokers, heir)
+            await put(heir, b"2")
+            await shows(heir, b"1", b"2")
+        finally:
+            may_end.set()
+
+
+async def test_member_that_may_go_on_above_its_archive_writes_a_checkpoint_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that is raised is raised between two checkpoints, on the loop: little is left for these."""
+    async with broker_set(tmp_path) as brokers:
+        heir = (await brokers.slaves())[0]
+        store, books = heir.broker.store, heir.broker.change_of_role
+        assert books is not None
+        await put(await brokers.master(), b"1")
+        await shows(heir, b"1")
+        missing, lead = list[int](), store.lead
+
+        def noted() -> None:
+            missing.append(store.max_physical_offset - store.checkpointed)
+            lead()
+
+        monkeypatch.setattr(books, "_may_go_on_above", lambda: True)
+        monkeypatch.setattr(store, "lead", noted)
+        await hand_to(brokers, heir)
+        assert missing == [0]

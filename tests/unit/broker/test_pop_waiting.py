@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from broker.broker_controller import BrokerController
 from broker.long_polling.message_arriving import MessageArriving
 from broker.long_polling.pop_long_polling import ANY_QUEUE, PopLongPolling, Waiter
 from broker.long_polling.pull_request_hold import HeldPull, PullRequestHold
 from broker.role import Role
 from infra.clock import ManualClock
 from infra.loop.supervisor import Faults
+from neve.errors import BrokerError
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.codes import ResponseCode
 from tests.broker_in_process import ask, running, send
@@ -149,6 +151,55 @@ async def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
         polling.remove(waiter)
     assert polling.count == 0
     polling.arrived("t", 0)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, part: object, name: str) -> None:
+    """The next call raises a BrokerError; later ones are as before."""
+    whole = getattr(part, name)
+
+    def failing(*args: object) -> object:
+        monkeypatch.setattr(part, name, whole)
+        raise BrokerError(ResponseCode.SYSTEM_ERROR, "injected")
+
+    monkeypatch.setattr(part, name, failing)
+
+
+def in_broker(broker: BrokerController, failing: str) -> tuple[object, str]:
+    return (broker.guard, "require") if failing == "permission" else (broker.pop_service, failing)
+
+
+@pytest.mark.parametrize("failing", ["pop", "permission"])
+def test_pop_that_fails_after_it_was_woken_wakes_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    async def work(member: Member) -> None:
+        first = asyncio.create_task(member.ask_pop(poll=50_000))
+        await member.until_in_line(1)
+        second = asyncio.create_task(member.ask_pop(poll=50_000))
+        await member.until_in_line(2)
+        fail_once(monkeypatch, *in_broker(member.broker, failing))
+        await send(member.connection, "t", b"second")
+        assert (await first).remark == "injected"
+        assert [one.body for one in member.taken(await second)] == [b"second"]
+
+    with_member(tmp_path, work)
+
+
+@pytest.mark.parametrize("failing", ["has_message", "permission"])
+def test_notification_that_fails_after_it_was_woken_wakes_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    async def work(member: Member) -> None:
+        first = asyncio.create_task(member.ask_notification(poll=50_000))
+        await member.until_in_line(1)
+        second = asyncio.create_task(member.ask_notification(poll=50_000))
+        await member.until_in_line(2)
+        fail_once(monkeypatch, *in_broker(member.broker, failing))
+        await send(member.connection, "t", b"second")
+        assert (await first).remark == "injected"
+        assert (await second).ext["hasMsg"] == "true"
+
+    with_member(tmp_path, work)
 
 
 async def test_what_one_of_another_group_waits_for_wakes_nobody_else() -> None:

@@ -68,13 +68,13 @@ def leading(log: Log, raised: Mapping[str, Mapping[int, int]]) -> ChangeOfRole:
     def nothing(*_: object) -> None: ...
 
     some: Any = SimpleNamespace(forget=nothing, lead=nothing)
-    pops: Any = SimpleNamespace(lead=nothing, tell_offsets=nothing)
+    pops: Any = SimpleNamespace(lead=nothing)
     metadata: Any = SimpleNamespace(lead=list)
     topics: Any = SimpleNamespace(lead=nothing)
     role = ChangeOfRole(
         log.store(), some, journal=log.journal, metadata=metadata, synchronize=some, topics=topics, pops=pops,
         timers=some, transactions=some, doomed=some, registration=some, files=(), go_on=lambda: raised,
-        write_checkpoint=cast(Any, nothing),
+        may_go_on_above=lambda: False, write_checkpoint=cast(Any, nothing),
     )  # fmt: skip
     role.lead(EPOCH)
     return role

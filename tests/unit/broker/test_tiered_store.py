@@ -14,6 +14,7 @@ from broker.reading.sql92 import compile_sql
 from broker.reading.tiered_store import PendingRead, TieredStore
 from broker.requests.slave_pull import moves_on
 from broker.store.message_store import GetResult
+from infra.loop.in_steps import Steps
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import Commit, CommittedObject, Gap, RowGroup
 from neve.errors import BrokerError
@@ -159,7 +160,8 @@ async def test_search_by_time_finds_archived_messages_younger_than_local_ones(so
         def store_time(self, topic: str, queue_id: int, offset: int) -> int:
             return 1
 
-        def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
+        def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> Steps[int]:
+            yield
             return HOT.start
 
         def shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool) -> int:
@@ -170,6 +172,29 @@ async def test_search_by_time_finds_archived_messages_younger_than_local_ones(so
     for time, first in rows_of_time.items():
         assert (await tiered.offset_by_time("t", 0, time, upper=False)) // ROWS * ROWS == first
     assert await tiered.offset_by_time("t", 0, GROUPS, upper=False) == HOT.start
+    tiered.close()
+
+
+async def test_search_by_time_begins_again_if_messages_were_evicted_meanwhile(source: Source) -> None:
+    """They are in the archive alone by then."""
+
+    class Evicted(Hot):
+        def store_time(self, topic: str, queue_id: int, offset: int) -> int:
+            return 1
+
+        def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> Steps[int]:
+            searched_from.append(self.begin)
+            self.begin = HOT.start + 10
+            yield
+            return self.begin
+
+        def shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool) -> int:
+            return offset
+
+    searched_from: list[int] = []
+    tiered = tiered_over(source, hot=Evicted())
+    assert await tiered.offset_by_time("t", 0, GROUPS, upper=False) == HOT.start + 10
+    assert searched_from == [HOT.start, HOT.start + 10]
     tiered.close()
 
 

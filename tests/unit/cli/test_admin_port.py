@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 from click.testing import CliRunner, Result
 
 from infra.disk.filesystem import RealDisk
 from infra.net.admin_http import AdminHttp, Request, Response, json_response
-from infra.net.admin_token import TOKEN_FILE, AdminToken
-from neve.cli import admin
+from infra.net.admin_token import AdminToken
+from neve.admin_token import TOKEN_FILE
 from neve.cli.failures import Failure
 from neve.cli.main import neve
 from neve.entropy import system_entropy
@@ -45,10 +48,6 @@ def confirm_clock(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(neve, ["archive", "confirm-clock", *arguments], env=environment)
 
 
-def test_both_sides_name_the_same_token_file() -> None:
-    assert admin.TOKEN_FILE == TOKEN_FILE
-
-
 @pytest.mark.parametrize("form", ["{}", "http://{}", "http://{}/"])
 def test_cli_reads_the_token_that_the_port_names(port: str, form: str) -> None:
     done = confirm_clock("--admin", form.format(port))
@@ -75,6 +74,47 @@ def failure(*arguments: str) -> Failure:
     assert isinstance(error, Failure)
     assert error.exit_code == 4
     return error
+
+
+class Relay:
+    """Any process on the port of a stopped broker: it passes requests on to another broker, and keeps what it got."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        self.got: list[bytes] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # the listener was closed
+            while True:
+                client, _ = self._listener.accept()
+                with client, socket.create_connection(self._target) as broker:
+                    self.got.append(client.recv(1 << 16))
+                    broker.sendall(self.got[-1])
+                    while answer := broker.recv(1 << 16):
+                        client.sendall(answer)
+
+
+def test_process_on_another_port_gets_no_token_and_no_authority(port: str, tmp_path: Path) -> None:
+    token = (tmp_path / TOKEN_FILE).read_bytes().strip()
+    with Relay(port) as relay:
+        text = str(failure("--admin", relay.address))
+    assert "is not signed with the token of" in text
+    assert len(relay.got) == 2
+    assert b"Authorization: Neve " in relay.got[1]
+    assert token not in b"".join(relay.got)
 
 
 def test_unreadable_token_is_explained(port: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from broker.store import reading
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
+from infra.loop.in_steps import at_once
 from neve.record.layout import BORN_HOST_V6
 from tests.by_key import by_key
 from tests.doubles.sim_disk import SimDisk
@@ -108,7 +109,7 @@ def test_a_search_by_time_finds_nothing_later_than_what_was_asked_for(
         times.append(put(store).store_timestamp)
     store.after_flush(store.flush())
     for number in (*range(20), *range(30, 60)):
-        assert store.offset_by_time("t", 0, times[number], False) <= number
+        assert at_once(store.offset_by_time("t", 0, times[number], False)) <= number
 
 
 V6 = ("2001:db8::1", 4000)
@@ -128,9 +129,9 @@ def test_search_by_time_is_exact_where_the_clock_was_set_back(
         for queue, stored in enumerate(times):
             for wanted in {right - 1, *(time + more for time in stored for more in (-1, 0, 1))}:
                 first = next((at for at, time in enumerate(stored) if time >= wanted), len(stored))
-                assert of.offset_by_time("t", queue, wanted, False) == first
+                assert at_once(of.offset_by_time("t", queue, wanted, False)) == first
                 later = next((at for at, time in enumerate(stored) if time > wanted), len(stored))
-                assert of.offset_by_time("t", queue, wanted, True) == max(later - 1, 0)
+                assert at_once(of.offset_by_time("t", queue, wanted, True)) == max(later - 1, 0)
 
     def more(of: MessageStore) -> None:
         for _ in range(random.randrange(20, 60)):
@@ -171,15 +172,53 @@ def test_search_above_a_clock_step_reads_no_whole_file(
     read: list[int] = []
     by_reading = reading._first_by_reading
 
-    def counted(log: Any, file: Any, queue: Any, low: int, stop: int, wanted: int) -> int:
+    def counted(file: Any, queue: Any, low: int, stop: int, wanted: int) -> int:
         read.append(wanted)
-        return by_reading(log, file, queue, low, stop, wanted)
+        return by_reading(file, queue, low, stop, wanted)
 
     monkeypatch.setattr(reading, "_first_by_reading", counted)
-    assert store.offset_by_time("t", 0, right + 400_000, False) == 40
+    assert at_once(store.offset_by_time("t", 0, right + 400_000, False)) == 40
     assert read == []
-    assert store.offset_by_time("t", 0, right + 225_000, False) == 20
+    assert at_once(store.offset_by_time("t", 0, right + 225_000, False)) == 20
     assert len(read) == 1
+
+
+def test_search_below_a_clock_step_reads_a_bounded_part_in_each_turn(
+    open_store: Open, put: Put, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_READ_TOGETHER", 8)
+    store, right = open_store(), clock.now_ms()
+    for number in range(60):
+        clock.set_wall(right + number * 1_000)
+        put(store)
+    clock.set_wall(right + 30_000)
+    put(store)
+    store.after_flush(store.flush())
+    search = store.offset_by_time("t", 0, right + 50_000, False)
+    turns = sum(1 for _ in search)
+    assert turns == 50 // 8
+    assert at_once(store.offset_by_time("t", 0, right + 50_000, False)) == 50
+    assert at_once(store.offset_by_time("t", 0, right + 58_000, True)) == 58
+
+
+def test_interrupted_search_begins_again_in_a_topic_that_comes_again(
+    open_store: Open, put: Put, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_READ_TOGETHER", 8)
+    store, right = open_store(), clock.now_ms()
+    for number in range(20):
+        clock.set_wall(right + number * 1_000)
+        put(store)
+    clock.set_wall(right)
+    put(store)
+    store.after_flush(store.flush())
+    search = store.offset_by_time("t", 0, right + 18_000, False)
+    next(search)
+    store.delete_topic("t", begin_again=True)
+    clock.set_wall(right + 19_000)
+    put(store)
+    store.after_flush(store.flush())
+    assert at_once(search) == 0
 
 
 def test_a_key_is_found_though_its_index_file_began_ahead_of_time(

@@ -17,6 +17,7 @@ from broker.store.message_store import MessageStore
 from broker.store.topic_tails import TopicTail
 from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
+from infra.loop.in_steps import at_once
 from infra.process import collector
 from neve.record.codec import decode_record, iter_records
 from tests.by_key import by_key
@@ -173,14 +174,14 @@ def test_a_time_finds_the_first_and_the_last_message_of_it(open_store: Open, put
         clock.advance(10)
 
     def at(timestamp: int) -> tuple[int, int]:
-        lower = store.offset_by_time("t", 0, timestamp, upper=False)
-        return lower, store.offset_by_time("t", 0, timestamp, upper=True)
+        lower = at_once(store.offset_by_time("t", 0, timestamp, upper=False))
+        return lower, at_once(store.offset_by_time("t", 0, timestamp, upper=True))
 
     assert at(times[4]) == (4, 5)
     assert at(times[4] + 3) == (6, 5)
     assert at(times[0] - 1) == (0, 0)
     assert at(times[-1] + 1) == (12, 11)
-    assert store.offset_by_time("unknown", 0, 1, upper=False) == 0
+    assert at_once(store.offset_by_time("unknown", 0, 1, upper=False)) == 0
 
 
 def test_a_key_finds_its_messages_over_several_index_files(

@@ -1,6 +1,8 @@
-"""A promotion: what takes its time is done before, on a thread."""
+"""A promotion waits for no disk, and a crash after it finds all that was synced."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 
@@ -8,7 +10,7 @@ from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import put_one, small_config
-from tests.unit.store.replicas import Link, Master
+from tests.unit.store.replicas import Link, Master, open_store, told
 
 QUEUES = 60
 
@@ -26,22 +28,27 @@ class CountingDisk(SimDisk):
         return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize("is_at_a_border", [False, True])
-def test_lead_waits_for_no_disk_after_a_prepared_checkpoint(is_at_a_border: bool) -> None:
-    master, disk = Master(0), CountingDisk()
+def slave_of(master: Master, disk: SimDisk) -> MessageStore:
     slave = MessageStore(small_config(), disk, ManualClock())
     slave.load(following=True)
+    Link(master, slave, 0).run()
+    return slave
+
+
+@pytest.mark.parametrize("is_at_a_border", [False, True])
+def test_lead_waits_for_no_disk_whatever_queues_are_dirty(is_at_a_border: bool) -> None:
+    master, disk = Master(0), CountingDisk()
     for queue in range(QUEUES):
         master.put("orders", queue, 10)
     if is_at_a_border:
         master.store.roll()
-    Link(master, slave, 0).run()
-    assert slave.want_checkpoint(slave.max_physical_offset)
-    slave.upkeep()
+    slave = slave_of(master, disk)
+    slave.flush()
     slave.prepare_to_lead()
     disk.waits.clear()
     slave.lead()
     assert disk.waits == []
+    assert slave.checkpointed == 0
     assert put_one(slave, "orders", 0, b"own").queue_offset == 1
     slave.after_flush(slave.flush())
     again = MessageStore(small_config(), disk.power_cut(), ManualClock())
@@ -49,11 +56,58 @@ def test_lead_waits_for_no_disk_after_a_prepared_checkpoint(is_at_a_border: bool
     assert [again.max_offset("orders", queue) for queue in range(QUEUES)] == [2, *[1] * (QUEUES - 1)]
 
 
-def test_lead_without_preparation_writes_the_checkpoint_itself() -> None:
-    master, disk = Master(0), CountingDisk()
-    slave = MessageStore(small_config(), disk, ManualClock())
-    slave.load(following=True)
+def test_mark_of_a_slave_goes_with_the_first_checkpoint_of_the_master() -> None:
+    master, disk = Master(0), SimDisk()
+    master.put("orders", 0, 10)
+    slave = slave_of(master, disk)
+    slave.after_flush(slave.flush())
+    assert slave.want_checkpoint(slave.max_physical_offset)
     master.put("orders", 0, 10)
     Link(master, slave, 0).run()
     slave.lead()
-    assert slave.checkpointed == slave.max_physical_offset
+    slave.upkeep()
+    slave.after_flush(slave.flush())
+    assert slave._directory.is_following, "the checkpoint was described before the last record came"
+    assert slave.want_checkpoint(slave.max_physical_offset)
+    slave.upkeep()
+    slave.after_flush(slave.flush())
+    assert not slave._directory.is_following
+
+
+def test_who_is_deposed_before_a_checkpoint_keeps_the_mark() -> None:
+    master, disk = Master(0), SimDisk()
+    master.put("orders", 0, 10)
+    slave = slave_of(master, disk)
+    slave.lead()
+    slave.follow()
+    slave.checkpoint()
+    slave.after_flush(slave.flush())
+    assert slave._directory.is_following
+
+
+def test_a_clean_stop_leaves_no_mark() -> None:
+    master, disk = Master(0), SimDisk()
+    master.put("orders", 0, 10)
+    slave = slave_of(master, disk)
+    slave.lead()
+    slave.shutdown()
+    assert not slave._directory.is_following
+
+
+@pytest.mark.parametrize("seed", range(24, 64))
+def test_power_cut_after_promotion_finds_all_that_was_synced(seed: int) -> None:
+    """With traffic of all kinds on both sides, and a checkpoint now and then, or none."""
+    dice, former = random.Random(seed), Master(seed)
+    former.run(dice.randrange(10, 150))
+    to = former.store.record_start(dice.randrange(former.store.max_physical_offset + 1))
+    elected = Master.over(former, to, seed)
+    elected.run(dice.randrange(60))
+    store = elected.store
+    store.after_flush(store.flush())
+    store.save_deletions()
+    promised = told(store)
+    again = open_store(elected.disk.power_cut(seed), ManualClock(), following=dice.random() < 0.7)
+    assert told(again) == promised
+    if again.is_following:
+        again.lead()
+    put_one(again, "orders", 0, b"next")

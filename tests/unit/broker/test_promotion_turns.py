@@ -1,0 +1,92 @@
+"""A member that takes over much does little of it in one turn of the loop: the work between two turns is counted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.intake.message import NewMessage
+from broker.pop.pop_book import PopBook
+from broker.pop.pop_log import PopCheckPoint
+from broker.store.message_store import MessageStore
+from broker.waiting.half_messages import Half, HalfMessages
+from broker.waiting.timer_message import TimerMessages
+from tests.broker_in_process import running, send
+from tests.doubles.counted import Counted
+from tests.set_in_process import broker_set
+from tests.unit.broker.test_change_of_role import hand_to, put
+from tests.waiting import until
+
+TOPIC = "orders"
+QUEUES, HALVES, TIMERS, OFFSETS = 2_500, 350, 1_200, 5_000
+HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], Counted]:
+    def count(owner: type, name: str) -> Counted:
+        counter = Counted(getattr(owner, name))
+
+        def method(*args: Any) -> Any:
+            return counter(*args)
+
+        monkeypatch.setattr(owner, name, method)
+        return counter
+
+    return count
+
+
+async def test_promotion_takes_over_a_slice_of_its_books_per_turn(
+    tmp_path: Path, counted: Callable[[type, str], Counted]
+) -> None:
+    async with broker_set(tmp_path, members=2) as brokers:
+        former, (heir,) = await brokers.master(), await brokers.slaves()
+        broker, now = former.broker, former.broker.clock.now_ms()
+        await put(former, b"first", topic=TOPIC)
+        for queue in range(QUEUES):
+            broker.pops.record(PopCheckPoint("g", TOPIC, queue, 1, now, now + 60_000, False, [0]))
+        for number in range(TIMERS):
+            named = {"TIMER_DELAY_SEC": "3600", "UNIQ_KEY": f"id-{number}"}
+            broker.timers.take(NewMessage(topic=TOPIC, queue_id=0, body=b"timer", born_timestamp=now), named)
+        for number in range(HALVES):
+            named = {"UNIQ_KEY": f"id-{number}"}
+            broker.transactions.take(NewMessage(topic=TOPIC, queue_id=0, body=b"half", born_timestamp=now), named)
+        await put(former, b"last", topic=TOPIC)
+        await until(lambda: heir.broker.store.confirmed_offset == former.end, "it has all of that")
+        await until(lambda: len(heir.broker.pops.queues) == QUEUES, "its book follows")
+        for number in range(OFFSETS):
+            heir.broker.offsets.commit("pulling", "others", number, 0)
+        clipped, read = counted(PopBook, "_clip"), counted(HalfMessages, "_load_half")
+        added, compared = counted(TimerMessages, "_add"), counted(MessageStore, "max_offset")
+        await hand_to(brokers, heir)
+        assert (clipped.all, read.all, added.all) == (QUEUES, HALVES, TIMERS)
+        assert compared.all >= OFFSETS
+        assert len(heir.broker.transactions) == HALVES
+        assert len(heir.broker.timers) == TIMERS
+        most = {"popped": clipped.most, "halves": read.most, "timers": added.most, "offsets": compared.most}
+        assert most["popped"] <= 500, most
+        assert most["halves"] <= 100, most
+        assert most["timers"] <= 250, most
+        assert most["offsets"] <= 2_100, most
+
+
+class WithoutAWalk(OrderedDict[int, Half]):
+    """A table that nobody looks through."""
+
+    def values(self) -> Any:
+        raise AssertionError("all that wait were looked at")
+
+
+async def test_half_messages_are_read_without_a_look_at_all_that_wait(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, connection):
+        for number in range(10):
+            await send(connection, TOPIC, b"%d" % number, HALF)
+        halves = broker.transactions
+        halves._pending = WithoutAWalk()
+        halves.load()
+        assert len(halves) == 10
+        halves._pending = OrderedDict()  # the broker itself looks through it
