@@ -39,7 +39,7 @@ def schema(
     from neve.record.bodies import INFLATED_LENGTH_MAX
 
     known = catalogs(open_source(store), broker)
-    if not any(catalog.is_told(topic) for catalog in known.values()):
+    if not any(catalog.has_topic(topic) for catalog in known.values()):
         raise FileNotFoundError(f"topic {topic} is not in this archive")
     selection = Selection(None if start is None else to_ms(start), None if end is None else to_ms(end))
     chosen = list(choose(known, topic, selection))

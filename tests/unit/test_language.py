@@ -126,9 +126,10 @@ def long_test_names() -> Iterator[str]:
     for path in files():
         if path.name.startswith("test_"):
             for node in ast.walk(tree_of(path)):
-                name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
-                if name.startswith("test_") and len(name) > LONGEST_TEST_NAME:
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not node.name.startswith("test_"):
+                    continue
+                if len(node.name) > LONGEST_TEST_NAME:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
 
 
 def imports_of_test_modules() -> Iterator[str]:

@@ -22,6 +22,7 @@ from broker.store.message_store import MessageStore
 from broker.store.queue_table import QueueTable
 from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
+from infra.loop.in_steps import Steps
 from infra.loop.supervisor import Faults
 from lifecycle.hot_store import Aged
 from tests.doubles.counted import Counted
@@ -273,7 +274,7 @@ async def test_what_is_older_than_a_time_is_looked_up_in_slices_and_a_damaged_to
     store.put("new", 2, b"m", b"", flag=0, sys_flag=0, born_timestamp=1, born_host=("10.1.2.3", 4000))
     by_time = store.offset_by_time
 
-    def one_is_damaged(topic: str, *more: Any, **named: Any) -> int:
+    def one_is_damaged(topic: str, *more: Any, **named: Any) -> Steps[int]:
         if topic == "bad":
             raise OSError("its file")
         return by_time(topic, *more, **named)
