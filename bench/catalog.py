@@ -145,10 +145,10 @@ def _write(catalog: Catalog, packs: dict[PackName, bytes]) -> _Written:
     """A checkpoint, as a broker writes it."""
     seq, mine = catalog.next_seq - 1, dict[PackName, bytes]()
     began = time.process_time()
-    written = catalog.packed("broker-a", lambda number, data: mine.update({PackName(seq, number): data}))
+    written = catalog.write_checkpoint("broker-a", lambda number, data: mine.update({PackName(seq, number): data}))
     took = time.process_time() - began
     packs |= mine
-    catalog.stands(written)
+    catalog.adopt_checkpoint(written)
     catalog.apply(seq + 1, Checkpoint(key="", through_seq=seq))
     return _Written(written.content, sum(map(len, mine.values())), took)
 

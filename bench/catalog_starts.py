@@ -68,7 +68,9 @@ def fill(store: ObjectStore, objects: int) -> None:
     through = catalog.next_seq - 1
     for seq in range(through + 1):
         _put(store, seq, Deleted(keys=[], epoch=1))
-    written = catalog.packed(BROKER, lambda number, data: _keep(store, pack_key("", BROKER, through, number), data))
+    written = catalog.write_checkpoint(
+        BROKER, lambda number, data: _keep(store, pack_key("", BROKER, through, number), data)
+    )
     _keep(store, checkpoint_key("", BROKER, through), written.content)
     _put(store, through + 1, Checkpoint(key="", through_seq=through, epoch=1))
     seq = through + 2

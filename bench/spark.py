@@ -377,7 +377,7 @@ def written(store: ObjectStore, count: int, since: int) -> int:
     through = catalog.next_seq - 1
     for seq in range(through + 1):  # which nobody reads: they are in the checkpoint
         store.put(journal_key("", BROKER, seq), encode_entry(Deleted(keys=[], epoch=1)), if_absent=True)
-    told = catalog.packed(BROKER, lambda pack, data: _put(store, pack_key("", BROKER, through, pack), data))
+    told = catalog.write_checkpoint(BROKER, lambda pack, data: _put(store, pack_key("", BROKER, through, pack), data))
     _put(store, checkpoint_key("", BROKER, through), told.content)
     _put(store, journal_key("", BROKER, through + 1), encode_entry(Checkpoint(key="", through_seq=through, epoch=1)))
     return rows

@@ -85,7 +85,7 @@ class Compact:
 
     def _close_open(self) -> int:
         """What was open when compaction was turned off, or by another process."""
-        if self._journal.catalog.open_rewrites():
+        if self._journal.catalog.rounds.open_rewrites():
             with self._lock:
                 self._begin()
         return 0

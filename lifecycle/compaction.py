@@ -67,14 +67,14 @@ class When:
 def settled_below(catalog: Catalog, topic: str) -> int:
     """The CommitLog offset below which no round will publish anything of the topic any more."""
     through = catalog.through(topic) or 0
-    open_names = (name for names in catalog.open_intents().values() for name in names)
+    open_names = (name for names in catalog.rounds.open_intents().values() for name in names)
     return min([name.start for name in open_names if name.topic == topic] + [through])
 
 
 def plan_topic(catalog: Catalog, topic: str, when: When, sizes: Sizes = SIZES) -> list[Merge]:
     """What of a topic in a broker's catalog is to become one now, in log order."""
     merges = []
-    for inputs in plan_merges(catalog.from_oldest(topic), settled_below(catalog, topic), when, sizes):
+    for inputs in plan_merges(catalog.topic(topic).names(), settled_below(catalog, topic), when, sizes):
         merge = Merge(tuple(inputs), droppable(catalog, topic, inputs, when))
         if merge.queues:
             merges.append(merge)

@@ -17,7 +17,7 @@ from infra.objects.store import ObjectStore
 from lifecycle.safe_clock import ClocksDisagree
 from neve.archive.catalog.journal_reader import checkpointed_topics, checkpoints, following
 from neve.archive.delta.changes import Change, MirroredTopics
-from neve.archive.delta.log import NO_VERSION, NotNeves
+from neve.archive.delta.log import NO_VERSION, ForeignTable
 from neve.archive.format.journal import AnyEntry, EntriesDeleted, anchor
 from neve.entropy import Entropy, system_entropy
 from tiered.write.delta_table import DeltaTable, Overtaken
@@ -141,7 +141,7 @@ class DeltaTables:
         journal = self._journal
         try:
             table = DeltaTable(journal.store, topic, journal.broker, prefix=journal.prefix, entropy=self._entropy)
-        except NotNeves as error:
+        except ForeignTable as error:
             self.set_aside.note(topic, error)
             self._tables[topic] = None
             return None
@@ -169,7 +169,7 @@ class DeltaTables:
                 self._level(topic, topics, seq, entry.time_ms)
         for seq in were_ahead:  # told by who read it in the journal, before we came to the end of that
             for topic in self._ahead.pop(seq, ()):
-                self._put_aside(topic, NotNeves(f"its log tells entry {seq}, which this journal does not have"))
+                self._put_aside(topic, ForeignTable(f"its log tells entry {seq}, which this journal does not have"))
         return sorted(changed)
 
     def _meet(self, topic: str, topics: MirroredTopics, seq: int, time_ms: int) -> None:
@@ -189,7 +189,7 @@ class DeltaTables:
         try:
             table.tell(change, seq, entry.time_ms, type(entry).__name__.upper())
             self.commits += 1
-        except NotNeves as error:
+        except ForeignTable as error:
             self._put_aside(topic, error)
 
     def _level(self, topic: str, topics: MirroredTopics, seq: int, time_ms: int) -> None:
@@ -197,12 +197,12 @@ class DeltaTables:
         assert table is not None
         before = table.commits
         try:
-            table.level(topics.shown(topic), seq, time_ms)
-        except NotNeves as error:
+            table.level(topics.files(topic), seq, time_ms)
+        except ForeignTable as error:
             self._put_aside(topic, error)
         self.commits += table.commits - before
 
-    def _put_aside(self, topic: str, error: NotNeves) -> None:
+    def _put_aside(self, topic: str, error: ForeignTable) -> None:
         self.set_aside.note(topic, error)
         self._tables[topic] = None
 
@@ -219,7 +219,7 @@ class DeltaTables:
         for topic in differing:
             if self._is_closed():
                 return
-            write(topic, topics.shown(topic))
+            write(topic, topics.files(topic))
         self._manifests = manifests
 
     def _keep_short(self, changed: Iterable[str]) -> None:

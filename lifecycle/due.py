@@ -85,7 +85,7 @@ class Due:
 
     def _not_open(self, topics: Iterable[str]) -> list[str]:
         """Archived topics of which no earlier round has left anything open."""
-        open_topics = {name.topic for names in self._catalog.open_intents().values() for name in names}
+        open_topics = {name.topic for names in self._catalog.rounds.open_intents().values() for name in names}
         archived = self._policy().archived
         return [topic for topic in topics if topic not in open_topics and archived(topic)]
 

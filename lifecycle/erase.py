@@ -190,7 +190,7 @@ class EraseKey:
 
     def run(self) -> int:
         """Close what one that ended before its time left open; how many."""
-        if not any(one.kind == ERASE for one in self._journal.catalog.open_rewrites().values()):
+        if not any(one.kind == ERASE for one in self._journal.catalog.rounds.open_rewrites().values()):
             return 0
         if not self._lock.acquire(blocking=False):
             return 0  # it is under way
@@ -223,7 +223,7 @@ class EraseKey:
             reports = self._offload.run(roll=True, progress=progress)
             failed = [text for report in reports for text in report.failed.values()]
             catalog = self._journal.catalog
-            end_of_all = max(end, catalog.intent_end, catalog.totals().end)  # what is out of view included
+            end_of_all = max(end, catalog.rounds.intent_end, catalog.totals().end)  # what is out of view included
             erasure = _Erasure(wanted, erase_id, end_of_all, progress)
             self._erase(erasure, lambda: self._not_archived(wanted, end, failed))
             # The journal forgets a gap below all that is there as soon as what held its rows is deleted.
@@ -374,7 +374,7 @@ class EraseKey:
         if not stays_out(catalog, name):
             rest = _rest_of(merge) if may_come_back(catalog, name) else None
             return [*([rest] if rest is not None else []), swap(merge, [])]
-        goes_later = self._goes_later(wanted, catalog.stays_until(name) or 0)
+        goes_later = self._goes_later(wanted, catalog.topic(name.topic).stays_until(name) or 0)
         return [swap(merge._replace(erased=NOTHING), [])] if goes_later else []
 
     def _goes_later(self, wanted: Wanted, until_ms: int) -> bool:
@@ -505,7 +505,7 @@ class EraseKey:
         return [
             {"key": name.key, "until_ms": until_ms}
             for topic, of_queue in sorted(of_topic.items())
-            for until_ms, name in self._journal.catalog.expiring_near(topic, of_queue)
+            for until_ms, name in self._journal.catalog.topic(topic).expiring_near(of_queue)
             if holds(name, of_queue)
         ]
 
@@ -516,7 +516,7 @@ class EraseKey:
         prefix = f"{journal.prefix.strip('/')}/" if journal.prefix.strip("/") else ""
         found = {
             name.key
-            for rewrite in journal.catalog.open_rewrites().values()
+            for rewrite in journal.catalog.rounds.open_rewrites().values()
             if not erasure.holders.keys().isdisjoint(rewrite.old)
             for name in rewrite.names
         }

@@ -186,7 +186,7 @@ class ExpireArchived:
         entry = catalog.topic_entry(topic)
         if entry is None or not entry.minimums:
             return []
-        return [key for key in plan_dropped(catalog.from_oldest(topic), entry.minimums) if key not in expired]
+        return [key for key in plan_dropped(catalog.topic(topic).names(), entry.minimums) if key not in expired]
 
     def _delete_expired(self, now: int, pace: Pace) -> int:
         """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted.
@@ -222,14 +222,16 @@ class ExpireArchived:
         with self._turns:
             topics = [] if self._turns.closed else catalog.expiring_topics()
         for topic in topics:
-            yield from catalog.due_names(topic, now)
+            yield from catalog.topic(topic).due(now)
 
     def _erased(self, due: Mapping[str, Sequence[str]]) -> list[CommittedObject]:
         """Those of topics of which something was erased: it may have been of any of them."""
         catalog = self._journal.catalog
         erased = [topic for topic in due if any(gap.is_erased for gap in catalog.gaps(topic))]
         keys = {topic: set(due[topic]) for topic in erased}
-        return [name for topic in erased for _, name in catalog.expiring_of(topic) if name.key in keys[topic]]
+        return [
+            name for topic in erased for _, name in catalog.topic(topic).expiring_names() if name.key in keys[topic]
+        ]
 
     def _forgotten(self, erased: Sequence[CommittedObject]) -> bool:
         """Of what was erased no copy is left here, once nobody can fetch it any more; the rest is as good as unread.

@@ -60,7 +60,7 @@ class RecordInJournal:
         """Where the clock was set back: a minimum can't leave out what lies below it, so all of it waits."""
         if not self._policy().archived(topic) or not self._is_news(topic, queue, below):
             return False
-        runs = self._journal.catalog.runs_in_view(topic, queue)
+        runs = self._journal.catalog.queue(topic, queue).runs_in_view()
         return any(not run.group.has_expired(ttl_ms, now_ms) for run in takewhile(lambda run: run.first < below, runs))
 
     def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
@@ -78,7 +78,7 @@ class RecordInJournal:
         """Whether some of what lies below is in no object, so that the archive's own plan does not speak of it."""
         catalog = self._journal.catalog
         recorded = catalog.recorded_minimum(topic, queue)
-        return offset > recorded and not catalog.has_all(topic, queue, recorded, offset)
+        return offset > recorded and not catalog.queue(topic, queue).has_all(recorded, offset)
 
 
 class HotExpiry:

@@ -201,7 +201,7 @@ class ArchiveLifecycle:
             "journal_entries": journal.catalog.next_seq,
             "objects": journal.catalog.object_count,
             "gaps": self._lost_ranges(),
-            "open_names": sum(map(len, journal.catalog.open_intents().values())),
+            "open_names": sum(map(len, journal.catalog.rounds.open_intents().values())),
             "orphans": self.sweep.orphan_count,
             "compacted_objects": self.compact.replaced,
             "compacted_bytes": self.compact.replaced_bytes,

@@ -98,7 +98,7 @@ class TrimArchived:
         """The minimums come with the first of the objects: readers lose sight of all that lies below in one step."""
         catalog = self._journal.catalog
         below = {queue: max(rising.get(queue, 0), self._recorded(topic, queue)) for queue in catalog.queues(topic)}
-        keys = plan_dropped(catalog.from_oldest(topic), below)
+        keys = plan_dropped(catalog.topic(topic).names(), below)
         news = {queue: offset for queue, offset in rising.items() if offset > self._recorded(topic, queue)}
         after = self._safe_clock.now_ms(self._journal.store) + self._policy().grace_ms
         if news:

@@ -66,7 +66,7 @@ def _has_begun_again(
         return False
     if end < queue_next.get((topic, queue), 0) or first < catalog.recorded_minimum(topic, queue):
         return True
-    for run in takewhile(lambda run: run.first < end, catalog.runs_from(topic, queue, first)):
+    for run in takewhile(lambda run: run.first < end, catalog.queue(topic, queue).runs(first)):
         entry = store.entry(topic, queue, max(run.first, first))
         if entry is not None and not run.name.start <= entry[0] < run.name.end:
             return True

@@ -263,7 +263,7 @@ def dry_run(config: BrokerConfig, disk: Disk, clock: Clock) -> dict[str, Any]:
         "store": config.store_url,
         **plan.report,
         "state": _readable(plan.report["state"], clock),
-        "open_names": sum(map(len, catalog.open_intents().values())),
+        "open_names": sum(map(len, catalog.rounds.open_intents().values())),
         "log_start": plan.log_start,
     }
 

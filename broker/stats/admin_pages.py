@@ -239,7 +239,7 @@ class AdminPages:
                     "to": one.max_time,
                     "key": one.key,
                 }
-                for one in (catalog.each_object() if topic is None else catalog.from_oldest(topic))
+                for one in (catalog.each_object() if topic is None else catalog.topic(topic).names())
             ]
 
         return json_response(await self._in_thread(read))

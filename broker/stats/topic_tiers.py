@@ -41,6 +41,6 @@ class TopicTiers:
 
 def _archived(catalog: Catalog, topic: str) -> Archived:
     objects = rows = size = newest_ms = 0
-    for name in catalog.from_oldest(topic):
+    for name in catalog.topic(topic).names():
         objects, rows, size, newest_ms = objects + 1, rows + name.rows, size + name.size, max(newest_ms, name.max_time)
     return Archived(objects, rows, size, newest_ms)

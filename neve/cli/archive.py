@@ -291,7 +291,7 @@ def _objects(store: str, topic: str | None, broker: str | None) -> Iterator[dict
     from neve.cli.store import open_source
 
     for name, catalog in sorted(catalogs(open_source(store), broker).items()):
-        for one in catalog.each_object() if topic is None else catalog.from_oldest(topic):
+        for one in catalog.each_object() if topic is None else catalog.topic(topic).names():
             yield _object_row(one, name)
 
 

@@ -212,7 +212,7 @@ def _findings(
 def _names(known: Mapping[str, Catalog], topics: Collection[str] | None) -> Iterator[tuple[str, CommittedObject]]:
     for broker, catalog in sorted(known.items()):
         for topic in catalog.topics() if topics is None else sorted(set(topics)):
-            for name in catalog.from_oldest(topic):
+            for name in catalog.topic(topic).names():
                 yield broker, name
 
 

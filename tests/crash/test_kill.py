@@ -245,7 +245,7 @@ def assert_tiles(store_url: str) -> int:
     rows = 0
     for catalog in catalogs(store).values():
         assert not catalog.gaps()
-        assert not catalog.open_intents()
+        assert not catalog.rounds.open_intents()
         runs: dict[int, list[tuple[int, int]]] = defaultdict(list)
         ranges = sorted((name.start, name.end) for name in catalog.objects("tiles"))
         for (_, before), (after, _) in itertools.pairwise(ranges):

@@ -109,7 +109,7 @@ class ArchiveAtRandom:
         return self.append(Expire(keys=[], delete_after_ms=T0, minimums={TOPIC: minimums})) if minimums else None
 
     def unexpire(self) -> str | None:
-        back = [name.key for _, name in self.catalog.expiring_of(TOPIC) if name.key not in self.replaced]
+        back = [name.key for _, name in self.catalog.topic(TOPIC).expiring_names() if name.key not in self.replaced]
         if not back:
             return None
         lowest = {queue: self.random.randrange(4) for queue in range(3)}
@@ -143,7 +143,7 @@ class ArchiveAtRandom:
         return self.append(Erase(id="e", old=[old.key], new=new, rows=rows, delete_after_ms=T0))
 
     def delete(self) -> str | None:
-        gone = [name.key for _, name in self.catalog.expiring_of(TOPIC)]
+        gone = [name.key for _, name in self.catalog.topic(TOPIC).expiring_names()]
         if not gone:
             return None
         self.store.delete_many(gone)

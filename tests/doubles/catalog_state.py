@@ -29,7 +29,7 @@ class CatalogState:
 def state_of(catalog: Catalog, broker: str = "b") -> CatalogState:
     topics = sorted(catalog._each(), key=lambda one: one.topic)
     return CatalogState(
-        marks=msgspec.structs.asdict(catalog._marks(broker)),
+        marks=msgspec.structs.asdict(catalog.marks(broker)),
         names=[name for one in topics for name in one.names()],
         expiring=[(name, after) for one in topics for after, name in one.expiring_names()],
         queues=[(one.topic, queue, held.minimum) for one in topics for queue, held in sorted(one.queues.items())],
@@ -39,3 +39,10 @@ def state_of(catalog: Catalog, broker: str = "b") -> CatalogState:
         topics=[one.entry for one in topics if one.entry is not None],
         gaps=[gap for one in topics for gap in one.gaps],
     )
+
+
+def expiring_keys(catalog: Catalog) -> dict[str, int]:
+    """Return the keys of objects that are out of view and not deleted, with the time after which they may be."""
+    return {
+        name.key: after for topic in catalog.expiring_topics() for after, name in catalog.topic(topic).expiring_names()
+    }

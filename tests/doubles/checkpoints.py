@@ -12,9 +12,11 @@ from neve.archive.format.keys import checkpoint_key, pack_key
 def put_checkpoint(store: ObjectStore, catalog: Catalog, broker: str, prefix: str = "") -> bytes:
     """After the last entry that was applied; the next one may refer to it."""
     seq = catalog.next_seq - 1
-    written = catalog.packed(broker, lambda number, data: _put(store, pack_key(prefix, broker, seq, number), data))
+    written = catalog.write_checkpoint(
+        broker, lambda number, data: _put(store, pack_key(prefix, broker, seq, number), data)
+    )
     store.put(checkpoint_key(prefix, broker, seq), written.content)
-    catalog.stands(written)
+    catalog.adopt_checkpoint(written)
     return written.content
 
 
@@ -26,7 +28,7 @@ def restored(catalog: Catalog, broker: str = "b") -> Catalog:
     """The same catalog, by way of a checkpoint."""
     packs: dict[PackName, bytes] = {}
     seq = catalog.next_seq - 1
-    written = catalog.packed(broker, lambda number, data: packs.update({PackName(seq, number): data}))
+    written = catalog.write_checkpoint(broker, lambda number, data: packs.update({PackName(seq, number): data}))
     head = decode_checkpoint(written.content, broker, seq)
     again = Catalog()
     again.restore(head, topics_in(head, packs.__getitem__))

@@ -191,7 +191,7 @@ def hot_bytes(store: MessageStore, topic: str, queue: int) -> bytes:
 def cold_bytes(journal: JournalWriter, worker: WorkerClient, topic: str, queue: int) -> bytes:
     parts = []
     location: Location
-    for location in journal.catalog.runs(topic, queue):
+    for location in journal.catalog.queue(topic, queue).runs():
         group = worker.read_group(journal.store.url, location.name, location.row_group)
         runs = location.group.runs
         row = 0

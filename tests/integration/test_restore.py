@@ -245,7 +245,7 @@ def test_a_restore_that_was_cut_short_goes_on_and_gives_the_same(tmp_path: Path,
     catalog = read_catalog(open_source(f"dir:{store}"), "broker-a")
     spans = sorted((gap.first, gap.last) for gap in catalog.gaps() if (gap.topic, gap.queue) == (TOPIC, 0))
     assert [first for first, _ in spans] == [6] and spans[-1][1] == ends[0] - 1
-    assert catalog.open_intents() == {}
+    assert catalog.rounds.open_intents() == {}
 
 
 def test_a_restore_that_was_killed_between_the_log_and_its_checkpoint_goes_on(tmp_path: Path, archive: Path) -> None:

@@ -28,6 +28,7 @@ from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.format.journal import Deleted, Expire, decode_entry
 from neve.archive.format.keys import journal_key
 from neve.archive.policy.ttl import HOUR_MS
+from tests.doubles.catalog_state import expiring_keys
 from tests.integration.test_offload import HOST, StoreAdapter
 from tiered.journal.writer import JournalWriter
 from tiered.worker.client import WorkerClient
@@ -146,7 +147,7 @@ def test_a_store_whose_clock_differs_stops_expiry_and_deletion(life: Life) -> No
     life.store.behind_ms = 0
     life.clock.advance(HALF_HOUR)
     assert life.lifecycle.expire.run()["expired"] == 1
-    (key,) = life.journal.catalog.expiring()
+    (key,) = expiring_keys(life.journal.catalog)
     life.clock.advance(GRACE)
     for behind in (TOLERANCE_MS + 1, -TOLERANCE_MS - 1):
         life.store.behind_ms = behind

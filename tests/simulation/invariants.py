@@ -138,7 +138,7 @@ def _check_catalogs(world: World) -> None:
         whole.apply(seq, entry)
     expected = _in_order(state_of(whole, BROKER))
     for place in {*world.bucket.gaps, *world.bucket.spans}:
-        told, nowhere = whole.gap_spans(*place), world.bucket.nowhere(place)
+        told, nowhere = whole.queue(*place).gap_spans(), world.bucket.nowhere(place)
         asked = world.bucket.lowest(place)
         shown = joined((max(first, asked), last) for first, last in told if last >= asked)
         wanted = joined((max(first, asked), last) for first, last in nowhere if last >= asked)

@@ -163,7 +163,7 @@ class World:
         self._do("ttl", self.process.lifecycle.expire.run, must=True)
         self._observe()
         invariants.check_as_a_stranger(self)
-        assert not self.process.journal.catalog.open_intents(), "an intent stays open though nothing fails"
+        assert not self.process.journal.catalog.rounds.open_intents(), "an intent stays open though nothing fails"
         self.check()
         self._die("power cut")
         self.check()

@@ -46,7 +46,7 @@ class Checkpoints:
         through = tail.catalog.next_seq - 1
         key = keys.checkpoint_key(tail.prefix, tail.broker, through)
         try:
-            written = tail.catalog.packed(tail.broker, self._put_pack)
+            written = tail.catalog.write_checkpoint(tail.broker, self._put_pack)
             failpoint.hit("journal.after_packs")
             self._put(key, written.content)
         except _Anothers as error:
@@ -54,10 +54,10 @@ class Checkpoints:
             return False
         failpoint.hit("journal.after_checkpoint")
         last = tail.store.get(tail.key_of(through))
-        tail.catalog.stands(written)
+        tail.catalog.adopt_checkpoint(written)
         append(Checkpoint(key=key, through_seq=through, sha256=hashlib.sha256(written.content).hexdigest()))
-        tail.copy_goes_on_at(written.content, through, last, written.made.sizes)
-        self._drop_old(through, written.made.sizes.keys())
+        tail.copy_goes_on_at(written.content, through, last, written.packed.sizes)
+        self._drop_old(through, written.packed.sizes.keys())
         return True
 
     def _put_pack(self, number: int, data: bytes) -> None:

@@ -68,7 +68,7 @@ class KnownArchive:
         A log that ends below all of them goes on above (`log_end`: at a start); one that has grown past them can't be
         told apart.
         """
-        end = self._catalog.intent_end
+        end = self._catalog.rounds.intent_end
         is_news = self.offline_from is not None and end > max(self.high, self.offline_from)
         return is_news and (log_end is None or log_end >= end)
 
@@ -77,12 +77,12 @@ class KnownArchive:
 
         A member of a set must not go on above that when it is the master again: others gave these offsets meanwhile.
         """
-        self.high = self._catalog.intent_end
+        self.high = self._catalog.rounds.intent_end
         self.named.count_what_stands()
 
     def save(self, epoch: int) -> None:
         """All that is known, and nothing that is not any more; durable when this returns."""
-        self.high = max(self.high, self._catalog.intent_end)
+        self.high = max(self.high, self._catalog.rounds.intent_end)
         identity = Identity(
             self.broker,
             self.own_uuid,
@@ -93,6 +93,6 @@ class KnownArchive:
             self.heard,
             "" if self.log_uuid == self.own_uuid else self.log_uuid,
         )
-        assert identity.high >= self._catalog.intent_end, "what stands in the store is known here"
+        assert identity.high >= self._catalog.rounds.intent_end, "what stands in the store is known here"
         assert identity.heard <= max(epoch, self._catalog.epoch), "no epoch is heard of that nobody took"
         self._file.write(identity)

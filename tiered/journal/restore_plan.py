@@ -81,7 +81,7 @@ def plan_restore(
             ends.update({queue: 0 for queue in range(max(ends, default=0)) if queue not in ends})
     following = {topic: {queue: end + QUEUE_MARGIN for queue, end in ends.items()} for topic, ends in known.items()}
     everything = catalog.totals()
-    high = max(catalog.intent_end, state.log_end, everything.end)
+    high = max(catalog.rounds.intent_end, state.log_end, everything.end)
     return RestorePlan(
         log_start=-(-(high + LOG_MARGIN) // segment) * segment,
         newest_ms=everything.newest_ms if everything.objects else 0,

@@ -24,11 +24,11 @@ from infra.objects.store import (
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import (
     CutShort,
-    check_stands,
+    check_exists,
+    entry_exists,
     following,
     is_shortened,
     journal_end,
-    stands,
     with_newest_checkpoint,
 )
 from neve.archive.catalog.topic_parts import topics_in
@@ -138,7 +138,7 @@ class JournalTail:
 
     def catch_up(self, far: int) -> None:
         """So far behind, from the newest checkpoint on and not entry by entry."""
-        end = journal_end(stands(self.store, self.broker, self.prefix), self.catalog.next_seq)
+        end = journal_end(entry_exists(self.store, self.broker, self.prefix), self.catalog.next_seq)
         if end - self.catalog.next_seq >= far:
             with_newest_checkpoint(self.store, self.broker, self.prefix, self._go_on_from)
 
@@ -215,7 +215,7 @@ class JournalTail:
         if not seq:
             return  # of entry 0 nothing is deleted but itself, and it gives way to a SHORTENED
         try:
-            check_stands(self.store, self.key_of(seq - 1), self.catalog.anchor)
+            check_exists(self.store, self.key_of(seq - 1), self.catalog.anchor)
         except (ObjectStoreError, CutShort) as error:
             raise UnknownOutcome(f"entry {seq} of {self.broker} stands, and may be one too late: {error}") from error
 
@@ -254,5 +254,5 @@ class JournalTail:
 
     def _apply(self, seq: int, entry: AnyEntry, data: bytes) -> None:
         if isinstance(entry, Abort):
-            self.aborted.update(self.catalog.closed_by(entry))
+            self.aborted.update(self.catalog.rounds.closed_by(entry))
         self.catalog.apply(seq, entry, anchor(data))

@@ -21,7 +21,7 @@ from infra.disk.filesystem import Disk
 from infra.objects.probe import probe
 from infra.objects.store import ObjectStore, ObjectStoreError, StoreUnavailable, UnknownOutcome
 from neve.archive.catalog.catalog import Catalog
-from neve.archive.catalog.journal_reader import stands
+from neve.archive.catalog.journal_reader import entry_exists
 from neve.archive.format.journal import AnyEntry, EntriesDeleted, Epoch, Erase, Expire, Forget, Intent, NewerFormat
 from neve.entropy import Entropy, system_entropy
 from tiered.journal.checkpoints import CHECKPOINT_ENTRIES, Checkpoints
@@ -157,7 +157,7 @@ class JournalWriter:
     @property
     def reaches(self) -> int:
         """The highest log offset that the archive names, or may soon."""
-        return max(self.catalog.intent_end, self._known.high)
+        return max(self.catalog.rounds.intent_end, self._known.high)
 
     def attach(self, log_end: int, *, is_copy: bool = False) -> GoOnFrom:
         """Before the first send: settle whose archive this is, and from where the local log may go on.
@@ -187,7 +187,7 @@ class JournalWriter:
         with self._lock:
             self._state.happens(Event.RESTORE)
             self._load()
-            if not stands(self.store, self.broker, self.prefix)(0):
+            if not entry_exists(self.store, self.broker, self.prefix)(0):
                 self._state.happens(Event.REFUSED)
                 raise ArchiveRefused(f"there is no archive of broker {self.broker}: nothing to restore from")
             probe(self.store, self._entropy)
@@ -376,16 +376,16 @@ class JournalWriter:
 
     def _check_owner(self, claim: _Claim) -> None:
         check_format(self.store, self.prefix, self._cluster)
-        known, catalog = self._known, self.catalog
+        known, catalog, end = self._known, self.catalog, self.catalog.rounds.intent_end
         if catalog.epoch < known.least_epoch:
             raise ArchiveRefused(self._tail.other_store(f"epoch {known.least_epoch}"))
         if not claim.whoever_had_it and not self._is_of_this_log():
-            raise ArchiveRefused(self._refusal(catalog.intent_end))
+            raise ArchiveRefused(self._refusal(end))
         is_new = catalog.master_epoch < claim.master_epoch
-        if is_new and catalog.intent_end > self._promoted_at and not claim.goes_on_above:
+        if is_new and end > self._promoted_at and not claim.goes_on_above:
             raise ArchiveRefused(
-                f"the archive of {self.broker} reaches {catalog.intent_end}, and this member became the master with a "
-                f"log that ended at {self._promoted_at}: it was elected without what its set had archived"
+                f"the archive of {self.broker} reaches {end}, and this member became the master with a log that ended "
+                f"at {self._promoted_at}: it was elected without what its set had archived"
             )
         if catalog.master_epoch and claim.master_epoch == _ALONE and not claim.whoever_had_it:
             raise ArchiveRefused(
@@ -394,8 +394,8 @@ class JournalWriter:
             )
         if known.may_have_given_again(claim.log_end):
             raise ArchiveRefused(
-                f"archive of broker {self.broker} reaches {catalog.intent_end}, which this older copy of its data "
-                f"directory never knew: it went on from {known.offline_from} without its store and may have given the "
+                f"archive of broker {self.broker} reaches {end}, which this older copy of its data directory "
+                f"never knew: it went on from {known.offline_from} without its store and may have given the "
                 "same offsets again. Read what is new out of it, then use --restore-from with an empty directory"
             )
 
@@ -403,7 +403,7 @@ class JournalWriter:
         return f"archive of broker {self.broker} reaches {high} and belongs to another data directory: {self._way_out}"
 
     def _go_on_from(self, identity: Identity | None, log_end: int, *, is_copy: bool = False) -> GoOnFrom:
-        high = max(self.catalog.intent_end, identity.high if identity else 0)
+        high = max(self.catalog.rounds.intent_end, identity.high if identity else 0)
         following = {
             (topic, queue): last + 1
             for topic, named in self._known.named.everything().items()
@@ -475,7 +475,7 @@ class JournalWriter:
             self._tail.catch_up(self._checkpoints.period // 2)
             self._tail.follow()
             if not self._is_of_this_log():
-                raise ArchiveRefused(self._refusal(self.catalog.intent_end))
+                raise ArchiveRefused(self._refusal(self.catalog.rounds.intent_end))
         except (ArchiveRefused, NewerFormat):
             self._state.happens(Event.REFUSED)
             raise

@@ -88,7 +88,7 @@ class ColdQuery:
         """The newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
         if not key:
             return Found([])  # no index has an empty word
-        places, beyond = _newest(self._catalog.stored_since(topic, begin), begin, end)
+        places, beyond = _newest(self._catalog.topic(topic).names_since(begin), begin, end)
         word = key.encode("utf-8", "surrogatepass")
         pattern = re.compile(re.escape(word))
         found: list[tuple[int, int, bytes]] = []

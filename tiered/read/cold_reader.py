@@ -196,7 +196,7 @@ class ColdReader:
 
     def count_existing(self, topic: str, queue_id: int, first: int, end: int) -> int:
         """How many offsets of [first, end) are in no gap."""
-        return self._catalog.count_existing(topic, queue_id, first, end)
+        return self._catalog.queue(topic, queue_id).count_existing(first, end)
 
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
         """Out of memory: no fetch."""
@@ -237,7 +237,7 @@ class ColdReader:
 
     def has_time_below(self, topic: str, queue_id: int, timestamp: int, offset: int) -> bool:
         """Whether a row group that ends below an offset may hold a message stored at or after a time; out of memory."""
-        found = self._catalog.by_time(topic, queue_id, timestamp)
+        found = self._catalog.queue(topic, queue_id).by_time(timestamp)
         return found is not None and found.last < offset
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
@@ -249,7 +249,7 @@ class ColdReader:
         return self._query.at(physical_offset)
 
     def _first_at(self, topic: str, queue_id: int, timestamp: int) -> int | None:
-        location = self._catalog.by_time(topic, queue_id, timestamp)
+        location = self._catalog.queue(topic, queue_id).by_time(timestamp)
         while location is not None:
             begin = _first_row(location)
             end = begin + location.last - location.first + 1

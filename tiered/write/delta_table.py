@@ -17,8 +17,8 @@ from infra.objects.store import NotFound, ObjectStore, PreconditionFailed
 from neve.archive.delta.changes import Change
 from neve.archive.delta.log import (
     NO_VERSION,
+    ForeignTable,
     Key,
-    NotNeves,
     checkpoint_file_key,
     commit_key,
     decode_lines,
@@ -31,7 +31,7 @@ from neve.archive.delta.log import (
 from neve.archive.delta.table import (
     PROTOCOL,
     Action,
-    Shown,
+    VisibleFile,
     add,
     app_id,
     encode_lines,
@@ -63,7 +63,7 @@ class DeltaTable:
     def __init__(
         self, store: ObjectStore, topic: str, broker: str, *, prefix: str = "", entropy: Entropy = system_entropy
     ) -> None:
-        """Reads the log. Raises NotNeves, and the store's errors."""
+        """Reads the log. Raises ForeignTable, and the store's errors."""
         self._store, self.topic, self._broker = store, topic, broker
         self.root, self._app, self._entropy = table_root(prefix, topic), app_id(broker), entropy
         try:
@@ -71,7 +71,7 @@ class DeltaTable:
         except FileNotFoundError as error:
             raise Overtaken(f"{self.root}: its log was cleaned up meanwhile: {error}") from error
         if state.version != NO_VERSION and not is_locked(state.protocol or {}):
-            raise NotNeves(f"{log_folder(self.root)} is of another program's table")
+            raise ForeignTable(f"{log_folder(self.root)} is of another program's table")
         self.version, self.synced = state.version, state.transactions.get(self._app, -1)
         self._since_checkpoint, self._file_count = state.since_checkpoint, len(state.files)
         self._files: dict[Key, dict[str, Any]] | None = state.of_broker(broker)  # until it is level
@@ -82,7 +82,7 @@ class DeltaTable:
         """Whether its files have been held against the journal."""
         return self._files is None
 
-    def level(self, files: Iterable[Shown], seq: int, time_ms: int) -> None:
+    def level(self, files: Iterable[VisibleFile], seq: int, time_ms: int) -> None:
         """Make the table's files of this broker these, as they are after entry `seq`; nothing is written if they are.
 
         Where files have to go for that, it is not told which of the rows that come were there before: the commit says
@@ -111,7 +111,7 @@ class DeltaTable:
         self._commit([*was, *(self._add(file, change.is_new) for file in change.came)], seq, time_ms, entry)
         self._file_count += len(change.came) - len(change.gone)
 
-    def _add(self, file: Shown, data_change: bool) -> Action:
+    def _add(self, file: VisibleFile, data_change: bool) -> Action:
         return add(self.root, self._broker, file, data_change=data_change)
 
     def _commit(self, actions: Sequence[Action], seq: int, time_ms: int, entry: str) -> None:
@@ -162,7 +162,7 @@ class DeltaTable:
         """Of a commit that somebody else has put where ours was to be."""
         for action in decode_lines(data):
             if "protocol" in action and not is_locked(action["protocol"]):
-                raise NotNeves(f"{key} is of another program's table")
+                raise ForeignTable(f"{key} is of another program's table")
             if action.get("txn", {}).get("appId") == self._app or _broker_of(action) == self._broker:
                 raise Overtaken(f"{key} tells entries of {self._broker}'s journal, and is not of this process")
         self.version += 1

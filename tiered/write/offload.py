@@ -88,7 +88,7 @@ class OffloadRound:
     def resume(self, progress: Progress | None = None) -> list[RoundReport]:
         """Complete or close what earlier rounds, of this process or a former one, left open."""
         reports = []
-        for number, names in self._journal.catalog.open_intents().items():
+        for number, names in self._journal.catalog.rounds.open_intents().items():
             reports.append(self._complete(number, names, progress))
         return reports
 
@@ -130,7 +130,7 @@ class OffloadRound:
         for gap in gaps:
             log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
             self._append(gap)
-        number = self._journal.catalog.last_round + 1
+        number = self._journal.catalog.rounds.last_round + 1
         failpoint.hit("offload.before_intent")
         try:
             self._append(Intent(round=number, names=names), plan)
@@ -287,7 +287,7 @@ class OffloadRound:
             else:
                 missing = [(first, min(have[0] - 1, last)), (max(have[1] + 1, first), last)]
             for low, high in missing:
-                if self._journal.catalog.count_existing(name.topic, queue, low, high + 1):  # not all told by now
+                if self._journal.catalog.queue(name.topic, queue).count_existing(low, high + 1):  # not all told by now
                     gap = Gap(topic=name.topic, queue=queue, first=low, last=high, reason=reason)
                     log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
                     self._append(gap)

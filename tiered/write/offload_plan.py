@@ -91,7 +91,9 @@ def _refuse_begun_again(catalog: Catalog, wanted: TopicRange, runs: Mapping[int,
     master's: a topic that is deleted there and made again begins at 0."""
     for queue, run in sorted(runs.items()):
         older = [
-            one.last for one in catalog.runs_from(wanted.topic, queue, run.first_offset) if one.name.end <= wanted.start
+            one.last
+            for one in catalog.queue(wanted.topic, queue).runs(run.first_offset)
+            if one.name.end <= wanted.start
         ]
         if older:
             raise TopicUnreadable(begun_again(wanted.topic, queue, max(older)))

@@ -75,7 +75,7 @@ def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None
     damaged = 0
     for name in _candidates(catalog, hot):
         try:
-            likeness = _likeness(name, hot, read_at, functools.partial(catalog.gap_spans, name.topic))
+            likeness = _likeness(name, hot, read_at, functools.partial(_gap_spans, catalog, name.topic))
         except (TopicUnreadable, OSError) as error:
             log.warning("%s can't be compared with the local log: %s", name.key, error)
             continue
@@ -95,6 +95,10 @@ def _candidates(catalog: Catalog, hot: OwnLog) -> Iterator[CommittedObject]:
     """The highest first; of an archive of a million objects the first few mostly tell."""
     begin, end = hot.confirmed_range()
     return catalog.from_highest(lambda topic: max(begin, hot.gone_below(topic)), end)
+
+
+def _gap_spans(catalog: Catalog, topic: str, queue: int) -> Sequence[tuple[int, int]]:
+    return catalog.queue(topic, queue).gap_spans()
 
 
 def _likeness(name: CommittedObject, hot: OwnLog, read_at: ReadAt, gaps: GapSpans) -> _Likeness:

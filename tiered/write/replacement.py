@@ -93,7 +93,7 @@ class Replacement:
 
     def close_open(self) -> int:
         """Close what was begun before, by this process or another, and not ended; how many. In a turn."""
-        found = [(n, one) for n, one in self._journal.catalog.open_rewrites().items() if one.kind == self._kind]
+        found = [(n, one) for n, one in self._journal.catalog.rounds.open_rewrites().items() if one.kind == self._kind]
         for number, rewrite in found:
             self._abort(number, [name.key for name in rewrite.names], "its writer did not end it")
         return len(found)
@@ -147,7 +147,7 @@ class Replacement:
         catalog, journal = self._journal.catalog, self._journal
         if not catalog.are_live(merge.inputs):
             return None
-        number = catalog.last_rewrite + 1
+        number = catalog.rounds.last_rewrite + 1
         key = data_key(
             journal.prefix,
             merge.topic,

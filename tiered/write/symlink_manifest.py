@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from infra.objects.store import NotFound, ObjectStore
-from neve.archive.delta.table import Shown, table_root
+from neve.archive.delta.table import VisibleFile, table_root
 from neve.archive.format.keys import escape
 from neve.archive.store.url import DirUrl, parse_store_url
 
@@ -32,7 +32,7 @@ class SymlinkManifests:
         self._base = _base(store.url)
         self._changes: dict[tuple[str, str], dict[str, bool]] = {}  # (topic, day) -> {key: is it current}
 
-    def change(self, topic: str, gone: Iterable[Shown], came: Iterable[Shown]) -> None:
+    def change(self, topic: str, gone: Iterable[VisibleFile], came: Iterable[VisibleFile]) -> None:
         """Note which objects left the readers' view and which entered it."""
         for files, is_current in ((gone, False), (came, True)):
             for file in files:
@@ -55,20 +55,20 @@ class SymlinkManifests:
             del self._changes[topic, day]
         return sorted(incomplete)
 
-    def rewrite(self, topic: str, files: Iterable[Shown]) -> None:
+    def rewrite(self, topic: str, files: Iterable[VisibleFile]) -> None:
         """Make the topic's manifests name exactly these objects; those that already do are left as they are."""
         days = self._days(files)
         for day in self._present(topic) | days.keys():
             key = self._key(topic, day)
             self._write(key, self._read(key), days.get(day, set()))
 
-    def add_missing(self, topic: str, files: Iterable[Shown]) -> None:
+    def add_missing(self, topic: str, files: Iterable[VisibleFile]) -> None:
         """Write the manifests of the topic that do not exist, as that of a new day; the others are not read."""
         days = self._days(files)
         for day in days.keys() - self._present(topic):
             self._write(self._key(topic, day), None, days[day])
 
-    def _days(self, files: Iterable[Shown]) -> dict[str, set[str]]:
+    def _days(self, files: Iterable[VisibleFile]) -> dict[str, set[str]]:
         """Return the lines of each day's manifest."""
         days: dict[str, set[str]] = defaultdict(set)
         for file in files:

@@ -1,7 +1,7 @@
-"""Catalogs from the journals of a store, with nothing but GET, HEAD and listings; no pyarrow.
+"""Read journals and build catalogs from a store, with GET, HEAD and listings only; without pyarrow.
 
-One listing says which checkpoints there are; the newest is taken, and the entries behind it are read. Where it is
-missing or damaged the one before it serves, and in the end entry 0, unless the journal has been shortened.
+One listing finds the checkpoints; the newest is loaded, and the entries behind it are applied. If it is missing or
+damaged, the one before it serves, and in the end entry 0, unless the journal has been shortened.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from neve.archive.format.keys import (
 
 log = logging.getLogger(__name__)
 
-CHUNK = 64  # entries that are read before it is looked whether they stood all the while
-TRIES = 3  # of who finds, when all is read, that it was deleted meanwhile
+CHUNK = 64  # entries read between two checks that none of them was deleted meanwhile
+TRIES = 3  # of a read during which entries were deleted
 
 
 class CutShort(ConnectionError):
-    """An answer had fewer bytes than it should."""
+    """A response had fewer bytes than the object."""
 
 
 class Listed(Protocol):
-    """An object as a listing names it."""
+    """An object in a listing."""
 
     @property
     def key(self) -> str: ...
 
 
 class JournalSource(Protocol):
-    """What following a journal asks of a store; the first three raise FileNotFoundError where there is no object."""
+    """The store of a journal; the first three methods raise FileNotFoundError if there is no such object."""
 
     def get(self, key: str) -> bytes: ...
 
@@ -63,14 +63,14 @@ class JournalSource(Protocol):
 
 
 def brokers(source: JournalSource, prefix: str = "") -> list[str]:
-    """Names of the brokers that have an archive here; directories that belong to the store itself begin with a dot."""
+    """Return the brokers with an archive in this store; directories that begin with a dot belong to the store."""
     listed = source.list_prefixes(brokers_prefix(prefix))
     names = [broker_of(prefix, one) for one in listed]
     return sorted(name for name in names if name and not name.startswith("."))
 
 
 def entries(source: JournalSource, broker: str, prefix: str = "", first: int = 0) -> Iterator[tuple[int, AnyEntry]]:
-    """(number, entry) from `first`, or from where the journal begins by now, to its end."""
+    """Yield (number, entry) from `first`, or from the first remaining entry above it, to the journal's end."""
     begin = first
     try:
         for seq, entry, _ in following(source, broker, prefix, first):
@@ -80,13 +80,13 @@ def entries(source: JournalSource, broker: str, prefix: str = "", first: int = 0
             return
     except EntriesDeleted:
         pass
-    begin = max(begin, first_standing(source, broker, prefix))
+    begin = max(begin, first_remaining(source, broker, prefix))
     for seq, entry, _ in following(source, broker, prefix, begin):
         yield seq, entry
 
 
-def first_standing(source: JournalSource, broker: str, prefix: str = "") -> int:
-    """From it on all entries stand; by a listing. What lies below, behind a hole, nobody may read."""
+def first_remaining(source: JournalSource, broker: str, prefix: str = "") -> int:
+    """Return, by a listing, the entry from which on none is deleted; entries below a hole must not be read."""
     numbers = sorted(_numbers(source, journals_prefix(prefix, broker), parse_journal_key), reverse=True)
     for number, below in itertools.pairwise(numbers):
         if below != number - 1:
@@ -97,10 +97,21 @@ def first_standing(source: JournalSource, broker: str, prefix: str = "") -> int:
 def following(
     source: JournalSource, broker: str, prefix: str = "", first: int = 0, before: bytes = b""
 ) -> Iterator[tuple[int, AnyEntry, bytes]]:
-    """(number, entry, its bytes) from `first` to the journal's end: entries are dense, a missing one is the end.
+    """Yield (number, entry, its bytes) from `first` to the journal's end.
 
-    That is so while the entry before stands, whose anchor is `before` (none: `first` is one that stands, or 0): the
-    lowest are deleted first, and none that is deleted can come back as it was. Raises EntriesDeleted where it is gone.
+    Entries are dense, so a missing one is the end, as long as the entry before `first` still exists: the lowest are
+    deleted first, and a deleted one cannot come back unchanged.
+
+    Args:
+        source: the store.
+        broker: the owner of the journal.
+        prefix: the prefix of the archive.
+        first: the first entry to read.
+        before: the anchor of the entry before it; empty if `first` is 0 or known to exist.
+
+    Raises:
+        EntriesDeleted: that entry is deleted.
+        CutShort: the store's answer does not show whether it is.
     """
     seq, is_end = first, False
     while not is_end:
@@ -111,28 +122,33 @@ def following(
             except FileNotFoundError:
                 is_end = True
         if before:
-            check_stands(source, journal_key(prefix, broker, seq - 1), before)
+            check_exists(source, journal_key(prefix, broker, seq - 1), before)
         elif found:
-            check_stands(source, journal_key(prefix, broker, seq), anchor(found[0]))
+            check_exists(source, journal_key(prefix, broker, seq), anchor(found[0]))
         for data in found:
             yield seq, decode_entry(data), data
             seq, before = seq + 1, anchor(data)
 
 
-def check_stands(source: JournalSource, key: str, before: bytes) -> None:
-    """Whether an entry is there, and the one that it was. Raises EntriesDeleted, or CutShort where that is not told."""
+def check_exists(source: JournalSource, key: str, before: bytes) -> None:
+    """Check that an entry still exists with this anchor.
+
+    Raises:
+        EntriesDeleted: it does not.
+        CutShort: the answer is too short to decide.
+    """
     try:
         found = source.get_range(key, 0, len(before))
     except FileNotFoundError as error:
-        raise EntriesDeleted(f"{key} has been deleted: what follows it is in a checkpoint") from error
+        raise EntriesDeleted(f"{key} has been deleted: a checkpoint contains its effects") from error
     if len(found) < len(before) and before.startswith(found):
-        raise CutShort(f"{key}: {len(found)} bytes came of {len(before)}")
+        raise CutShort(f"{key}: received {len(found)} of {len(before)} bytes")
     if found != before:
-        raise EntriesDeleted(f"{key} has been deleted: what follows it is in a checkpoint")
+        raise EntriesDeleted(f"{key} has been deleted: a checkpoint contains its effects")
 
 
 def is_shortened(source: JournalSource, broker: str, prefix: str = "") -> bool:
-    """Whether entries have been deleted, or are about to be."""
+    """Return whether entries have been deleted, or are about to be."""
     try:
         decode_entry(source.get(journal_key(prefix, broker, 0)))
     except EntriesDeleted:
@@ -142,28 +158,28 @@ def is_shortened(source: JournalSource, broker: str, prefix: str = "") -> bool:
     return False
 
 
-def journal_end(stands: Callable[[int], bool], known: int = 0) -> int:
-    """How many entries there are, by asking of single ones whether they stand; the first `known` do.
+def journal_end(exists: Callable[[int], bool], known: int = 0) -> int:
+    """Return the number of entries by exponential and binary search; the first `known` exist.
 
-    Gallops up and then halves: about 2 log2(n) questions, one when nothing is new. Correct because entries are dense,
-    as long as none from `known` on is deleted; an entry that comes meanwhile may or may not be counted.
+    It takes about 2 log2(n) requests, and one if nothing is new. Entries are dense, so the result is correct as long as
+    none from `known` on is deleted. An entry that is appended meanwhile may or may not be counted.
     """
-    low, step = known, 1  # all below `low` stand
-    while stands(low + step - 1):
+    low, step = known, 1  # all below `low` exist
+    while exists(low + step - 1):
         low += step
         step *= 2
-    high = low + step - 1  # does not stand
+    high = low + step - 1  # does not exist
     while low < high:
         middle = (low + high) // 2
-        if stands(middle):
+        if exists(middle):
             low = middle + 1
         else:
             high = middle
     return low
 
 
-def stands(source: JournalSource, broker: str, prefix: str = "") -> Callable[[int], bool]:
-    """Whether an entry is there, by HEAD."""
+def entry_exists(source: JournalSource, broker: str, prefix: str = "") -> Callable[[int], bool]:
+    """Return a function that sends a HEAD request for an entry."""
 
     def ask(seq: int) -> bool:
         try:
@@ -179,7 +195,7 @@ Use = Callable[[CheckpointHead, bytes], None]
 
 
 def checkpoints(source: JournalSource, broker: str, prefix: str = "") -> list[int]:
-    """After which entries there is one, the newest first; by a listing."""
+    """List the checkpoints by their last entries, the newest first."""
 
     def seq_of(key: str) -> int | None:
         parsed = parse_checkpoint_key(key)
@@ -196,13 +212,13 @@ def _numbers(source: JournalSource, folder: str, number_of: Callable[[str], int 
 def with_newest_checkpoint(
     source: JournalSource, broker: str, prefix: str, use: Use, *, before: int | None = None
 ) -> bool:
-    """`use` the newest checkpoint that can be read, with its bytes; False: there is none.
+    """Call `use` with the newest usable checkpoint and its bytes; return False if there is none.
 
-    One that `use` finds Damaged, or of which it misses an object, gives way to the one before it. `before`: only those
-    of entries below.
+    If `use` raises Damaged or FileNotFoundError, the checkpoint before it is tried. With `before`, only checkpoints
+    with a lower last entry are considered.
 
     Raises:
-        NewerFormat: a newer program wrote it.
+        NewerFormat: a checkpoint has a higher format version.
     """
     for seq in checkpoints(source, broker, prefix):
         if before is not None and seq >= before:
@@ -211,17 +227,18 @@ def with_newest_checkpoint(
             data = source.get(checkpoint_key(prefix, broker, seq))
             use(decode_checkpoint(data, broker, seq), data)
         except (FileNotFoundError, Damaged) as error:
-            log.warning("checkpoint %d of %s can't be used, the one before it serves: %s", seq, broker, error)
+            log.warning("checkpoint unusable, trying the one before it: broker=%s seq=%d error=%s", broker, seq, error)
         else:
             return True
     return False
 
 
 def read_catalog(source: JournalSource, broker: str, prefix: str = "", *, whole: bool = False) -> Catalog:
-    """What a broker's journal adds up to now. Unless `whole`, a topic of its checkpoint is read when somebody asks.
+    """Build the current catalog of a broker.
 
-    Who asks such a catalog may meet the store's errors; and when the checkpoints are gone that were kept when it was
-    made, a topic is read from the journal's first entry on, while that stands, and after that it is CheckpointsGone.
+    Unless `whole`, topics of the checkpoint are loaded on demand. A query may then raise the store's errors. If the
+    checkpoints of that time are deleted later, a topic is rebuilt from the whole journal; if that is shortened, the
+    query raises CheckpointsGone.
 
     Raises:
         CheckpointsGone: the journal has been shortened, and no checkpoint can be read.
@@ -230,7 +247,7 @@ def read_catalog(source: JournalSource, broker: str, prefix: str = "", *, whole:
     tries = 0
     while True:
         catalog = Catalog()
-        with_newest_checkpoint(source, broker, prefix, journal.stand_on(catalog))
+        with_newest_checkpoint(source, broker, prefix, journal.loader(catalog))
         try:
             journal.follow(catalog)
         except EntriesDeleted as error:
@@ -249,63 +266,67 @@ def checkpointed_topics(
     *,
     through: int | None = None,
 ) -> tuple[int, list[TopicCatalog], bytes]:
-    """(the entry that follows it, its topics that are `wanted`, the anchor of its last entry) of a checkpoint.
+    """Return the `wanted` topics of the newest checkpoint.
 
-    The newest, or with `through` the newest that has no entry above; 0 and nothing where there is none.
+    With `through`, checkpoints with a higher last entry are ignored.
+
+    Returns:
+        The number of the next entry, the topics, and the anchor of the checkpoint's last entry; (0, [], b"") if there
+        is no checkpoint.
     """
     catalog = Catalog()
     journal = _Journal(source, broker, prefix, whole=False)
     before = None if through is None else through + 1
-    with_newest_checkpoint(source, broker, prefix, journal.stand_on(catalog), before=before)
-    copies = (catalog.copy_of(topic) for topic in catalog.known_topics() if wanted(topic))
-    return catalog.next_seq, [of for of in copies if of is not None], catalog.anchor
+    with_newest_checkpoint(source, broker, prefix, journal.loader(catalog), before=before)
+    copies = [catalog.topic(topic).copy() for topic in catalog.known_topics() if wanted(topic)]
+    return catalog.next_seq, copies, catalog.anchor
 
 
 class CheckpointsGone(FileNotFoundError):
-    """No checkpoint can be read of those that were kept when somebody began by one, and the journal begins later.
+    """The journal is shortened, and none of the checkpoints that a reader began with can be read.
 
-    Who begins again has what is kept now; the same error then says that the archive is damaged.
+    A new reader begins with the current checkpoints. If it raises this error as well, the archive is damaged.
     """
 
 
 def _unreadable(broker: str, error: EntriesDeleted) -> CheckpointsGone:
-    return CheckpointsGone(f"archive of {broker}: no checkpoint can be read, and its journal begins later: {error}")
+    return CheckpointsGone(f"archive of {broker}: no checkpoint can be read, and its journal is shortened: {error}")
 
 
 class _Journal(NamedTuple):
-    """One that is read."""
+    """The journal of one broker."""
 
     source: JournalSource
     broker: str
     prefix: str
     whole: bool
 
-    def stand_on(self, catalog: Catalog) -> Use:
-        """To begin with a checkpoint."""
+    def loader(self, catalog: Catalog) -> Use:
+        """Return a function that loads a checkpoint into a catalog."""
 
         def use(head: CheckpointHead, data: bytes) -> None:
-            catalog.restore(head, topics_in(head, self._read_pack) if self.whole else self._stored(head))
+            catalog.restore(head, topics_in(head, self._read_pack) if self.whole else self._lazy(head))
 
         return use
 
     def follow(self, catalog: Catalog, through_seq: int | None = None) -> None:
-        """Apply the entries behind what it has. Raises EntriesDeleted."""
+        """Apply the entries behind the catalog's last one. Raises EntriesDeleted."""
         for seq, entry, data in following(self.source, self.broker, self.prefix, catalog.next_seq, catalog.anchor):
             if through_seq is not None and seq > through_seq:
                 break
             catalog.apply(seq, entry, anchor(data))
 
-    def _stored(self, head: CheckpointHead) -> LazyTopics:
+    def _lazy(self, head: CheckpointHead) -> LazyTopics:
         @functools.cache
         def before() -> Catalog:
             return self._before(head.through_seq)
 
-        return LazyTopics(head, self._read_range, lambda topic: before().copy_of(topic))
+        return LazyTopics(head, self._read_range, lambda topic: before().topic(topic).copy())
 
     def _before(self, through_seq: int) -> Catalog:
-        """What the journal adds up to at a checkpoint, without that."""
+        """Build the catalog as of a checkpoint from earlier checkpoints and entries."""
         catalog = Catalog()
-        with_newest_checkpoint(self.source, self.broker, self.prefix, self.stand_on(catalog), before=through_seq)
+        with_newest_checkpoint(self.source, self.broker, self.prefix, self.loader(catalog), before=through_seq)
         try:
             self.follow(catalog, through_seq)
         except EntriesDeleted as error:
@@ -322,14 +343,16 @@ class _Journal(NamedTuple):
 def catalogs(
     source: JournalSource, broker: str | None = None, prefix: str = "", *, whole: bool = False
 ) -> dict[str, Catalog]:
-    """broker -> what its journal adds up to now, as `read_catalog` has it.
+    """Build the current catalogs of all brokers, or of one, as `read_catalog` does.
 
     Raises:
-        FileNotFoundError: the store holds no archive, or none of that broker.
+        FileNotFoundError: the store has no archive, or none of that broker.
     """
     known = brokers(source, prefix)
     if broker is not None and broker not in known:
-        raise FileNotFoundError(f"no archive of broker {broker} here; there are: {', '.join(known) or 'none'}")
+        raise FileNotFoundError(
+            f"no archive of broker {broker}: the store has archives of {', '.join(known) or 'no broker'}"
+        )
     if not known:
         raise FileNotFoundError("no archive here: nothing below _neve/")
     return {name: read_catalog(source, name, prefix, whole=whole) for name in (known if broker is None else [broker])}

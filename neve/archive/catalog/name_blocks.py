@@ -1,19 +1,20 @@
-"""Blocks: some tens of a topic's committed names, packed, as a catalog holds them and a checkpoint writes them.
+"""Blocks: up to 32 committed objects of a topic, packed, as a catalog holds them and a checkpoint stores them.
 
-As objects names take 4 KB each, and an archive has a million. A block is unpacked when it is asked, a few stay so.
+An unpacked object takes 4 KB of memory, and an archive has a million. Blocks are unpacked on demand; the most recently
+used ones stay unpacked.
 
-    content   the names' records one after another; `packed` is that, compressed where `codec` says "zlib"
+    content   the objects' records one after another; `packed` is the content, compressed if `codec` is "zlib"
     record    [suffix, key, day, start, length, size, footer, etag, checksum, sha256, rows, wire_bytes,
                min_time, span, queues, row groups]
-    key       empty: it is <head>/dt=<day>/<tail>/<start>-<start + length>-<suffix>.parquet, numbers of 20 digits
-    hex       etag, sha256 and the checksum's second part are bytes where they were lower-case hexadecimal digits
+    key       empty if it is <head>/dt=<day>/<tail>/<start>-<start + length>-<suffix>.parquet, numbers of 20 digits
+    hex       etag, sha256 and the digits of the checksum are bytes if they are lower-case hexadecimal digits
     span      max_time - min_time
-    queues    nil: what the runs of the row groups say
+    queues    nil if they follow from the runs of the row groups
     row group [first_row, rows, offset, length, newest, oldest, wire_bytes, [queue, first, count - 1, …]], where
-              first_row, offset and first are what they lie above the place that follows the row group or run before
-              (0 at first), and newest and oldest what they lie above min_time
+              first_row, offset and first are relative to the end of the preceding row group or run (0 for the first),
+              and newest and oldest are relative to min_time
 
-A block never changes: any number of threads read it without a lock while the catalog puts another in its place.
+A block is immutable: any number of threads read it without a lock while the catalog replaces it.
 """
 
 import zlib
@@ -28,19 +29,19 @@ import msgspec
 from neve.archive.format.journal import CommittedObject, RowGroup
 
 NAMES_MAX = 32
-#: A block of objects with many row groups has fewer names: what is asked unpacks all of it.
+#: A block of objects with many row groups has fewer objects, because a read unpacks the whole block.
 BYTES_MAX = 8192
-UNPACKED_MAX = 64  # blocks that stay so, of all catalogs of a process: some 10 MB
+UNPACKED_MAX = 64  # unpacked blocks of all catalogs of a process: about 10 MB
 NO_TIME = -1
 NEVER = (1 << 63) - 1
 
 _LEVEL = 6
 _CODECS = ("", "zlib")
-_ARRAY = b"\xdc"  # msgpack: an array whose length follows in two bytes
+_ARRAY = b"\xdc"  # msgpack array with a two-byte length
 
 assert NAMES_MAX < 1 << 16, "the length of that array"
 
-ABOVE = 1 << 63  # with an offset before it, a key above each run or gap that begins there
+ABOVE = 1 << 63  # (offset, ABOVE) sorts after every run or gap that begins at the offset
 Run = tuple[int, int, CommittedObject, int]  # first, last, object, row group
 
 
@@ -75,7 +76,7 @@ class _Record(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a record begins: what its key is made of. What follows is passed over."""
+    """The fields of a record that form its key; the rest is not decoded."""
 
     suffix: str
     key: str
@@ -85,7 +86,7 @@ class _Place(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class _GroupAge(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a row group begins."""
+    """The first fields of a row group."""
 
     first_row: int
     rows: int
@@ -95,7 +96,7 @@ class _GroupAge(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class _Age(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record without what is slow to unpack: how old it is, and whether its queues are those of its row groups."""
+    """A record without its runs: its age, and whether its queues follow from its row groups."""
 
     suffix: str
     key: str
@@ -116,7 +117,7 @@ class _Age(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class _GroupTimes(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """How a row group begins, up to its times."""
+    """The first fields of a row group, up to its times."""
 
     first_row: int
     rows: int
@@ -127,7 +128,7 @@ class _GroupTimes(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class _Times(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record without what is slow to unpack: of which time it is."""
+    """A record without its runs: its times."""
 
     suffix: msgspec.Raw
     key: msgspec.Raw
@@ -148,7 +149,7 @@ class _Times(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StoredBlock(msgspec.Struct, array_like=True, frozen=True):
-    """A block as a checkpoint has it; of which topic, its part says."""
+    """A block in a checkpoint; its part names the topic."""
 
     head: str
     tail: str
@@ -169,19 +170,19 @@ class StoredBlock(msgspec.Struct, array_like=True, frozen=True):
 
 class _Unpacked(NamedTuple):
     names: tuple[CommittedObject, ...]
-    runs: Mapping[int, list[Run]]  # of each queue, by first offset
-    overlapping: Set[int]  # queues of which one may begin within another
+    runs: Mapping[int, list[Run]]  # by queue, ordered by first offset
+    overlapping: Set[int]  # queues whose runs may overlap
 
 
 class Block:
-    """Names in log order, with what is asked of them without unpacking. Never changes but for its cache."""
+    """Objects in log order, with bounds that queries use without unpacking. Immutable except for a cache."""
 
     __slots__ = (
         "begin", "bounds", "bytes", "codec", "count", "end", "head", "last_begin", "newest_ms", "newest_time", "packed",
         "record_bytes", "rows", "soonest_ms", "tail", "topic", "unpacked",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0917 - a record of the format
+    def __init__(  # noqa: PLR0917 - the fields of the format
         self,
         topic: str,
         head: str,
@@ -202,34 +203,35 @@ class Block:
     ) -> None:
         self.topic, self.head, self.tail = topic, head, tail
         self.count = count
-        self.begin, self.last_begin = begin, last_begin  # of the first and of the last name
-        self.end = end  # of the CommitLog ranges
+        self.begin, self.last_begin = begin, last_begin  # starts of the first and the last object
+        self.end = end  # the highest end of the CommitLog ranges
         self.rows, self.bytes = rows, size
         self.newest_ms = newest_ms  # of all row groups
-        self.newest_time = newest_time  # of all names' `max_time`
-        self.soonest_ms = soonest_ms  # of the row group that expires first
-        self.bounds = bounds  # queue, first, last, and so on, by queue
-        self.record_bytes = record_bytes  # of the names, before they are compressed
+        self.newest_time = newest_time  # the highest `max_time`
+        self.soonest_ms = soonest_ms  # newest time of the row group that expires first
+        self.bounds = bounds  # queue, first, last, …, ordered by queue
+        self.record_bytes = record_bytes  # before compression
         self.codec, self.packed = codec, packed
         self.unpacked: _Unpacked | None = None
 
     @property
     def takes_more(self) -> bool:
+        """Whether another object fits."""
         return self.count < NAMES_MAX and self.record_bytes < BYTES_MAX
 
     def may_join(self, other: "Block") -> bool:
-        """Whether both are one block together, and one that takes as many names more."""
+        """Return whether both blocks together fill at most half a block."""
         return self.count + other.count <= NAMES_MAX // 2 and self.record_bytes + other.record_bytes <= BYTES_MAX // 2
 
     def names(self) -> tuple[CommittedObject, ...]:
-        """For who goes through many blocks: what others have asked stays unpacked, this does not."""
+        """Return the objects; unlike `kept_names`, a block that is not unpacked yet is not cached."""
         held = self.unpacked
         return held.names if held is not None else self._unpack()
 
     def may_be_of(self, start: int | None, end: int | None) -> bool:
-        """False: no row group has a row of [start, end), in milliseconds; one of unknown time may have."""
+        """Return False if no row group has a row of [start, end) in ms; a row of unknown time may be in any range."""
         if self.unpacked is not None:
-            return True  # whoever asks looks at the names themselves
+            return True  # the caller filters the unpacked objects
         low, high = NO_TIME if start is None else start, NEVER if end is None else end
         return any(
             not 0 <= one.min_time + group.newest < low and one.min_time + group.oldest < high
@@ -238,20 +240,20 @@ class Block:
         )
 
     def kept_names(self) -> tuple[CommittedObject, ...]:
-        """They stay unpacked for who asks next."""
+        """Return the objects and keep them unpacked."""
         return self._kept().names
 
     def name_keys(self) -> list[str]:
-        """Of the names, which are not unpacked for it."""
+        """Return the keys of the objects without unpacking them."""
         held = self.unpacked
         if held is not None:
             return [name.key for name in held.names]
         return self._keys(_places.decode(self._records()))
 
     def expired(self, time_ms: int) -> tuple[list[str], dict[int, int]] | None:
-        """Keys, and of each queue where they end, if all row groups of all names are of that time or older.
+        """Return the keys, and the end of each queue, if all row groups are of that time or older.
 
-        None: some are not, or of unknown age.
+        None if some row group is newer or of unknown age.
         """
         if not 0 <= self.newest_ms <= time_ms:
             return None
@@ -263,7 +265,7 @@ class Block:
         return self._keys(records), self._ends(records)
 
     def ends(self) -> dict[int, int]:
-        """Of each queue, where the names end."""
+        """Return the end of each queue: one above its last offset."""
         return self._ends(_ages.decode(self._records()))
 
     def _keys(self, records: "Iterable[_Place | _Age]") -> list[str]:
@@ -280,11 +282,11 @@ class Block:
         return ends
 
     def runs(self, queue: int) -> Sequence[Run]:
-        """By first offset. They stay unpacked for who asks next."""
+        """Return the runs of a queue ordered by first offset; keeps the block unpacked."""
         return self._kept().runs.get(queue, ())
 
     def run_at(self, queue: int, offset: int) -> Run | None:
-        """The one that holds it, the last of them that begins. They stay unpacked for who asks next."""
+        """Return the run that contains an offset, the last one if they overlap; keeps the block unpacked."""
         held = self._kept()
         runs = held.runs.get(queue, ())
         place = bisect_right(runs, (offset, ABOVE)) - 1
@@ -297,11 +299,12 @@ class Block:
         return None
 
     def queues(self) -> Iterator[tuple[int, int, int]]:
-        """(queue, first offset, last offset) over all names."""
+        """Yield (queue, first offset, last offset) over all objects."""
         flat = iter(self.bounds)
         return zip(flat, flat, flat, strict=True)
 
     def content(self) -> bytes:
+        """Return the uncompressed records."""
         return zlib.decompress(self.packed) if self.codec else self.packed
 
     def _kept(self) -> _Unpacked:
@@ -321,7 +324,7 @@ class Block:
         return _ARRAY + self.count.to_bytes(2, "big") + self.content()
 
 
-_kept: deque[Block] = deque()  # appended to and taken from by any thread
+_kept: deque[Block] = deque()  # used by any thread
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[_Record])
 _places = msgspec.msgpack.Decoder(list[_Place])
@@ -329,11 +332,11 @@ _ages = msgspec.msgpack.Decoder(list[_Age])
 _times = msgspec.msgpack.Decoder(list[_Times])
 
 
-# ---- as a checkpoint has them
+# ---- in a checkpoint
 
 
 def stored(block: Block) -> StoredBlock:
-    """Compressed, also where more may come to it."""
+    """Return the stored form, which is compressed even if the block is open."""
     packed = block.packed if block.codec else zlib.compress(block.packed, _LEVEL)
     return StoredBlock(
         block.head, block.tail, block.count, block.begin, block.last_begin, block.end, block.rows, block.bytes,
@@ -343,7 +346,7 @@ def stored(block: Block) -> StoredBlock:
 
 
 def blocks_from(topic: str, parts: Iterable[StoredBlock]) -> Iterator[Block]:
-    """What neighbours have in common is held once. Raises ValueError where one is packed in another way."""
+    """Load blocks; equal heads and tails of neighbours share memory. Raises ValueError for an unknown codec."""
     head = tail = ""
     for one in parts:
         head, tail = head if head == one.head else one.head, tail if tail == one.tail else one.tail
@@ -358,12 +361,12 @@ def blocks_from(topic: str, parts: Iterable[StoredBlock]) -> Iterator[Block]:
 
 
 def blocks_of(topic: str, names: Iterable[CommittedObject], *, open_end: bool = False) -> list[Block]:
-    """Names in log order, as full as blocks get. `open_end`: more may come to the last one."""
+    """Pack objects, given in log order, into full blocks; with `open_end` the last block stays open."""
     made: list[Block] = []
-    making: _Making | None = None
+    making: _Builder | None = None
     for name in names:
         if making is None:
-            making = _Making(topic, *_key_parts(name, made[-1] if made else None))
+            making = _Builder(topic, *_key_parts(name, made[-1] if made else None))
         making.add(name)
         if making.is_full:
             made.append(making.block(is_open=False))
@@ -374,20 +377,20 @@ def blocks_of(topic: str, names: Iterable[CommittedObject], *, open_end: bool = 
 
 
 def with_names(block: Block, names: Iterator[CommittedObject]) -> Block:
-    """With as many more at its end as it takes; compressed when it is full with them."""
-    making = _Making.of(block)
+    """Return the block with further objects until it is full, consumed from `names`; a full block is compressed."""
+    making = _Builder.of(block)
     while not making.is_full and (name := next(names, None)) is not None:
         making.add(name)
     return making.block(is_open=not making.is_full)
 
 
 def closed(block: Block) -> Block:
-    """Nothing is expected to come to it."""
-    return block if block.codec else _Making.of(block).block(is_open=False)
+    """Return the block in compressed form."""
+    return block if block.codec else _Builder.of(block).block(is_open=False)
 
 
-class _Making:
-    """A block that is being made, name by name."""
+class _Builder:
+    """Builds a block object by object."""
 
     def __init__(self, topic: str, head: str, tail: str) -> None:
         self.topic, self.head, self.tail = topic, head, tail
@@ -442,10 +445,10 @@ class _Making:
         )  # fmt: skip
 
 
-# ---- one name
+# ---- one object
 
 
-def _record(name: CommittedObject, block: _Making) -> _Record:
+def _record(name: CommittedObject, block: _Builder) -> _Record:
     suffix = _suffix(name, block)
     groups, row, place = [], 0, 0
     following: dict[int, int] = {}
@@ -500,7 +503,7 @@ def _name(record: _Record, block: Block) -> CommittedObject:
 
 
 def _queues(groups: Iterable[RowGroup]) -> dict[int, tuple[int, int, int]]:
-    """queue -> (first offset, last offset, first row), as the runs say it."""
+    """Return queue -> (first offset, last offset, first row) from the runs."""
     found: dict[int, tuple[int, int, int]] = {}
     for group in groups:
         row = group.first_row
@@ -512,7 +515,7 @@ def _queues(groups: Iterable[RowGroup]) -> dict[int, tuple[int, int, int]]:
 
 
 def _runs(names: Iterable[CommittedObject]) -> tuple[dict[int, list[Run]], set[int]]:
-    """(those of each queue, queues of which one may begin within another)"""
+    """Return the runs by queue, and the queues whose runs may overlap."""
     found: dict[int, list[Run]] = {}
     highest: dict[int, int] = {}
     overlapping: set[int] = set()
@@ -537,9 +540,9 @@ def _first(run: Run) -> int:
 
 
 def _key_parts(name: CommittedObject, neighbour: Block | None) -> tuple[str, str]:
-    """What comes before the day in a key, and between day and place; empty where it is no such key.
+    """Return the parts of a key before and after the day; empty for a key of another grammar.
 
-    What it has in common with the neighbour's is held once.
+    Parts equal to the neighbour's share its memory.
     """
     head, found, rest = name.key.partition(f"/dt={name.day}/")
     tail, slash, _ = rest.rpartition("/")
@@ -548,12 +551,12 @@ def _key_parts(name: CommittedObject, neighbour: Block | None) -> tuple[str, str
     return (neighbour.head, neighbour.tail) if neighbour is not None and same else parts
 
 
-def _key(block: Block | _Making, day: str, start: int, end: int, suffix: str) -> str:
+def _key(block: Block | _Builder, day: str, start: int, end: int, suffix: str) -> str:
     return f"{block.head}/dt={day}/{block.tail}/{start:020d}-{end:020d}-{suffix}.parquet"
 
 
-def _suffix(name: CommittedObject, block: _Making) -> str | None:
-    """None: its key does not follow from the block's."""
+def _suffix(name: CommittedObject, block: _Builder) -> str | None:
+    """Return the variable end of a key; None if the key does not follow from the head and tail of the block."""
     before, _, after = _key(block, name.day, name.start, name.end, "\0").partition("\0")
     if not block.head or not name.key.startswith(before) or not name.key.endswith(after):
         return None

@@ -1,13 +1,14 @@
-"""Where the offsets of one queue are: runs inside row groups, gaps, and the minimum below which all has expired.
+"""The offsets of one queue: runs inside row groups, gaps, and the minimum below which everything has expired.
 
-A message that exists beats a gap: a gap is told by a broker whose log lacked what an older copy of its disk may still
-have, and archive later. So no gap holds what a run holds, and gaps lie apart.
+An existing message beats a gap: a broker whose log lacked a message may record a gap for it, while an older copy of its
+disk still has the message and archives it later. So no gap contains an offset of a run, and gaps are disjoint.
 
-The runs lie packed in the topic's blocks; here is which block has what, so that one block is unpacked for an offset.
+The runs are packed in the topic's blocks. This module knows which block has which offsets, so one block is unpacked to
+find an offset.
 
-One thread writes, any number read, and readers take no lock: a broker's loop asks at each pull, and an entry of the
-journal may change a hundred thousand runs. What a reader takes, blocks and spans, never changes: any change makes
-others. A list of gaps grows at its end alone.
+One thread writes, any number of threads read without a lock: a broker's loop reads at each pull, and an entry may
+change a hundred thousand runs. Blocks and spans are immutable; a change makes new ones. A list of gaps is only appended
+to in place.
 """
 
 from array import array
@@ -21,7 +22,7 @@ from neve.archive.format.journal import CommittedObject, RowGroup
 
 
 class Location(NamedTuple):
-    """The run of one queue inside one row group."""
+    """A run: consecutive offsets of one queue inside one row group."""
 
     name: CommittedObject
     row_group: int
@@ -35,27 +36,27 @@ class Location(NamedTuple):
 
 
 class GapHit(NamedTuple):
-    """The offset exists nowhere; reading goes on at `next_offset`."""
+    """A gap that contains the requested offset; reading continues at `next_offset`."""
 
     first: int
     next_offset: int
 
 
 class Spans:
-    """Which block has which offsets of a queue, by first offset. Never changes but for what it remembers."""
+    """The blocks with offsets of a queue, ordered by first offset. Immutable except for a cached result."""
 
     __slots__ = ("blocks", "end", "firsts", "is_tiled", "lasts", "lowest")
 
     def __init__(self, firsts: "array[int]", lasts: "array[int]", blocks: list[Block], *, is_tiled: bool) -> None:
         self.firsts, self.lasts, self.blocks = firsts, lasts, blocks
-        self.is_tiled = is_tiled  # no offset is within two of them, as a log gives them
+        self.is_tiled = is_tiled  # the ranges do not overlap, as is usual for a log
         self.end = max(lasts) + 1 if lasts and not is_tiled else lasts[-1] + 1 if lasts else 0
-        self.lowest: tuple[int, int | None] = (-1, None)  # a minimum, and the lowest offset from there on
+        self.lowest: tuple[int, int | None] = (-1, None)  # cache: a minimum, and the lowest offset from it on
 
     def with_more(self, more: Sequence[tuple[int, int, Block]], before: Block | None) -> "Spans":
-        """With blocks of names above all others, the first in the place of the one `before` it was made from.
+        """Return spans with further blocks, whose objects start above all others.
 
-        None: that has nothing of this queue. A block is here once.
+        The first of them replaces the block `before` that it extends; None if that has nothing of this queue.
         """
         is_last = bool(self.blocks) and self.blocks[-1] is before
         keep = len(self.blocks) - is_last
@@ -76,8 +77,10 @@ class Spans:
         )
 
     def exchanged(self, gone: Sequence[tuple[int, int, Block]], came: Iterable[tuple[int, int, Block]]) -> "Spans":
-        """Without those, which are here, and with these. Neighbours for neighbours are what an entry changes: the
-        others are copied together, and not looked at."""
+        """Return spans without the blocks `gone` and with the blocks `came`.
+
+        An entry usually exchanges neighbours for neighbours; all other ranges are then copied as slices.
+        """
         more = sorted(came, key=_first)
         if self.is_tiled:
             places = sorted(bisect_left(self.firsts, first) for first, _, _ in gone)
@@ -97,10 +100,10 @@ class Spans:
         if 0 <= index < len(self.firsts):
             yield self.firsts[index], self.lasts[index]
 
-    # ---- runs, as the queue has them in these blocks
+    # ---- runs of the queue in these blocks
 
     def run_at(self, queue: int, offset: int) -> Run | None:
-        """The run that holds it."""
+        """Return the run that contains an offset."""
         index = bisect_right(self.firsts, offset) - 1
         while index >= 0:
             if self.lasts[index] >= offset and (run := self.blocks[index].run_at(queue, offset)) is not None:
@@ -111,9 +114,9 @@ class Spans:
         return None
 
     def runs_from(self, queue: int, offset: int, newest_ms: int | None = None) -> Iterator[Run]:
-        """Those that hold an offset from this one on, by first offset.
+        """Yield the runs that contain an offset at or above `offset`, ordered by first offset.
 
-        With `newest_ms`: of blocks that are as young alone.
+        With `newest_ms`, blocks without a row group stored at or after that time are skipped.
         """
         if not self.is_tiled:
             runs = [run for block in self.blocks for run in block.runs(queue) if run[1] >= offset]
@@ -126,7 +129,7 @@ class Spans:
                         yield run
 
     def lowest_from(self, queue: int, minimum: int) -> int | None:
-        """The lowest offset from the minimum on; asked at each pull, so it is remembered."""
+        """Return the lowest offset at or above the minimum; cached, because each pull asks for it."""
         known = self.lowest
         if known[0] != minimum:
             known = self.lowest = minimum, self._lowest_from(queue, minimum)
@@ -138,11 +141,11 @@ class Spans:
         if self.firsts[0] >= minimum:
             return self.firsts[0]
         run = next(self.runs_from(queue, minimum), None)
-        return None if run is None else max(run[0], minimum)  # not the minimum, where that lies in a gap
+        return None if run is None else max(run[0], minimum)  # the minimum itself may be in a gap
 
 
 def spans_of(spans: Iterable[tuple[int, int, Block]]) -> Spans:
-    """Of (first, last, block) in any order."""
+    """Make spans from (first, last, block) in any order."""
     ordered = sorted(spans, key=_first)
     firsts, lasts = array("q", (one[0] for one in ordered)), array("q", (one[1] for one in ordered))
     is_tiled = _are_tiled((first, last) for first, last, _ in ordered)
@@ -150,7 +153,7 @@ def spans_of(spans: Iterable[tuple[int, int, Block]]) -> Spans:
 
 
 def _are_tiled(spans: Iterable[tuple[int, int]]) -> bool:
-    """Whether each begins behind the one before it."""
+    """Return whether no range overlaps the one before it."""
     return all(before[1] < following[0] for before, following in pairwise(spans))
 
 
@@ -162,35 +165,35 @@ NO_SPANS = spans_of(())
 
 
 class HasBlocks(Protocol):
-    """The topic."""
+    """A topic."""
 
     @property
     def blocks(self) -> Sequence[Block]: ...
 
 
 class QueueRuns:
-    """Runs and gaps of a queue, its minimum, and the highest offset that any entry ever named (None: none has)."""
+    """The runs, gaps and minimum of a queue, and the highest offset that any entry named (None if none did)."""
 
     __slots__ = ("_found", "_laid", "gaps", "minimum", "named", "queue")
 
     def __init__(self, queue: int, of: "HasBlocks | None" = None) -> None:
-        """`of`: a topic whose blocks are looked through when somebody asks, whichever those are then."""
+        """With `of`, the spans are searched in the current blocks of that topic when they are needed."""
         self.queue = queue
         self._laid: Spans | HasBlocks = NO_SPANS if of is None else of
-        self._found: tuple[Sequence[Block], Spans] | None = None  # of which blocks
-        self.gaps: list[tuple[int, int]] = []  # by first offset; grows at its end, any other change is a new list
-        self.minimum = 0  # recorded: moves back only where an expiry is taken back
+        self._found: tuple[Sequence[Block], Spans] | None = None  # the spans found in these blocks
+        self.gaps: list[tuple[int, int]] = []  # ordered; appended to in place, any other change makes a new list
+        self.minimum = 0  # only an UNEXPIRE lowers it
         self.named: int | None = None
 
     def copy(self, of: "HasBlocks") -> "QueueRuns":
-        """For another topic with the same blocks."""
+        """Return a copy for another topic with the same blocks."""
         made = QueueRuns(self.queue, of)
         made.gaps, made.minimum, made.named = list(self.gaps), self.minimum, self.named
         return made
 
     @property
     def spans(self) -> Spans:
-        """Which of the topic's blocks have what of this queue."""
+        """The blocks with offsets of this queue."""
         laid = self._laid
         if isinstance(laid, Spans):
             return laid
@@ -209,20 +212,20 @@ class QueueRuns:
     # ---- writing
 
     def cut_gaps(self, first: int, last: int) -> bool:
-        """A run is entered: whether it took something out of a gap."""
+        """Remove the offsets of a new run from the gaps; return whether that changed one."""
         if not touching(self.gaps, first, last):
             return False
         self.gaps = [rest for gap in self.gaps for rest in without(*gap, [(first, last)])]
         return True
 
     def add_gap(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of it that no run holds and no gap has told."""
+        """Add a gap; return the parts of it that are new, in no run and in no gap."""
         return self.add_gaps([(first, last)], self._runs_touching(first, last))
 
     def add_gaps(self, spans: Iterable[tuple[int, int]], live: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts of them that none of these runs will hold and no gap has told."""
+        """Add gaps; return the parts of them that are new, in none of the `live` runs and in no gap."""
         held = united(live)
-        added = [part for first, last in spans for part in self.untold(first, last, held)]
+        added = [part for first, last in spans for part in self.uncovered(first, last, held)]
         added.sort()
         if not added or not self.gaps or self.gaps[-1][1] < added[0][0]:
             self.gaps += added
@@ -230,19 +233,19 @@ class QueueRuns:
             self.gaps = sorted([*self.gaps, *added])
         return added
 
-    def untold(self, first: int, last: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The parts of it that none of these, which lie apart in order, holds and no gap has told."""
+    def uncovered(self, first: int, last: int, held: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return the parts of first-last that are in no gap and in none of the ordered, disjoint `held` spans."""
         return without(first, last, touching(held, first, last) + touching(self.gaps, first, last))
 
     def join_gaps_at(self, offset: int) -> None:
-        """The one that begins there, and the one that ends before it."""
+        """Join the gap that starts at an offset with the one that ends right before it."""
         index = bisect_right(self.gaps, (offset, -1))
         (first, end), (begin, last) = self.gaps[index - 1], self.gaps[index]
-        assert end + 1 == begin == offset, "they lie side by side"
+        assert end + 1 == begin == offset, "the gaps are adjacent"
         self.gaps = [*self.gaps[: index - 1], (first, last), *self.gaps[index + 1 :]]
 
     def forget_gaps(self, below: int) -> None:
-        """Those that end below an offset."""
+        """Drop the gaps that end below an offset."""
         if self.gaps and self.gaps[0][1] < below:
             self.gaps = [gap for gap in self.gaps if gap[1] >= below]
 
@@ -254,32 +257,37 @@ class QueueRuns:
             found.append((run[0], run[1]))
         return found
 
-    # ---- asking
+    # ---- reading
 
     def find(self, offset: int) -> Location | GapHit | None:
+        """Return the location of an offset, or the gap that contains it; None if the archive has neither."""
         if offset < self.minimum:
             return None
-        gaps = self.gaps  # before the spans: a run is entered before its offsets leave a gap
+        gaps = self.gaps  # read before the spans: a run is added before its offsets leave a gap
         run = self.spans.run_at(self.queue, offset)
         if run is not None:
             return self._location(run)
-        # And behind them: what is erased is a gap before its run goes.
+        # Read again after the spans: an erasure adds its gap before the run is removed.
         return _gap_at(gaps, offset) or _gap_at(self.gaps, offset)
 
     def by_time(self, time_ms: int) -> Location | None:
-        # Not a binary search: a group whose records are all damaged has no time (-1) and would mislead it.
+        """Return the first run whose row group has a store time at or above `time_ms`."""
+        # Not a binary search, because a row group with damaged records only has no time (-1).
         for run in self.spans.runs_from(self.queue, self.minimum, time_ms):
             if run[2].row_groups[run[3]].newest_ms >= time_ms:
                 return self._location(run)
         return None
 
     def min_offset(self) -> int | None:
+        """Return the lowest offset in the archive; None if there is none."""
         return self.spans.lowest_from(self.queue, self.minimum)
 
     def max_offset(self) -> int | None:
+        """Return one above the highest offset in the archive; None if there is none."""
         return self.spans.end or None
 
     def has_all(self, first: int, end: int) -> bool:
+        """Return whether every offset of [first, end) is in the archive."""
         if first >= end:
             return True
         for run in self.spans.runs_from(self.queue, first):
@@ -291,12 +299,20 @@ class QueueRuns:
         return False
 
     def count_existing(self, first: int, end: int) -> int:
-        """How many offsets of [first, end) lie in no gap."""
+        """Return the number of offsets of [first, end) outside gaps: messages in either tier."""
         return max(0, end - first) - sum(_overlaps(self.gaps, first, end))
 
-    def locations_from(self, offset: int) -> Iterator[Location]:
-        """Those that hold an offset from this one on, made as they are asked for."""
+    def gap_spans(self) -> list[tuple[int, int]]:
+        """Return (first, last) of each gap, ordered."""
+        return list(self.gaps)
+
+    def runs(self, offset: int = 0) -> Iterator[Location]:
+        """Yield the runs that contain an offset at or above `offset`, in order."""
         return map(self._location, self.spans.runs_from(self.queue, offset))
+
+    def runs_in_view(self) -> Iterator[Location]:
+        """Yield the runs from the minimum on, in order."""
+        return self.runs(self.minimum)
 
     def _location(self, run: Run) -> Location:
         return Location(run[2], run[3], self.queue, run[0], run[1])
@@ -310,7 +326,7 @@ def _gap_at(gaps: Sequence[tuple[int, int]], offset: int) -> GapHit | None:
 
 
 def without(first: int, last: int, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What is left of first-last outside these spans."""
+    """Return the parts of first-last outside these spans."""
     left = []
     for low, high in sorted(spans):
         if first < low:
@@ -322,7 +338,7 @@ def without(first: int, last: int, spans: Iterable[tuple[int, int]]) -> list[tup
 
 
 def united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """All that they hold, sorted, in spans that lie apart: an offset may be in two objects."""
+    """Return the union of spans as sorted, disjoint spans."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -333,7 +349,7 @@ def united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def touching(spans: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """Those of the sorted spans, which do not overlap, that hold an offset of first-last."""
+    """Return those of the sorted, disjoint spans that contain an offset of first-last."""
     if not spans or spans[-1][1] < first:
         return []
     low, high = bisect_right(spans, (first, ABOVE)), bisect_right(spans, (last, ABOVE))
@@ -341,7 +357,7 @@ def touching(spans: Sequence[tuple[int, int]], first: int, last: int) -> list[tu
 
 
 def _overlaps(spans: Sequence[tuple[int, int]], first: int, end: int) -> Iterable[int]:
-    """How much of [first, end) each of the sorted spans covers, which do not overlap."""
+    """Yield how many offsets of [first, end) each of the sorted, disjoint spans contains."""
     index = max(bisect_right(spans, (first, ABOVE)) - 1, 0)
     for low, last in spans[index:]:
         if low >= end:

@@ -1,7 +1,7 @@
-"""What a journal says of one topic. One thread writes; what a pull asks, any thread may, without a lock.
+"""The catalog of one topic. One thread writes; any thread makes the queries of a pull without a lock.
 
-Live names lie in blocks, in log order; the last block is open and takes what comes. Of an entry in the middle the
-blocks that it touches are made anew. What expired lies in blocks too, until it is deleted.
+Live objects are packed in blocks in log order; the last block is open and takes new objects. An entry that concerns
+older objects rebuilds the blocks it touches. Expired objects stay in blocks of their own until they are deleted.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,24 +15,24 @@ from neve.archive.catalog.queue_runs import NO_SPANS, QueueRuns, spans_of, touch
 from neve.archive.format.checkpoint import Place
 from neve.archive.format.journal import CommittedObject, Gap, Topic
 
-#: Names as entries list them: the key, and where it says that its object begins, if it is of that grammar.
+#: Object keys of an entry, each with the CommitLog offset at which its object starts; None if the key does not tell.
 Keys = Mapping[str, int | None]
 
 
-#: Of a topic with more ranges, of a queue in a block each, looking them through for a queue would hold up who asks:
-#: a broker's loop, for each of its queues after each entry.
+#: A topic with at most this many ranges (one for each queue of a block) finds the blocks of a queue when a reader asks.
+#: With more ranges the search would delay a broker's loop, which asks for each of its queues after each entry.
 LAID_WHEN_ASKED = 256
 
 
 class Run(NamedTuple):
-    """Neighbouring blocks, and where a checkpoint has them as one part."""
+    """Neighbouring blocks, and their place in a checkpoint if they are stored there as one part."""
 
     blocks: tuple[Block, ...]
     place: Place | None
 
 
 class TopicCatalog:
-    """`through`: below it everything is settled; None: no round has touched the topic."""
+    """The objects, gaps and queues of a topic."""
 
     __slots__ = (
         "_is_laid", "blocks", "count", "covered", "entry", "expiring", "gaps", "is_named", "own", "queues",
@@ -41,52 +41,60 @@ class TopicCatalog:
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.blocks: tuple[Block, ...] = ()  # in the readers' view
+        self.blocks: tuple[Block, ...] = ()  # objects in the readers' view
         self.count = 0
-        self.expiring: tuple[tuple[int, Block], ...] = ()  # after which time they may be deleted
+        self.expiring: tuple[tuple[int, Block], ...] = ()  # (deletion time in ms, expired objects)
         self.queues: dict[int, QueueRuns] = {}
+        # The CommitLog offset below which everything is archived or recorded as a gap; None before the first round.
         self.through: int | None = None
-        # Ranges above `through` that an object covers, or covered: it may expire and be deleted before those below it
-        # are committed, and must not be archived again then.
+        # Ranges above `through` that an object covers or covered. Such an object may expire and be deleted before the
+        # objects below it are committed, and its range must not be archived again.
         self.covered: set[tuple[int, int]] | None = None
         self.entry: Topic | None = None
-        self.gaps: list[Gap] = []  # grows at its end, any other change is a new list
-        self.is_named = False  # an entry spoke of its offsets
-        self._is_laid = False  # its queues have their spans, or find them when they are asked
-        self.own: Place | None = None  # of its own part in a checkpoint; None: it has changed since
-        self.runs: tuple[Run, ...] = ()  # from the first block on, as that checkpoint had them
+        self.gaps: list[Gap] = []  # appended to in place; any other change makes a new list
+        self.is_named = False  # whether an entry named an offset
+        self._is_laid = False  # whether the queues hold their spans, instead of searching the blocks
+        self.own: Place | None = None  # its main part in the checkpoint; None once it has changed
+        self.runs: tuple[Run, ...] = ()  # from the first block on, as in that checkpoint
 
     # ---- entries
 
     def commit(self, names: Sequence[CommittedObject], through: int | None, lowest_open: int | None) -> None:
-        """`lowest_open`: where the lowest name begins that its round leaves open."""
+        """Publish objects.
+
+        Args:
+            names: the objects.
+            through: the settled CommitLog offset that the entry states, if any.
+            lowest_open: the lowest start of the objects that the round leaves open, if any.
+        """
         self.enter(names)
         if names:
             for name in names:
                 self.note_offsets({queue: run[1] for queue, run in name.queues.items()})
-            # Of an intent's names a later one may have been committed before this one.
+            # A later object of the same INTENT may have been committed before.
             settled = max((end for _, end in self.covered or ()), default=self.through or 0)
-            # A name that stays open holds its topic back, even when a later day's object is already there.
+            # An open object keeps `through` below it, even if an object of a later day is committed.
             lowest = settled if lowest_open is None else lowest_open
             self.advance(min(settled, lowest) if through is None else through)
         if through is not None:
             self.advance(through)
 
     def note_offsets(self, lasts: Mapping[int, int]) -> None:
+        """Record the highest named offset of queues."""
         self.is_named = True
         for queue, last in lasts.items():
             held = self.queue(queue)
             held.named = last if held.named is None else max(held.named, last)
 
     def note_gap(self, gap: Gap) -> None:
-        """What follows one of the same reason makes it longer: an idle queue has one, however often it is restored."""
+        """Add a gap; one that continues a gap of the same reason extends it, so repeated restores add no gaps."""
         before = self.queue(gap.queue).gaps[-1:]
         for first, last in self.queue(gap.queue).add_gap(gap.first, gap.last):
             is_whole = (first, last) == (gap.first, gap.last)
-            told = gap if is_whole else msgspec.structs.replace(gap, first=first, last=last)
+            added = gap if is_whole else msgspec.structs.replace(gap, first=first, last=last)
             if any(held[1] == first - 1 for held in before):
-                told = self._joined_with_the_last(told)
-            self.gaps.append(told)
+                added = self._joined_with_the_last(added)
+            self.gaps.append(added)
 
     def _joined_with_the_last(self, gap: Gap) -> Gap:
         for index in range(len(self.gaps) - 1, -1, -1):
@@ -98,9 +106,9 @@ class TopicCatalog:
         return gap
 
     def _forget_gaps(self) -> None:
-        """Those below all that is there, or may be there again: nobody will ask for what lies there."""
+        """Drop the gaps below every live or expiring object: no reader can ask for their offsets."""
         if not any(gap.last < self.queues[gap.queue].minimum for gap in self.gaps):
-            return  # what is there is not looked through for nothing
+            return  # avoids the search through all blocks
         below = self.nothing_below()
         if any(gap.last < below[gap.queue] for gap in self.gaps):
             self.gaps = [gap for gap in self.gaps if gap.last >= below[gap.queue]]
@@ -108,7 +116,7 @@ class TopicCatalog:
                 held.forget_gaps(below[queue])
 
     def nothing_below(self) -> dict[int, int]:
-        """Queue -> below which offset it has expired, and no object has any that is there, or may be there again."""
+        """Return for each queue the offset below which it has expired and no live or expiring object remains."""
         lowest: dict[int, int] = {}
         for block in (*self.blocks, *(block for _, block in self.expiring)):
             for queue, first, _ in block.queues():
@@ -116,35 +124,37 @@ class TopicCatalog:
         return {queue: min(held.minimum, lowest.get(queue, held.minimum)) for queue, held in list(self.queues.items())}
 
     def raise_minimums(self, minimums: Mapping[int, int]) -> None:
+        """Raise the minimums of queues; a lower one is ignored."""
         for queue, offset in minimums.items():
             held = self.queue(queue)
             held.minimum = max(held.minimum, offset)
-            # of a queue that no round has taken yet, this is all that the archive knows
+        # For a queue that no round has archived, the minimum is all that the archive knows.
         self.note_offsets({queue: offset - 1 for queue, offset in minimums.items()})
 
     def set_minimums(self, minimums: Mapping[int, int]) -> None:
+        """Set the minimums of queues, but not below those of the newest TOPIC entry."""
         for queue, offset in minimums.items():
-            # What was deleted meanwhile stays so.
             hidden = self.entry.minimums.get(queue, 0) if self.entry is not None else 0
             self.queue(queue).minimum = max(offset, hidden)
 
-    def tell(self, entry: Topic) -> None:
+    def set_entry(self, entry: Topic) -> None:
+        """Take a TOPIC entry and its minimums."""
         self.entry = entry
         if entry.minimums:
             self.raise_minimums(entry.minimums)
 
     def expire(self, keys: Keys, delete_after_ms: int) -> None:
+        """Remove live objects from view; a queue that loses its last object keeps its end as its minimum."""
         ends: dict[int, int] = {}
         for block in self.withdraw(keys, delete_after_ms):
             for queue, end in block.ends().items():
                 ends[queue] = max(ends.get(queue, 0), end)
         for queue in self._lost(ends):
-            # What was the lowest must not come back as a minimum when everything has gone.
             held = self.queue(queue)
             held.minimum = max(held.minimum, ends[queue])
 
     def _lost(self, queues: Iterable[int]) -> Iterable[int]:
-        """Those that no block has."""
+        """Return the queues that no block has."""
         if self._is_laid:
             return [queue for queue in queues if not self.queue(queue).spans.blocks]
         lost = set(queues)
@@ -155,14 +165,16 @@ class TopicCatalog:
         return lost
 
     def unexpire(self, keys: Keys) -> None:
+        """Return expired objects to the view."""
         self.enter(list(_names(self._out_of_expiring(keys))))
 
     def forget(self, keys: Keys) -> None:
-        """Their objects are deleted."""
+        """Drop expired objects, which are deleted from the store."""
         self._out_of_expiring(keys)
         self._forget_gaps()
 
     def advance(self, offset: int) -> None:
+        """Raise `through`."""
         through = self.through = max(self.through or 0, offset)
         if self.covered:
             self.covered = {(start, end) for start, end in self.covered if end > through} or None
@@ -170,7 +182,7 @@ class TopicCatalog:
     # ---- from a checkpoint
 
     def take_blocks(self, blocks: Sequence[Block]) -> None:
-        """They are what is live."""
+        """Set the live objects."""
         self.blocks = tuple(blocks)
         self.count = sum(block.count for block in blocks)
         for queue in {queue for block in blocks for queue in block.bounds[::3]}:
@@ -178,7 +190,7 @@ class TopicCatalog:
         self._lay_spans()
 
     def take_gaps(self, gaps: Sequence[Gap]) -> None:
-        """They lie apart, and no run holds any of them."""
+        """Set the gaps, which are disjoint and contain no offset of a run."""
         self.gaps = list(gaps)
         spans: dict[int, list[tuple[int, int]]] = {}
         for gap in gaps:
@@ -187,7 +199,7 @@ class TopicCatalog:
             self.queue(queue).gaps = sorted(of_queue)
 
     def copy(self) -> "TopicCatalog":
-        """Another one of the same; neither changes with the other."""
+        """Return an independent copy."""
         made = TopicCatalog(self.topic)
         made.blocks, made.count, made.expiring = self.blocks, self.count, self.expiring
         made.through, made.entry, made.is_named = self.through, self.entry, self.is_named
@@ -197,10 +209,10 @@ class TopicCatalog:
         made._lay_spans()
         return made
 
-    # ---- names that come and go
+    # ---- objects that enter and leave the view
 
     def enter(self, names: Sequence[CommittedObject]) -> None:
-        """Once: a COMMIT whose answer was lost may stand twice, and then nothing stands between the two."""
+        """Add live objects; one that is live already is ignored, since a COMMIT may be in the journal twice."""
         top = self.blocks[-1].last_begin if self.blocks else -1
         behind: dict[str, CommittedObject] = {}
         between: dict[str, CommittedObject] = {}
@@ -217,19 +229,14 @@ class TopicCatalog:
             self.cover(name)
             self._take_out_of_gaps(name)
 
-    def restore_expiring(self, names: Sequence[CommittedObject], delete_after_ms: int) -> None:
-        blocks = blocks_of(self.topic, sorted(names, key=_place))
-        self.expiring += tuple((delete_after_ms, block) for block in blocks)
-        for name in names:
-            self.cover(name)
-
     def cover(self, name: CommittedObject) -> None:
+        """Record the range of an object above `through`."""
         if name.end > (self.through or 0):
             self.covered = self.covered or set()
             self.covered.add((name.start, name.end))
 
     def withdraw(self, keys: Keys, delete_after_ms: int) -> list[Block]:
-        """They leave the readers' view: blocks of them alone."""
+        """Remove live objects from the view; return blocks that contain exactly these."""
         kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
         if gone:
             self.expiring += tuple((delete_after_ms, block) for block in gone)
@@ -237,7 +244,7 @@ class TopicCatalog:
         return gone
 
     def replace(self, keys: Keys, names: Sequence[CommittedObject], delete_after_ms: int) -> None:
-        """In one step: each offset of a queue is in the old or in the new at every instant."""
+        """Replace live objects in one step: at every instant each offset is in an old or a new object."""
         kept, gone = _split(self.blocks, keys, _starts(keys), self.topic)
         self.expiring += tuple((delete_after_ms, block) for block in gone)
         new = {name.key: name for name in names if not self.is_live(name.key, name.start)}
@@ -247,9 +254,9 @@ class TopicCatalog:
             self._take_out_of_gaps(name)
 
     def erase(self, keys: Keys, names: Sequence[CommittedObject], gaps: Sequence[Gap], delete_after_ms: int) -> None:
-        """As `replace`, but for the rows in the gaps, which are in no object from here on.
+        """Replace live objects as `replace` does, and add gaps for the rows that the new objects lack.
 
-        Of an old name that has left the view already, no row is in view; it goes when it would, or sooner.
+        An old object that has expired already has no row in view; its deletion time only moves forward.
         """
         by_queue: dict[int, list[tuple[int, int]]] = {}
         for gap in gaps:
@@ -260,7 +267,7 @@ class TopicCatalog:
         new = {name.key: name for name in names if not self.is_live(name.key, name.start)}
         blocks = _with_names(self.topic, kept, new.values())
         live = _runs_of(blocks, {queue: united(spans) for queue, spans in by_queue.items()})
-        # Told before the rows go: who finds no run looks at the gaps again.
+        # The gaps come before the rows leave: a reader that finds no run looks at the gaps again.
         for queue, spans in by_queue.items():
             added = self.queue(queue).add_gaps(spans, live.get(queue, ()))
             reason = gaps[0].reason
@@ -275,26 +282,26 @@ class TopicCatalog:
     def lost_by(
         self, keys: Keys, names: Iterable[CommittedObject], rows: Iterable[tuple[str, int, int, int]]
     ) -> list[str]:
-        """Keys of those in view of which a row that can be seen is in none of these names or rows, and in no gap."""
+        """Return the keys of live objects with a visible row that is in none of `names`, `rows` and the gaps."""
         held: dict[int, list[tuple[int, int]]] = {}
         for topic, queue, first, last in rows:
             if topic == self.topic:
                 held.setdefault(queue, []).append((first, last))
         for queue, first, last in (run for one in names if one.topic == self.topic for run in one.runs):
             held.setdefault(queue, []).append((first, last))
-        there = {queue: united(spans) for queue, spans in held.items()}
+        kept = {queue: united(spans) for queue, spans in held.items()}
         return [
             name.key
             for name in _names(_split(self.blocks, keys, _starts(keys), self.topic)[1])
             if any(
-                of.untold(max(first, of.minimum), last, there.get(queue, ()))
+                of.uncovered(max(first, of.minimum), last, kept.get(queue, ()))
                 for queue, first, last in name.runs
                 if last >= (of := self.queues[queue]).minimum
             )
         ]
 
     def _expiring_of(self, keys: Keys, most_ms: int) -> tuple[list[tuple[int, Block]], list[tuple[int, Block]]]:
-        """(those of these names that are out of view, with their time but no later than this; all others)."""
+        """Split the expired objects into those with these keys, with times of at most `most_ms`, and the others."""
         sooner: list[tuple[int, Block]] = []
         rest: list[tuple[int, Block]] = []
         starts = _starts(keys)
@@ -305,7 +312,7 @@ class TopicCatalog:
         return sooner, rest
 
     def _out_of_expiring(self, keys: Keys) -> list[Block]:
-        """Blocks of them alone."""
+        """Remove expired objects; return blocks that contain exactly these."""
         out: list[Block] = []
         left: list[tuple[int, Block]] = []
         starts = _starts(keys)
@@ -317,7 +324,7 @@ class TopicCatalog:
         return out
 
     def _append(self, names: Iterable[CommittedObject]) -> None:
-        """Names above all that are there."""
+        """Add objects that start above all live ones."""
         coming = iter(names)
         before = self.blocks[-1] if self.blocks and self.blocks[-1].takes_more else None
         made = [] if before is None else [with_names(before, coming)]
@@ -334,7 +341,7 @@ class TopicCatalog:
             held.spans = held.spans.with_more(spans, before if queue in had else None)
 
     def _place_blocks(self, blocks: Sequence[Block]) -> None:
-        """These are what is live now; neighbours of few names become one."""
+        """Set the live blocks; small neighbours are merged."""
         merged: list[Block] = []
         for block in blocks:
             if merged and merged[-1].may_join(block):
@@ -349,7 +356,7 @@ class TopicCatalog:
             self._lay_spans()
 
     def _change_spans(self, before: Sequence[Block]) -> None:
-        """Of the queues of which a block came or went; the others' blocks are not gone through."""
+        """Update the spans of the queues whose blocks changed."""
         gone, came = _exchanged(before, self.blocks)
         out, into = _spans_by_queue(gone), _spans_by_queue(came)
         for queue in out.keys() | into.keys():
@@ -357,7 +364,7 @@ class TopicCatalog:
             held.spans = held.spans.exchanged(out.get(queue, ()), into.get(queue, ()))
 
     def _lay_spans(self) -> None:
-        """Where its queues have what. Of few ranges that is found when somebody asks for a queue: few are asked for."""
+        """Give each queue its spans, if there are so many ranges that a search on demand would be slow."""
         if not self._is_laid and _ranges_of(self.blocks) <= LAID_WHEN_ASKED:
             return
         self._is_laid = True
@@ -377,79 +384,83 @@ class TopicCatalog:
                 self._cut_gaps(queue, first, last)
 
     def _cut_gaps(self, queue: int, first: int, last: int) -> None:
-        """A message that exists beats a gap; for good, also when its time has passed."""
+        """Remove an existing range from the gaps for good, even if it expires later."""
         self.gaps = [rest for gap in self.gaps for rest in (_cut(gap, first, last) if gap.queue == queue else (gap,))]
 
     def queue(self, number: int) -> QueueRuns:
-        """For an entry that names it; who asks takes it out of `queues`."""
+        """Return a queue to write to, created if it is new. Readers use `queues`."""
         held = self.queues.get(number)
         if held is None:
             held = self.queues[number] = QueueRuns(number, None if self._is_laid else self)
         return held
 
-    # ---- asking
+    # ---- reading
 
     @property
     def is_listed(self) -> bool:
-        """An object in the readers' view, a mark or a tombstone."""
+        """Whether the topic has an object in view, a `through` or a TOPIC entry."""
         return bool(self.blocks) or self.through is not None or self.entry is not None
 
     def names(self) -> Iterator[CommittedObject]:
-        """In log order, as they are now, for who stops early."""
+        """Yield the live objects of this instant in log order; blocks are unpacked one after another."""
         return _names(self.blocks)
 
     def blocks_within(self, begin: int, end: int) -> list[Block]:
-        """Those that may have a name whose range of the CommitLog lies in [begin, end)."""
+        """Return the blocks that may contain an object with its CommitLog range in [begin, end)."""
         return [block for block in self.blocks if block.last_begin >= begin and block.begin < end]
 
     def names_since(self, time_ms: int) -> Iterator[CommittedObject]:
-        """Those of blocks that have a row group as young."""
+        """Yield, in log order, the live objects of blocks that contain a row group stored at or after a time."""
         return _names([block for block in self.blocks if block.newest_ms >= time_ms])
 
-    def names_of(self, start: int | None, end: int | None) -> Iterator[CommittedObject]:
-        """Those of blocks that may have a row group of this time."""
+    def names_within(self, start: int | None, end: int | None) -> Iterator[CommittedObject]:
+        """Yield, in log order, the live objects of blocks that may contain a row group of [start, end)."""
         return _names([block for block in self.blocks if block.may_be_of(start, end)])
 
     def named_offsets(self) -> dict[int, int]:
+        """Return for each queue the highest named offset."""
         return {held.queue: held.named for held in list(self.queues.values()) if held.named is not None}
 
     def expiring_names(self) -> Iterator[tuple[int, CommittedObject]]:
-        """(after which time it may be deleted, name), as they are now."""
+        """Yield (deletion time in ms, object) of the expired objects of this instant."""
         blocks = self.expiring
         return ((after, name) for after, block in blocks for name in block.names())
 
     def expiring_near(self, spans: Mapping[int, Sequence[tuple[int, int]]]) -> Iterator[tuple[int, CommittedObject]]:
-        """The same of blocks that may have a row of these, which lie apart in order, by queue."""
+        """Yield as `expiring_names`, but only from blocks that may contain a row of these ordered, disjoint spans."""
         blocks = [one for one in self.expiring if _may_hold(one[1], spans)]
         return ((after, name) for after, block in blocks for name in block.names())
 
     def due(self, now_ms: int) -> list[str]:
-        """Keys of those that may be deleted by now."""
+        """Return the keys of expired objects that may be deleted by now, sorted."""
         return sorted(key for after, block in self.expiring if after <= now_ms for key in block.name_keys())
 
     def due_of(self, keys: Keys, now_ms: int) -> list[str]:
-        """Those of these keys whose objects may be deleted by now; what can have none of them is not looked at."""
+        """Return those of these keys whose objects may be deleted by now; other blocks are not read."""
         starts = _starts(keys)
         due = (block for after, block in self.expiring if after <= now_ms and _may_have(block, starts))
         return [key for block in due for key in block.name_keys() if key in keys]
 
     def stays_until(self, name: CommittedObject) -> int | None:
-        """After which time it may be deleted; None: it is not one of those out of view."""
+        """Return the time after which an expired object may be deleted; None if it is live or deleted."""
         there = (one for one in self.expiring if one[1].begin <= name.start <= one[1].last_begin)
         return next((after for after, block in there if any(name.key == one.key for one in block.kept_names())), None)
 
     def names_at(self, physical_offset: int) -> Iterator[CommittedObject]:
+        """Yield the live objects whose CommitLog range contains an offset."""
         return _names_at(self.blocks, physical_offset)
 
-    def expiring_at(self, physical_offset: int) -> Iterator[CommittedObject]:
-        return _names_at((block for _, block in self.expiring), physical_offset)
+    def around(self, name: CommittedObject) -> list[CommittedObject]:
+        """Return the live and expired objects whose CommitLog range contains the start of an object."""
+        expired = _names_at((block for _, block in self.expiring), name.start)
+        return [*self.names_at(name.start), *expired]
 
     def is_live(self, key: str, start: int) -> bool:
-        """In the readers' view. `start`: where its object begins."""
+        """Return whether the object with this key, which starts at `start`, is in view."""
         return any(key == name.key for block in _around(self.blocks, start) for name in block.kept_names())
 
     def has(self, key: str, start: int | None) -> bool:
-        """Live or expiring. `start`: where the key says that its object begins."""
+        """Return whether an object is live or expired and not deleted; `start` is None if the key does not tell."""
         expiring = [block for _, block in self.expiring]
         if start is None:
             return any(key == name.key for block in (*self.blocks, *expiring) for name in block.kept_names())
@@ -457,10 +468,11 @@ class TopicCatalog:
         return self.is_live(key, start) or any(key == name.key for block in there for name in block.kept_names())
 
     def may_expire(self, newest_ms: int) -> bool:
-        """False: no row group of the oldest objects is of that time or older."""
+        """Return False if no row group of the oldest block is of that time or older; nothing is unpacked."""
         return bool(self.blocks) and self.blocks[0].soonest_ms <= newest_ms
 
     def next_uncovered(self, offset: int) -> tuple[int, int | None]:
+        """Return the first uncovered CommitLog offset from `offset` on, and the start of the next covered range."""
         offset = max(offset, self.through or 0)
         for start, end in sorted(self.covered or ()):
             if start > offset:
@@ -470,12 +482,12 @@ class TopicCatalog:
 
 
 def _ranges_of(blocks: Iterable[Block]) -> int:
-    """How many ranges of a queue they have."""
+    """Return the number of (queue, block) ranges."""
     return sum(len(block.bounds) for block in blocks) // 3
 
 
 def _spans_by_queue(blocks: Iterable[Block]) -> dict[int, list[tuple[int, int, Block]]]:
-    """Queue -> (first, last, block)."""
+    """Return queue -> (first, last, block)."""
     spans: dict[int, list[tuple[int, int, Block]]] = {}
     for block in blocks:
         for queue, first, last in block.queues():
@@ -484,7 +496,7 @@ def _spans_by_queue(blocks: Iterable[Block]) -> dict[int, list[tuple[int, int, B
 
 
 def _exchanged(before: Sequence[Block], after: Sequence[Block]) -> tuple[Sequence[Block], Sequence[Block]]:
-    """(what went, what came) between the neighbours at both ends that stay; a block among them may be in both."""
+    """Return the removed and the added blocks between the unchanged ends; a block may be in both."""
     fewest = min(len(before), len(after))
     begin = next((at for at in range(fewest) if before[at] is not after[at]), fewest)
     behind = next((at for at in range(fewest - begin) if before[-1 - at] is not after[-1 - at]), fewest - begin)
@@ -509,7 +521,7 @@ def _names_at(blocks: Iterable[Block], physical_offset: int) -> Iterator[Committ
 
 
 def _runs_of(blocks: Sequence[Block], spans: Mapping[int, list[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Queue -> (first, last) of the runs in the blocks that may hold something of these spans, which lie in order."""
+    """Return queue -> (first, last) of the runs in blocks that may contain an offset of these ordered spans."""
     found: dict[int, list[tuple[int, int]]] = {}
     for block in blocks:
         for queue, first, last in block.queues():
@@ -519,13 +531,13 @@ def _runs_of(blocks: Sequence[Block], spans: Mapping[int, list[tuple[int, int]]]
 
 
 def _starts(keys: Keys) -> list[int] | None:
-    """Where their objects begin, in order; None: they may be anywhere."""
+    """Return the sorted starts of the objects; None if one is unknown."""
     known = sorted(start for start in keys.values() if start is not None)
     return known if len(known) == len(keys) else None
 
 
 def _may_have(block: Block, starts: Sequence[int] | None) -> bool:
-    """Whether one of these objects may be in the block, by where they begin, in order."""
+    """Return whether an object with one of these sorted starts may be in the block."""
     if starts is None:
         return True
     at = bisect_left(starts, block.begin)
@@ -535,7 +547,7 @@ def _may_have(block: Block, starts: Sequence[int] | None) -> bool:
 def _split(
     blocks: Sequence[Block], keys: Keys, starts: Sequence[int] | None, topic: str
 ) -> tuple[list[Block], list[Block]]:
-    """(blocks without these names, blocks of them alone); what has none of them, or no others, is not unpacked."""
+    """Split into blocks without these objects and blocks of exactly these; only mixed blocks are unpacked."""
     kept: list[Block] = []
     gone: list[Block] = []
     for block in blocks:
@@ -552,7 +564,7 @@ def _split(
 
 
 def _with_names(topic: str, blocks: Sequence[Block], names: Iterable[CommittedObject]) -> list[Block]:
-    """Those in which one of the names comes to lie are made anew."""
+    """Insert objects; the blocks that receive one are rebuilt."""
     coming: dict[int, list[CommittedObject]] = {}
     for name in names:
         coming.setdefault(max(bisect_right(blocks, name.start, key=_begin) - 1, 0), []).append(name)
@@ -568,7 +580,7 @@ def _with_names(topic: str, blocks: Sequence[Block], names: Iterable[CommittedOb
 
 
 def _around(blocks: Sequence[Block], start: int) -> Iterator[Block]:
-    """Those in which a name that begins there may be."""
+    """Yield the blocks that may contain an object with this start."""
     index = bisect_right(blocks, start, key=_begin) - 1
     while index >= 0 and blocks[index].last_begin >= start:
         yield blocks[index]

@@ -1,16 +1,15 @@
-"""Parts: what a checkpoint writes of one topic. They lie in packs, one after another, and nothing else does.
+"""Parts: the topics as a checkpoint stores them. A pack is a sequence of parts.
 
-    pack       <prefix>/_neve/<B>/checkpoint/<seq>-<n>.pack: parts, at the places that heads give
-    part       msgpack map: topic, blocks, and what else is not empty of through, covered, queues, named, entry, gaps
-               and expiring; a topic's own part says that, its runs of blocks say topic and blocks
+    pack       <prefix>/_neve/<B>/checkpoint/<seq>-<n>.pack: parts at the places that heads give
+    part       msgpack map: topic, blocks, and the non-empty ones of through, covered, queues, named, entry, gaps and
+               expiring. A topic has one main part with all of these; a run of blocks has topic and blocks only
     block      array, see `StoredBlock` and `name_blocks`
     queue      [queue, minimum, the highest offset that any entry named or nil]
     expiring   [delete_after_ms, block]
 
-A part is taken as it lies: no name is unpacked for it. What has not changed stays where it is written, so a topic's
-blocks are cut into runs; the blocks behind the last run are in the topic's own part. A part that has not changed is
-written again where its pack goes, because less than half of that is named or more than SMALL_PACKS small ones are, and
-runs where many small neighbours become one.
+Loading a part unpacks no block. Unchanged parts stay where they are stored, so the blocks of a topic are divided into
+runs; the blocks behind the last run are in the main part. An unchanged part is written again in two cases: less than
+half of its pack is referenced, or more than SMALL_PACKS small packs are. Many small neighbouring runs are merged.
 """
 
 from collections import Counter
@@ -25,24 +24,24 @@ from neve.archive.format.checkpoint import CheckpointHead, PackName, Place, Topi
 from neve.archive.format.envelope import Damaged
 from neve.archive.format.journal import Gap, Topic
 
-RUN_BLOCKS = 2  # blocks of a run, as it is written first
-RUNS_SMALL = 16  # as many small neighbours become one
+RUN_BLOCKS = 2  # blocks of a new run
+RUNS_SMALL = 16  # this many small neighbouring runs are merged
 RUN_BLOCKS_MAX = 32
-PACK_BYTES = 8 << 20  # what a pack is closed at
-SMALL_PACKS = 32  # beyond as many, the smallest are written together
+PACK_BYTES = 8 << 20  # a pack of this size is complete
+SMALL_PACKS = 32  # with more small packs, the smallest are merged
 
-assert RUN_BLOCKS * RUNS_SMALL >= RUN_BLOCKS_MAX, "runs that are joined are small no more"
+assert RUN_BLOCKS * RUNS_SMALL >= RUN_BLOCKS_MAX, "merged runs are not small"
 
 
 class Part(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Of one topic."""
+    """A part of one topic."""
 
     topic: str
     blocks: list[StoredBlock]
     through: int | None = None
     covered: list[tuple[int, int]] = []
     queues: list[tuple[int, int, int | None]] = []
-    named: bool = False  # an entry spoke of its offsets
+    named: bool = False  # whether any entry named an offset
     entry: Topic | None = None
     gaps: list[Gap] = []
     expiring: list[tuple[int, StoredBlock]] = []
@@ -56,7 +55,7 @@ _decoder = msgspec.msgpack.Decoder(Part)
 
 
 class Arranged(NamedTuple):
-    """How a topic is to be written: its runs, and its own part's place where that stands already."""
+    """The layout of a topic in a checkpoint: its runs, and the place of its main part if that is stored already."""
 
     of: TopicCatalog
     runs: list[Run]
@@ -70,18 +69,18 @@ class Arranged(NamedTuple):
     def row(self) -> TopicRow:
         of = self.of
         places = tuple(place for place in self.places if place is not None)
-        assert len(places) == len(self.runs) + 1, "all of it is written"
+        assert len(places) == len(self.runs) + 1, "every part is written"
         return TopicRow(of.topic, of.count, len(of.gaps), of.through is not None or of.entry is not None, places)
 
 
 class Packed(NamedTuple):
-    """What a checkpoint is to say, once its packs stand."""
+    """The content of a checkpoint whose packs are stored."""
 
     topics: list[Arranged]
-    sizes: dict[PackName, int]  # of the packs that it names
+    sizes: dict[PackName, int]  # of the referenced packs
 
     def adopt(self) -> None:
-        """It stands: the next one refers to what has not changed by then."""
+        """Remember the places for the next checkpoint; call it once the head is stored."""
         for one in self.topics:
             one.of.own, one.of.runs = one.own, tuple(one.runs)
 
@@ -89,9 +88,15 @@ class Packed(NamedTuple):
 def pack(
     topics: Iterable[TopicCatalog], known: Mapping[PackName, int], seq: int, put: Callable[[int, bytes], None]
 ) -> Packed:
-    """Write what lies in no pack that is known (with its size), and what lies in one that is to go.
+    """Write the parts that are in no known pack or in a pack to be dropped.
 
-    `put` gets each new pack with its number. Nothing of the topics may change meanwhile.
+    No topic may change meanwhile.
+
+    Args:
+        topics: all topics.
+        known: the size in bytes of each pack that may be referenced.
+        seq: the last applied entry, which names new packs.
+        put: stores a pack, given its number and content.
     """
     arranged = [_arranged(of, known) for of in topics]
     places = [place for one in arranged for place in one.places if place is not None]
@@ -104,7 +109,7 @@ def pack(
 
 
 def packed_already(topics: Iterable[TopicCatalog], sizes: Mapping[PackName, int]) -> Packed:
-    """What a checkpoint says after which nothing has changed: it is said again in the same bytes."""
+    """Return the content of the newest checkpoint again, after which nothing has changed."""
     return Packed([Arranged(of, list(of.runs), of.own) for of in topics], dict(sizes))
 
 
@@ -116,7 +121,7 @@ def _arranged(of: TopicCatalog, known: Mapping[PackName, int]) -> Arranged:
 
 
 def _cut(blocks: Sequence[Block], runs: Iterable[Run]) -> list[Run]:
-    """Runs from the first block on: those that stand, and new ones between and behind them."""
+    """Divide the blocks into runs: the stored ones, and new ones between and behind them."""
     standing = {id(run.blocks[0]): run for run in runs}
     found: list[Run] = []
     loose: list[Block] = []
@@ -144,7 +149,7 @@ def _is_at(run: Sequence[Block], blocks: Sequence[Block], at: int, end: int) -> 
 
 
 def _joined(runs: Iterable[Run]) -> list[Run]:
-    """Many small neighbours are one: else a topic of many objects would be read with as many questions."""
+    """Merge many small neighbouring runs, so that a topic of many objects is read with few requests."""
     found: list[Run] = []
     small: list[Run] = []
     for run in (*runs, None):
@@ -163,7 +168,7 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
 
 
 def _to_go(known: Mapping[PackName, int], places: Iterable[Place]) -> set[PackName]:
-    """Packs of which less than half is still named, and the smallest where there are many."""
+    """Return the packs to drop: those referenced by less than half, and the smallest if there are many."""
     named: Counter[PackName] = Counter()
     for place in places:
         named[place.pack] += place.length
@@ -206,7 +211,7 @@ def _own_part(of: TopicCatalog, blocks: Iterable[Block]) -> bytes:
 
 
 class _Packs:
-    """What is being written, pack after pack."""
+    """Writes packs one after another."""
 
     def __init__(self, seq: int, put: Callable[[int, bytes], None]) -> None:
         self._seq, self._put = seq, put
@@ -223,7 +228,7 @@ class _Packs:
         return place
 
     def close(self) -> dict[PackName, int]:
-        """Sizes of all that were written."""
+        """Complete the current pack; return the sizes of all written packs."""
         if self._parts:
             number = len(self._sizes)
             self._put(number, b"".join(self._parts))
@@ -236,7 +241,7 @@ class _Packs:
 
 
 def topics_in(head: CheckpointHead, read_pack: Callable[[PackName], bytes]) -> Iterator[TopicCatalog]:
-    """Load all topics of a checkpoint, in no particular order; one pack is in memory at a time.
+    """Yield all topics of a checkpoint, in no particular order; one pack is in memory at a time.
 
     Raises Damaged, and the errors of `read_pack`.
     """
@@ -260,7 +265,7 @@ def topics_in(head: CheckpointHead, read_pack: Callable[[PackName], bytes]) -> I
 
 
 def decode_part(topic: str, data: bytes) -> Part:
-    """Raises Damaged."""
+    """Decode a part of a topic. Raises Damaged."""
     try:
         part = _decoder.decode(data)
     except msgspec.DecodeError as error:
@@ -271,7 +276,7 @@ def decode_part(topic: str, data: bytes) -> Part:
 
 
 def topic_of(row: TopicRow, parts: Sequence[Part]) -> TopicCatalog:
-    """From its own part and its runs, as the row has them. Raises Damaged."""
+    """Make a topic from its main part and its runs, in the order of the row. Raises Damaged."""
     if not parts:
         raise Damaged(f"topic {row.topic} has no part")
     own, *rest = parts
@@ -290,7 +295,7 @@ def topic_of(row: TopicRow, parts: Sequence[Part]) -> TopicCatalog:
     of.take_gaps(own.gaps)
     of.take_blocks([block for run in blocks for block in run])
     if (of.count, len(of.gaps)) != (row.objects, row.gaps):
-        raise Damaged(f"topic {row.topic}: its parts are not what the checkpoint says")
+        raise Damaged(f"topic {row.topic}: its parts differ from the row of the checkpoint")
     of.own = row.places[0]
     of.runs = tuple(Run(run, place) for run, place in zip(blocks, row.places[1:], strict=False))
     return of

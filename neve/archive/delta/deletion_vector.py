@@ -34,7 +34,7 @@ class DeletionVector(NamedTuple):
     size: int  # bytes, as they are before z85
     rows: int
 
-    def told(self) -> dict[str, object]:
+    def action(self) -> dict[str, object]:
         """As an action says it."""
         return {
             "storageType": "i",

@@ -21,7 +21,7 @@ NO_VERSION = -1
 Key = tuple[str, str]  # of a file in a table: its path, and which deletion vector it has
 
 
-class NotNeves(ValueError):
+class ForeignTable(ValueError):
     """A Delta log that neve did not write, or that somebody else has written to."""
 
 
@@ -61,13 +61,13 @@ class TableState:
         self.since_checkpoint = 0  # commits
 
     def apply(self, version: int, actions: Iterable[Action]) -> None:
-        """A commit's, or a checkpoint's. Raises NotNeves."""
+        """A commit's, or a checkpoint's. Raises ForeignTable."""
         for action in actions:
             for kind, told in action.items():
                 try:
                     self._apply(kind, told)
                 except (LookupError, TypeError) as error:
-                    raise NotNeves(
+                    raise ForeignTable(
                         f"version {version} of its log has a {kind} without what it needs: {error!r}"
                     ) from error
         self.version = version
@@ -156,20 +156,20 @@ def version_in(key: str) -> int | None:
 
 
 def decode_lines(data: bytes) -> Iterator[Action]:
-    """A file of the log. Raises NotNeves: it is none."""
+    """A file of the log. Raises ForeignTable: it is none."""
     for line in data.splitlines():
         if line:
             try:
                 yield msgspec.json.decode(line, type=dict[str, dict[str, Any]])
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise NotNeves(f"a line of its log can't be read: {error}") from error
+                raise ForeignTable(f"a line of its log can't be read: {error}") from error
 
 
 def read_table(source: LogSource, root: str) -> TableState:
     """As its log stands; `version` is NO_VERSION where there is none.
 
     Raises:
-        NotNeves: commits are missing or damaged, or another program's table lies here.
+        ForeignTable: commits are missing or damaged, or another program's table lies here.
         FileNotFoundError: a file of the log was deleted meanwhile; who reads again finds a newer checkpoint.
     """
     files = log_files(source, root)
@@ -181,7 +181,7 @@ def read_table(source: LogSource, root: str) -> TableState:
         if one.is_checkpoint or one.version <= state.version:
             continue
         if one.version != state.version + 1:
-            raise NotNeves(f"{log_folder(root)}: version {state.version + 1} is missing")
+            raise ForeignTable(f"{log_folder(root)}: version {state.version + 1} is missing")
         state.apply(one.version, decode_lines(source.get(one.key)))
         state.since_checkpoint += 1
     return state

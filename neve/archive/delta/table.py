@@ -70,7 +70,7 @@ COLUMNS: tuple[tuple[str, str | dict[str, Any]], ...] = (
 )
 
 
-class Shown(NamedTuple):
+class VisibleFile(NamedTuple):
     """A file that readers see, and which of its rows they do not."""
 
     name: CommittedObject
@@ -81,7 +81,7 @@ class Shown(NamedTuple):
         return deletion_vector(self.hidden) if self.hidden else None
 
 
-def shown(name: CommittedObject, minimums: Mapping[int, int]) -> Shown | None:
+def visible_file(name: CommittedObject, minimums: Mapping[int, int]) -> VisibleFile | None:
     """An object in view, by the minimums of its topic's queues; None: all of its rows have expired."""
     spans: list[tuple[int, int]] = []
     for group in name.row_groups:
@@ -94,7 +94,7 @@ def shown(name: CommittedObject, minimums: Mapping[int, int]) -> Shown | None:
                 spans.append((row, row + below - 1))
             row += last - first + 1
     hidden = sum(last - first + 1 for first, last in spans)
-    return None if hidden == name.rows else Shown(name, tuple(spans))
+    return None if hidden == name.rows else VisibleFile(name, tuple(spans))
 
 
 def table_root(prefix: str, topic: str) -> str:
@@ -137,7 +137,7 @@ def metadata(topic: str, table_id: str, created_ms: int) -> Action:
     }
 
 
-def add(root: str, broker: str, file: Shown, *, data_change: bool) -> Action:
+def add(root: str, broker: str, file: VisibleFile, *, data_change: bool) -> Action:
     """A file that enters the table, or has other rows hidden from here on."""
     name, vector = file.name, file.vector
     told: dict[str, Any] = {
@@ -149,7 +149,7 @@ def add(root: str, broker: str, file: Shown, *, data_change: bool) -> Action:
         "stats": msgspec.json.encode(_statistics(file)).decode(),
     }
     if vector is not None:
-        told["deletionVector"] = vector.told()
+        told["deletionVector"] = vector.action()
     return {"add": told}
 
 
@@ -182,7 +182,7 @@ def encode_lines(actions: Iterable[Action]) -> bytes:
     return b"".join(msgspec.json.encode(action) + b"\n" for action in actions)
 
 
-def _statistics(file: Shown) -> dict[str, Any]:
+def _statistics(file: VisibleFile) -> dict[str, Any]:
     """By which readers leave files out. Of a file with hidden rows the bounds may be wide; of unknown times none is."""
     name = file.name
     low: dict[str, Any] = {

@@ -26,9 +26,9 @@ def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int, 
 
     `most`: of how many objects the oldest are enough, or a few more.
     """
-    if ttl_ms is None or not catalog.may_expire(topic, now_ms - ttl_ms):
+    if ttl_ms is None or not catalog.topic(topic).may_expire(now_ms - ttl_ms):
         return TopicExpiry([], {})
-    blocks = catalog.blocks_from_oldest(topic)
+    blocks = catalog.topic(topic).blocks
     keys: list[str] = []
     minimums: dict[int, int] = {}
     whole = 0

@@ -42,7 +42,7 @@ def plan_unexpiry(
         tombstone = catalog.topic_entry(topic)
         hidden = dict(tombstone.minimums) if tombstone is not None else {}
         live = catalog.objects(topic)
-        expiring = [name for _, name in catalog.expiring_of(topic)]
+        expiring = [name for _, name in catalog.topic(topic).expiring_names()]
         left = _not_erased(_not_replaced(expiring, live), catalog.gaps(topic))
         back = _back(left, hidden, ttl_ms(topic), now_ms, exists)
         names = sorted([*back, *live], key=lambda name: name.start)
@@ -73,7 +73,7 @@ def _not_replaced(expiring: list[CommittedObject], live: Iterable[CommittedObjec
 
 def may_come_back(catalog: Catalog, name: CommittedObject) -> bool:
     """Whether an UNEXPIRE may name it, as far as nothing else has taken its place."""
-    left = _not_replaced([name], catalog.around(name))  # what was made of it has its range
+    left = _not_replaced([name], catalog.topic(name.topic).around(name))  # what was made of it has its range
     return bool(_not_erased(left, catalog.gaps(name.topic)))
 
 

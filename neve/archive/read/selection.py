@@ -40,7 +40,7 @@ def choose(catalogs: Mapping[str, Catalog], topic: str, selection: Selection) ->
     for broker, catalog in sorted(catalogs.items()):
         minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in catalog.queues(topic)}
         is_of_any_time = selection.start is None and selection.end is None
-        within = None if is_of_any_time else catalog.stored_within(topic, selection.start, selection.end)
+        within = None if is_of_any_time else catalog.topic(topic).names_within(selection.start, selection.end)
         for name in catalog.objects(topic) if within is None else list(within):
             groups = [at for at, group in enumerate(name.row_groups) if _may_hold(group, minimums, selection)]
             if groups:

@@ -82,7 +82,7 @@ class Untiled(NamedTuple):
 
 def verify(catalog: Catalog, source: VerifySource, *, deep: bool = False) -> VerifyReport:
     """What one broker's journal says, against what its store has."""
-    report = VerifyReport(gaps=catalog.gap_count, open_names=sum(map(len, catalog.open_intents().values())))
+    report = VerifyReport(gaps=catalog.gap_count, open_names=sum(map(len, catalog.rounds.open_intents().values())))
     for name in catalog.each_object():
         report.objects += 1
         report.rows += name.rows
@@ -96,9 +96,9 @@ def verify(catalog: Catalog, source: VerifySource, *, deep: bool = False) -> Ver
 def queue_faults(catalog: Catalog, topic: str) -> Iterator[Fault]:
     """Whether each queue of a topic has each of its offsets once; the catalog alone tells."""
     for queue in catalog.queues(topic):
-        spans = [(run.first, run.last) for run in catalog.runs(topic, queue)]
-        spans += catalog.gap_spans(topic, queue)
-        for one in untiled(spans, catalog.recorded_minimum(topic, queue)):
+        held = catalog.queue(topic, queue)
+        spans = [*((run.first, run.last) for run in held.runs()), *held.gap_spans()]
+        for one in untiled(spans, held.minimum):
             yield Fault(topic, "", one.told(), queue, one.first, one.last)
 
 

@@ -152,9 +152,9 @@ def _require_no_less(queue: Queue, at: int, end: int, seen: Seen) -> None:
 
 def _dense_end(catalog: Catalog, queue: Queue, at: int) -> int:
     """Return the end of the rows from `at` on that the archive has without a hole; a round may commit out of order."""
-    spans = [(run.first, run.last) for run in catalog.runs_in_view(queue.topic, queue.queue_id)]
+    spans = [(run.first, run.last) for run in catalog.queue(queue.topic, queue.queue_id).runs_in_view()]
     end = at
-    for first, last in joined([*spans, *catalog.gap_spans(queue.topic, queue.queue_id)]):
+    for first, last in joined([*spans, *catalog.queue(queue.topic, queue.queue_id).gap_spans()]):
         if first > max(end, catalog.recorded_minimum(queue.topic, queue.queue_id)):
             break
         end = max(end, last + 1)

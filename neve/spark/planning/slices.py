@@ -64,7 +64,7 @@ def in_view(catalog: Catalog, topic: str, may_hold: MayHold) -> Queues:
         minimum = catalog.recorded_minimum(topic, queue)
         live = [
             (max(run.first, minimum), run.last)
-            for run in catalog.runs_in_view(topic, queue)
+            for run in catalog.queue(topic, queue).runs_in_view()
             if may_hold(run.name, run.group)
         ]
         if live:
@@ -83,7 +83,7 @@ def found_in(catalog: Catalog, broker: str, rows: Rows, may_hold: MayHold) -> Fo
         missing: dict[int, list[Span]] = {}
         for queue, spans in queues.items():
             gone = list(_place_live(catalog, topic, queue, spans, places))
-            gaps = catalog.gap_spans(topic, queue) if gone else []
+            gaps = catalog.queue(topic, queue).gap_spans() if gone else []
             rest = [left for span in gone for left in without(*span, gaps)]
             if rest:
                 missing[queue] = rest
@@ -132,7 +132,7 @@ def _place_live(catalog: Catalog, topic: str, queue: int, spans: Sequence[Span],
     """Add rows that are in a live object, and yield the others."""
     for first, last in spans:
         position = first
-        for run in catalog.runs_from(topic, queue, first):
+        for run in catalog.queue(topic, queue).runs(first):
             if run.first > last or position > last:
                 break
             if run.last < position:
@@ -151,7 +151,7 @@ def _place_expiring(
     catalog: Catalog, topic: str, missing: dict[int, list[Span]], places: _Places
 ) -> Iterator[tuple[int, int, int]]:
     """Add rows in expired objects that are not deleted yet, and yield (queue, first, last) of the others."""
-    for _, name in catalog.expiring_of(topic):
+    for _, name in catalog.topic(topic).expiring_names():
         for index, group in enumerate(name.row_groups):
             for queue, begin, end in group.runs:
                 left: list[Span] = []

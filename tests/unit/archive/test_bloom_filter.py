@@ -166,8 +166,8 @@ def test_a_query_by_key_over_fifty_objects_fetches_a_fraction_of_them(
     catalog, objects = Catalog(), [write(worker, tmp_path, number) for number in range(50)]
     for made in objects:
         intent = PlannedObject(made.name.key, TOPIC, "2026-01-02", made.name.start, made.name.end, {})
-        catalog.apply(catalog.next_seq, Intent(round=catalog.last_round + 1, names=[intent]))
-        catalog.apply(catalog.next_seq, Commit(round=catalog.last_round, names=[made.name]))
+        catalog.apply(catalog.next_seq, Intent(round=catalog.rounds.last_round + 1, names=[intent]))
+        catalog.apply(catalog.next_seq, Commit(round=catalog.rounds.last_round, names=[made.name]))
     stored = sum(group.length for made in objects for group in made.name.row_groups)
     for key, offsets in {"k7000": [7000], "U14": [14], "hundred8": range(899, 799, -1), "nobody": []}.items():
         reader = ColdReader(catalog, worker, f"dir:{tmp_path / 'store'}")

@@ -76,9 +76,9 @@ def test_what_an_object_holds_is_in_no_gap_also_when_it_has_expired(gap_first: b
     for seq, entry in enumerate(entries, 1):
         catalog.apply(seq, entry)
     left = [(5, 6), (10, 11), (13, 19)]
-    assert catalog.gap_spans("t", 0) == [(gap.first, gap.last) for gap in catalog.gaps("t")] == left
+    assert catalog.queue("t", 0).gap_spans() == [(gap.first, gap.last) for gap in catalog.gaps("t")] == left
     assert catalog.gap_count == len(catalog.gaps()) == 3
-    assert catalog.count_existing("t", 0, 0, 25) == 5 + 4 + 5
+    assert catalog.queue("t", 0).count_existing(0, 25) == 5 + 4 + 5
     assert [catalog.find("t", 0, offset) for offset in (6, 13)] == [GapHit(5, 7), GapHit(13, 20)]
     found = catalog.find("t", 0, 8)
     assert isinstance(found, Location)
@@ -87,7 +87,7 @@ def test_what_an_object_holds_is_in_no_gap_also_when_it_has_expired(gap_first: b
     catalog.apply(3, Expire(keys=[back.key], delete_after_ms=0, minimums={}))
     catalog.apply(4, Deleted(keys=[back.key]))
     after = restored(catalog)
-    assert after.gap_spans("t", 0) == catalog.gap_spans("t", 0) == left
+    assert after.queue("t", 0).gap_spans() == catalog.queue("t", 0).gap_spans() == left
 
 
 def test_a_gap_that_is_told_twice_is_counted_once() -> None:
@@ -95,8 +95,8 @@ def test_a_gap_that_is_told_twice_is_counted_once() -> None:
     catalog.apply(0, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
     catalog.apply(1, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
     catalog.apply(2, Gap(topic="t", queue=0, first=3, last=12, reason="lost"))
-    assert catalog.gap_spans("t", 0) == [(3, 4), (5, 12)]
-    assert catalog.count_existing("t", 0, 0, 20) == 10
+    assert catalog.queue("t", 0).gap_spans() == [(3, 4), (5, 12)]
+    assert catalog.queue("t", 0).count_existing(0, 20) == 10
 
 
 def test_a_gap_is_forgotten_when_nothing_below_it_can_come_back() -> None:
@@ -107,11 +107,13 @@ def test_a_gap_is_forgotten_when_nothing_below_it_can_come_back() -> None:
     catalog.apply(2, Gap(topic="t", queue=0, first=25, last=30, reason="restored"))
     catalog.apply(3, Gap(topic="t", queue=1, first=0, last=9, reason="restored"))
     catalog.apply(4, Expire(keys=[old.key], delete_after_ms=0, minimums={"t": {0: 20}}))
-    assert catalog.gap_spans("t", 0) == [(5, 19), (25, 30)], "the old one may come back, and the gap is above it"
+    assert catalog.queue("t", 0).gap_spans() == [(5, 19), (25, 30)], (
+        "the old one may come back, and the gap is above it"
+    )
     catalog.apply(5, Deleted(keys=[old.key]))
     after = restored(catalog)
-    assert after.gap_spans("t", 0) == catalog.gap_spans("t", 0) == [(25, 30)]
-    assert after.gap_spans("t", 1) == [(0, 9)], "a queue of which nothing has expired"
+    assert after.queue("t", 0).gap_spans() == catalog.queue("t", 0).gap_spans() == [(25, 30)]
+    assert after.queue("t", 1).gap_spans() == [(0, 9)], "a queue of which nothing has expired"
     assert after.gap_count == catalog.gap_count == 2
     assert after.find("t", 0, 10) is None, "as all below the minimum"
     assert not [problem for problem in verify(catalog, MemoryStore()).problems if "offsets" in problem]
@@ -125,7 +127,7 @@ def test_an_idle_queue_has_one_gap_however_often_it_is_restored() -> None:
         )
     catalog.apply(3, Gap(topic="t", queue=0, first=30, last=39, reason="lost"))
     assert [(gap.first, gap.last, gap.reason) for gap in catalog.gaps("t")] == [(0, 29, "restored"), (30, 39, "lost")]
-    assert restored(catalog).gap_spans("t", 0) == catalog.gap_spans("t", 0) == [(0, 29), (30, 39)]
+    assert restored(catalog).queue("t", 0).gap_spans() == catalog.queue("t", 0).gap_spans() == [(0, 29), (30, 39)]
     assert catalog.find("t", 0, 12) == GapHit(0, 30)
     assert catalog.gap_count == 2
 
@@ -135,4 +137,6 @@ def test_a_gap_that_goes_on_behind_what_an_object_holds_joins_the_one_before() -
     catalog.apply(0, Commit(round=1, names=[committed("a", [(0, 13, 19)], start=0, end=100)]))
     catalog.apply(1, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))
     catalog.apply(2, Gap(topic="t", queue=0, first=7, last=25, reason="lost"))
-    assert [(gap.first, gap.last) for gap in catalog.gaps("t")] == [(5, 12), (20, 25)] == catalog.gap_spans("t", 0)
+    assert (
+        [(gap.first, gap.last) for gap in catalog.gaps("t")] == [(5, 12), (20, 25)] == catalog.queue("t", 0).gap_spans()
+    )

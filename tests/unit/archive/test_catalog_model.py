@@ -11,7 +11,7 @@ from neve.archive.catalog.name_blocks import NAMES_MAX, Block, blocks_of
 from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
 from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Deleted, Expire, Replace, RowGroup, Unexpire
 from neve.archive.format.keys import data_key
-from tests.doubles.catalog_state import state_of
+from tests.doubles.catalog_state import expiring_keys, state_of
 from tests.doubles.checkpoints import restored
 
 TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
@@ -159,7 +159,7 @@ def check(
     random: Random, model: Model, catalog: Catalog, following: dict[str, int], gone: list[CommittedObject]
 ) -> None:
     assert catalog.object_count == len(model.live)
-    assert catalog.expiring() == {key: after for key, (_, after) in model.expiring.items()}
+    assert expiring_keys(catalog) == {key: after for key, (_, after) in model.expiring.items()}
     assert all(catalog.knows(key) for key in random.sample([*model.live, *model.expiring], min(3, len(model.live))))
     assert not any(catalog.knows(name.key) for name in gone[-3:])
     for topic in TOPICS:
@@ -184,7 +184,7 @@ def check(
                     assert isinstance(found, Location)
                     assert found.first <= offset <= found.last
             runs = [(first, last) for name in of for one, first, last in name.runs if one == queue]
-            assert [(run.first, run.last) for run in catalog.runs(topic, queue)] == sorted(runs)
+            assert [(run.first, run.last) for run in catalog.queue(topic, queue).runs()] == sorted(runs)
             assert catalog.max_offset(topic, queue) == max((last + 1 for _, last in runs), default=None)
             minimum = model.minimums.get((topic, queue), 0)
             lowest = min((max(first, minimum) for first, last in runs if last >= minimum), default=None)

@@ -15,6 +15,7 @@ import pytest
 from infra.clock import ManualClock
 from neve.archive.catalog.catalog import Catalog, Location, Totals
 from neve.archive.catalog.name_blocks import NAMES_MAX, UNPACKED_MAX, Block, blocks_of
+from neve.archive.catalog.queue_runs import QueueRuns
 from neve.archive.catalog.topic_catalog import LAID_WHEN_ASKED
 from neve.archive.format.journal import (
     AnyEntry,
@@ -99,13 +100,13 @@ QUESTIONS: list[Callable[[Catalog], object]] = [
     lambda catalog: catalog.min_offset("t", 0),
     lambda catalog: catalog.max_offset("t", 0),
     lambda catalog: catalog.recorded_minimum("t", 0),
-    lambda catalog: catalog.has_all("t", 0, 0, 9),
-    lambda catalog: catalog.by_time("t", 0, HOUR),
-    lambda catalog: catalog.next_location(next(catalog.runs("t", 0))),
+    lambda catalog: catalog.queue("t", 0).has_all(0, 9),
+    lambda catalog: catalog.queue("t", 0).by_time(HOUR),
+    lambda catalog: catalog.next_location(next(catalog.queue("t", 0).runs())),
     lambda catalog: catalog.through("t"),
     lambda catalog: catalog.topic_entry("t"),
     lambda catalog: catalog.named_offsets("t"),
-    lambda catalog: (catalog.object_count, catalog.gap_count, catalog.intent_end),
+    lambda catalog: (catalog.object_count, catalog.gap_count, catalog.rounds.intent_end),
 ]
 
 
@@ -130,15 +131,15 @@ def test_what_a_pull_asks_waits_for_no_entry(question: Callable[[Catalog], objec
 
 def test_a_reader_that_took_a_list_still_has_it_when_the_queue_has_changed() -> None:
     catalog = filled(4)
-    runs = catalog.runs("t", 0)
-    objects = catalog.from_oldest("t")
+    runs = catalog.queue("t", 0).runs()
+    objects = catalog.topic("t").names()
     first = next(objects)
     catalog.apply(1, Expire(keys=[first.key, name_at(1).key], delete_after_ms=0))
     catalog.apply(2, Commit(round=2, names=[name_at(9)]))
     catalog.apply(3, Commit(round=3, names=[name_at(7)]))
     assert [run.first for run in runs] == [0, 5, 10, 15]
     assert [one.start for one in (first, *objects)] == [0, 1, 2, 3]
-    assert [run.first for run in catalog.runs("t", 0)] == [10, 15, 35, 45]
+    assert [run.first for run in catalog.queue("t", 0).runs()] == [10, 15, 35, 45]
     assert [one.start for one in catalog.objects("t")] == [2, 3, 7, 9]
 
 
@@ -155,13 +156,13 @@ def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(
     assert len(set(unpacked)) == (gone % NAMES_MAX > 0), "a block that goes whole stays packed"
     assert (catalog.min_offset("t", 0), catalog.object_count) == (gone * 5, 1000 - gone)
     unpacked.clear()
-    assert catalog.due_names("t", 4) == []
+    assert catalog.topic("t").due(4) == []
     assert unpacked == []
-    assert catalog.due_names("t", 5) == keys
+    assert catalog.topic("t").due(5) == keys
     catalog.apply(2, Deleted(keys=keys[:1]))
     catalog.apply(3, Expire(keys=[name_at(500).key], delete_after_ms=5))
-    assert not catalog.has_all("t", 0, 2490, 2510)
-    assert catalog.has_all("t", 0, 2505, 5000)
+    assert not catalog.queue("t", 0).has_all(2490, 2510)
+    assert catalog.queue("t", 0).has_all(2505, 5000)
     assert len(unpacked) < 20 + 2 * (-(-gone // NAMES_MAX))
 
 
@@ -173,7 +174,7 @@ def test_what_a_ttl_lets_go_costs_no_name_unpacked_but_those_of_one_block(object
     keys, minimums = expire_topic(catalog, "t", HOUR, objects * HOUR - 1)
     assert (len(keys), minimums) == (objects - 1, {0: 5 * objects - 5, 1: 5 * objects - 5})
     catalog.apply(1, Expire(keys=keys, delete_after_ms=5, minimums={"t": minimums}))
-    due = catalog.due_names("t", 5)
+    due = catalog.topic("t").due(5)
     assert due == keys
     assert catalog.still_due(due, 5) == {"t": keys}
     catalog.apply(2, Deleted(keys=keys))
@@ -223,7 +224,10 @@ def test_what_is_asked_of_one_object_out_of_view_unpacks_no_other_block(unpacked
     unpacked.clear()
     assert catalog.expiring_topics() == ["t"]
     assert unpacked == []
-    assert (catalog.stays_until(name_at(3)), catalog.stays_until(name_at(19 * NAMES_MAX))) == (5, None)
+    assert (
+        catalog.topic(name_at(3).topic).stays_until(name_at(3)),
+        catalog.topic(name_at(19 * NAMES_MAX).topic).stays_until(name_at(19 * NAMES_MAX)),
+    ) == (5, None)
     assert len(unpacked) == 1
 
 
@@ -258,7 +262,7 @@ def test_an_offset_is_found_by_unpacking_one_block_and_the_ends_of_a_queue_by_no
     unpacked.clear()
     assert (catalog.min_offset("t", 1), catalog.max_offset("t", 1)) == (0, 5000)
     assert (catalog.object_count, catalog.totals()) == (1000, Totals(1000, 10_000, 104_000, 1000, 999 * HOUR))
-    assert not catalog.may_expire("t", -1)
+    assert not catalog.topic("t").may_expire(-1)
     assert unpacked == []
     found = catalog.find("t", 1, 2503)
     assert isinstance(found, Location)
@@ -272,7 +276,7 @@ def test_an_offset_is_found_by_unpacking_one_block_and_the_ends_of_a_queue_by_no
     assert catalog.knows(name_at(70).key)
     assert not catalog.knows(name_at(70).key.replace("-e7", "-e8"))
     assert len(unpacked) == 3
-    assert catalog.by_time("t", 0, 990 * HOUR) is not None
+    assert catalog.queue("t", 0).by_time(990 * HOUR) is not None
     assert len(unpacked) == 4
 
 
@@ -300,7 +304,7 @@ def many_queues(rounds: int, queues: int = 1000) -> Catalog:
 
 def test_after_an_entry_each_of_a_thousand_queues_is_asked_without_going_through_the_others(walked: list[int]) -> None:
     catalog = many_queues(3)
-    copied = catalog.copy_of("t")
+    copied = catalog.topic("t").copy()
     for number in range(3, 6):
         catalog.apply(number, Commit(round=number, names=[name_at(number, queues=1000)]))
         walked.clear()
@@ -332,7 +336,7 @@ def test_what_leaves_a_long_topic_or_changes_in_it_costs_no_look_at_the_blocks_t
 ) -> None:
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=[name_at(number, queues=16) for number in range(objects)]))
-    assert len(catalog.blocks_from_oldest("t")) * 16 > LAID_WHEN_ASKED, "else nothing is laid"
+    assert len(catalog.topic("t").blocks) * 16 > LAID_WHEN_ASKED, "else nothing is laid"
     walked.clear()
     catalog.apply(1, Expire(keys=[name_at(number).key for number in range(40)], delete_after_ms=5))
     middle = [name_at(objects // 2 + number, queues=16) for number in range(40)]
@@ -357,7 +361,7 @@ def test_a_queue_of_many_gaps_takes_the_next_one_without_making_them_anew() -> N
     of = catalog._topics["t"]
     held = of.queues[0].gaps
     before = list(held)
-    copied = catalog.copy_of("t")
+    copied = catalog.topic("t").copy()
     catalog.apply(1, Gap(topic="t", queue=0, first=3000, last=3001, reason="lost"))
     assert of.queues[0].gaps is held
     assert held == [*before, (3000, 3001)]
@@ -377,8 +381,8 @@ def test_what_is_deleted_of_a_topic_with_a_gap_in_view_goes_through_no_block(wal
     minimums = {"t": {1: 5010}}
     catalog.apply(5, Expire(keys=[name_at(one).key for one in range(1, 1000)], delete_after_ms=5, minimums=minimums))
     catalog.apply(6, Deleted(keys=[name_at(one).key for one in range(1, 1000)]))
-    assert catalog.gap_spans("t", 1) == [], "it lies below all that is there"
-    assert catalog.gap_spans("t", 0) == [(6000, 6009)]
+    assert catalog.queue("t", 1).gap_spans() == [], "it lies below all that is there"
+    assert catalog.queue("t", 0).gap_spans() == [(6000, 6009)]
 
 
 def test_few_blocks_stay_unpacked(unpacked: list[int]) -> None:
@@ -415,7 +419,7 @@ def test_the_plan_of_a_ttl_looks_at_what_expires_and_one_object_behind_it() -> N
     looked = []
 
     def watched() -> Any:
-        for one in catalog.from_oldest("t"):
+        for one in catalog.topic("t").names():
             looked.append(one.start)
             yield one
 
@@ -452,7 +456,7 @@ def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -
 def test_a_commit_that_stands_twice_counts_once() -> None:
     catalog = filled(2)
     catalog.apply(1, Commit(round=1, names=[name_at(0), name_at(1)]))
-    assert [run.first for run in catalog.runs("t", 0)] == [0, 5]
+    assert [run.first for run in catalog.queue("t", 0).runs()] == [0, 5]
     assert len(catalog.objects()) == 2
 
 
@@ -467,23 +471,23 @@ def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch
 
     monkeypatch.setattr(catalog, "gaps", all_gaps)
     asked: list[tuple[str, int]] = []
-    spans = catalog.gap_spans
+    queue_of = catalog.queue
 
-    def counted(topic: str, queue: int) -> object:
+    def counted(topic: str, queue: int) -> QueueRuns:
         asked.append((topic, queue))
-        return spans(topic, queue)
+        return queue_of(topic, queue)
 
-    monkeypatch.setattr(catalog, "gap_spans", counted)
+    monkeypatch.setattr(catalog, "queue", counted)
     store = MemoryStore(ManualClock())
     for number in range(2):
         store.put(name_at(number).key, bytes(104))
     assert verify(catalog, store).problems == []
     assert asked == [("t", 0), ("t", 1)]
-    held = [(run.first, run.last) for run in catalog.runs("t", 0)]
-    assert list(tiling_faults([*held, *catalog.gap_spans("t", 0)], 0)) == []
-    assert catalog.count_existing("t", 0, 0, 20) == 15
-    assert catalog.count_existing("t", 0, 12, 13) == 0
-    assert catalog.count_existing("u", 0, 3, 13) == 10
+    held = [(run.first, run.last) for run in catalog.queue("t", 0).runs()]
+    assert list(tiling_faults([*held, *catalog.queue("t", 0).gap_spans()], 0)) == []
+    assert catalog.queue("t", 0).count_existing(0, 20) == 15
+    assert catalog.queue("t", 0).count_existing(12, 13) == 0
+    assert catalog.queue("u", 0).count_existing(3, 13) == 10
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -522,9 +526,9 @@ def test_what_is_out_of_view_is_unpacked_where_a_row_of_these_may_be(unpacked: l
     catalog.apply(1, Expire(keys=keys, delete_after_ms=9))
     unpacked.clear()
     row = 5 * (NAMES_MAX + 7)
-    found = [(after, name.start) for after, name in catalog.expiring_near("t", {1: [(row, row)]})]
+    found = [(after, name.start) for after, name in catalog.topic("t").expiring_near({1: [(row, row)]})]
     assert (9, NAMES_MAX + 7) in found
-    assert list(catalog.expiring_near("t", {2: [(row, row)]})) == []
+    assert list(catalog.topic("t").expiring_near({2: [(row, row)]})) == []
     assert len(unpacked) == 1
 
 

@@ -91,7 +91,7 @@ def test_catalog_from_a_checkpoint_equals_catalog_from_all_entries() -> None:
         for topic, queue in (("t", 0), ("t", 1), ("gone", 0), ("none", 0)):
             for offset in range(45):
                 assert catalog.find(topic, queue, offset) == whole.find(topic, queue, offset), (cut, queue, offset)
-            assert list(catalog.runs(topic, queue)) == list(whole.runs(topic, queue))
+            assert list(catalog.queue(topic, queue).runs()) == list(whole.queue(topic, queue).runs())
             assert catalog.recorded_minimum(topic, queue) == whole.recorded_minimum(topic, queue)
         assert (catalog.topics(), catalog.queues("t")) == (whole.topics(), whole.queues("t"))
 
@@ -110,7 +110,7 @@ def test_the_masters_of_a_log_are_counted_and_those_of_another_are_not() -> None
 def test_a_catalog_never_goes_back_to_an_older_checkpoint() -> None:
     catalog = after(5)
     with pytest.raises(OutOfOrder):
-        catalog.restore(decode_checkpoint(after(4).packed("b", lambda number, data: None).content))
+        catalog.restore(decode_checkpoint(after(4).write_checkpoint("b", lambda number, data: None).content))
 
 
 @pytest.mark.parametrize("end", [0, 1, 2, 3, 7, 8, 9, 1000, 1_000_003])

@@ -16,6 +16,7 @@ from neve.archive.policy.erasure import Verdict, holds, is_meant, spans_of_rows,
 from neve.archive.policy.unexpiry import may_come_back, plan_unexpiry
 from neve.archive.read.verify import tiling_faults
 from neve.record.codec import decode_record
+from tests.doubles.catalog_state import expiring_keys
 from tests.doubles.checkpoints import restored
 from tests.unit.archive.test_exactness import record
 from tests.unit.archive.test_replace import OLD, ROWS, before_each_line, catalog_of, name_of
@@ -44,13 +45,15 @@ def test_each_row_that_is_left_is_found_once_and_no_offset_is_nowhere_between_an
         catalog.apply(1, ERASE)
     assert lines[0] > 20
     assert [name.key for name in catalog.objects("t")] == [OLD[0].key, REST.key, OLD[2].key]
-    assert catalog.expiring() == {OLD[1].key: 99}
+    assert expiring_keys(catalog) == {OLD[1].key: 99}
     assert [(gap.queue, gap.first, gap.last, gap.reason) for gap in catalog.gaps("t")] == [
         (0, 12, 12, f"{ERASED}e3.9"), (1, 9, 9, f"{ERASED}e3.9")
     ]  # fmt: skip
     assert catalog.gap_count == 2
     for queue in ROWS:
-        spans = [(run.first, run.last) for run in catalog.runs("t", queue)] + catalog.gap_spans("t", queue)
+        spans = [(run.first, run.last) for run in catalog.queue("t", queue).runs()] + catalog.queue(
+            "t", queue
+        ).gap_spans()
         assert list(tiling_faults(spans, 0)) == []
 
 
@@ -60,7 +63,7 @@ def test_it_moves_no_mark_of_the_log_and_no_minimum() -> None:
         assert catalog.through("t") == 400
         assert catalog.recorded_minimum("t", 0) == 0
         assert catalog.named_offsets("t") == {0: 29, 1: 14}
-    assert after.intent_end == before.intent_end and after.last_round == before.last_round
+    assert after.rounds.intent_end == before.rounds.intent_end and after.rounds.last_round == before.rounds.last_round
 
 
 @pytest.mark.parametrize("by_checkpoint", [False, True])
@@ -82,7 +85,7 @@ def test_all_of_an_object_may_go_and_nothing_takes_its_place() -> None:
     assert not may_come_back(catalog, OLD[1])
     assert plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True).keys == []
     catalog.apply(2, Deleted(keys=[OLD[1].key]))
-    assert catalog.expiring() == {}
+    assert expiring_keys(catalog) == {}
 
 
 def test_whether_one_comes_back_is_seen_by_those_around_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +125,7 @@ def test_of_one_out_of_view_it_says_that_it_goes_sooner_and_nothing_more() -> No
         )  # fmt: skip
         assert catalog.gaps("t") == [], "another object has the row, in view"
         assert isinstance(catalog.find("t", 0, 12), Location)
-        assert catalog.expiring() == {OLD[0].key: 99, OLD[1].key: until, OLD[2].key: 99}
+        assert expiring_keys(catalog) == {OLD[0].key: 99, OLD[1].key: until, OLD[2].key: 99}
 
 
 def test_a_row_that_two_objects_have_is_told_by_no_gap_while_one_of_them_is_in_view() -> None:
@@ -132,7 +135,7 @@ def test_a_row_that_two_objects_have_is_told_by_no_gap_while_one_of_them_is_in_v
     catalog = catalog_of(
         Commit(round=1, names=both), Erase(id="e1.1", old=[both[2].key], new=[], rows=rows, delete_after_ms=5)
     )
-    assert catalog.gap_spans("t", 0) == [(30, 34)]
+    assert catalog.queue("t", 0).gap_spans() == [(30, 34)]
     assert [(gap.first, gap.last) for gap in catalog.gaps("t")] == [(30, 34)]
 
 

@@ -103,14 +103,14 @@ def test_checkpoint_and_its_pack_are_read_and_written() -> None:
     head = decode_checkpoint(data, "b", 255)
     catalog = Catalog()
     catalog.restore(head, topics_in(head, {PackName(255, 0): pack}.__getitem__))
-    (live,), (out,) = catalog.objects(), [name for _, name in catalog.expiring_of("orders")]
+    (live,), (out,) = catalog.objects(), [name for _, name in catalog.topic("orders").expiring_names()]
     committed = json.loads(msgspec.json.encode(GOLDEN["COMMIT"][0]["names"][0]))
     assert as_json(msgspec.to_builtins(live, str_keys=True)) == committed
     assert as_json(msgspec.to_builtins(out, str_keys=True)) == committed | {"key": "k"}
     packs: dict[int, bytes] = {}
     pack_topics(topics_in(head, {PackName(255, 0): pack}.__getitem__), {}, 255, packs.__setitem__)
     assert unpacked_part(packs.pop(0)) == unpacked_part(pack)
-    written = catalog.packed("b", packs.__setitem__)
+    written = catalog.write_checkpoint("b", packs.__setitem__)
     assert not packs
     assert unseal(CATALOG, 1, written.content, LIMIT) == unseal(CATALOG, 1, data, LIMIT)
     assert head.entry == anchor(GOLDEN["COMMIT"][1])

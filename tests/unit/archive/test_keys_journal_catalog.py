@@ -24,6 +24,7 @@ from neve.archive.format.journal import (
     decode_entry,
     encode_entry,
 )
+from tests.doubles.catalog_state import expiring_keys
 
 DAY = "2026-01-02"
 
@@ -173,28 +174,33 @@ def test_a_rewrite_and_a_round_of_the_same_number_do_not_touch_each_other() -> N
         intent(1, first), Commit(round=1, names=[first]), intent(2, second), Commit(round=2, names=[second]),
         intent(3, waiting), to_compact(3, ["a", "b"], merged),
     )  # fmt: skip
-    assert [name.key for name in catalog.open_intents()[3]] == ["w"]
+    assert [name.key for name in catalog.rounds.open_intents()[3]] == ["w"]
     open_rewrite = OpenRewrite(COMPACT, ["a", "b"], intent(3, merged).names)
-    assert catalog.open_rewrites() == {3: open_rewrite}
+    assert catalog.rounds.open_rewrites() == {3: open_rewrite}
     assert catalog.knows("m"), "a sweep would take it"
-    assert catalog.closed_by(Abort(round=3)) == ["w"]
-    assert catalog.closed_by(Abort(kind=COMPACT, round=3, reason="")) == ["m"]
+    assert catalog.rounds.closed_by(Abort(round=3)) == ["w"]
+    assert catalog.rounds.closed_by(Abort(kind=COMPACT, round=3, reason="")) == ["m"]
     catalog.apply(6, Abort(round=3))
-    assert (catalog.open_intents(), catalog.open_rewrites()) == ({}, {3: open_rewrite})
+    assert (catalog.rounds.open_intents(), catalog.rounds.open_rewrites()) == ({}, {3: open_rewrite})
     catalog.apply(7, Abort(kind=COMPACT, round=3, reason="given up"))
-    assert catalog.open_rewrites() == {} and not catalog.knows("m")
+    assert catalog.rounds.open_rewrites() == {} and not catalog.knows("m")
     catalog.apply(8, to_compact(4, ["a", "b"], merged))
     catalog.apply(9, Replace(old=["a", "b"], new=[merged], delete_after_ms=1))
-    assert catalog.open_rewrites() == {} and catalog.knows("m")
-    assert (catalog.last_rewrite, catalog.last_round) == (4, 3)
+    assert catalog.rounds.open_rewrites() == {} and catalog.knows("m")
+    assert (catalog.rounds.last_rewrite, catalog.rounds.last_round) == (4, 3)
 
 
 def test_a_rewrite_moves_no_mark_of_the_log() -> None:
     name = committed("a", [(0, 0, 9)])
     catalog = catalog_of(intent(1, name), Commit(round=1, names=[name]))
-    before = (catalog.last_round, catalog.intent_end, catalog.named_offsets("t"), catalog.through("t"))
+    before = (catalog.rounds.last_round, catalog.rounds.intent_end, catalog.named_offsets("t"), catalog.through("t"))
     catalog.apply(2, to_compact(77, ["a"], committed("m", [(0, 0, 99), (5, 0, 9)], start=0, end=9999)))
-    assert (catalog.last_round, catalog.intent_end, catalog.named_offsets("t"), catalog.through("t")) == before
+    assert (
+        catalog.rounds.last_round,
+        catalog.rounds.intent_end,
+        catalog.named_offsets("t"),
+        catalog.through("t"),
+    ) == before
     assert catalog.queues("t") == [0]
     assert catalog.next_uncovered("t", 0) == (100, None)
 
@@ -219,10 +225,10 @@ def test_an_open_name_holds_its_topic_back() -> None:
     first, second = committed("d1", [(0, 0, 9)], start=0, end=50), committed("d2", [(0, 10, 19)], start=50, end=100)
     catalog = catalog_of(intent(1, first, second), Commit(round=1, names=[second]))
     assert catalog.through("t") == 0
-    assert [name.key for name in catalog.open_intents()[1]] == ["d1"]
+    assert [name.key for name in catalog.rounds.open_intents()[1]] == ["d1"]
     catalog.apply(2, Commit(round=1, names=[first], through={"t": 100}))
-    assert catalog.through("t") == 100 and catalog.open_intents() == {}
-    assert catalog.intent_end == 100 and catalog.named_offsets("t") == {0: 19}
+    assert catalog.through("t") == 100 and catalog.rounds.open_intents() == {}
+    assert catalog.rounds.intent_end == 100 and catalog.named_offsets("t") == {0: 19}
 
 
 def test_expiry_leaves_the_view_and_a_minimum_never_moves_back() -> None:
@@ -232,7 +238,7 @@ def test_expiry_leaves_the_view_and_a_minimum_never_moves_back() -> None:
         Expire(keys=["a"], delete_after_ms=77, minimums={"t": {0: 10}}),
     )
     assert catalog.find("t", 0, 3) is None and catalog.min_offset("t", 0) == 10
-    assert catalog.expiring() == {"a": 77} and catalog.knows("a")
+    assert expiring_keys(catalog) == {"a": 77} and catalog.knows("a")
     catalog.apply(3, Deleted(keys=["a"]))
     assert not catalog.knows("a")
     catalog.apply(4, Expire(keys=["b"], delete_after_ms=78))
@@ -245,9 +251,9 @@ def test_replace_swaps_in_one_step_and_time_finds_the_first_group() -> None:
         Commit(round=2, names=[committed("b", [(0, 10, 19)], start=100, end=200, newest=200)]),
     )
     for time_ms, first in ((0, 0), (100, 0), (101, 5), (102, 10), (200, 10)):
-        found = catalog.by_time("t", 0, time_ms)
+        found = catalog.queue("t", 0).by_time(time_ms)
         assert found is not None and found.first == first
-    assert catalog.by_time("t", 0, 201) is None
+    assert catalog.queue("t", 0).by_time(201) is None
     merged = committed("m", [(0, 0, 19)], start=0, end=200, newest=200)
     catalog.apply(2, Replace(old=["a", "b"], new=[merged], delete_after_ms=1))
     taken = catalog.find("t", 0, 11)

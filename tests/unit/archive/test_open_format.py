@@ -151,7 +151,7 @@ def assert_is_the_catalog(said: dict[str, Any], catalog: Catalog) -> None:
     assert said["live"] == sorted(name.key for name in state.names)
     assert said["expiring"] == sorted(name.key for name, _ in state.expiring)
     assert said["open"] == [
-        [number, sorted(one.key for one in names)] for number, names in sorted(catalog.open_intents().items())
+        [number, sorted(one.key for one in names)] for number, names in sorted(catalog.rounds.open_intents().items())
     ]
     gaps = [(gap.topic, gap.queue, gap.first, gap.last) for gap in state.gaps]
     assert said["gaps"] == sorted(map(list, gaps))

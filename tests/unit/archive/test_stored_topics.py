@@ -28,7 +28,7 @@ from neve.archive.format.journal import (
 )
 from neve.archive.format.keys import checkpoint_key, journal_key, pack_key
 from neve.archive.read.verify import verify
-from tests.doubles.catalog_state import state_of
+from tests.doubles.catalog_state import expiring_keys, state_of
 from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_catalog_model import QUEUES, name_of
@@ -91,9 +91,9 @@ def same(found: Catalog, expected: Catalog, topics: list[str]) -> None:
                 expected.min_offset(topic, queue),
                 expected.max_offset(topic, queue),
             )
-            assert list(found.runs(topic, queue)) == list(expected.runs(topic, queue))
+            assert list(found.queue(topic, queue).runs()) == list(expected.queue(topic, queue).runs())
             assert found.find(topic, queue, 35) == expected.find(topic, queue, 35)
-            assert found.by_time(topic, queue, 2000) == expected.by_time(topic, queue, 2000)
+            assert found.queue(topic, queue).by_time(2000) == expected.queue(topic, queue).by_time(2000)
 
 
 def every_kind_of_entry(journal: Journal) -> None:
@@ -142,7 +142,7 @@ def test_all_of_it_is_what_all_entries_say(journal: Journal) -> None:
     assert (found.topics(), found.topics_with_objects()) == (expected.topics(), expected.topics_with_objects())
     assert (found.object_count, found.gap_count) == (expected.object_count, expected.gap_count)
     assert (found.totals(), found.named_topics()) == (expected.totals(), expected.named_topics())
-    assert (found.expiring(), found.gaps()) == (expected.expiring(), expected.gaps())
+    assert (expiring_keys(found), found.gaps()) == (expiring_keys(expected), expected.gaps())
     assert sorted(name.key for name in found.objects()) == sorted(name.key for name in expected.objects())
     assert {name.key for name in found.objects_at(250)} == {name.key for name in expected.objects_at(250)}
     live = expected.objects()
@@ -161,14 +161,14 @@ def test_a_topic_is_read_alone_once_and_at_once(journal: Journal) -> None:
 
 
 def test_who_goes_through_all_holds_little_and_asks_little(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neve.archive.catalog.lazy_topics.TAKEN_OBJECTS", 100)
+    monkeypatch.setattr("neve.archive.catalog.lazy_topics.LOADED_OBJECTS", 100)
     found = read_catalog(journal.store, "b")
     read = journal.reads()
     assert sorted(name.key for name in found.each_object()) == sorted(name.key for name in journal.catalog.objects())
-    assert found._stored is not None
-    assert sum(of.count for of in found._stored._taken.values()) <= 100
+    assert found._lazy is not None
+    assert sum(of.count for of in found._lazy._loaded.values()) <= 100
     assert len(read) <= 3 * len(journal.packs()), "much at a time, though topics are taken one by one"
-    assert found._stored._ahead == {}, "nothing follows the last one"
+    assert found._lazy._ahead == {}, "nothing follows the last one"
     same(found, journal.catalog, TOPICS)
     for name in journal.catalog.objects():
         journal.store.put(name.key, bytes(name.size))
@@ -182,7 +182,7 @@ def test_who_goes_through_all_holds_little_and_asks_little(journal: Journal, mon
 def test_a_damaged_part_gives_way_to_the_checkpoint_before_and_then_to_the_entries(
     journal: Journal, harm: str, newest_alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neve.archive.catalog.lazy_topics.TAKEN_OBJECTS", 1)
+    monkeypatch.setattr("neve.archive.catalog.lazy_topics.LOADED_OBJECTS", 1)
     packs = journal.packs()
     for key in packs[-1:] if newest_alone else packs:
         data, when = journal.store.objects.pop(key)

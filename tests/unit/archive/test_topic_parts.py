@@ -31,10 +31,10 @@ class Store:
     def write(self, catalog: Catalog) -> CheckpointHead:
         seq, before = catalog.next_seq - 1, len(self.packs)
         mine: dict[PackName, bytes] = {}
-        written = catalog.packed("b", lambda number, data: mine.update({PackName(seq, number): data}))
+        written = catalog.write_checkpoint("b", lambda number, data: mine.update({PackName(seq, number): data}))
         assert not mine.keys() & self.packs.keys() and before == len(self.packs)
         self.packs |= mine
-        catalog.stands(written)
+        catalog.adopt_checkpoint(written)
         catalog.apply(seq + 1, Checkpoint(key="k", through_seq=seq))
         head = decode_checkpoint(written.content, "b", seq)
         assert isinstance(head, CheckpointHead)
@@ -116,7 +116,7 @@ def test_any_history_of_checkpoints_and_starts_says_what_the_entries_say(seed: i
             case _:
                 continue
         for queue in range(QUEUES):
-            assert list(catalog.runs(topic, queue)) == list(whole.runs(topic, queue))
+            assert list(catalog.queue(topic, queue).runs()) == list(whole.queue(topic, queue).runs())
             assert catalog.find(topic, queue, 40) == whole.find(topic, queue, 40)
             assert catalog.max_offset(topic, queue) == whole.max_offset(topic, queue)
     assert state_of(catalog) == state_of(whole)
@@ -201,7 +201,7 @@ def test_neither_a_start_nor_an_entry_finds_what_nobody_asks_for(monkeypatch: py
         apply(catalog_of_it, Expire(keys=[names("topic-3", 0, 40)[0].key], delete_after_ms=5))
     assert laid == [1]
     assert again.find("topic-3", 1, 40 * 30) == catalog.find("topic-3", 1, 40 * 30)
-    assert list(again.runs("topic-3", 1)) == list(catalog.runs("topic-3", 1))
+    assert list(again.queue("topic-3", 1).runs()) == list(catalog.queue("topic-3", 1).runs())
     monkeypatch.setattr(topic_catalog, "LAID_WHEN_ASKED", 1)
     laid.clear()
     store.restored()

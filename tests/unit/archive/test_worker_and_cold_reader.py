@@ -99,8 +99,8 @@ def upload(worker: WorkerClient, url: str, made: Round) -> CommittedObject:
 
 
 def commit(catalog: Catalog, made: Round, name: CommittedObject) -> None:
-    catalog.apply(catalog.next_seq, Intent(round=catalog.last_round + 1, names=[made.name]))
-    catalog.apply(catalog.next_seq, Commit(round=catalog.last_round, names=[name]))
+    catalog.apply(catalog.next_seq, Intent(round=catalog.rounds.last_round + 1, names=[made.name]))
+    catalog.apply(catalog.next_seq, Commit(round=catalog.rounds.last_round, names=[name]))
 
 
 def read_all(reader: ColdReader, queue: int, offset: int, **options: Any) -> tuple[bytes, int]:

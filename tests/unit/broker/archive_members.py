@@ -260,8 +260,8 @@ class Members:
     def check_tiles(self, topic: str = TOPIC, queue: int = 0) -> tuple[int, list[tuple[int, int]]]:
         """Each offset is in one object or one gap; where they end, and the gaps."""
         catalog, following = self.catalog, 0
-        gaps = catalog.gap_spans(topic, queue)
-        for first, last in sorted([*((run.first, run.last) for run in catalog.runs(topic, queue)), *gaps]):
+        gaps = catalog.queue(topic, queue).gap_spans()
+        for first, last in sorted([*((run.first, run.last) for run in catalog.queue(topic, queue).runs()), *gaps]):
             assert first == following, f"a hole or an overlap at {following}"
             following = last + 1
         return following, gaps

@@ -67,7 +67,7 @@ def check_whole(both: Members, member: Member) -> None:
     ]
     for topic in (TOPIC, "other"):
         assert both.archived(topic) == sorted(member.rows(topic)), "byte by byte, and nothing twice"
-    assert both.catalog.open_intents() == {}
+    assert both.catalog.rounds.open_intents() == {}
     both.check_no_orphans()
 
 
@@ -288,7 +288,7 @@ def lacking(*, until: str = "", parquet: bool = False) -> Members:
 
 def test_after_an_unclean_election_the_log_goes_on_above_the_archive_and_readers_have_all_that_is_in_it() -> None:
     both = lacking(parquet=True)
-    reaches = both.catalog.intent_end
+    reaches = both.catalog.rounds.intent_end
     assert both.b.end < reaches
     both.elect(both.b, in_sync=False)
     assert both.b.end >= reaches
@@ -342,7 +342,7 @@ def test_what_an_open_intent_named_and_nobody_has_is_told_as_a_gap(until: str) -
     told = [entry for entry in both.entries()[before:] if isinstance(entry, Gap | Abort | Commit)]
     assert [type(entry) for entry in told[:2]] == [Gap, Abort]
     assert (both.check_tiles(), both.check_tiles(queue=1)) == ((17, [(9, 14)]), (9, []))
-    assert both.catalog.open_intents() == {}
+    assert both.catalog.rounds.open_intents() == {}
 
 
 def test_nothing_is_appended_before_the_end_of_the_journal_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,7 +464,7 @@ def test_what_this_log_alone_has_is_archived_before_it_goes_on_above() -> None:
     both.elect(both.b, in_sync=False)
     assert {topic: set(both.archived(topic)) for topic in kept} == kept
     assert both.check_tiles() == (15, [(9, 14)])
-    assert both.catalog.open_intents() == {}
+    assert both.catalog.rounds.open_intents() == {}
 
 
 def test_a_round_waits_until_all_that_the_master_had_at_its_promotion_is_the_sets(
@@ -654,7 +654,7 @@ def test_a_slave_takes_over_from_a_master_that_compacts(step: str | None) -> Non
     both.replicate(both.b)
     both.b.offload()
     both.b.archive.lifecycle.compact.now(TOPIC)
-    assert both.catalog.open_rewrites() == {}
+    assert both.catalog.rounds.open_rewrites() == {}
     assert both.check_tiles() == (len(bodies) + 3, [])
     assert [at for queue, at, _ in both.archived() if queue == 0] == list(range(len(bodies) + 3))
     assert both.b.bodies()[: len(bodies)] == bodies

@@ -195,8 +195,8 @@ class History:
             following, gaps = self.both.check_tiles(topic, queue)
             assert (following, gaps) == (self.master.store.max_offset(topic, queue), [])
         assert archived == self.known
-        assert self.both.catalog.open_intents() == {}
-        assert self.other.archive.lifecycle.evict.run() == [] and self.other.archive.journal.catalog.intent_end
+        assert self.both.catalog.rounds.open_intents() == {}
+        assert self.other.archive.lifecycle.evict.run() == [] and self.other.archive.journal.catalog.rounds.intent_end
 
 
 @pytest.mark.parametrize("seed", range(40))

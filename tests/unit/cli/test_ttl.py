@@ -116,7 +116,7 @@ def test_what_lies_behind_something_live_goes_in_neither_the_dry_run_nor_the_bro
     catalog = catalog_of((old,), (live,), (old, old), (old,))
     plan = expiry_plan("t", [catalog], 24, NOW)
     assert (plan["objects_gone"], plan["objects_cut"], plan["rows_gone"], plan["rows_kept"]) == (1, 0, 10, 40)
-    assert plan_expiry(catalog.from_oldest("t"), 24 * HOUR, NOW) == (["k0"], {0: 10})
+    assert plan_expiry(catalog.topic("t").names(), 24 * HOUR, NOW) == (["k0"], {0: 10})
 
 
 @pytest.mark.parametrize(

@@ -347,7 +347,7 @@ class Rig:
     def check_tiles(self, topic: str, queue: int = 0) -> int:
         """Every offset from 0 is in exactly one object or GAP; returns the next one."""
         catalog = self.journal.catalog
-        spans = [(run.first, run.last) for run in catalog.runs(topic, queue)]
+        spans = [(run.first, run.last) for run in catalog.queue(topic, queue).runs()]
         spans += [(gap.first, gap.last) for gap in catalog.gaps() if (gap.topic, gap.queue) == (topic, queue)]
         following = 0
         for first, last in sorted(spans):

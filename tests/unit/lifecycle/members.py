@@ -104,7 +104,7 @@ class BrokerSet:
     def check_tiles(self, topic: str, queue: int = 0) -> int:
         """Every offset from 0 is in exactly one object, and no object is without a COMMIT; returns the next offset."""
         catalog, following = self.catalog, 0
-        for first, last in sorted((run.first, run.last) for run in catalog.runs(topic, queue)):
+        for first, last in sorted((run.first, run.last) for run in catalog.queue(topic, queue).runs()):
             assert first == following, f"gap or overlap at {following}"
             following = last + 1
         assert not catalog.gaps()

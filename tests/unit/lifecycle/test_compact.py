@@ -55,6 +55,7 @@ from neve.archive.format.keys import data_key, journal_key, parse_data_key
 from neve.archive.read.reader import Archive
 from neve.archive.read.verify import verify
 from neve.archive.rows.rebuild import rebuild
+from tests.doubles.catalog_state import expiring_keys
 from tests.doubles.memory_store import MemoryStore
 from tests.doubles.one_upload import upload_one
 from tests.simulation.workers import is_taken_over
@@ -276,9 +277,9 @@ class CompactRig(Rig):
         self.lifecycle.sweep.run(repair=True)
         self.lifecycle.sweep.run(repair=True)
         catalog = read_catalog(self.store, "b")
-        assert catalog.open_rewrites() == {} == catalog.open_intents()
+        assert catalog.rounds.open_rewrites() == {} == catalog.rounds.open_intents()
         assert self.data_keys() == {name.key for name in catalog.objects()}
-        assert catalog.expiring() == {}
+        assert expiring_keys(catalog) == {}
         problems = verify(catalog, self.store, deep=True).problems
         assert [problem for problem in problems if not (self.is_quick and "no Parquet file" in problem)] == []
         assert list(self.work.iterdir()) == []
@@ -359,7 +360,7 @@ def test_each_reader_of_the_bucket_finds_each_row_once_at_every_step(new: New, l
         rows = Counter(
             (run.queue, offset)
             for queue in catalog.queues(TOPIC)
-            for run in catalog.runs(TOPIC, queue)
+            for run in catalog.queue(TOPIC, queue).runs()
             for offset in range(run.first, run.last + 1)
         )
         assert rows == Counter(log.sealed.keys())
@@ -502,7 +503,7 @@ def test_what_another_process_left_is_closed_and_deleted_also_where_compaction_i
         rig.compact()
     rig.restart()
     assert rig.lifecycle.compact.run() == 0
-    assert rig.journal.catalog.open_rewrites() == {}
+    assert rig.journal.catalog.rounds.open_rewrites() == {}
     assert rig.data_keys() == {name.key for name in rig.names}
     assert [entry.kind for entry in rig.entries(Abort)] == [COMPACT]
 

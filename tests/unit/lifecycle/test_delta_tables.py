@@ -46,7 +46,7 @@ from neve.archive.delta.table import (
     metadata,
     path_in,
     remove,
-    shown,
+    visible_file,
 )
 from neve.archive.format.journal import Expire, Unexpire
 from neve.archive.format.keys import escape
@@ -211,7 +211,7 @@ def table(tmp_path: Path) -> Readers:
 
 def hidden(archive: ArchiveAtRandom) -> list[tuple[str, tuple[tuple[int, int], ...]]]:
     minimums = {queue: archive.catalog.recorded_minimum(TOPIC, queue) for queue in range(3)}
-    found = [(name.key, shown(name, minimums)) for name in archive.live()]
+    found = [(name.key, visible_file(name, minimums)) for name in archive.live()]
     return [(key, one.hidden) for key, one in found if one is not None]
 
 
@@ -379,7 +379,7 @@ def test_a_deletion_vector_says_these_rows_to_delta_rs(
     root = tmp_path_factory.mktemp("table")
     (root / "_delta_log").mkdir()
     told = {"path": "a", "partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": True}
-    told |= {"stats": f'{{"numRecords": {at}}}', "deletionVector": vector.told()}
+    told |= {"stats": f'{{"numRecords": {at}}}', "deletionVector": vector.action()}
     head = metadata(TOPIC, "12345678-1234-1234-1234-123456789abc", 0)
     head["metaData"] |= {"partitionColumns": []}
     (root / "_delta_log" / f"{0:020d}.json").write_bytes(encode_lines([PROTOCOL, head, {"add": told}]))
@@ -424,7 +424,7 @@ class Follower:
         minimums = {queue: archive.catalog.recorded_minimum(TOPIC, queue) for queue in range(3)}
         wanted = {}
         for name in archive.live():
-            one = shown(name, minimums)
+            one = visible_file(name, minimums)
             if one is not None:
                 told = add(f"topic={TOPIC}", archive.broker, one, data_change=True)["add"]
                 wanted[told["path"], told.get("deletionVector", {}).get("pathOrInlineDv", "")] = told
@@ -443,7 +443,7 @@ def manifest_lines(store: ObjectStore, broker: str = "b") -> list[str]:
 
 def shown_uris(archive: ArchiveAtRandom, base: str = "s3://memory") -> list[str]:
     minimums = {queue: archive.catalog.recorded_minimum(TOPIC, queue) for queue in range(3)}
-    return sorted(f"{base}/{name.key}" for name in archive.live() if shown(name, minimums) is not None)
+    return sorted(f"{base}/{name.key}" for name in archive.live() if visible_file(name, minimums) is not None)
 
 
 def test_symlink_manifests_name_the_current_objects_after_each_entry(tmp_path: Path) -> None:
@@ -506,7 +506,7 @@ def test_manifests_of_further_topics_are_not_written_when_the_broker_stops() -> 
     journal = OfBroker(store, "b")
     job = DeltaTables(journal, Rules, ManualClock(T0), lambda: T0, is_closed=lambda: bool(store.objects))
     file = SimpleNamespace(name=SimpleNamespace(day="2026-01-01", key="k"))
-    topics = SimpleNamespace(topics=lambda: ["t1", "t2"], shown=lambda topic: [file])
+    topics = SimpleNamespace(topics=lambda: ["t1", "t2"], files=lambda topic: [file])
     job._write_manifests(cast(MirroredTopics, topics))
     assert list(store.objects) == ["topic=t1/_symlink_format_manifest/dt=2026-01-01/broker=b/manifest"]
 

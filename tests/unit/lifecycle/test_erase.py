@@ -45,6 +45,7 @@ from neve.archive.read.reader import Archive
 from neve.archive.read.verify import verify
 from neve.record.codec import MessageRecord
 from neve.remoting.names import SCHEDULE_TOPIC
+from tests.doubles.catalog_state import expiring_keys
 from tests.doubles.checkpoints import restored
 from tests.unit.archive.test_compactor import DAY, Log, Sealed
 from tests.unit.archive.test_exactness import TOPIC, record
@@ -138,7 +139,7 @@ class EraseRig(CompactRig):
         catalog = read_catalog(self.store, "b")
         found: Counter[tuple[int, int]] = Counter()
         for queue in catalog.queues(TOPIC):
-            for run in catalog.runs(TOPIC, queue):
+            for run in catalog.queue(TOPIC, queue).runs():
                 found.update((queue, at) for at in range(run.first, run.last + 1))
         assert max(found.values()) == 1
         assert {place for place in sealed if place not in MEANT} <= set(found) <= set(sealed)
@@ -339,7 +340,7 @@ def test_what_another_process_left_open_is_closed_by_itself(new: New, log: Log, 
     assert len(rig.entries(Abort)) == 0, "it is none of compaction's"
     assert rig.lifecycle.erase.run() == 1
     assert rig.lifecycle.erase.run() == 0
-    assert rig.journal.catalog.open_rewrites() == {}
+    assert rig.journal.catalog.rounds.open_rewrites() == {}
     assert [entry.kind for entry in rig.entries(Abort)] == [ERASE]
     rig.check_end(log.sealed)
 
@@ -496,7 +497,7 @@ def test_where_an_entry_would_lose_rows_nothing_of_it_is_written_and_that_is_sai
     assert not told["complete"] and told["rows"] == 0
     assert told["not_erased"] == [f"{key}: archive of b: rows of a key would be nowhere" for key in keys]
     assert rig.entries(Erase, Gap) == []
-    assert rig.journal.catalog.open_rewrites() == {}
+    assert rig.journal.catalog.rounds.open_rewrites() == {}
     assert rig.data_keys() == set(keys)
     assert len(rig.entries(Abort)) == (0 if expired else 2)
 
@@ -843,7 +844,11 @@ def test_a_checkpoint_says_the_same(new: New, log: Log) -> None:
     told = rig.erase()
     catalog = rig.journal.catalog
     again = restored(catalog)
-    assert (again.objects(), again.gaps(), again.expiring()) == (catalog.objects(), catalog.gaps(), catalog.expiring())
+    assert (again.objects(), again.gaps(), expiring_keys(again)) == (
+        catalog.objects(),
+        catalog.gaps(),
+        expiring_keys(catalog),
+    )
     for queue, end in log.next.items():
         assert [again.find(TOPIC, queue, at) for at in range(end)] == [
             catalog.find(TOPIC, queue, at) for at in range(end)

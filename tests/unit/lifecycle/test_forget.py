@@ -60,7 +60,7 @@ def test_a_name_goes_when_its_objects_its_records_and_the_retention_have_gone(ri
         assert catalog.named_topics() == ["b"] and catalog.recorded_minimum("a", 0) == 0
     rig.hot.put("a", count=3)
     rig.offload()
-    assert [(run.first, run.last) for run in read_catalog(rig.store, "b").runs("a", 0)] == [(0, 2)]
+    assert [(run.first, run.last) for run in read_catalog(rig.store, "b").queue("a", 0).runs()] == [(0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_name_that_is_forgotten_is_in_no_checkpoint(rig: Rig) -> None:
     passed(rig, 8)
     rig.lifecycle.forget.run()
     packs: list[bytes] = []
-    rig.journal.catalog.packed("b", lambda number, data: packs.append(data))
+    rig.journal.catalog.write_checkpoint("b", lambda number, data: packs.append(data))
     assert packs and not any(b"topic\xa1a" in data for data in packs)
 
 

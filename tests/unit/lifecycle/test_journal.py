@@ -116,7 +116,7 @@ def test_a_data_directory_under_another_brokers_name_is_refused(rig: Rig, entrie
         renamed().attach(rig.hot.tail)
     assert rig.store.objects == before
     rig.restart()
-    assert [(run.first, run.last) for run in rig.journal.catalog.runs("t", 0)] == [(0, 2)]
+    assert [(run.first, run.last) for run in rig.journal.catalog.queue("t", 0).runs()] == [(0, 2)]
 
 
 def test_an_empty_store_is_refused_in_the_first_epoch_though_the_local_copy_is_lost(rig: Rig) -> None:

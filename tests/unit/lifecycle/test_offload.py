@@ -52,7 +52,7 @@ def test_crash_at_every_step_is_resumed(rig: Rig, step: str, nth: int) -> None:
     assert rig.check_tiles("a", 0) == rig.hot.next["a", 0]
     assert (rig.check_tiles("b", 0), rig.check_tiles("a", 1)) == (5, 9)
     assert rig.journal.catalog.gaps() == []
-    assert rig.journal.catalog.open_intents() == {}
+    assert rig.journal.catalog.rounds.open_intents() == {}
     assert rig.hot.records == []  # all archived, so all evicted
 
 
@@ -134,7 +134,7 @@ def test_a_name_that_becomes_unreadable_after_its_intent_stays_open(rig: Rig, mo
         patch.setattr(rig.hot, "entries", faulty)
         rig.offload(evict=True)
         assert rig.check_tiles("a", 0) == 7
-        assert [name.topic for names in rig.journal.catalog.open_intents().values() for name in names] == ["b"]
+        assert [name.topic for names in rig.journal.catalog.rounds.open_intents().values() for name in names] == ["b"]
         assert list(rig.lifecycle.set_aside()) == ["b"]
     rig.offload(evict=True)
     assert rig.check_tiles("b") == 5
@@ -161,7 +161,7 @@ def test_a_name_with_other_content_is_aborted_and_planned_anew(rig: Rig) -> None
     rig.hot.put("a", count=3)
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         rig.offload()
-    (intent,) = rig.journal.catalog.open_intents().values()
+    (intent,) = rig.journal.catalog.rounds.open_intents().values()
     rig.store.put(intent[0].key, b"someone else's")
     rig.offload()
     assert intent[0].key in rig.journal.aborted
@@ -194,7 +194,7 @@ def test_a_gap_is_told_once_though_the_store_fails_between_it_and_the_end_of_its
         rig.offload()
         rig.offload()
     rig.offload()
-    assert rig.journal.catalog.open_intents() == {}
+    assert rig.journal.catalog.rounds.open_intents() == {}
     assert [(gap.first, gap.last) for gap in rig.journal.catalog.gaps()] == [(3, 7)]
 
 
@@ -279,7 +279,7 @@ def test_late_success_of_a_lost_intent_is_completed_not_doubled(rig: Rig) -> Non
         rig.offload()
     rig.offload()
     assert rig.check_tiles("a") == 3
-    assert rig.journal.catalog.last_round == 1
+    assert rig.journal.catalog.rounds.last_round == 1
 
 
 def test_progress_and_status(rig: Rig) -> None:
@@ -366,7 +366,7 @@ def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archiv
         active.setattr(rig.hot, "roll", lambda: True)  # the segment goes on
         rig.store.fail("put", AccessDenied("not this one"), match="topic=a", times=1)
         rig.offload()
-    ((_, (name,)),) = rig.journal.catalog.open_intents().items()
+    ((_, (name,)),) = rig.journal.catalog.rounds.open_intents().items()
     assert name.queues == {0: (0, 1)}
     del rig.hot.records[:2]  # its topic was deleted, and came again
     rig.hot.put("a")
@@ -384,17 +384,17 @@ def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> Non
     rig.offload()
     catalog = rig.journal.catalog
     old = catalog.objects("a")[0]
-    key = f"{old.key.removesuffix('.parquet')}.{catalog.last_round}.parquet"
+    key = f"{old.key.removesuffix('.parquet')}.{catalog.rounds.last_round}.parquet"
     queues = {queue: (first, last) for queue, (first, last, _) in old.queues.items()}
     names = [PlannedObject(key, "a", old.day, old.start, old.end, queues)]
-    rig.journal.append(Intent(kind=COMPACT, round=catalog.last_round, old=[old.key], names=names))
-    under_way, number = catalog.open_rewrites(), catalog.last_round
+    rig.journal.append(Intent(kind=COMPACT, round=catalog.rounds.last_round, old=[old.key], names=names))
+    under_way, number = catalog.rounds.open_rewrites(), catalog.rounds.last_round
     rig.hot.put("a", count=3)
     rig.hot.roll()
     rig.offload()
-    assert catalog.open_rewrites() == under_way
-    assert catalog.last_round == number + 1
-    assert catalog.open_intents() == {}
+    assert catalog.rounds.open_rewrites() == under_way
+    assert catalog.rounds.last_round == number + 1
+    assert catalog.rounds.open_intents() == {}
     assert key not in rig.store.objects
     assert rig.check_tiles("a")
 

@@ -156,7 +156,7 @@ def test_a_stop_leaves_open_what_is_not_on_its_way_and_publishes_the_rest(rig: R
     (report,) = rig.lifecycle.offload.run()
     assert (len(report.committed), report.failed) == (3, {})
     assert watched.given_up == 1
-    (open_names,) = rig.journal.catalog.open_intents().values()
+    (open_names,) = rig.journal.catalog.rounds.open_intents().values()
     assert len(open_names) == 6
 
 
@@ -214,7 +214,7 @@ def check_end(rig: Rig) -> None:
     catalog = rig.journal.catalog
     assert [rig.check_tiles(f"t{topic}") for topic in range(TOPICS)] == [2] * TOPICS
     assert catalog.gaps() == []
-    assert not catalog.open_intents()
+    assert not catalog.rounds.open_intents()
     assert {key for key in rig.store.objects if "topic=" in key} == {one.key for one in catalog.objects()}
 
 

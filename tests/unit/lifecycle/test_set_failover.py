@@ -44,7 +44,7 @@ def both(tmp_path: Path) -> BrokerSet:
 
 def check_whole(both: BrokerSet) -> None:
     assert (both.check_tiles("a", 0), both.check_tiles("b", 0), both.check_tiles("a", 1)) == (9, 5, 9)
-    assert both.catalog.open_intents() == {}
+    assert both.catalog.rounds.open_intents() == {}
     data = {key for key in both.store.objects if key.startswith("topic=")}
     assert data == {name.key for name in both.catalog.objects()}, "an object that nobody vouches for"
 
@@ -131,7 +131,7 @@ def test_what_either_member_archives_of_a_round_is_the_same_byte_by_byte(
 def test_a_late_upload_of_the_old_master_is_adopted_where_it_is_the_same_and_aborted_where_not(both: BrokerSet) -> None:
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
-    (names,) = both.catalog.open_intents().values()
+    (names,) = both.catalog.rounds.open_intents().values()
     (same, other) = [name for name in names if name.topic == "a"], [name for name in names if name.topic == "b"]
     entry_runs = both.a.hot.entries("a", same[0].start, same[0].end)
     both.a.worker.encode_upload(same[0], entry_runs)
@@ -147,7 +147,7 @@ def test_a_late_upload_of_the_old_master_is_adopted_where_it_is_the_same_and_abo
 def test_a_name_that_was_closed_comes_again_under_a_further_epoch_of_the_same_master(both: BrokerSet) -> None:
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
-    (names,) = both.catalog.open_intents().values()
+    (names,) = both.catalog.rounds.open_intents().values()
     for name in names:
         both.store.put(name.key, b"of another encoder")
     both.a.offload()
@@ -556,7 +556,7 @@ def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet
     both.elect(both.b)
     with failpoint.armed("journal.before_put", late):
         both.b.journal.ensure_online()
-    assert both.b.journal.catalog.intent_end == 1000
+    assert both.b.journal.catalog.rounds.intent_end == 1000
     assert [type(entry) for entry in entries(both)] == [Epoch, Intent, Epoch]
 
 

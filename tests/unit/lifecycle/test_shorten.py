@@ -18,7 +18,7 @@ from lifecycle.retention import Policy
 from neve.archive.catalog.journal_reader import (
     checkpoints,
     entries,
-    first_standing,
+    first_remaining,
     following,
     is_shortened,
     read_catalog,
@@ -66,7 +66,7 @@ def is_whole(rig: Rig, end: int) -> bool:
     known = state_of(rig.journal.catalog)
     for whole in (False, True):
         catalog = read_catalog(rig.store, "b", whole=whole)
-        spans = [(run.first, run.last) for run in catalog.runs("t", 0)]
+        spans = [(run.first, run.last) for run in catalog.queue("t", 0).runs()]
         assert list(tiling_faults(spans, 0)) == []
         assert state_of(catalog) == known
     return rig.check_tiles("t") == end
@@ -114,7 +114,7 @@ def test_old_entries_that_checkpoints_have_go_and_all_that_follows_is_as_before(
     end = rig.journal.catalog.next_seq
     assert rig.lifecycle.shorten.run() == oldest_kept(rig) - 1
     assert numbers(rig) == [0, *range(oldest_kept(rig), end)]
-    assert is_shortened(rig.store, "b") and first_standing(rig.store, "b") == oldest_kept(rig)
+    assert is_shortened(rig.store, "b") and first_remaining(rig.store, "b") == oldest_kept(rig)
     assert [seq for seq, _ in entries(rig.store, "b")] == list(range(oldest_kept(rig), end))
     assert is_whole(rig, 36)
     rig.restart()

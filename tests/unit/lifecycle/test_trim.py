@@ -53,7 +53,7 @@ def test_what_no_round_has_taken_is_deleted_and_does_not_come_back_with_one(rig:
     assert rig.journal.catalog.objects("a") == []
     rig.offload(evict=True)
     assert lowest(rig) == 10
-    assert rig.journal.catalog.count_existing("a", 0, 10, 11) == 1
+    assert rig.journal.catalog.queue("a", 0).count_existing(10, 11) == 1
 
 
 def test_everything_may_go_and_offsets_go_on(rig: Rig) -> None:
