@@ -56,7 +56,7 @@ from neve.archive.format.journal import Checkpoint, Commit, CommittedObject, Del
 from neve.archive.format.keys import checkpoint_key, data_key, journal_key, pack_key
 from neve.archive.rows.schema import SCHEMA
 from neve.client import Message, sync
-from neve.client.send.batch_sender import ToSend
+from neve.client.send.batch_sender import BatchItem
 from neve.spark import read_topic, session
 from neve.spark.reader import ROW_SCHEMA
 from neve.spark.verify import verify
@@ -159,14 +159,14 @@ def filled(server: NeveServer, topic: str, count: int, size: int) -> None:
         client.create_topic(topic, QUEUES)
         sender = client.batch_sender()
         for first in range(0, count, 2000):
-            sender.put([_message(topic, number, size, chance) for number in range(first, min(first + 2000, count))])
+            sender.put_all([_message(topic, number, size, chance) for number in range(first, min(first + 2000, count))])
         sender.flush()
 
 
-def _message(topic: str, number: int, size: int, chance: Random) -> ToSend:
+def _message(topic: str, number: int, size: int, chance: Random) -> BatchItem:
     told = f'{{"order": {number}, "price": {chance.randrange(100_000) / 100}, "note": "'
     noise = f"{chance.getrandbits(4 * max(size - len(told) - 2, 4)):x}"
-    return ToSend(Message(topic, f'{told}{noise}"}}'.encode(), f"T{number % 10}", (f"k{number}",)))
+    return BatchItem(Message(topic, f'{told}{noise}"}}'.encode(), f"T{number % 10}", (f"k{number}",)))
 
 
 class Archive(NamedTuple):

@@ -29,13 +29,13 @@ from neve.client.model import (
 )
 from neve.client.net.route import TopicRoute
 from neve.client.options import ClientOptions
-from neve.client.send.batch_sender import BatchLimits, BatchSender, ToSend
+from neve.client.send.batch_sender import BatchItem, BatchSender
 from neve.client.send.transaction import LocalTransactionState, Transaction, TransactionProducer, TransactionResult
 from neve.client.times import Start, Time
 
 __all__ = [
     "AsyncClient",
-    "BatchLimits",
+    "BatchItem",
     "BatchSender",
     "BrokerInfo",
     "ClientOptions",
@@ -56,7 +56,6 @@ __all__ = [
     "StoredPull",
     "Subscription",
     "Time",
-    "ToSend",
     "TopicConfig",
     "TopicRoute",
     "Transaction",

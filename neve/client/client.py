@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from neve.client.admin import Admin
 from neve.client.consumers.lite_pull import LitePullConsumer
@@ -44,9 +44,9 @@ from neve.client.model import (
 )
 from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session
-from neve.client.options import ClientOptions
+from neve.client.options import ClientOptions, OptionChanges
 from neve.client.send.batch_sender import BatchLimits, BatchSender
-from neve.client.send.draft import sending, target_queue
+from neve.client.send.draft import send_request, target_queue
 from neve.client.send.producer import Producer
 from neve.client.send.queue_selector import OrderKey, Queue
 from neve.client.send.request_reply import Requests, reply_topic
@@ -57,26 +57,31 @@ from neve.client.trace.recorder import Traces
 from neve.client.validators import check_group
 from neve.errors import ConnectionFailed
 
-_REDELIVERIES = 16  # RocketMQ's default of a group
+_REDELIVERIES = 16  # RocketMQ's default for a group
 T = TypeVar("T")
 
 
-def connect(namesrv: str, *, options: ClientOptions | None = None, **changes: Any) -> AsyncClient:
-    """A client of the cluster behind these name servers (`host:port`, several joined by `;`).
+def connect(namesrv: str, *, options: ClientOptions | None = None, **changes: Unpack[OptionChanges]) -> AsyncClient:
+    """Return a client of the cluster of these name servers. `async with` connects it.
 
-    It connects when entered (`async with`) or started. `changes` are fields of `ClientOptions`.
+    Args:
+        namesrv: the name servers, as `host:port`, separated by `;`.
+        options: the options; by default `ClientOptions()`.
+        **changes: fields of `ClientOptions` that differ from `options`.
+
+    Raises:
+        ClientError: no name server is given, or an option is out of range.
     """
     return AsyncClient(namesrv, replace(options or ClientOptions(), **changes))
 
 
 class AsyncClient:
-    """Sends, reads, joins groups, administers. One is enough for a process; it may be shared by all tasks of a loop.
+    """A client of one cluster: it sends, reads, and creates consumers. All tasks of one event loop may share it.
 
-    Every call ends within its `timeout`, or where it takes none within that of the options; a `pull` has its `wait` and
-    15 s more, a query by key or id the time of the options for each broker.
+    Every call has a time limit: its `timeout`, or the one of the options. A `pull` may last 15 s longer than its
+    `wait`. A query by key or id may last as long as the timeout of the options at each broker.
 
-    Errors are `NeveError`s: `BrokerError` (refused, with a code), `UnknownOutcome` (may have happened),
-    `ConnectionFailed` (did not happen), `ClientError` (your arguments), `ProtocolError` (the peer talks nonsense).
+    All errors are subclasses of `NeveError`: see `neve.errors`.
     """
 
     def __init__(self, namesrv: str, options: ClientOptions) -> None:
@@ -91,7 +96,7 @@ class AsyncClient:
         self._consumers = OpenConsumers()
         self._trace_sender = None if traces is None else TraceSender(self._session, self._producer, traces)
 
-    # ---- life
+    # ---- lifecycle
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -101,17 +106,21 @@ class AsyncClient:
         await self.close()
 
     async def start(self) -> None:
-        """Reaches a name server; `async with` does it."""
+        """Connect to a name server. `async with` does this.
+
+        Raises:
+            ConnectionFailed: no name server is reachable.
+        """
         await self._session.start()
         if self._trace_sender is not None:
             self._session.spawn(self._trace_sender.forever(), "traces")
 
     def close(self) -> Coroutine[Any, Any, None]:
-        """Closes all consumers, leaves all groups and closes the connections."""
+        """Close all consumers and transaction producers, leave their groups, and close the connections."""
         return self._close(current_owner())
 
     async def _close(self, closer: Owner) -> None:
-        async with AsyncExitStack() as stack:  # from the last to the first, whichever of them fails
+        async with AsyncExitStack() as stack:  # in reverse order, also after an error
             stack.push_async_callback(self._session.close)
             if self._trace_sender is not None:
                 stack.push_async_callback(self._trace_sender.close)
@@ -120,23 +129,25 @@ class AsyncClient:
 
     @property
     def options(self) -> ClientOptions:
+        """The options of this client."""
         return self._options
 
     @property
     def client_id(self) -> str:
+        """The id by which brokers know this client: its IP address and its instance name."""
         return self._session.client_id
 
     @property
     def traces_dropped(self) -> int:
-        """How many traces found the buffer full or could not be sent."""
+        """The number of message traces that were dropped because the buffer was full or a send failed."""
         return 0 if self._traces is None else self._traces.dropped
 
     # ---- sending
 
     async def send(
         self,
-        topic: str,
-        body: bytes | str,
+        topic: str | Message,
+        body: bytes | str | None = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -145,29 +156,39 @@ class AsyncClient:
         order_key: OrderKey | None = None,
         delay_level: int = 0,
         delay: float | None = None,
-        deliver_at_ms: int | None = None,
+        deliver_at: Time | None = None,
         flag: int = 0,
         timeout: float | None = None,
     ) -> SendResult:
-        """Sends one message and waits until a broker has stored it.
+        """Send one message, and wait until a broker has stored it.
+
+        After a timeout, a broken connection or a temporary error the message is sent to another broker, so it may be
+        stored twice, with one `msg_id`.
 
         Args:
-            keys: words to find the message by.
-            queue: to which queue; a number means the queue of that number on any of the topic's brokers, a function
-                picks one of the topic's queues for the message.
-            order_key: messages with the same key go to the same queue, the one that RocketMQ's
-                SelectMessageQueueByHash takes; await one before the next is sent to keep their order.
-            delay_level: deliver after 1 s, 5 s, 10 s, 30 s, 1 m … (1..18).
-            delay: deliver after so many seconds.
-            deliver_at_ms: deliver at that time, in ms since 1970. With this or `delay` the result has a `recall_handle`
-                that takes the message back.
+            topic: the topic, or a `Message`, which brings its own body, tags, keys, properties and flag.
+            body: the body; a str is encoded as UTF-8.
+            tags: the tag, by which consumers can filter.
+            keys: words by which the message can be found, as a sequence or separated by blanks.
+            properties: properties of the application.
+            queue: the target queue; a number selects that queue on any broker of the topic; a function selects one of
+                the topic's queues for the message. By default brokers take turns.
+            order_key: messages with one key go to one queue, as by RocketMQ's SelectMessageQueueByHash. To keep their
+                order, await one send before the next.
+            delay_level: the delay level, 1 to 18 for 1 s, 5 s, 10 s, 30 s, 1 m … 2 h.
+            delay: the delay in seconds.
+            deliver_at: the time of delivery, a datetime with a time zone or milliseconds since 1970. With this or
+                `delay` the result has a `recall_handle`.
+            flag: the flag of the message, an integer that RocketMQ stores with it.
+            timeout: the time limit in seconds, retries included.
 
         Raises:
-            BrokerError: refused.
-            UnknownOutcome: no broker confirmed it, and at least one may have stored it.
-            ClientError: what no broker would take: a name, a property, an empty body, one over `max_message_size`.
+            ClientError: an argument is invalid, or the body is empty or larger than `max_message_size`.
+            BrokerError: a broker refused the message, and no other accepted it.
+            UnknownOutcome: no broker confirmed the message, and at least one may have stored it.
+            ConnectionFailed: no broker was reachable.
         """
-        what = sending(
+        what = send_request(
             topic,
             body,
             tags=tags,
@@ -177,27 +198,57 @@ class AsyncClient:
             order_key=order_key,
             delay_level=delay_level,
             delay=delay,
-            deliver_at_ms=deliver_at_ms,
+            deliver_at=deliver_at,
             flag=flag,
             timeout=timeout,
         )
         return await self._producer.send(what)
 
-    def send_async(self, topic: str, body: bytes | str, **arguments: Any) -> asyncio.Task[SendResult]:
-        """As `send`, at once and beside the caller; await the task for the result.
+    def send_async(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: Queue | None = None,
+        order_key: OrderKey | None = None,
+        delay_level: int = 0,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        flag: int = 0,
+        timeout: float | None = None,
+    ) -> asyncio.Task[SendResult]:
+        """Begin to send one message, and return a task with the result.
 
-        Another broker is tried after silence and broken connections; a broker's refusal is final, as in Java's client.
+        Arguments and errors are those of `send`; the task raises the errors. As in Java's client, the message is sent
+        to another broker only after a timeout or a broken connection, and an error code of a broker is final.
         """
 
         async def send() -> SendResult:
-            return await self._producer.send(sending(topic, body, **arguments), retry_on=())
+            what = send_request(
+                topic,
+                body,
+                tags=tags,
+                keys=keys,
+                properties=properties,
+                queue=queue,
+                order_key=order_key,
+                delay_level=delay_level,
+                delay=delay,
+                deliver_at=deliver_at,
+                flag=flag,
+                timeout=timeout,
+            )
+            return await self._producer.send(what, retry_on=())
 
         return asyncio.create_task(send())
 
     async def send_oneway(
         self,
-        topic: str,
-        body: bytes | str,
+        topic: str | Message,
+        body: bytes | str | None = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -207,12 +258,15 @@ class AsyncClient:
         flag: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Sends and asks for no answer: it may be lost without a trace.
+        """Send one message without waiting for an answer. It may be lost without an error.
+
+        Arguments are those of `send`.
 
         Raises:
-            ConnectionFailed: it was not sent.
+            ClientError: an argument is invalid.
+            ConnectionFailed: the message was not sent.
         """
-        what = sending(
+        what = send_request(
             topic,
             body,
             tags=tags,
@@ -225,16 +279,39 @@ class AsyncClient:
         )
         await self._session.within(timeout, self._producer.send_oneway(what), too_late=ConnectionFailed)
 
-    def batch_sender(self, **limits: Any) -> BatchSender:
-        """For many messages: they are packed into batches, and several of these are on their way at a time.
+    def batch_sender(
+        self,
+        *,
+        max_messages: int = 200,
+        max_bytes: int = 256 << 10,
+        in_flight: int = 8,
+        retry_timeout: float = 30.0,
+        attempt_timeout: float = 10.0,
+    ) -> BatchSender:
+        """Return a sender for many messages, which packs them into batches and sends several batches at a time.
 
-        `put` them as they come, `flush` at the end. `limits` are fields of `BatchLimits`: `messages` and `size` (bytes)
-        of a batch, `in_flight`, and `patience`, the seconds for which a batch is sent again while no broker can be
-        reached, all are busy, or no answer came within `attempt_timeout` seconds.
+        A batch without an answer is sent again, so its messages may be stored twice, with one `msg_id`. `repeated`
+        counts these messages, and a warning is logged.
 
-        A batch without an answer may be stored twice: `repeated` counts such messages, and a warning is logged.
+        Args:
+            max_messages: the largest number of messages in a batch.
+            max_bytes: the largest size of a batch in bytes.
+            in_flight: the largest number of batches that are on their way.
+            retry_timeout: the time in seconds for which a batch is sent again while no broker is reachable, all are
+                busy, or no answer arrives.
+            attempt_timeout: the time in seconds to wait for the answer to a batch.
+
+        Raises:
+            ClientError: a limit is out of range.
         """
-        return BatchSender(self._session, self._producer, BatchLimits(**limits))
+        limits = BatchLimits(
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            in_flight=in_flight,
+            retry_timeout=retry_timeout,
+            attempt_timeout=attempt_timeout,
+        )
+        return BatchSender(self._session, self._producer, limits)
 
     async def send_batch(
         self,
@@ -245,38 +322,60 @@ class AsyncClient:
         order_key: OrderKey | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Sends several messages of one topic to one queue, with neighbouring offsets, in one request."""
+        """Send several messages of one topic in one request to one queue, where they get consecutive offsets.
+
+        Args:
+            topic: the topic.
+            messages: bodies, or messages of that topic.
+            queue: the target queue; see `send`.
+            order_key: see `send`.
+            timeout: the time limit in seconds, retries included.
+
+        Returns:
+            One result for all: both ids are joined by commas, and `queue_offset` is the first offset.
+
+        Raises:
+            ClientError: an argument is invalid, or the batch is larger than `max_message_size`.
+            NeveError: as `send`.
+        """
         target = target_queue(queue, order_key)
         return await self._producer.send_batch(topic, messages, queue=target, timeout=timeout)
 
     async def send_to_group(self, message: Message, group: str, *, timeout: float | None = None) -> None:
-        """Sends a stored message again to one group, at once, by a copy in its retry topic; its id stays.
+        """Send a stored message to one group again, at once, as a copy in its retry topic. The copy has the same id.
 
         Raises:
-            BrokerError: TOPIC_NOT_EXIST: the group has no retry topic, no consumer of it was ever there.
+            BrokerError: TOPIC_NOT_EXIST if the group never had a consumer.
+            NeveError: as `send`.
         """
         check_group(group)
         copying = SendBack(self._session, group, _REDELIVERIES).send_copy(message, 0, delayed=False)
         await self._session.within(timeout, copying)
 
     async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
-        """Takes back a message that was sent with `delay` or `deliver_at_ms` and is not delivered yet; its id.
+        """Cancel a message that was sent with `delay` or `deliver_at`, and return its id.
 
-        `handle` is the `recall_handle` of its SendResult. A recall in the second of the delivery may come too late.
+        A recall within the last second before the delivery may have no effect.
+
+        Args:
+            topic: the topic of the message.
+            handle: the `recall_handle` of its `SendResult`.
+            timeout: the time limit in seconds.
 
         Raises:
             BrokerError: NO_PERMISSION (Apache's broker needs `recallMessageEnable=true`), TOPIC_NOT_EXIST, or
-                ILLEGAL_OPERATION when the time is past or the handle is not this broker's.
+                ILLEGAL_OPERATION after the delivery, or for a handle of another broker.
         """
         return await self._session.within(timeout, self._producer.recall(topic, handle, timeout=timeout))
 
     def transaction_producer(self, group: str, *, check: Check) -> TransactionProducer:
-        """A producer of transactional messages; enter it to join its group.
+        """Return a producer of transactional messages. `async with` joins its group.
 
         Args:
-            group: not the group of ordinary sends. Every member must be able to answer for every other.
-            check: called with a message whose end the broker does not know, at any time, also for transactions of
-                members that are gone; returns, or awaits, a LocalTransactionState. Its error counts as UNKNOWN.
+            group: a producer group other than that of ordinary sends. Every member must be able to check the
+                transactions of all others.
+            check: a function, or a coroutine function, that returns the LocalTransactionState of a message. Brokers
+                ask it at any time for transactions that have not ended. An error counts as UNKNOWN.
         """
         return TransactionProducer(self._session, self._producer, self._checks, group, check)
 
@@ -284,8 +383,8 @@ class AsyncClient:
 
     async def request(
         self,
-        topic: str,
-        body: bytes | str,
+        topic: str | Message,
+        body: bytes | str | None = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -295,13 +394,15 @@ class AsyncClient:
         flag: int = 0,
         timeout: float = 5.0,
     ) -> Message:
-        """Sends a message and waits for the reply of whoever consumes it.
+        """Send a message, and return the reply of its consumer.
+
+        Arguments are those of `send`; `timeout` is the time limit for the reply.
 
         Raises:
-            UnknownOutcome: no reply within `timeout` seconds; the message may have been consumed all the same.
-            BrokerError: the message was refused.
+            RequestTimeout: no reply arrived in time. The message may have been consumed.
+            NeveError: as `send`.
         """
-        what = sending(
+        what = send_request(
             topic,
             body,
             tags=tags,
@@ -323,14 +424,14 @@ class AsyncClient:
         properties: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """Answers a consumed message that was sent with `request`.
+        """Reply to a consumed message that was sent by `request`.
 
         Raises:
-            ClientError: it was not.
-            BrokerError: the owner is gone (SYSTEM_ERROR).
+            ClientError: the message is not a request, or an argument is invalid.
+            BrokerError: SYSTEM_ERROR if the requester is gone.
         """
         topic = reply_topic(request)
-        what = sending(topic, body, tags=tags, keys=keys, properties=properties, timeout=timeout)
+        what = send_request(topic, body, tags=tags, keys=keys, properties=properties, timeout=timeout)
         return await self._requests.reply(request, what)
 
     # ---- consuming in a group
@@ -356,29 +457,36 @@ class AsyncClient:
         close_timeout: float = 15.0,
         offsets_directory: str | Path | None = None,
     ) -> Consumer:
-        """A member of a group; enter it to join.
+        """Return a consumer that pulls its share of the queues of a group. `async with` joins the group.
 
         Args:
-            topics: a name, names, or {name: "*" | "TagA || TagB" | Subscription}.
-            start: where a group without a stored offset begins: `first`, `last`, or ms since 1970.
-            auto_ack: asking for the next message, or leaving the `with` block unharmed, acks the one that the same
-                task (or thread) got before; else call `await message.ack()`.
-            in_order: each queue has one reader in the group (locked at its broker) and one message in hand at a time;
-                a nack repeats the message after `pause_after_nack` seconds, before any other of its queue.
-            broadcast: every member reads every queue; offsets are kept in a file below `offsets_directory`
-                (default `~/.rocketmq_offsets`), there are no retries.
-            allocation: `average`, `circular`, `consistent_hash`, or one made with `neve.client.group.allocation`;
-                the same for all members.
-            max_buffered: no more is pulled while so many messages wait for the application; `max_buffered_bytes`
-                likewise, and `max_buffered_per_queue` for each queue.
-            max_redeliveries: after so many nacks a message goes to %DLQ%group; 16, in order without end.
-            consume_timeout: seconds after which a message that was not settled is taken back and delivered again, so
-                that the queue's offset can go on; settling it then has no effect. Not in order.
-            close_timeout: seconds that closing waits for what is in work: for handlers of `run`, and for other tasks
-                and threads that have not settled what they got. What is not settled by then comes again.
+            group: the consumer group.
+            topics: a topic, several topics, or a mapping of topics to tag expressions or `Subscription`s.
+            start: where a group without committed offsets begins: "earliest", "latest", a datetime with a time zone,
+                or milliseconds since 1970.
+            auto_ack: whether `async for` acknowledges a message when the same task or thread takes the next step, or
+                leaves the `async with` block without an error.
+            in_order: deliver one message of a queue at a time, to one member of the group, which locks the queue. A
+                nack redelivers a message before the next one of its queue.
+            broadcast: every member reads every queue, stores its offsets in a file, and has no redelivery.
+            allocation: "average", "circular", "consistent_hash", or a function of `neve.client.group.allocation`; all
+                members must use the same.
+            pull_batch: the largest number of messages in a pull.
+            max_buffered: the number of messages in the buffer above which nothing is pulled.
+            max_buffered_per_queue: the same for each queue.
+            max_buffered_bytes: the same in bytes.
+            long_poll: the time in seconds that a broker waits for a message.
+            max_redeliveries: the redeliveries before a message moves to %DLQ%group; by default 16, and unlimited in
+                order.
+            pause_after_nack: the delay of a redelivery in order, in seconds.
+            consume_timeout: the time in seconds after which an unsettled message is sent back and redelivered. It
+                does not apply in order.
+            close_timeout: the time in seconds that a close waits for messages that are owned by other tasks, threads
+                and handlers.
+            offsets_directory: the directory of the offsets of a broadcast consumer; by default `~/.rocketmq_offsets`.
 
         Raises:
-            ClientError: an argument is out of its range.
+            ClientError: an argument is out of range.
         """
         settings = ConsumerSettings(
             start=start,
@@ -415,20 +523,27 @@ class AsyncClient:
         long_poll: float = 15.0,
         max_redeliveries: int = 16,
     ) -> PopConsumer:
-        """A member of a group that pops: the broker hands each message to one member for a while; enter it to join.
+        """Return a consumer that pops: the broker hands each message to one member for a while, and tracks it.
+
+        `async with` joins the group.
 
         Args:
-            start: where a group that never popped here begins: `first` or `last`.
-            in_order: no more of a queue until all that was popped from it is settled.
-            invisible: seconds that a message is this member's own; renewed as long as it is held, so it is only the
-                wait before others get what a dead member held.
-            hold_limit: seconds after which a held message is renewed no more, or sent back if it was pulled from
-                %RETRY%group.
-            max_redeliveries: after so many a nack sends the message to %DLQ%group.
-            topics, auto_ack, max_buffered, close_timeout: as of `consumer`.
+            group: the consumer group.
+            topics: as of `consumer`.
+            start: where a group that has never popped begins.
+            auto_ack: as of `consumer`.
+            in_order: pop nothing more from a queue until all messages that were popped from it are settled.
+            invisible: the time in seconds that a message belongs to this member. It is renewed while the message is
+                owned, so it is only the delay until the messages of a dead member are redelivered.
+            hold_limit: the time in seconds after which an owned message is no longer renewed.
+            close_timeout: as of `consumer`.
+            pop_batch: the largest number of messages in a pop.
+            max_buffered: the number of messages in the buffer above which nothing is popped.
+            long_poll: the time in seconds that a broker waits for a message.
+            max_redeliveries: the redeliveries before a nack moves a message to %DLQ%group.
 
         Raises:
-            ClientError: an argument is out of its range.
+            ClientError: an argument is out of range.
         """
         settings = PopSettings(
             start=start,
@@ -455,14 +570,19 @@ class AsyncClient:
         max_buffered: int = 1000,
         long_poll: float = 20.0,
     ) -> LitePullConsumer:
-        """A consumer that is asked: enter it, `subscribe` or `assign`, then `poll`.
+        """Return a consumer that the application polls: enter it, then `subscribe` or `assign`, then `poll`.
 
         Args:
-            auto_commit: a poll means that the messages of the poll before are done with; else call `commit`.
-            start, allocation, max_buffered: as of `consumer`.
+            group: the consumer group.
+            start: as of `consumer`.
+            auto_commit: whether positions are committed periodically and at close, or only by `commit`.
+            allocation: as of `consumer`.
+            pull_batch: the largest number of messages in a pull.
+            max_buffered: the number of messages in the buffer above which nothing is pulled.
+            long_poll: the time in seconds that a broker waits for a message.
 
         Raises:
-            ClientError: an argument is out of its range.
+            ClientError: an argument is out of range.
         """
         settings = LitePullSettings(
             start=start,
@@ -475,18 +595,23 @@ class AsyncClient:
         return self._consumers.keep(LitePullConsumer(self._session, group, settings, self._traces))
 
     async def set_request_mode(self, group: str, topic: str, mode: str, *, share_queues: int = -1) -> None:
-        """How brokers divide the topic among the group's popping members.
+        """Set how brokers divide a topic among the popping members of a group.
 
         Args:
-            mode: `PULL`, each queue to one member; or `POP`, every member pops from all queues.
-            share_queues: with POP, from so many queues of other members; -1 from all.
+            group: the consumer group.
+            topic: the topic.
+            mode: "PULL" assigns each queue to one member; "POP" lets every member pop from all queues.
+            share_queues: with "POP", the number of queues of other members that a member pops from; -1 for all.
+
+        Raises:
+            ClientError: the mode is unknown.
         """
         await self._session.within(None, set_request_mode(self._session, group, topic, mode, share_queues))
 
     # ---- reading by offset
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The topic's queues to read from, sorted."""
+        """Return the readable queues of a topic, sorted."""
         return await self._session.within(None, self._puller.queues(topic))
 
     async def pull(
@@ -501,7 +626,22 @@ class AsyncClient:
         wait: float = 0.0,
         timeout: float | None = None,
     ) -> PullResult:
-        """Up to `max_count` messages of one queue from `offset` on; `wait` seconds for the first when there is none."""
+        """Return messages of one queue from an offset on.
+
+        Args:
+            topic: the topic.
+            queue: the queue; a number selects that queue on the first broker that has it.
+            offset: the first offset.
+            max_count: the largest number of messages.
+            expression: a tag expression, or a `Subscription`.
+            group: the consumer group that reads.
+            wait: the time in seconds that the broker waits if there is no message.
+            timeout: the time limit in seconds; by default 15 s more than `wait`.
+
+        Raises:
+            BrokerError: the broker refused.
+            ClientError: the topic has no such queue.
+        """
         limit = self._puller.limit(wait, timeout)
 
         async def pull() -> PullResult:
@@ -527,10 +667,12 @@ class AsyncClient:
         timeout: float | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> StoredPull:
-        """As `pull`, with the records as the broker stores them: for who copies them, or looks at few of their fields.
+        """Return the encoded records of one queue from an offset on, to copy them or to decode only some fields.
+
+        Arguments are those of `pull`.
 
         Args:
-            max_bytes: of records in one answer; a broker may give fewer.
+            max_bytes: the largest size of an answer in bytes; a broker may have a smaller limit.
         """
         limit = self._puller.limit(wait, timeout)
         wanted = subscription(expression)
@@ -547,41 +689,46 @@ class AsyncClient:
         queue: int | MessageQueue | None = None,
         expression: str | Subscription = "*",
     ) -> AsyncIterator[Message]:
-        """The topic's messages, queue by queue, up to each queue's end as it is when the reader comes to it.
+        """Iterate over the messages of a topic, queue by queue, each up to its end when the iteration reaches it.
 
         Args:
-            start: `first`, or ms since 1970: from the messages stored then. What comes from now on is a consumer's.
+            topic: the topic.
+            start: "earliest", a datetime with a time zone, or milliseconds since 1970.
+            queue: read only this queue.
+            expression: a tag expression, or a `Subscription`.
 
         Raises:
-            ClientError: `start` is neither.
+            ClientError: `start` is "latest", or no start.
         """
         return self._puller.read(topic, start=start, queue=queue, subscription=subscription(expression))
 
     async def min_offset(self, topic: str, queue: int | MessageQueue) -> int:
+        """Return the offset of the first message of a queue."""
         return await self._at(topic, queue, self._puller.min_offset)
 
     async def max_offset(self, topic: str, queue: int | MessageQueue) -> int:
-        """The offset that the next message will get."""
+        """Return the offset that the next message of a queue will get."""
         return await self._at(topic, queue, self._puller.max_offset)
 
     async def offset_by_time(self, topic: str, queue: int | MessageQueue, when: Time) -> int:
-        """Return the offset of the first message that was stored at `when` or later.
+        """Return the offset of the first message of a queue that was stored at `when` or later.
 
-        Apache RocketMQ's brokers assume that store times are in order; after a step of the clock they may return a
-        later offset.
+        Apache RocketMQ's brokers assume ascending store times. After a step of their clock they may return a later
+        offset.
         """
         at = time_ms(when)
         return await self._at(topic, queue, lambda target: self._puller.offset_by_time(target, at))
 
     async def committed(self, group: str, topic: str, queue: int | MessageQueue) -> int | None:
-        """The next offset that the group will read; None if it has none."""
+        """Return the committed offset of a group in a queue, or None if it has none."""
         return await self._at(topic, queue, lambda target: self._puller.committed(group, target))
 
     async def commit(self, group: str, topic: str, queue: int | MessageQueue, offset: int) -> None:
+        """Commit an offset for a group: the offset of the next message that it reads."""
         await self._at(topic, queue, lambda target: self._puller.commit(group, target, offset))
 
     async def _at(self, topic: str, queue: int | MessageQueue, work: Callable[[MessageQueue], Awaitable[T]]) -> T:
-        """`work` with the queue that is meant, within the time of a call."""
+        """Resolve the queue and do `work` with it, within the time limit of a call."""
 
         async def inside() -> T:
             return await work(await self._puller.resolve(topic, queue))

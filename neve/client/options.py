@@ -6,6 +6,7 @@ import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from neve.clock import system_now_ms
 from neve.entropy import Entropy, system_entropy
@@ -84,3 +85,28 @@ _TIMES = (
     "rebalance_interval",
     "commit_interval",
 )
+
+
+class OptionChanges(TypedDict, total=False):
+    """The fields of `ClientOptions`, as keyword arguments of `connect`."""
+
+    timeout: float
+    attempt_timeout: float
+    connect_timeout: float
+    send_retries: int
+    retry_when_not_stored_ok: bool
+    compress_over: int
+    compress_type: str
+    compress_level: int
+    max_message_size: int
+    producer_group: str
+    instance_name: str
+    route_interval: float
+    heartbeat_interval: float
+    rebalance_interval: float
+    commit_interval: float
+    trace: bool
+    now_ms: Callable[[], int]
+    entropy: Entropy
+    credentials: tuple[str, str] | None
+    tls: ssl.SSLContext | bool

@@ -7,7 +7,7 @@ the replay and where the message lies. A message that is sent twice says the sam
 from __future__ import annotations
 
 from neve.client.model import Message, MessageQueue
-from neve.client.send.batch_sender import ToSend
+from neve.client.send.batch_sender import BatchItem
 from neve.client.validators import RESERVED_PROPERTIES
 from neve.errors import ClientError
 from neve.record.properties import PROPERTY_RETRY_TOPIC
@@ -40,7 +40,7 @@ def origin_of(message: Message) -> str | None:
     return message.properties.get(PROPERTY_RETRY_TOPIC) or message.properties.get(_DLQ_ORIGIN_TOPIC)
 
 
-def again(message: Message, name: str, target: Target, into: MessageQueue | None = None) -> ToSend:
+def again(message: Message, name: str, target: Target, into: MessageQueue | None = None) -> BatchItem:
     """What is sent for a message, to any queue if `into` names none. Raises NoOrigin."""
     assert message.queue is not None
     own = {name: value for name, value in message.properties.items() if name not in RESERVED_PROPERTIES}
@@ -58,4 +58,4 @@ def again(message: Message, name: str, target: Target, into: MessageQueue | None
             own[PROPERTY_RETRY_TOPIC] = origin  # under which the group's members get it
     assert topic is not None
     sent = Message(topic, message.body, message.tags, message.keys, own, message.flag)
-    return ToSend(sent, into)
+    return BatchItem(sent, into)

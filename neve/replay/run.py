@@ -165,7 +165,7 @@ class Replay:
                 reading = asyncio.create_task(self._read(queue, position, one.end))
                 messages = [again(message, task.name, task.target, into) for message in _meant(task, chunk)]
                 began = now()
-                await sender.put(messages)
+                await sender.put_all(messages)
                 await sender.flush()
                 task.read += len(chunk.messages)
                 task.sent += len(messages)

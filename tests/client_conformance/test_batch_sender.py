@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from neve.client import AsyncClient, Message, MessageQueue, ToSend
+from neve.client import AsyncClient, BatchItem, Message, MessageQueue
 from neve.client.send.draft import timing
 from neve.client.send.queue_selector import select_by_hash
 from neve.errors import ClientError
@@ -22,12 +22,12 @@ async def bodies(client: AsyncClient, topic: str) -> dict[MessageQueue, list[str
 
 def test_all_are_stored_once_in_few_requests_and_lanes_keep_their_order(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        sender = client.batch_sender(messages=16, in_flight=4)
+        sender = client.batch_sender(max_messages=16, in_flight=4)
         for begin in range(0, 600, 100):
             numbers = range(begin, begin + 100)
-            await sender.put(ToSend(Message(topic, f"free {n}".encode())) for n in numbers)
-            await sender.put(ToSend(Message(topic, f"key {n}".encode()), order_key=n % 3) for n in numbers)
-            await sender.put(ToSend(Message(topic, f"queue {n}".encode()), queue=3) for n in numbers)
+            await sender.put_all(BatchItem(Message(topic, f"free {n}".encode())) for n in numbers)
+            await sender.put_all(BatchItem(Message(topic, f"key {n}".encode()), order_key=n % 3) for n in numbers)
+            await sender.put_all(BatchItem(Message(topic, f"queue {n}".encode()), queue=3) for n in numbers)
         await sender.flush()
         assert sender.sent == 1800
         found = await bodies(client, topic)
@@ -52,10 +52,10 @@ def numbered(of_queue: Collection[str]) -> list[int]:
 
 def test_what_brokers_take_in_no_batch_goes_alone(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        sender = client.batch_sender(size=10_000)
+        sender = client.batch_sender(max_bytes=10_000)
         large = Message(topic, bytes(range(256)) * 200, properties={"a": "b"})
         soon = Message(topic, b"later")
-        await sender.put([ToSend(large), ToSend(soon, timing=timing(1)), ToSend(Message(topic, b"small"))])
+        await sender.put_all([BatchItem(large), BatchItem(soon, timing=timing(1)), BatchItem(Message(topic, b"small"))])
         await sender.flush()
         assert sender.sent == 3
         found = dict[bytes, str | None]()
@@ -73,15 +73,30 @@ def test_what_brokers_take_in_no_batch_goes_alone(run: Callable[..., None]) -> N
 
 def test_what_no_broker_takes_ends_it_and_what_went_before_is_told(run: Callable[..., None]) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        sender = client.batch_sender(messages=2)
-        wrong = ToSend(Message(topic, b"x"), queue=77)
+        sender = client.batch_sender(max_messages=2)
+        wrong = BatchItem(Message(topic, b"x"), queue=77)
         with pytest.raises(ClientError, match="has no queue 77"):
-            await sender.put(
-                [ToSend(Message(topic, b"1"), queue=0), ToSend(Message(topic, b"2"), queue=0), wrong, wrong]
+            await sender.put_all(
+                [BatchItem(Message(topic, b"1"), queue=0), BatchItem(Message(topic, b"2"), queue=0), wrong, wrong]
             )
             await sender.flush()
         assert sender.sent == 2
         with pytest.raises(ClientError, match="exclude each other"):
-            await client.batch_sender().put([ToSend(Message(topic, b"x"), queue=1, order_key=1)])
+            await client.batch_sender().put_all([BatchItem(Message(topic, b"x"), queue=1, order_key=1)])
+
+    run(work)
+
+
+def test_deliveries_say_where_their_messages_are_stored(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        async with client.batch_sender(max_messages=7) as sender:
+            deliveries = [await sender.put(topic, f"{n}", keys=[f"k{n}"]) for n in range(50)]
+            deliveries.append(await sender.put(Message(topic, b"alone", properties={"a": "b"}), delay_level=1))
+        results = [delivery.result() for delivery in deliveries]
+        assert len({one.msg_id for one in results}) == len({one.offset_msg_id for one in results}) == 51
+        for number, result in enumerate(results[:50]):
+            (message, *_) = (await client.pull(topic, result.queue, result.queue_offset, 1, wait=10)).messages
+            assert (message.body, message.msg_id) == (f"{number}".encode(), result.msg_id)
+            assert message.offset_msg_id == result.offset_msg_id
 
     run(work)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from neve.client import AsyncClient, Message, ToSend, connect, sync
+from neve.client import AsyncClient, BatchItem, Message, connect, sync
 from tests.client_conformance.conftest import create_topic
 from tests.servers.neve import NEVE
 from tests.waiting import until, wait_until
@@ -36,8 +36,8 @@ def filled(server: Any, topic: str, into: str) -> None:
         async with connect(server.namesrv) as client:
             await create_topic(client, into, 4)
             sender = client.batch_sender()
-            await sender.put(
-                ToSend(Message(topic, f"{n}".encode(), "AB"[n % 2], (f"k{n}",), {"n": str(n)}), queue=n % 4)
+            await sender.put_all(
+                BatchItem(Message(topic, f"{n}".encode(), "AB"[n % 2], (f"k{n}",), {"n": str(n)}), queue=n % 4)
                 for n in range(COUNT)
             )
             await sender.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_message_is_delivered_when_it_was_told_to(run: Callable[..., None]) ->
         began_ms = time.time_ns() // 1_000_000
         by_level = await client.send(topic, b"level", delay_level=1)
         by_delay = await client.send(topic, b"delay", delay=2)
-        by_time = await client.send(topic, b"time", deliver_at_ms=began_ms + 2500)
+        by_time = await client.send(topic, b"time", deliver_at=began_ms + 2500)
         assert not by_level.recall_handle and by_delay.recall_handle and by_time.recall_handle
         came: dict[bytes, int] = {}
         at = 0
@@ -101,3 +102,28 @@ def test_a_recalled_message_does_not_come(run: Callable[..., None]) -> None:
             await client.recall(topic, "no handle")
 
     run(work, queues=1)
+
+
+def test_message_object_is_sent_as_it_is(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        message = Message(topic, b"x", "T", ("k", "l"), {"colour": "red"}, 5)
+        sent = await client.send(message, queue=0)
+        await client.send_async(message, queue=0)
+        result = await client.pull(topic, sent.queue, sent.queue_offset, 1, wait=10)
+        (found,) = result.messages
+        assert (found.body, found.tags, found.keys, found.flag) == (b"x", "T", ("k", "l"), 5)
+        assert (found.properties["colour"], found.msg_id) == ("red", sent.msg_id)
+
+    run(work)
+
+
+def test_message_is_delivered_at_a_datetime(run: Callable[..., None]) -> None:
+    async def work(client: AsyncClient, topic: str) -> None:
+        began = datetime.now(UTC)
+        sent = await client.send(topic, b"later", queue=0, deliver_at=began + timedelta(seconds=2))
+        assert sent.recall_handle
+        result = await client.pull(topic, 0, 0, wait=15)
+        assert [message.body for message in result.messages] == [b"later"]
+        assert datetime.now(UTC) - began > timedelta(seconds=1)
+
+    run(work)

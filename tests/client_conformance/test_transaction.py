@@ -35,7 +35,7 @@ def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], uni
             async with producer.transaction(topic, b"committed", tags="T", keys=["k"]) as transaction:
                 assert await client.max_offset(topic, 0) == 0  # nobody sees a half message
             assert transaction.state is COMMIT
-            result = await producer.send(topic, b"z" * 5000, lambda message: COMMIT)
+            result = await producer.send(topic, b"z" * 5000, execute=lambda message: COMMIT)
             assert result.state is COMMIT
             with pytest.raises(ClientError):
                 await transaction.rollback()
@@ -65,7 +65,7 @@ def test_an_open_transaction_ends_as_the_check_says(run: Callable[..., None], un
             with pytest.raises(RuntimeError):
                 async with producer.transaction(topic, b"dropped"):
                     raise RuntimeError("my own work failed")
-            opened = await producer.send(topic, b"kept", lambda message: UNKNOWN, properties={"colour": "red"})
+            opened = await producer.send(topic, b"kept", execute=lambda message: UNKNOWN, properties={"colour": "red"})
             (message,) = await delivered(client, topic, 1)
             assert (message.body, message.properties["colour"]) == (b"kept", "red")
             assert len(asked[b"kept"]) >= 3
@@ -119,7 +119,7 @@ def test_the_synchronous_face_runs_work_and_checks_outside_the_loop(server: Any,
             pass
         with producer.transaction(topic, b"never") as transaction:
             transaction.rollback()
-        producer.send(topic, b"checked", execute)
+        producer.send(topic, b"checked", execute=execute)
         with client.consumer(f"G-{unique}", topic, start="earliest") as consumer:
             bodies = {message.body for message in (consumer.receive(20), consumer.receive(20)) if message}
         assert bodies == {b"in a block", b"checked"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neve import archive
-from neve.client import Message, ToSend, connect
+from neve.client import BatchItem, Message, connect
 from tests.client_conformance.conftest import create_topic
 from tests.servers.neve import NEVE, NeveServer
 
@@ -25,7 +25,7 @@ async def filled(namesrv: str, first: int) -> int:
             await create_topic(client, "again", 2)
         sender = client.batch_sender()
         numbers = range(first, first + FEW)
-        await sender.put(ToSend(Message("orders", f"{n}".encode() * 1000), queue=n % 2) for n in numbers)
+        await sender.put_all(BatchItem(Message("orders", f"{n}".encode() * 1000), queue=n % 2) for n in numbers)
         await sender.flush()
         return max([message.store_timestamp async for message in client.reader("orders")])
 

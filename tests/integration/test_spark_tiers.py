@@ -76,9 +76,9 @@ def send_all_shapes(neve: NeveServer, topic: str) -> None:
         client.send_batch(topic, [f"of a batch {n}" for n in range(5)], queue=0)
         client.send(topic, b"\x00\xff" * 10, delay_level=1, queue=0)
         with client.transaction_producer("tx", check=lambda message: LocalTransactionState.UNKNOWN) as producer:
-            producer.send(topic, "committed", lambda message: LocalTransactionState.COMMIT)
-            producer.send(topic, "rolled back", lambda message: LocalTransactionState.ROLLBACK)
-            producer.send(topic, "not decided", lambda message: LocalTransactionState.UNKNOWN)
+            producer.send(topic, "committed", execute=lambda message: LocalTransactionState.COMMIT)
+            producer.send(topic, "rolled back", execute=lambda message: LocalTransactionState.ROLLBACK)
+            producer.send(topic, "not decided", execute=lambda message: LocalTransactionState.UNKNOWN)
     for kind in ("zlib", "lz4", "zstd"):
         with connect(neve.namesrv, compress_type=kind) as client:
             client.send(topic, b"much of the same " * 1000, tags=kind, queue=1)

@@ -1,35 +1,44 @@
-"""Many messages on their way at once: packed into batches by lane, several batches in flight, each until it is stored.
+"""Sends many messages: packs them into batches by lane, and sends several batches at a time until they are stored.
 
-A lane is where messages have to go together: a topic, or a queue of it. A queue that was asked for, or an order key's,
-has one batch in flight at a time, so that its messages keep their order; other lanes have as many as there are. Of a
-number that several brokers have a queue of, the batches take turns between these. What is delayed, and what is for a
-group's retry topic, goes alone: brokers take no batches of such.
+A lane is the destination that messages of one batch share: a topic, or one queue of it. A lane to a queue, which a
+caller or an order key chose, has one batch in flight, so that its messages keep their order. Other lanes have no such
+limit. If several brokers have a queue of that number, the batches of its lane alternate between them. Delayed messages
+and messages for a retry topic are sent alone, because brokers refuse batches of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from neve.client.model import Message, MessageQueue
+from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.net.session import Session
-from neve.client.send.draft import Draft
+from neve.client.send.draft import Draft, send_request
 from neve.client.send.producer import Producer, Repeats
 from neve.client.send.queue_selector import OrderKey, select_by_hash
+from neve.client.times import Time
 from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, UnknownOutcome
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import RETRY_PREFIX
 
-_PAUSES_S = (0.1, 0.2, 0.5, 1.0)  # between attempts to have a batch taken, the last again and again
-_PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
-_FRAMING = 64  # of a message in a batch, its own properties included
+log = logging.getLogger(__name__)
+
+_BACKOFF_S = (0.1, 0.2, 0.5, 1.0)  # between attempts to store a batch; the last one repeats
+_TEMPORARY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+_FRAMING_BYTES = 64  # of a message in a batch, with the client's own properties
+
+Delivery = asyncio.Future[SendResult]
 
 
-class ToSend(NamedTuple):
-    """A message, and where and when: `queue` and `order_key` exclude each other; `timing` is `draft.timing`'s."""
+class BatchItem(NamedTuple):
+    """A message for `BatchSender.put_all`. `queue` and `order_key` exclude each other.
+
+    `timing` is a property that delays the message; see `neve.client.send.draft.timing`.
+    """
 
     message: Message
     queue: int | MessageQueue | None = None
@@ -39,23 +48,32 @@ class ToSend(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """How large a batch is, how many are in flight, and how long one is sent again.
+    """The limits of a batch sender; see `AsyncClient.batch_sender`.
 
-    A batch costs a broker more than a message, and several wait there together. A premature timeout stores a second
-    copy of each message, so batches wait longer for an answer than single messages.
+    Batches wait longer for an answer than single messages: they cost a broker more, several of them queue there, and a
+    premature timeout stores a second copy of each message.
     """
 
-    messages: int = 200
-    size: int = 256 << 10
+    max_messages: int = 200
+    max_bytes: int = 256 << 10
     in_flight: int = 8
-    patience: float = 30.0  # seconds for which a batch is sent again while it is not stored
-    attempt_timeout: float = 10.0  # seconds that one request waits for its answer
+    retry_timeout: float = 30.0
+    attempt_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_messages", "max_bytes", "in_flight"):
+            if getattr(self, name) < 1:
+                raise ClientError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.retry_timeout < 0:
+            raise ClientError(f"retry_timeout must be at least 0 s, got {self.retry_timeout!r}")
+        if not self.attempt_timeout > 0:
+            raise ClientError(f"attempt_timeout must be more than 0 s, got {self.attempt_timeout!r}")
 
 
 def _size(message: Message) -> int:
-    """About as many bytes as it takes of a batch."""
-    size = _FRAMING + len(message.body) + len(message.tags or "") + sum(map(len, message.keys)) + len(message.keys)
-    return size + sum(len(name) + len(value) for name, value in message.properties.items())
+    """Estimate the bytes that a message takes in a batch."""
+    size = _FRAMING_BYTES + len(message.body) + len(message.tags or "") + sum(map(len, message.keys))
+    return size + len(message.keys) + sum(len(name) + len(value) for name, value in message.properties.items())
 
 
 class _Lane(NamedTuple):
@@ -64,154 +82,250 @@ class _Lane(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Filling:
+class _Batch:
     messages: list[Message] = field(default_factory=list)
+    deliveries: dict[int, Delivery] = field(default_factory=dict)  # by position, for messages of `put`
     size: int = 0
 
 
 class BatchSender:
-    """`put` as often as there is something, then `flush`. After an error from either, use another one.
+    """Sends messages in batches: `async with client.batch_sender() as sender: await sender.put("topic", b"body")`.
 
-    `sent` counts the messages that brokers have stored. `repeated` counts messages that were sent again although an
-    earlier request may have stored them: readers may find them twice, with one `msg_id`.
+    The end of the block waits until all messages are stored. If the block raises, batches in flight are awaited, and
+    messages that were not yet sent are discarded. After an error of a method, use another batch sender.
+
+    Attributes:
+        sent: the number of messages that brokers have stored.
+        repeated: the number of messages that were sent again although an earlier request may have stored them.
+            Consumers may receive them twice, with one `msg_id`.
     """
 
     def __init__(self, session: Session, producer: Producer, limits: BatchLimits) -> None:
         self._session = session
         self._producer = producer
         self._limits = limits
-        self._filling: dict[_Lane, _Filling] = {}
+        self._filling: dict[_Lane, _Batch] = {}
         self._in_flight: dict[asyncio.Task[None], _Lane] = {}
         self._failure: NeveError | None = None
         self._not_stored: list[Message] = []
         self.sent = 0
         self.repeated = 0
 
-    @property
-    def not_stored(self) -> list[Message]:
-        """After an error: the messages without a confirmation, among them those that were never sent.
+    async def __aenter__(self) -> Self:
+        return self
 
-        Those of a request without an answer (UnknownOutcome) may be stored all the same.
-        """
-        return self._not_stored + [message for filling in self._filling.values() for message in filling.messages]
-
-    async def put(self, messages: Iterable[ToSend]) -> None:
-        """Returns when all are on their way but what fills no batch yet.
-
-        Raises:
-            BrokerError, UnknownOutcome, ConnectionFailed: as of `AsyncClient.send`, of any batch until now.
-            ClientError: one of them no broker would take.
-        """
-        rest = iter(messages)
-        try:
-            await self._put(rest)
-        except NeveError:
-            self._not_stored += [one.message for one in rest]
-            raise
-
-    async def _put(self, messages: Iterator[ToSend]) -> None:
-        selected: dict[str, Sequence[MessageQueue]] = {}
-        for one in messages:
-            try:
-                lane = await self._lane(one, selected)
-            except NeveError:
-                self._not_stored.append(one.message)
-                raise
-            if one.timing or one.message.topic.startswith(RETRY_PREFIX):
-                await self._begin(lane, [one.message], one.timing)
-                continue
-            size = _size(one.message)
-            filling = self._filling.get(lane)
-            if filling is not None and filling.size + size > self._limits.size:
-                await self._begin_filled(lane)
-                filling = None
-            if filling is None:
-                filling = self._filling[lane] = _Filling()
-            filling.messages.append(one.message)
-            filling.size += size
-            if len(filling.messages) >= self._limits.messages:
-                await self._begin_filled(lane)
-
-    async def flush(self) -> None:
-        """Returns when all are stored. Raises as `put`, when nothing is on its way any more."""
-        for lane in list(self._filling):
-            await self._begin_filled(lane)
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.flush()
+            return
+        self._discard(self._failure)
         await self._settle()
         if self._failure is not None:
+            log.warning("messages not stored: count=%d cause=%s", len(self._not_stored), self._failure)
+
+    @property
+    def not_stored(self) -> list[Message]:
+        """After an error: the messages that no broker confirmed, among them those that were not sent.
+
+        Messages of a request with an unknown outcome (UnknownOutcome) may be stored all the same.
+        """
+        return self._not_stored + [message for batch in self._filling.values() for message in batch.messages]
+
+    async def put(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: int | MessageQueue | None = None,
+        order_key: OrderKey | None = None,
+        delay_level: int = 0,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        flag: int = 0,
+    ) -> Delivery:
+        """Add one message; wait while `in_flight` batches are on their way.
+
+        Args: as of `AsyncClient.send`; `queue` is a number or a queue.
+
+        Returns:
+            A future with the `SendResult` of the message. Its exception need not be retrieved.
+
+        Raises:
+            ClientError: the message is invalid.
+            NeveError: an earlier batch could not be stored.
+        """
+        what = send_request(
+            topic,
+            body,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            delay_level=delay_level,
+            delay=delay,
+            deliver_at=deliver_at,
+            flag=flag,
+        )
+        delivery: Delivery = asyncio.get_running_loop().create_future()
+        item = BatchItem(what.message, queue, order_key, what.timing)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            await self._add(item, {}, delivery)
+        except NeveError:
+            self._note_unsent(item.message)
+            raise
+        return delivery
+
+    async def put_all(self, items: Iterable[BatchItem | Message]) -> None:
+        """Add many messages; return when all are on their way, except those that do not fill a batch yet.
+
+        Raises:
+            ClientError: a message is invalid.
+            NeveError: a batch could not be stored. `not_stored` has all messages that are not.
+        """
+        rest = iter(items)
+        selected: dict[str, Sequence[MessageQueue]] = {}
+        for one in rest:
+            item = BatchItem(one) if isinstance(one, Message) else one
+            try:
+                await self._add(item, selected, None)
+            except NeveError:
+                self._note_unsent(item.message)
+                self._not_stored += self._messages(rest)
+                raise
+
+    async def flush(self) -> None:
+        """Wait until all messages are stored.
+
+        Raises:
+            NeveError: a batch could not be stored, and all others have ended.
+        """
+        try:
+            for lane in list(self._filling):
+                await self._begin_filled(lane)
+        except NeveError as error:
+            self._discard(error)
+            raise
+        finally:
+            await self._settle()
+        if self._failure is not None:
+            self._discard(self._failure)
             raise self._failure
 
-    async def _lane(self, one: ToSend, selected: dict[str, Sequence[MessageQueue]]) -> _Lane:
-        topic = one.message.topic
-        if one.order_key is None:
-            return _Lane(topic, one.queue)
-        if one.queue is not None:
+    # ---- filling
+
+    @staticmethod
+    def _messages(items: Iterator[BatchItem | Message]) -> list[Message]:
+        return [one if isinstance(one, Message) else one.message for one in items]
+
+    def _note_unsent(self, message: Message) -> None:
+        if not any(one is message for one in self._not_stored):  # a batch that failed has noted its messages
+            self._not_stored.append(message)
+
+    async def _add(
+        self, item: BatchItem, selected: dict[str, Sequence[MessageQueue]], delivery: Delivery | None
+    ) -> None:
+        lane = await self._lane(item, selected)
+        message = item.message
+        if item.timing or message.topic.startswith(RETRY_PREFIX):
+            alone = _Batch([message])
+            if delivery is not None:
+                alone.deliveries[0] = delivery
+            await self._begin(lane, alone, item.timing)
+            return
+        size = _size(message)
+        batch = self._filling.get(lane)
+        if batch is not None and batch.size + size > self._limits.max_bytes:
+            await self._begin_filled(lane)
+            batch = self._filling.get(lane)  # another task may have begun one meanwhile
+        if batch is None:
+            batch = self._filling[lane] = _Batch()
+        if delivery is not None:
+            batch.deliveries[len(batch.messages)] = delivery
+        batch.messages.append(message)
+        batch.size += size
+        if len(batch.messages) >= self._limits.max_messages:
+            await self._begin_filled(lane)
+
+    async def _lane(self, item: BatchItem, selected: dict[str, Sequence[MessageQueue]]) -> _Lane:
+        topic = item.message.topic
+        if item.order_key is None:
+            return _Lane(topic, item.queue)
+        if item.queue is not None:
             raise ClientError("queue and order_key exclude each other")
         queues = selected.get(topic)
         if queues is None:
             queues = selected[topic] = (await self._session.publish_route(topic)).write_queues
             if not queues:
                 raise ClientError(f"{topic} has no queue to write to", ResponseCode.TOPIC_NOT_EXIST)
-        return _Lane(topic, select_by_hash(one.order_key)(queues, one.message))
+        return _Lane(topic, select_by_hash(item.order_key)(queues, item.message))
+
+    # ---- sending
 
     async def _begin_filled(self, lane: _Lane) -> None:
-        await self._begin(lane, self._filling.pop(lane).messages)
+        batch = self._filling.pop(lane, None)
+        if batch is not None:
+            await self._begin(lane, batch, {})
 
-    async def _begin(self, lane: _Lane, messages: list[Message], timing: Mapping[str, str] | None = None) -> None:
+    async def _begin(self, lane: _Lane, batch: _Batch, timing: Mapping[str, str]) -> None:
         try:
             drafts = self._producer.drafts
-            is_single = len(messages) == 1
-            draft = drafts.single(messages[0], timing) if is_single else drafts.batch(lane.topic, messages)
+            is_single = len(batch.messages) == 1
+            draft = drafts.single(batch.messages[0], timing) if is_single else drafts.batch(lane.topic, batch.messages)
             while self._failure is None and not self._has_room(lane):
                 await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
             if self._failure is not None:
                 await self._settle()
                 raise self._failure
-        except BaseException:
-            self._not_stored += messages
+        except NeveError as error:
+            self._give_up(batch, error)
             raise
-        task = self._session.spawn(self._deliver(draft, lane, messages), f"batch to {lane.topic}")
+        except BaseException:
+            self._failed(batch, ClientError(f"a put to {lane.topic} was cancelled before its batch was sent"))
+            raise
+        task = self._session.spawn(self._deliver(draft, lane, batch), f"batch to {lane.topic}")
         self._in_flight[task] = lane
-        task.add_done_callback(functools.partial(self._ended, messages))
+        task.add_done_callback(functools.partial(self._ended, batch))
 
-    def _ended(self, messages: list[Message], task: asyncio.Task[None]) -> None:
-        """Note a cancelled batch here: a task that is cancelled before its first step runs no `except` of its own."""
+    def _ended(self, batch: _Batch, task: asyncio.Task[None]) -> None:
+        """Record a cancelled batch: a task that is cancelled before its first step runs no `except` of its own."""
         lane = self._in_flight.pop(task)
         if task.cancelled():
-            self._failed(messages, UnknownOutcome(f"the client ended while messages to {lane.topic} were on their way"))
+            self._failed(batch, UnknownOutcome(f"the client was closed during a send to {lane.topic}"))
 
     def _has_room(self, lane: _Lane) -> bool:
         if len(self._in_flight) >= self._limits.in_flight:
             return False
         return lane.queue is None or lane not in self._in_flight.values()
 
-    async def _deliver(self, draft: Draft, lane: _Lane, messages: list[Message]) -> None:
-        """Send until the batch is stored or patience ends; what becomes of it is noted here."""
+    async def _deliver(self, draft: Draft, lane: _Lane, batch: _Batch) -> None:
+        """Send a batch until it is stored or the retry timeout ends, and record the outcome."""
         try:
-            await self._store(draft, lane, len(messages))
+            result = await self._store(draft, lane, len(batch.messages))
         except NeveError as error:
-            self._failed(messages, error)
+            self._failed(batch, error)
         except asyncio.CancelledError:
-            raise  # `_ended` notes it
+            raise  # `_ended` records it
         except BaseException:
-            self._failed(messages, UnknownOutcome(f"an internal error ended the sending of messages to {lane.topic}"))
+            self._failed(batch, UnknownOutcome(f"an internal error ended a send to {lane.topic}"))
             raise
         else:
-            self.sent += len(messages)
+            self.sent += len(batch.messages)
+            _deliver_results(batch, result)
 
-    def _failed(self, messages: list[Message], error: NeveError) -> None:
-        self._not_stored += messages
-        self._failure = self._failure or error
-
-    async def _store(self, draft: Draft, lane: _Lane, count: int) -> None:
-        """It stays the same draft: a message sent twice has one id."""
+    async def _store(self, draft: Draft, lane: _Lane, count: int) -> SendResult:
+        """Send the draft until it is stored. It stays the same: a message that is sent twice has one id."""
         now = asyncio.get_running_loop().time
-        deadline = now() + self._limits.patience
-        pauses = iter(_PAUSES_S)
+        deadline = now() + self._limits.retry_timeout
+        backoff = iter(_BACKOFF_S)
         repeats = Repeats()
         while True:
             before = repeats.count
             try:
-                await self._producer.deliver(
+                return await self._producer.deliver(
                     draft,
                     lane.queue,
                     max(self._session.options.timeout, self._limits.attempt_timeout),
@@ -219,17 +333,59 @@ class BatchSender:
                     repeats=repeats,
                 )
             except (BrokerError, ConnectionFailed, UnknownOutcome) as error:
-                pause = next(pauses, _PAUSES_S[-1])
-                is_final = isinstance(error, BrokerError) and error.code not in _PASSING
+                pause = next(backoff, _BACKOFF_S[-1])
+                is_final = isinstance(error, BrokerError) and error.code not in _TEMPORARY
                 if is_final or self._failure is not None or now() + pause > deadline:
                     raise
                 await asyncio.sleep(pause)
-            else:
-                return
             finally:
                 self.repeated += (repeats.count - before) * count
 
     async def _settle(self) -> None:
-        """What became of a batch is known of each."""
+        """Wait until the outcome of every batch in flight is recorded."""
         while self._in_flight:
             await asyncio.wait(self._in_flight)
+
+    # ---- failing
+
+    def _failed(self, batch: _Batch, error: NeveError) -> None:
+        self._failure = self._failure or error
+        self._give_up(batch, error)
+
+    def _give_up(self, batch: _Batch, error: NeveError | None) -> None:
+        self._not_stored += batch.messages
+        for delivery in batch.deliveries.values():
+            if delivery.done():
+                continue
+            if error is None:
+                delivery.cancel()
+            else:
+                delivery.set_exception(error)
+                delivery.exception()  # asyncio shall not log it: `flush` and `put` raise it
+
+    def _discard(self, error: NeveError | None) -> None:
+        """Discard the batches that are not sent: their deliveries raise the error, or are cancelled without one."""
+        for lane in list(self._filling):
+            self._give_up(self._filling.pop(lane), error)
+
+
+def _deliver_results(batch: _Batch, result: SendResult) -> None:
+    """Set the results of the deliveries. A batch has its ids joined by commas, and consecutive offsets."""
+    if not batch.deliveries:
+        return
+    count = len(batch.messages)
+    ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
+    for position, delivery in batch.deliveries.items():
+        if not delivery.done():  # its caller may have cancelled it
+            offset_id = offset_ids[position] if len(offset_ids) == count else result.offset_msg_id
+            delivery.set_result(
+                SendResult(
+                    result.status,
+                    ids[position],
+                    offset_id,
+                    result.queue,
+                    result.queue_offset + position,
+                    result.transaction_id,
+                    result.recall_handle,
+                )
+            )

@@ -1,6 +1,6 @@
-"""What a caller wants sent, and that as it goes on the wire: checked, its properties packed, its body deflated.
+"""Messages to send: checked, with encoded properties and a compressed body.
 
-the arguments of any way of sending ──▶ Sending ──▶ Draft ──▶ one request an attempt
+arguments of a send ──▶ SendRequest ──▶ Draft ──▶ one request for each attempt
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from neve.client.model import Message
 from neve.client.options import ClientOptions
 from neve.client.send.compression import compress
 from neve.client.send.queue_selector import OrderKey, Queue, select_by_hash
+from neve.client.times import Time, time_ms
 from neve.client.trace.format import MessageType
 from neve.client.validators import (
     body_bytes,
@@ -40,18 +41,18 @@ PROPERTY_DELIVER_AT = "TIMER_DELIVER_MS"
 TIMED = frozenset({PROPERTY_DELAY, "TIMER_DELAY_SEC", PROPERTY_DELAY_MS, PROPERTY_DELIVER_AT})
 
 
-class Sending(NamedTuple):
-    """What a caller wants sent; every way of sending takes it. Made by `sending`."""
+class SendRequest(NamedTuple):
+    """A message to send, and where and when. Made by `send_request`."""
 
     message: Message
     queue: Queue | None  # None: the next in turn
-    timing: Mapping[str, str]  # the property that says when; none for at once
-    timeout: float | None  # None: that of the options
+    timing: Mapping[str, str]  # the property that delays the message, if it is delayed
+    timeout: float | None  # None: the timeout of the options
 
 
-def sending(
-    topic: str,
-    body: bytes | str,
+def send_request(
+    topic: str | Message,
+    body: bytes | str | None = None,
     *,
     tags: str | None = None,
     keys: str | Iterable[str] = (),
@@ -60,22 +61,34 @@ def sending(
     order_key: OrderKey | None = None,
     delay_level: int = 0,
     delay: float | None = None,
-    deliver_at_ms: int | None = None,
+    deliver_at: Time | None = None,
     flag: int = 0,
     timeout: float | None = None,
-) -> Sending:
-    """A caller's arguments, which are those of `AsyncClient.send`, looked at.
+) -> SendRequest:
+    """Check the arguments of a send, which are those of `AsyncClient.send`.
 
     Raises:
-        ClientError: one cannot be written, belongs to the system, or excludes another.
+        ClientError: an argument is invalid, or excludes another.
     """
     check_timeout(timeout)
+    if isinstance(topic, Message):
+        if body is not None or tags is not None or keys or properties or flag:
+            raise ClientError("body, tags, keys, properties and flag are those of the Message")
+        topic, body, tags, keys, properties, flag = _parts(topic)
     message = message_to_send(topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
-    return Sending(message, target_queue(queue, order_key), timing(delay_level, delay, deliver_at_ms), timeout)
+    return SendRequest(message, target_queue(queue, order_key), timing(delay_level, delay, deliver_at), timeout)
+
+
+def _parts(message: Message) -> tuple[str, bytes, str | None, tuple[str, ...], Mapping[str, str], int]:
+    return message.topic, message.body, message.tags, message.keys, message.properties, message.flag
 
 
 def target_queue(queue: Queue | None, order_key: OrderKey | None) -> Queue | None:
-    """The queue that a caller names, or the one that an order key always chooses. Raises ClientError for both."""
+    """Return the queue that the caller chose, or the selector of an order key.
+
+    Raises:
+        ClientError: both are given.
+    """
     if order_key is None:
         return queue
     if queue is not None:
@@ -85,7 +98,7 @@ def target_queue(queue: Queue | None, order_key: OrderKey | None) -> Queue | Non
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a send request is made of. `message` is the caller's; a batch has none of its own."""
+    """The parts of a send request. `message` is the caller's; for a batch it has the encoded batch as its body."""
 
     topic: str
     body: bytes
@@ -99,7 +112,7 @@ class Draft:
 
     @property
     def kind(self) -> MessageType:
-        """As traces tell it."""
+        """The type of the message in traces."""
         if self.sys_flag & TRANSACTION_PREPARED:
             return MessageType.HALF
         is_timed = TIMED & bytes_to_properties(self.properties.encode()).keys()
@@ -107,17 +120,17 @@ class Draft:
 
 
 class Drafts:
-    """Makes drafts under a client's options; `next_unique_key` gives each message its id."""
+    """Creates drafts by the options of a client. `next_unique_key` returns the id of a message."""
 
     def __init__(self, options: ClientOptions, next_unique_key: Callable[[], str]) -> None:
         self._options = options
         self._next_unique_key = next_unique_key
 
     def single(self, message: Message, own: Mapping[str, str] | None = None, *, sys_flag: int = 0) -> Draft:
-        """One message; `own` are properties of the client's own making, such as a delay.
+        """Return the draft of one message. `own` are properties that the client sets, such as a delay.
 
         Raises:
-            ClientError: no broker would take it.
+            ClientError: brokers refuse such a message.
         """
         check_topic(message.topic)
         check_body(len(message.body), self._options.max_message_size)
@@ -132,10 +145,10 @@ class Drafts:
         return Draft(message.topic, body, packed, sys_flag, message.flag, key, message, is_reply=is_reply)
 
     def batch(self, topic: str, messages: Iterable[bytes | str | Message]) -> Draft:
-        """Several messages of one topic. They are not deflated: the broker takes the batch apart.
+        """Return the draft of a batch. Its bodies are not compressed: the broker unpacks the batch.
 
         Raises:
-            ClientError: no broker would take it, or they do not belong together.
+            ClientError: brokers refuse such a batch, or a message has another topic.
         """
         check_topic(topic)
         ids: list[str] = []
@@ -145,7 +158,7 @@ class Drafts:
             if type(message.body) is not bytes:
                 message = replace(message, body=body_bytes(message.body))
             if message.topic != topic:
-                raise ClientError(f"a batch is for one topic: {message.topic} among {topic}")
+                raise ClientError(f"a batch has one topic, got {message.topic} and {topic}")
             if TIMED & message.properties.keys():
                 raise ClientError("a delayed message cannot be part of a batch")
             check_body(len(message.body), self._options.max_message_size)
@@ -153,7 +166,7 @@ class Drafts:
             ids.append(key)
             parts.append((message.body, message.flag, packed_properties(properties)))
         if not parts:
-            raise ClientError("an empty batch")
+            raise ClientError("a batch needs at least one message")
         blob = encode_batch(parts)
         check_body(len(blob), self._options.max_message_size)
         header = properties_to_bytes({PROPERTY_WAIT: "true"}).decode()
@@ -172,40 +185,46 @@ class Drafts:
 
 def message_to_send(
     topic: str,
-    body: bytes | str,
+    body: bytes | str | None,
     *,
     tags: str | None = None,
     keys: str | Iterable[str] = (),
     properties: Mapping[str, str] | None = None,
     flag: int = 0,
 ) -> Message:
-    """A message from a caller's arguments.
+    """Return the message that consists of these parts.
 
     Raises:
-        ClientError: a property cannot be written, or belongs to the system.
+        ClientError: a part has the wrong type, or a property is reserved or cannot be encoded.
     """
     check_properties(properties or {})
     if tags is not None and not isinstance(tags, str):
-        raise ClientError(f"tags are a str, not {type(tags).__name__}")
+        raise ClientError(f"tags must be a str, got {type(tags).__name__}")
     words = tuple(keys.split() if isinstance(keys, str) else keys)
     for word in words:
         if not isinstance(word, str):
-            raise ClientError(f"a key is a str, not {type(word).__name__}")
+            raise ClientError(f"a key must be a str, got {type(word).__name__}")
     return Message(topic, body_bytes(body), tags, words, properties or {}, flag)
 
 
-def timing(delay_level: int = 0, delay: float | None = None, deliver_at_ms: int | None = None) -> dict[str, str]:
-    """The property that says when a message is to be delivered; none for at once. `delay` is in seconds.
+def timing(delay_level: int = 0, delay: float | None = None, deliver_at: Time | None = None) -> dict[str, str]:
+    """Return the property that delays a message; empty if it is not delayed.
+
+    Args:
+        delay_level: a delay level of the broker, 1 to 18; 0 for none.
+        delay: a delay in seconds.
+        deliver_at: the time of delivery.
 
     Raises:
-        ClientError: it is said twice, or is not a time.
+        ClientError: more than one is given, or a delay is negative.
     """
-    if (delay_level != 0) + (delay is not None) + (deliver_at_ms is not None) > 1:
-        raise ClientError("delay_level, delay and deliver_at_ms exclude each other")
-    if delay_level < 0 or (delay is not None and delay < 0) or (deliver_at_ms is not None and deliver_at_ms < 0):
+    if (delay_level != 0) + (delay is not None) + (deliver_at is not None) > 1:
+        raise ClientError("delay_level, delay and deliver_at exclude each other")
+    at = None if deliver_at is None else time_ms(deliver_at)
+    if delay_level < 0 or (delay is not None and delay < 0) or (at is not None and at < 0):
         raise ClientError("a delay cannot be negative")
     if delay_level:
         return {PROPERTY_DELAY: str(delay_level)}
     if delay is not None:
         return {PROPERTY_DELAY_MS: str(round(delay * 1000))}
-    return {} if deliver_at_ms is None else {PROPERTY_DELIVER_AT: str(deliver_at_ms)}
+    return {} if at is None else {PROPERTY_DELIVER_AT: str(at)}

@@ -13,7 +13,7 @@ from neve.client.model import Message, MessageQueue, SendResult, SendStatus
 from neve.client.net.connection import NOT_MASTER
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES, TopicRoute
 from neve.client.net.session import Session, ext_int
-from neve.client.send.draft import Draft, Drafts, Sending
+from neve.client.send.draft import Draft, Drafts, SendRequest
 from neve.client.send.latency import FaultTable
 from neve.client.send.queue_selector import Queue
 from neve.client.trace.recorder import Traces
@@ -64,7 +64,7 @@ class Producer:
         self._turn: dict[str, int] = {}
         self.drafts = Drafts(session.options, session.next_unique_key)
 
-    async def send(self, what: Sending, *, retry_on: Collection[int] = RETRYABLE) -> SendResult:
+    async def send(self, what: SendRequest, *, retry_on: Collection[int] = RETRYABLE) -> SendResult:
         draft = self.drafts.single(what.message, what.timing)
         return await self.deliver(draft, what.queue, what.timeout, retry_on=retry_on)
 
@@ -79,7 +79,7 @@ class Producer:
         check_timeout(timeout)
         return await self.deliver(self.drafts.batch(topic, messages), queue, timeout)
 
-    async def send_oneway(self, what: Sending) -> None:
+    async def send_oneway(self, what: SendRequest) -> None:
         group = self._session.options.producer_group
         self._session.produces(group)
         draft = self.drafts.single(what.message, what.timing)

@@ -16,7 +16,7 @@ from uuid import UUID
 from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.net.connection import Connection
 from neve.client.net.session import Session
-from neve.client.send.draft import Sending
+from neve.client.send.draft import SendRequest
 from neve.client.send.producer import Producer
 from neve.client.validators import check_timeout
 from neve.errors import ClientError, NeveError, RequestTimeout, seconds_text
@@ -50,7 +50,7 @@ class Requests:
         self._waiting: dict[str, asyncio.Future[Message]] = {}
         session.code_handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._serve
 
-    async def request(self, what: Sending, timeout: float) -> Message:
+    async def request(self, what: SendRequest, timeout: float) -> Message:
         """See `AsyncClient.request`."""
         check_timeout(timeout)
         correlation = str(UUID(bytes=self._session.options.entropy(16), version=4))
@@ -82,7 +82,7 @@ class Requests:
         route = await self._session.publish_route(topic)
         await self._session.introduce(self._session.options.producer_group, route.brokers.values())
 
-    async def reply(self, request: Message, what: Sending) -> SendResult:
+    async def reply(self, request: Message, what: SendRequest) -> SendResult:
         """See `AsyncClient.reply`; `what` goes to `reply_topic(request)`."""
         asked = request.properties
         own = {PROPERTY_MESSAGE_TYPE: REPLY}

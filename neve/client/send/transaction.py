@@ -24,7 +24,7 @@ from typing import Self
 from neve.client.model import Message, SendResult, SendStatus, message_from_record
 from neve.client.net.connection import Connection
 from neve.client.net.session import Session, ended
-from neve.client.send.draft import sending
+from neve.client.send.draft import send_request
 from neve.client.send.producer import Producer
 from neve.client.trace.recorder import Traces
 from neve.client.validators import check_group
@@ -147,8 +147,8 @@ class TransactionProducer:
 
     async def begin(
         self,
-        topic: str,
-        body: bytes | str,
+        topic: str | Message,
+        body: bytes | str | None = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -164,7 +164,7 @@ class TransactionProducer:
         """
         if not self._checks.has(self):
             raise ClientError("the transaction producer is not started: use `async with`")
-        what = sending(topic, body, tags=tags, keys=keys, properties=properties, flag=flag, timeout=timeout)
+        what = send_request(topic, body, tags=tags, keys=keys, properties=properties, flag=flag, timeout=timeout)
         own = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
         draft = self._producer.drafts.single(what.message, own, sys_flag=TRANSACTION_PREPARED)
         sent = await self._producer.deliver(draft, None, what.timeout, group=self.group)
@@ -177,8 +177,8 @@ class TransactionProducer:
     @asynccontextmanager
     async def transaction(
         self,
-        topic: str,
-        body: bytes | str,
+        topic: str | Message,
+        body: bytes | str | None = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -199,10 +199,10 @@ class TransactionProducer:
 
     async def send(
         self,
-        topic: str,
-        body: bytes | str,
-        execute: Callable[[Message], Decision],
+        topic: str | Message,
+        body: bytes | str | None = None,
         *,
+        execute: Callable[[Message], Decision],
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,

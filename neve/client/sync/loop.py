@@ -1,4 +1,4 @@
-"""An event loop in a background thread, and objects whose calls run on it and wait for the answer."""
+"""An event loop in a background thread, and wrappers that run the asynchronous client on it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from neve.errors import ClientError
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS_S = 5.0  # so long a call that is ended with the client may take to end
+_CANCEL_TIMEOUT_S = 5.0  # for calls that are cancelled with their client
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class ClientClosed(ClientError):
-    """The call came too late, or was ended by the close."""
+    """The client is closed, or was closed during the call."""
 
     def __init__(self) -> None:
         super().__init__("the client is closed")
 
 
 class BackgroundLoop:
-    """An event loop in a daemon thread. Whoever waits for a call when it stops gets an error; nobody waits for ever."""
+    """An event loop in a daemon thread. When it stops, unfinished calls raise ClientClosed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
-        self._entrance = threading.Lock()  # a call comes before the stop, and is ended by it, or is refused
+        self._entrance = threading.Lock()  # a call is either submitted before the stop, which ends it, or refused
         self._is_stopped = False
         self._calls: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="neve-client", daemon=True)
@@ -50,12 +50,18 @@ class BackgroundLoop:
                 call.cancel()
 
     def submit(self, work: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
+        """Begin a coroutine on the loop.
+
+        Raises:
+            ClientClosed: the loop has stopped.
+            ClientError: this is another process, or the thread of the loop.
+        """
         if self._pid != os.getpid():
             work.close()
-            raise ClientError("this client was made before a fork; make one in this process")
+            raise ClientError("this client was created before a fork: create one in this process")
         if threading.current_thread() is self._thread:
             work.close()
-            raise ClientError("the synchronous client was called on its own loop; use neve.client.connect there")
+            raise ClientError("the synchronous client was called on its own event loop: use neve.client.connect there")
         with self._entrance:
             if self._is_stopped:
                 work.close()
@@ -66,12 +72,13 @@ class BackgroundLoop:
         return call
 
     def call(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine on the loop and wait for its result."""
         future = self.submit(work)
         try:
             return future.result()
-        except concurrent.futures.CancelledError:  # by the stop: nobody else knows the future
+        except concurrent.futures.CancelledError:  # by `stop`: no other code has the future
             raise ClientClosed from None
-        except BaseException:  # Ctrl-C while waiting: the call is given up
+        except BaseException:  # such as KeyboardInterrupt: cancel the call
             future.cancel()
             raise
 
@@ -80,7 +87,7 @@ class BackgroundLoop:
         return self._is_stopped
 
     def stop(self) -> None:
-        """Ends the calls under way, then the thread."""
+        """Cancel unfinished calls, then end the thread."""
         if self._pid != os.getpid():
             return
         with self._entrance:
@@ -92,33 +99,78 @@ class BackgroundLoop:
 
 
 async def _end_all() -> None:
-    """Cancels what still runs on the loop, so that those who wait for it hear of it."""
+    """Cancel all tasks of the loop."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in others:
             task.cancel()
-        await asyncio.wait(others, timeout=_LAST_WORDS_S)
+        await asyncio.wait(others, timeout=_CANCEL_TIMEOUT_S)
         stuck = {task for task in others if not task.done()}
         if stuck:
-            log.error("%d calls do not end with their client: %s", len(stuck), stuck)
+            log.error("calls did not end after cancellation: count=%d tasks=%s", len(stuck), stuck)
             return
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 class Wrapper:
-    """Something asynchronous and the loop that it lives on."""
+    """An object of the asynchronous client, and the loop that it belongs to."""
 
     def __init__(self, loop: BackgroundLoop, inner: Any) -> None:
         self._loop = loop
         self._inner = inner
 
 
+W = TypeVar("W", bound=Wrapper)
+
+
 def waiting(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """The method that calls `method` of the inner object on its loop and waits; same arguments, same documentation."""
+    """Return a method that runs `method` of the inner object on its loop and waits, with the same arguments."""
 
     def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._loop.call(method(self._inner, *args, **kwargs))
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+def wrapping(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, Any]], wrapper: Callable[[BackgroundLoop, Any], W]
+) -> Callable[Concatenate[Any, P], W]:
+    """Return a method as `waiting` does, whose result is wrapped."""
+
+    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
+        return wrapper(self._loop, self._loop.call(method(self._inner, *args, **kwargs)))
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+def creating(
+    method: Callable[Concatenate[Any, P], Any], wrapper: Callable[[BackgroundLoop, Any], W]
+) -> Callable[Concatenate[Any, P], W]:
+    """Return a method that calls the plain function `method` of the inner object on its loop and wraps the result."""
+
+    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
+        async def create() -> Any:
+            return method(self._inner, *args, **kwargs)
+
+        return wrapper(self._loop, self._loop.call(create()))
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+def submitting(
+    method: Callable[Concatenate[Any, P], asyncio.Task[R]],
+) -> Callable[Concatenate[Any, P], concurrent.futures.Future[R]]:
+    """Return a method that begins `method` of the inner object on its loop and returns a future of the result."""
+
+    def call(self: Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> concurrent.futures.Future[R]:
+        async def begin() -> R:
+            return await method(self._inner, *args, **kwargs)
+
+        return self._loop.submit(begin())
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neve.client.model import Message
-from neve.client.send.batch_sender import ToSend
+from neve.client.send.batch_sender import BatchItem
 from neve.client.send.draft import timing
 from neve.client.validators import RESERVED_PROPERTIES, body_bytes, check_body, check_properties, check_topic
 from neve.errors import ClientError
@@ -114,7 +114,7 @@ class Messages:
         self._count = 0
         self.topics: set[str] = set()  # of the messages so far
 
-    def of(self, batch: pa.RecordBatch) -> Iterator[ToSend]:
+    def of(self, batch: pa.RecordBatch) -> Iterator[BatchItem]:
         """Yield the messages of the next Arrow batch. Raises BadRow."""
         columns: dict[str, Iterable[Any]] = {
             _OTHER_NAMES.get(name, name): column.to_pylist()
@@ -128,7 +128,7 @@ class Messages:
                 raise BadRow(f"{where}: {getattr(error, 'remark', error)}") from error
             self._count += 1
 
-    def _message(self, row: _Row) -> ToSend:
+    def _message(self, row: _Row) -> BatchItem:
         topic = self._topic or row.topic
         if topic is None:
             raise ClientError("column topic is null")
@@ -142,7 +142,7 @@ class Messages:
         properties = self._properties(row.properties) if row.properties else {}
         properties[IDENTITY] = self._partition.row(self._count) if row.id is None else f"id/{row.id}"
         message = Message(topic, body, row.tags or None, _keys(row.keys), properties, row.flag or 0)
-        return ToSend(message, row.queue_id, row.order_key, _timing(row))
+        return BatchItem(message, row.queue_id, row.order_key, _timing(row))
 
     def _properties(self, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
         properties = dict(pairs)
@@ -174,7 +174,7 @@ def _timing(row: _Row) -> Mapping[str, str]:
     if level is None and delay is None and at is None:
         return _AT_ONCE
     if isinstance(at, datetime):
-        return timing(deliver_at_ms=int(at.timestamp() * 1000))
+        return timing(deliver_at=int(at.timestamp() * 1000))
     return timing(level or 0) if delay is None else timing(delay=delay)
 
 

@@ -68,10 +68,10 @@ class _RowWriter:
         )
         with open_client(options) as client:
             sender = client.batch_sender(
-                messages=options.batch_messages,
-                size=options.batch_bytes,
+                max_messages=options.batch_messages,
+                max_bytes=options.batch_bytes,
                 in_flight=options.in_flight,
-                patience=options.patience_s,
+                retry_timeout=options.patience_s,
             )
             checked: set[str] = set()
             batch: pa.RecordBatch | None = first
@@ -81,7 +81,7 @@ class _RowWriter:
                     for topic in messages.topics - checked:
                         check_writable(client, topic)
                         checked.add(topic)
-                    sender.put(block)
+                    sender.put_all(block)
                 batch = next(batches, None)
             sender.flush()
             return Written(sender.sent)

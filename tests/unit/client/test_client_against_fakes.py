@@ -2,23 +2,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import inspect
+import contextlib
 import os
 import zlib
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from neve.client import AsyncClient, LocalTransactionState, connect, sync
-from neve.errors import BrokerError, ClientError, ConnectionFailed, UnknownOutcome
+from neve.client import AsyncClient, ClientOptions, LocalTransactionState, Message, connect, sync
+from neve.client.options import OptionChanges
+from neve.errors import BrokerError, ClientError, ConnectionFailed, RequestTimeout, UnknownOutcome
 from neve.record.bodies import decode_batch
 from neve.record.properties import bytes_to_properties
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
 from tests.unit.client.fake_cluster import DEADLINE_S, Answer, FakeServer, refuse, run, send_ok, sends, silent
+from tests.waiting import until
 
 
 def test_a_send_carries_the_message(fake_cluster: Any) -> None:
@@ -494,21 +496,83 @@ def test_reader_refuses_to_start_where_it_would_end(fake_cluster: Any, start: An
     run(work)
 
 
-def test_what_an_async_send_is_told_wrongly_is_told_by_its_task(fake_cluster: Any) -> None:
+def test_send_async_raises_argument_errors_from_its_task(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             sent = client.send_async("t", b"x", queue=0, order_key="k")
             with pytest.raises(ClientError, match="exclude each other"):
                 await sent
-            with pytest.raises(TypeError, match="no_such_argument"):
-                await client.send_async("t", b"x", no_such_argument=1)
 
     run(work)
 
 
-def test_the_clients_consumers_are_methods_that_say_what_they_take() -> None:
-    """Whoever wraps or inherits the client finds them on its class, with their names and their documentation."""
-    for name in ("consumer", "pop_consumer", "lite_pull_consumer"):
-        method = getattr(AsyncClient, name)
-        assert method.__doc__
-        assert {"self", "group", "start"} <= set(inspect.signature(method).parameters)
+# ---- messages as arguments
+
+
+def ways_to_send(client: AsyncClient, *arguments: Any, **options: Any) -> list[Any]:
+    return [
+        client.send(*arguments, **options),
+        client.send_async(*arguments, **options),
+        client.send_oneway(*arguments, **options),
+        client.request(*arguments, **{"timeout": 0.05, **options}),
+    ]
+
+
+def test_message_is_sent_with_its_own_parts(fake_cluster: Any) -> None:
+    message = Message("t", b"x", "T", ("k", "l"), {"colour": "red"}, 5)
+
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            for send in ways_to_send(client, message, queue=0):
+                with contextlib.suppress(RequestTimeout):  # of the request, which gets no reply
+                    await send
+            server = cluster.brokers[0]
+            await until(lambda: len(sends(server)) == 4)
+            for request in sends(server):
+                properties = bytes_to_properties(request.ext["i"].encode())
+                found = [properties[name] for name in ("TAGS", "KEYS", "colour")]
+                assert (request.body, request.ext["b"], request.ext["h"], found) == (
+                    b"x",
+                    "t",
+                    "5",
+                    ["T", "k l", "red"],
+                )
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"body": b"y"}, {"tags": "T"}, {"keys": "k"}, {"properties": {"a": "b"}}, {"flag": 1}]
+)
+def test_message_excludes_arguments_for_its_parts(fake_cluster: Any, extra: dict[str, Any]) -> None:
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            for send in ways_to_send(client, Message("t", b"x"), **extra):
+                with pytest.raises(ClientError, match="are those of the Message"):
+                    await send
+
+    run(work)
+
+
+def test_message_with_a_reserved_property_is_not_sent(fake_cluster: Any) -> None:
+    """A received message has such properties; sent as it is, it would be a retry or a delayed message."""
+
+    async def work() -> None:
+        async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
+            with pytest.raises(ClientError, match="used by the system"):
+                await client.send(Message("t", b"x", properties={"RETRY_TOPIC": "other"}))
+
+    run(work)
+
+
+def test_option_changes_are_the_fields_of_the_options() -> None:
+    fields = get_type_hints(ClientOptions)
+    assert get_type_hints(OptionChanges) == fields
+
+
+@pytest.mark.parametrize("kind", [AsyncClient, sync.Client])
+@pytest.mark.parametrize("name", ["consumer", "pop_consumer", "lite_pull_consumer", "batch_sender", "send_async"])
+def test_factories_are_documented_methods_of_the_client(kind: type, name: str) -> None:
+    method = getattr(kind, name)
+    assert method.__doc__
+    assert method.__name__ == name

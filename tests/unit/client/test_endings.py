@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from neve.client import LocalTransactionState, Message, ToSend, connect
+from neve.client import BatchItem, LocalTransactionState, Message, connect
 from neve.client.consumers.consume_loop import HandledConsumer, consume
 from neve.client.consumers.open_consumers import OpenConsumers
 from neve.client.group.ownership import Owner, PendingWork
@@ -245,8 +245,8 @@ def test_flush_reports_batches_that_the_close_of_the_client_cancelled(fake_clust
         async with fake_cluster(silent) as cluster:
             client = connect(cluster.namesrv.address, send_retries=0)
             await client.start()
-            sender = client.batch_sender(messages=1)
-            await sender.put([ToSend(Message("orders", b"1"))])
+            sender = client.batch_sender(max_messages=1)
+            await sender.put_all([BatchItem(Message("orders", b"1"))])
             if has_begun:
                 await until(lambda: bool(sends(cluster.brokers[0])), timeout=30)
             await client._session.close()

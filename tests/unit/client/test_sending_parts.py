@@ -79,8 +79,8 @@ def test_a_delay_is_said_once() -> None:
     assert timing() == {}
     assert timing(delay_level=3) == {"DELAY": "3"}
     assert timing(delay=1.5) == {"TIMER_DELAY_MS": "1500"}
-    assert timing(deliver_at_ms=7) == {"TIMER_DELIVER_MS": "7"}
-    for wrong in ({"delay_level": 1, "delay": 1.0}, {"delay": 1.0, "deliver_at_ms": 1}, {"delay": -1.0}):
+    assert timing(deliver_at=7) == {"TIMER_DELIVER_MS": "7"}
+    for wrong in ({"delay_level": 1, "delay": 1.0}, {"delay": 1.0, "deliver_at": 1}, {"delay": -1.0}):
         with pytest.raises(ClientError):
             timing(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ClientError):

@@ -13,7 +13,7 @@ import pytest
 
 from neve.client.model import Message, MessageQueue
 from neve.client.net.route import TopicRoute
-from neve.client.send.batch_sender import ToSend
+from neve.client.send.batch_sender import BatchItem
 from neve.errors import BrokerError, ClientError
 from neve.replay.book import TaskBook
 from neve.replay.run import CHUNK, Asked, Replay, count, going_on, ranges
@@ -59,7 +59,7 @@ class Cluster:
     def batch_sender(self) -> Cluster:
         return self
 
-    async def put(self, messages: Iterable[ToSend]) -> None:
+    async def put_all(self, messages: Iterable[BatchItem]) -> None:
         for one in messages:
             if not self._left:
                 raise self._end
