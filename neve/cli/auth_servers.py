@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from neve.cli.broker_sets import new_pool
 from neve.cli.cluster import connect, security_of_the_command
 from neve.cli.failures import AUTH, FAILED, UNREACHABLE, Failure
+from neve.client.net.answers import parse_body
 from neve.client.net.connection import ConnectionPool
-from neve.client.net.session import parse_body
 from neve.errors import NeveError
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode, ResponseCode

@@ -19,9 +19,9 @@ from neve.cli.failures import NOT_FOUND, UNREACHABLE, Failure
 from neve.cli.topic_names import of_users
 from neve.client.admin import topic_fields
 from neve.client.model import BrokerInfo, Message, MessageQueue, message_from_record
+from neve.client.net.answers import parse_body, require_success
 from neve.client.net.connection import ConnectionPool
 from neve.client.net.route import parse_brokers
-from neve.client.net.session import parse_body, require_success
 from neve.record.codec import iter_records
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode, ResponseCode

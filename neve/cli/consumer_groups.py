@@ -21,8 +21,8 @@ from neve.cli.failures import CONFLICT, NOT_FOUND, UNREACHABLE, Failure
 from neve.cli.lag import Standing, standing
 from neve.client.admin import parse_consume_stats
 from neve.client.model import BrokerInfo, ConsumeStats, MessageQueue, QueueStats
+from neve.client.net.answers import parse_body, require_success
 from neve.client.net.connection import ConnectionPool
-from neve.client.net.session import parse_body, require_success
 from neve.errors import BrokerError, NeveError
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand

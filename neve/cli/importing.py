@@ -24,8 +24,8 @@ from neve.cli.output import say
 from neve.cli.patience import patiently
 from neve.cli.standstill import Standstill
 from neve.client.model import Message, MessageQueue
+from neve.client.net.answers import require_success
 from neve.client.net.route import PERM_READ, PERM_WRITE
-from neve.client.net.session import require_success
 from neve.errors import BrokerError
 from neve.record.properties import PROPERTY_UNIQUE_KEY
 from neve.remoting.body import dumps

@@ -4,7 +4,7 @@ sync                     the synchronous client
 client                   the asyncio client
 consumers | admin        push, pop and lite pull consumers | administration
 group | send             membership, fetching, offsets, settling | producers
-trace | net              message traces | connections, name servers, routes
+trace | net              message traces | connections, name servers, routes, requests, membership
 model | options | security | validators
 times
 """

@@ -16,9 +16,10 @@ from neve.client.model import (
     TopicConfig,
     message_from_record,
 )
+from neve.client.net.answers import parse_body, require_success
 from neve.client.net.connection import NOT_MASTER
 from neve.client.net.route import TopicRoute
-from neve.client.net.session import Session, parse_body, require_success
+from neve.client.net.session import Session
 from neve.errors import BrokerError, ClientError, ConnectionFailed, NeveError, ProtocolError, UnknownOutcome
 from neve.record.codec import MalformedRecord, decode_record, iter_records
 from neve.record.ids import parse_offset_msg_id
@@ -82,14 +83,14 @@ class Admin:
                 )
             requests[address] = topic_fields(name, present, changes)
         for address, ext in requests.items():
-            await self._session.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, timeout=timeout)
-        self._session.forget_route(name)
+            await self._session.requests.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, timeout=timeout)
+        self._session.routes.forget(name)
 
     async def _present_topic(self, name: str, address: str, timeout: float | None) -> Mapping[str, Any] | None:
         """Return the settings of the topic at a broker; None if the broker does not have it."""
         ext = {"topic": name, "lo": "true"}
         try:
-            answer = await self._session.ask(address, RequestCode.GET_TOPIC_CONFIG, ext, timeout=timeout)
+            answer = await self._session.requests.ask(address, RequestCode.GET_TOPIC_CONFIG, ext, timeout=timeout)
         except BrokerError as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 return None
@@ -101,26 +102,32 @@ class Admin:
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Deletes the topic on all masters and in the name servers."""
         for address in (await self._masters(None)).values():
-            await self._session.ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, timeout=timeout)
-        require_success(await self._session.ask_namesrv(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": name}))
-        self._session.drop_route(name)
+            await self._session.requests.ask(
+                address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, timeout=timeout
+            )
+        require_success(await self._session.name_servers.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": name}))
+        self._session.routes.drop(name)
 
     async def topic_config(self, name: str, *, broker: str | None = None) -> TopicConfig:
         """The topic as the first of its brokers (or the one named) has it."""
-        route = await self._session.route_now(name)
+        route = await self._session.routes.read_now(name)
         for broker_name in sorted(route.brokers):
             address = route.address(broker_name)
             if address is not None and broker in (None, broker_name):
-                answer = await self._session.ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": name, "lo": "true"})
+                answer = await self._session.requests.ask(
+                    address, RequestCode.GET_TOPIC_CONFIG, {"topic": name, "lo": "true"}
+                )
                 return _topic_config(parse_body(answer))
         raise ClientError(f"{name} has no broker {broker or 'at all'}")
 
     async def topic_route(self, name: str) -> TopicRoute:
-        return await self._session.route_now(name)
+        return await self._session.routes.read_now(name)
 
     async def topic_list(self) -> list[str]:
         """All topics that the name server has, system topics included, sorted."""
-        answer = require_success(await self._session.ask_namesrv(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}))
+        answer = require_success(
+            await self._session.name_servers.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
+        )
         return sorted(str(topic) for topic in parse_body(answer).get("topicList") or ())
 
     async def topic_stats(self, name: str) -> dict[MessageQueue, QueueStats]:
@@ -148,12 +155,12 @@ class Admin:
 
     async def cluster_info(self) -> dict[str, BrokerInfo]:
         """All brokers by name."""
-        return await self._session.brokers()
+        return await self._session.routes.brokers()
 
     async def broker_config(self, broker: str) -> dict[str, str]:
         """The configuration in force of a broker's master."""
         address = (await self._masters(broker))[broker]
-        text = (await self._session.ask(address, RequestCode.GET_BROKER_CONFIG, {})).body.decode()
+        text = (await self._session.requests.ask(address, RequestCode.GET_BROKER_CONFIG, {})).body.decode()
         pairs = (line.partition("=") for line in text.splitlines() if line and line[0] not in "#!")
         return {name.strip(): value.strip() for name, _, value in pairs}
 
@@ -175,7 +182,7 @@ class Admin:
         except ValueError as error:
             raise ClientError(str(error)) from error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        brokers = await self._session.brokers()
+        brokers = await self._session.routes.brokers()
         owner = next((one for one in brokers.values() if address in one.addresses.values()), None)
         # The id names an address of its writer's choice: ask none that is not ours. Who stored it may be gone; what it
         # stored is with the other members of its set.
@@ -218,7 +225,7 @@ class Admin:
             "endTimestamp": str(end),
             "_UNIQUE_KEY_QUERY": "true" if is_unique_key else "false",
         }
-        route = await self._session.route(topic)
+        route = await self._session.routes.get(topic)
         found: list[Message] = []
         for name, broker in sorted(route.brokers.items()):
             if not broker.addresses:
@@ -258,7 +265,7 @@ class Admin:
         return await self._session.pool.invoke(members[-1], code, ext, timeout=self._session.options.timeout)
 
     async def _masters(self, broker: str | None) -> dict[str, str]:
-        brokers = await self._session.brokers()
+        brokers = await self._session.routes.brokers()
         masters = {
             name: info.master
             for name, info in sorted(brokers.items())
@@ -270,9 +277,9 @@ class Admin:
 
     async def _offset_tables(self, topic: str, code: RequestCode, ext: Mapping[str, str]) -> list[Mapping[Any, Any]]:
         """`offsetTable` of the answer of each of the topic's brokers."""
-        route = await self._session.route_now(topic)
+        route = await self._session.routes.read_now(topic)
         addresses = [address for name in sorted(route.brokers) if (address := route.address(name)) is not None]
-        answers = await asyncio.gather(*(self._session.ask(address, code, ext) for address in addresses))
+        answers = await asyncio.gather(*(self._session.requests.ask(address, code, ext) for address in addresses))
         return [parse_body(answer).get("offsetTable") or {} for answer in answers]
 
 

@@ -277,7 +277,7 @@ class AsyncClient:
             flag=flag,
             timeout=timeout,
         )
-        await self._session.within(timeout, self._producer.send_oneway(what), too_late=ConnectionFailed)
+        await self._session.requests.within(timeout, self._producer.send_oneway(what), too_late=ConnectionFailed)
 
     def batch_sender(
         self,
@@ -350,7 +350,7 @@ class AsyncClient:
         """
         check_group(group)
         copying = SendBack(self._session, group, _REDELIVERIES).send_copy(message, 0, delayed=False)
-        await self._session.within(timeout, copying)
+        await self._session.requests.within(timeout, copying)
 
     async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
         """Cancel a message that was sent with `delay` or `deliver_at`, and return its id.
@@ -366,7 +366,7 @@ class AsyncClient:
             BrokerError: NO_PERMISSION (Apache's broker needs `recallMessageEnable=true`), TOPIC_NOT_EXIST, or
                 ILLEGAL_OPERATION after the delivery, or for a handle of another broker.
         """
-        return await self._session.within(timeout, self._producer.recall(topic, handle, timeout=timeout))
+        return await self._session.requests.within(timeout, self._producer.recall(topic, handle, timeout=timeout))
 
     def transaction_producer(self, group: str, *, check: Check) -> TransactionProducer:
         """Return a producer of transactional messages. `async with` joins its group.
@@ -606,13 +606,13 @@ class AsyncClient:
         Raises:
             ClientError: the mode is unknown.
         """
-        await self._session.within(None, set_request_mode(self._session, group, topic, mode, share_queues))
+        await self._session.requests.within(None, set_request_mode(self._session, group, topic, mode, share_queues))
 
     # ---- reading by offset
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """Return the readable queues of a topic, sorted."""
-        return await self._session.within(None, self._puller.queues(topic))
+        return await self._session.requests.within(None, self._puller.queues(topic))
 
     async def pull(
         self,
@@ -653,7 +653,7 @@ class AsyncClient:
                 )
             )
 
-        return await self._session.within(limit, pull())
+        return await self._session.requests.within(limit, pull())
 
     async def pull_records(
         self,
@@ -679,7 +679,7 @@ class AsyncClient:
         pulling = self._puller.pull_records(
             queue, offset, max_count, group=group, wanted=wanted, wait=wait, timeout=limit, max_bytes=max_bytes
         )
-        return await self._session.within(limit, pulling)
+        return await self._session.requests.within(limit, pulling)
 
     def reader(
         self,
@@ -733,7 +733,7 @@ class AsyncClient:
         async def inside() -> T:
             return await work(await self._puller.resolve(topic, queue))
 
-        return await self._session.within(None, inside())
+        return await self._session.requests.within(None, inside())
 
     # ---- administration
 
@@ -756,32 +756,32 @@ class AsyncClient:
             ClientError: the topic has more queues to read than `queues`; nothing is changed.
         """
         creating = self._admin.create_topic(name, queues, attributes, perm=perm, broker=broker, timeout=timeout)
-        await self._session.within(timeout, creating)
+        await self._session.requests.within(timeout, creating)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        await self._session.within(timeout, self._admin.delete_topic(name, timeout=timeout))
+        await self._session.requests.within(timeout, self._admin.delete_topic(name, timeout=timeout))
 
     async def topic_config(self, name: str, *, broker: str | None = None) -> TopicConfig:
-        return await self._session.within(None, self._admin.topic_config(name, broker=broker))
+        return await self._session.requests.within(None, self._admin.topic_config(name, broker=broker))
 
     async def topic_route(self, name: str) -> TopicRoute:
-        return await self._session.within(None, self._admin.topic_route(name))
+        return await self._session.requests.within(None, self._admin.topic_route(name))
 
     async def topic_list(self) -> list[str]:
-        return await self._session.within(None, self._admin.topic_list())
+        return await self._session.requests.within(None, self._admin.topic_list())
 
     async def topic_stats(self, name: str) -> dict[MessageQueue, QueueStats]:
-        return await self._session.within(None, self._admin.topic_stats(name))
+        return await self._session.requests.within(None, self._admin.topic_stats(name))
 
     async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeStats]:
-        return await self._session.within(None, self._admin.consume_stats(group, topic))
+        return await self._session.requests.within(None, self._admin.consume_stats(group, topic))
 
     async def cluster_info(self) -> dict[str, BrokerInfo]:
-        return await self._session.within(None, self._admin.cluster_info())
+        return await self._session.requests.within(None, self._admin.cluster_info())
 
     async def broker_config(self, broker: str) -> dict[str, str]:
         """The configuration in force of a broker, by name."""
-        return await self._session.within(None, self._admin.broker_config(broker))
+        return await self._session.requests.within(None, self._admin.broker_config(broker))
 
     async def view_message(self, msg_id: str, topic: str | None = None) -> Message:
         return await self._admin.view_message(msg_id, topic)

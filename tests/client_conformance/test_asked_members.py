@@ -16,7 +16,7 @@ RECEIVE_S = 40  # a reset is seen at the next pull, and the one before may wait 
 
 async def ask(client: AsyncClient, server: Any, code: RequestCode, **ext: str) -> Any:
     """The parsed body of the broker's answer."""
-    answer = await client._session.ask(server.broker, code, ext, timeout=15)
+    answer = await client._session.requests.ask(server.broker, code, ext, timeout=15)
     return lenient_loads(answer.body) if answer.body else None
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from neve.client.group.ownership import PendingWork, handling_for
 from neve.client.group.received import Received
-from neve.client.net.session import ended
+from neve.client.net.tasks import ended
 from neve.errors import ClientError, NeveError
 
 log = logging.getLogger(__name__)

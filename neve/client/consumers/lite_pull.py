@@ -114,7 +114,7 @@ class LitePullConsumer(OffsetControl):
     async def _change_topics(self, topics: Mapping[str, Subscription]) -> None:
         self._member.change_topics(topics)
         await self._member.refresh_routes()
-        await self._session.heartbeat()
+        await self._session.membership.heartbeat()
         await self._rebalancer.once()
 
     # ---- messages

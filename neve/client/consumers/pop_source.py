@@ -242,7 +242,7 @@ class PopSource:
                     self.failures.resolve(operation)
                 except NeveError as error:
                     self.failures.record(operation, error)
-                    self._session.forget_route(queue.topic)
+                    self._session.routes.forget(queue.topic)
                     await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         finally:
             self.failures.resolve(operation)

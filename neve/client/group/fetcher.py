@@ -121,7 +121,7 @@ class Fetcher:
             await asyncio.sleep(_PAUSE_AFTER_FLOW_CONTROL_S if is_throttled else _PAUSE_AFTER_ERROR_S)
         except NeveError as error:
             self.failures.record(operation, error)
-            self._session.forget_route(process_queue.queue.topic)
+            self._session.routes.forget(process_queue.queue.topic)
             await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def _until_room(self, process_queue: ProcessQueue) -> None:

@@ -138,7 +138,7 @@ class GroupRequests:
         state, now_ms = self._consumer.running_state(), self._session.options.now_ms()
         info: dict[str, Any] = {
             "properties": {
-                "PROP_NAMESERVER_ADDR": self._session.namesrv_addresses,
+                "PROP_NAMESERVER_ADDR": self._session.name_servers.addresses,
                 "PROP_CONSUME_TYPE": self._member.profile.consume_type,
                 "PROP_CLIENT_VERSION": _CLIENT_VERSION,
                 "PROP_CONSUMEORDERLY": str(state.in_order).lower(),

@@ -10,7 +10,9 @@ from typing import Any
 from neve.client.group.allocation import Allocation, chosen
 from neve.client.group.pull import Subscription
 from neve.client.model import MessageQueue
-from neve.client.net.session import RequestHandler, Session, parse_body
+from neve.client.net.answers import parse_body
+from neve.client.net.membership import RequestHandler
+from neve.client.net.session import Session
 from neve.client.times import Start, start_position
 from neve.errors import BrokerError, ClientError, NeveError
 from neve.record.properties import tags_code
@@ -55,10 +57,7 @@ class GroupMember:
             ClientError: this client is already in the group.
             BrokerError: a broker refuses a filter expression.
         """
-        if self.group in self._session.consumers:
-            raise ClientError(f"this client is already in group {self.group}")
-        self._session.consumers[self.group] = self.describe
-        self._session.request_handlers[self.group] = handler
+        self._session.membership.add_consumer(self.group, self.describe, handler)
         self._is_in = True
         try:
             await self.refresh_routes()
@@ -66,13 +65,13 @@ class GroupMember:
         except BaseException:
             self._forget()
             raise
-        await self._session.heartbeat()
+        await self._session.membership.heartbeat()
 
     async def leave(self) -> None:
         """Tells the brokers, so that the others take over at once."""
         if self._is_in:
             self._forget()
-            await self._session.unregister({"consumerGroup": self.group})
+            await self._session.membership.unregister({"consumerGroup": self.group})
 
     def change_topics(self, topics: Mapping[str, Subscription]) -> None:
         """From the next heartbeat on."""
@@ -82,13 +81,13 @@ class GroupMember:
     async def refresh_routes(self) -> None:
         for topic in self.topics:
             try:
-                await self._session.route(topic, fresh=True)
+                await self._session.routes.get(topic, fresh=True)
             except BrokerError as error:  # the retry topic is made by the first heartbeat; others may come later
                 log.info("%s: %s", topic, error)
 
     async def members(self, topic: str) -> list[str]:
         """The group's members as any of the topic's brokers knows them."""
-        route = await self._session.route(topic)
+        route = await self._session.routes.get(topic)
         problem: NeveError = ClientError(f"{topic} has no broker")
         for name in sorted(route.brokers):
             address = route.address(name)
@@ -96,17 +95,17 @@ class GroupMember:
                 continue
             try:
                 ext = {"consumerGroup": self.group}
-                answer = await self._session.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
+                answer = await self._session.requests.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext)
             except NeveError as error:
                 problem = error
                 continue
             members = [str(member) for member in parse_body(answer).get("consumerIdList") or ()]
             if self._session.client_id not in members:  # it forgot us, or has not heard of us yet
-                await self._session.heartbeat()
+                await self._session.membership.heartbeat()
                 members.append(self._session.client_id)
             return members
         if isinstance(problem, BrokerError):  # no member online: so it does not know us
-            await self._session.heartbeat()
+            await self._session.membership.heartbeat()
         raise problem
 
     # ---- what is said of us
@@ -145,15 +144,14 @@ class GroupMember:
                 continue
             data = self._subscription(topic, what)
             body = dumps({"clientId": self._session.client_id, "group": self.group, "subscriptionData": data})
-            route = await self._session.route(topic)
+            route = await self._session.routes.get(topic)
             for name in route.brokers:
                 if address := route.address(name):
-                    await self._session.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, body=body)
+                    await self._session.requests.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, body=body)
 
     def _forget(self) -> None:
         self._is_in = False
-        self._session.consumers.pop(self.group, None)
-        self._session.request_handlers.pop(self.group, None)
+        self._session.membership.remove_consumer(self.group)
 
 
 class ClusterShare:
@@ -165,7 +163,7 @@ class ClusterShare:
         self._allocate = chosen(allocation)
 
     async def __call__(self, topic: str) -> set[MessageQueue]:
-        route = await self._session.route(topic)
+        route = await self._session.routes.get(topic)
         return set(self._allocate(self._session.client_id, await self._member.members(topic), route.read_queues))
 
 
@@ -176,4 +174,4 @@ class BroadcastShare:
         self._session = session
 
     async def __call__(self, topic: str) -> set[MessageQueue]:
-        return set((await self._session.route(topic)).read_queues)
+        return set((await self._session.routes.get(topic)).read_queues)

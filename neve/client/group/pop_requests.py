@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from neve.client.group.pull import Subscription
 from neve.client.model import Message, MessageQueue, stored_message
-from neve.client.net.session import Session, ext_int, parse_body
+from neve.client.net.answers import ext_int, parse_body
+from neve.client.net.session import Session
 from neve.errors import BrokerError, ClientError, ProtocolError
 from neve.record.codec import iter_records
 from neve.record.properties import PROPERTY_POP_CK
@@ -124,7 +125,7 @@ class Popper:
         Raises:
             NeveError: the broker refused or could not be asked.
         """
-        route = await self._session.route(topic)
+        route = await self._session.routes.get(topic)
         address = next((a for name in sorted(route.brokers) if (a := route.address(name))), None)
         if address is None:
             raise ClientError(f"{topic} has no broker")
@@ -135,7 +136,9 @@ class Popper:
             "strategyName": allocation,
             "messageModel": "CLUSTERING",
         }
-        answer = parse_body(await self._session.ask(address, RequestCode.QUERY_ASSIGNMENT, {}, body=dumps(body)))
+        answer = parse_body(
+            await self._session.requests.ask(address, RequestCode.QUERY_ASSIGNMENT, {}, body=dumps(body))
+        )
         given = answer.get("messageQueueAssignments")
         return None if given is None else [_assignment(item) for item in given]
 
@@ -175,8 +178,8 @@ class Popper:
         }
         if attempt_id:
             ext["attemptId"] = attempt_id
-        address = await self._session.master(queue)
-        answer = await self._session.ask_master(
+        address = await self._session.routes.master(queue)
+        answer = await self._session.requests.ask_watched(
             queue,
             address,
             RequestCode.POP_MESSAGE,
@@ -194,7 +197,7 @@ class Popper:
     async def ack(self, queue: MessageQueue, receipt: Receipt) -> None:
         """Done with the message; `queue` is the one that was popped."""
         ext = self._ext(queue, receipt)
-        await self._session.at_master(queue, RequestCode.ACK_MESSAGE, ext, may_repeat=True)
+        await self._session.requests.ask_master(queue, RequestCode.ACK_MESSAGE, ext, may_repeat=True)
 
     async def ack_batch(self, queue: MessageQueue, receipts: Iterable[tuple[str, Receipt]]) -> None:
         """As `ack`, for messages of several topics of the broker of `queue`, in one request."""
@@ -205,12 +208,14 @@ class Popper:
             key = _OnePop(topic, r.retry, r.start_offset, r.queue_id, r.revive_queue, r.pop_time, r.invisible_time)
             acks[key] |= 1 << (r.offset - r.start_offset)
         body = {"brokerName": queue.broker_name, "acks": [self._batch_ack(key, bits) for key, bits in acks.items()]}
-        await self._session.at_master(queue, RequestCode.BATCH_ACK_MESSAGE, {}, body=dumps(body), may_repeat=True)
+        await self._session.requests.ask_master(
+            queue, RequestCode.BATCH_ACK_MESSAGE, {}, body=dumps(body), may_repeat=True
+        )
 
     async def change_invisible(self, queue: MessageQueue, receipt: Receipt, seconds: float) -> Receipt:
         """The message becomes visible `seconds` from now; the receipt that is valid from then on."""
         ext = {**self._ext(queue, receipt), "invisibleTime": str(int(seconds * 1000))}
-        answer = await self._session.at_master(queue, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
+        answer = await self._session.requests.ask_master(queue, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
         return replace(
             receipt,
             start_offset=receipt.offset,
@@ -285,7 +290,7 @@ async def set_request_mode(session: Session, group: str, topic: str, mode: str, 
     if mode not in ("PULL", "POP"):
         raise ClientError(f"a request mode is PULL or POP, not {mode!r}")
     body = {"topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share_queues}
-    route = await session.route(topic)
+    route = await session.routes.get(topic)
     for name in route.brokers:
         if address := route.master(name):
-            await session.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, body=dumps(body))
+            await session.requests.ask(address, RequestCode.SET_MESSAGE_REQUEST_MODE, {}, body=dumps(body))

@@ -8,9 +8,10 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from neve.client.model import MASTER_ID, Message, MessageQueue, PullResult, PullStatus, inflated, stored_message
+from neve.client.net.answers import ext_int
 from neve.client.net.connection import Connection
 from neve.client.net.route import Reader
-from neve.client.net.session import Session, ext_int
+from neve.client.net.session import Session
 from neve.client.times import Start, start_position
 from neve.client.validators import check_timeout
 from neve.errors import BrokerError, ClientError, NeveError, ProtocolError
@@ -97,7 +98,7 @@ class Puller:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues to read from, sorted."""
-        return list((await self._session.route(topic)).read_queues)
+        return list((await self._session.routes.get(topic)).read_queues)
 
     async def resolve(self, topic: str, queue: int | MessageQueue) -> MessageQueue:
         """The queue meant by a number; on the first broker by name that has it."""
@@ -114,7 +115,7 @@ class Puller:
 
     async def _reader(self, queue: MessageQueue, wanted: int) -> Reader:
         for fresh in (False, True):
-            reader = (await self._session.route(queue.topic, fresh=fresh)).reader(queue.broker_name, wanted)
+            reader = (await self._session.routes.get(queue.topic, fresh=fresh)).reader(queue.broker_name, wanted)
             if reader is not None:
                 return reader
         raise ClientError(f"no broker {queue.broker_name} is known")
@@ -191,7 +192,7 @@ class Puller:
             limit = self.limit(wait, timeout)
             if reader.member == MASTER_ID:
                 patience = wait + _PATIENCE_S
-                answer = await self._session.ask_master(
+                answer = await self._session.requests.ask_watched(
                     queue, reader.address, code, ext, timeout=limit, patience=patience
                 )
             else:
@@ -208,7 +209,7 @@ class Puller:
         text = (answer.ext or {}).get("suggestWhichBrokerId", "")
         wanted = int(text) if text.isdecimal() else MASTER_ID
         if wanted == MASTER_ID != reader.member:
-            self._session.doubt(reader.address)  # there may be a master that the route does not have
+            self._session.routes.doubt(reader.address)  # there may be a master that the route does not have
         self._suggest(queue, wanted)
 
     def _suggest(self, queue: MessageQueue, member: int) -> None:
@@ -240,7 +241,7 @@ class Puller:
 
     async def _known(self, queue: MessageQueue, code: RequestCode, ext: Mapping[str, str]) -> RemotingCommand:
         """What a replica may know, too: while there is no master it is asked, and who can't tell is asked again."""
-        return await self._session.at_master(queue, code, ext, may_repeat=True, find=self.address)
+        return await self._session.requests.ask_master(queue, code, ext, may_repeat=True, find=self.address)
 
     # ---- a group's offsets
 
@@ -268,21 +269,21 @@ class Puller:
 
         async def master(queue: MessageQueue) -> str:
             nonlocal told
-            address = await session.master(queue)
+            address = await session.routes.master(queue)
             told = await session.pool.get(address)  # the request takes the same, it is made in the same turn
             return address
 
         if not once:
-            await session.at_master(queue, code, ext, may_repeat=True, find=master)
-        elif session.is_set(queue):
-            await session.ask(await master(queue), code, ext)
+            await session.requests.ask_master(queue, code, ext, may_repeat=True, find=master)
+        elif session.routes.has_replicas(queue):
+            await session.requests.ask(await master(queue), code, ext)
         else:
             await session.pool.send_oneway(await master(queue), code, ext, timeout=session.options.attempt_timeout)
         return told
 
     def keeper(self, queue: MessageQueue) -> object:
         """Who has the group's offset of a queue; see `OffsetStore.keeper`."""
-        return self._session.keeper(queue)
+        return self._session.requests.connection_to_master(queue)
 
     # ---- a topic from here to its present end
 

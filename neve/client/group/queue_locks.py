@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from neve.client.model import MessageQueue
-from neve.client.net.session import Session, parse_body
+from neve.client.net.answers import parse_body
+from neve.client.net.session import Session
 from neve.errors import NeveError
 from neve.remoting.body import dumps
 from neve.remoting.codes import RequestCode
@@ -35,13 +36,13 @@ class QueueLocks:
         for name, wanted in _by_broker(queues).items():
             try:
                 answer = parse_body(
-                    await self._session.ask(
+                    await self._session.requests.ask(
                         await self._address(wanted[0]), RequestCode.LOCK_BATCH_MQ, {}, body=self._body(wanted)
                     )
                 )
             except NeveError as error:
                 log.warning("%s does not lock queues for %s: %s", name, self._group, error)
-                self._session.forget_route(wanted[0].topic)
+                self._session.routes.forget(wanted[0].topic)
                 unknown.update(wanted)
                 continue
             for item in answer.get("lockOKMQSet") or ():
@@ -53,12 +54,14 @@ class QueueLocks:
         for name, wanted in _by_broker(queues).items():
             try:
                 address = await self._address(wanted[0])
-                await self._session.ask(address, RequestCode.UNLOCK_BATCH_MQ, {}, body=self._body(wanted), timeout=1.0)
+                await self._session.requests.ask(
+                    address, RequestCode.UNLOCK_BATCH_MQ, {}, body=self._body(wanted), timeout=1.0
+                )
             except NeveError as error:
                 log.info("%s did not unlock queues of %s: %s", name, self._group, error)
 
     async def _address(self, queue: MessageQueue) -> str:
-        return await self._session.master(queue)
+        return await self._session.routes.master(queue)
 
     def _body(self, queues: list[MessageQueue]) -> bytes:
         named = [{"topic": q.topic, "brokerName": q.broker_name, "queueId": q.queue_id} for q in queues]

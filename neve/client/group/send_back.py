@@ -70,10 +70,10 @@ class SendBack:
             "bname": message.queue.broker_name,
         }
         try:
-            address = await self._session.master(message.queue)
+            address = await self._session.routes.master(message.queue)
         except ConnectionFailed:
             address = message.store_host
-        await self._session.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+        await self._session.requests.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
 
     async def send_copy(self, message: Message, reconsume_times: int, *, delayed: bool = True) -> None:
         """An ordinary message to %RETRY%group on any broker that takes it; not `delayed`: the group has it at once.
@@ -89,7 +89,7 @@ class SendBack:
             try:
                 header = self._header(message, reconsume_times, topic, queue, delayed=delayed)
                 answer = await self._session.pool.invoke(
-                    await self._session.master(beside),
+                    await self._session.routes.master(beside),
                     RequestCode.SEND_MESSAGE_V2,
                     header,
                     body=message.body,
@@ -112,7 +112,7 @@ class SendBack:
             BrokerError: TOPIC_NOT_EXIST, unless `may_create` and the broker of the message is known.
         """
         try:
-            route = await self._session.route(topic)
+            route = await self._session.routes.get(topic)
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST or not may_create or message.queue is None:
                 raise

@@ -150,17 +150,17 @@ class Connection(asyncio.Protocol):
             self._write(RemotingCommand.response(request, code, remark=remark, body=body))
 
     @property
-    def heard(self) -> int:
-        """Goes up with what the peer says."""
+    def received(self) -> int:
+        """The number of times that data was received."""
         return self._received
 
     @property
-    def is_asked(self) -> bool:
-        """Whether an answer is waited for."""
+    def is_waiting(self) -> bool:
+        """Whether a request waits for its answer."""
         return bool(self._waiting)
 
-    def give_up(self) -> None:
-        """Without waiting for the peer to take what is written: who waits for an answer hears that none will come."""
+    def abort(self) -> None:
+        """Close the connection without sending buffered data. Waiting requests raise ConnectionLost."""
         self.is_closed = True
         if self._transport is not None:
             self._transport.abort()

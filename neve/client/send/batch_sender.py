@@ -258,7 +258,7 @@ class BatchSender:
             raise ClientError("queue and order_key exclude each other")
         queues = selected.get(topic)
         if queues is None:
-            queues = selected[topic] = (await self._session.publish_route(topic)).write_queues
+            queues = selected[topic] = (await self._session.routes.to_publish(topic)).write_queues
             if not queues:
                 raise ClientError(f"{topic} has no queue to write to", ResponseCode.TOPIC_NOT_EXIST)
         return _Lane(topic, select_by_hash(item.order_key)(queues, item.message))

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from neve.client.model import Message, MessageQueue, SendResult, SendStatus
+from neve.client.net.answers import ext_int
 from neve.client.net.connection import NOT_MASTER
 from neve.client.net.route import DEFAULT_TOPIC_QUEUES, TopicRoute
-from neve.client.net.session import Session, ext_int
+from neve.client.net.session import Session
 from neve.client.send.draft import Draft, Drafts, SendRequest
 from neve.client.send.latency import FaultTable
 from neve.client.send.queue_selector import Queue
@@ -81,9 +82,9 @@ class Producer:
 
     async def send_oneway(self, what: SendRequest) -> None:
         group = self._session.options.producer_group
-        self._session.produces(group)
+        self._session.membership.produces(group)
         draft = self.drafts.single(what.message, what.timing)
-        route = await self._session.publish_route(draft.topic)
+        route = await self._session.routes.to_publish(draft.topic)
         target = self._choose(draft, route, what.queue, ())
         await self._session.pool.send_oneway(
             route.require_master(target.broker_name),
@@ -97,7 +98,7 @@ class Producer:
         """See `AsyncClient.recall`."""
         check_topic(topic)
         broker_name = _broker_of(handle)
-        route = await self._session.publish_route(topic)
+        route = await self._session.routes.to_publish(topic)
         ext = {
             "producerGroup": self._session.options.producer_group,
             "topic": topic,
@@ -105,7 +106,7 @@ class Producer:
             "bname": broker_name,
         }
         address = route.require_master(broker_name)
-        answer = await self._session.ask(address, RequestCode.RECALL_MESSAGE, ext, timeout=timeout)
+        answer = await self._session.requests.ask(address, RequestCode.RECALL_MESSAGE, ext, timeout=timeout)
         return (answer.ext or {}).get("msgId", "")
 
     # ---- delivery
@@ -137,7 +138,7 @@ class Producer:
         """
         options = self._session.options
         group = group or options.producer_group
-        self._session.produces(group)
+        self._session.membership.produces(group)
         now = asyncio.get_running_loop().time
         deadline = now() + (options.timeout if timeout is None else timeout)
         tried: list[str] = []
@@ -149,7 +150,7 @@ class Producer:
         while attempts <= options.send_retries and (remaining := deadline - now()) > 0:
             try:
                 async with asyncio.timeout(remaining):
-                    route = await self._session.publish_route(draft.topic)
+                    route = await self._session.routes.to_publish(draft.topic)
             except TimeoutError:
                 break
             target = self._choose(draft, route, queue, tried)
@@ -176,7 +177,7 @@ class Producer:
                 attempts += 1
                 continue
             attempts, waits = attempts + (not may_be_elected), waits + may_be_elected
-            self._session.forget_route(draft.topic)
+            self._session.routes.forget(draft.topic)
             if attempts <= options.send_retries and len(set(tried)) < len(tried):  # the same broker again: not at once
                 pause = 0.05 * 2 ** (attempts - 1)
                 if may_be_elected:
@@ -198,7 +199,7 @@ class Producer:
         header = self._header(draft, target, group)
         try:
             address = route.require_master(target.broker_name)
-            answer = await self._session.ask_master(
+            answer = await self._session.requests.ask_watched(
                 target, address, code, header, body=draft.body, timeout=limit, patience=_PATIENCE_S
             )
             result = _result(answer, draft, target)

@@ -48,7 +48,7 @@ class Requests:
     def __init__(self, session: Session, producer: Producer) -> None:
         self._session, self._producer = session, producer
         self._waiting: dict[str, asyncio.Future[Message]] = {}
-        session.code_handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._serve
+        session.membership.code_handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._serve
 
     async def request(self, what: SendRequest, timeout: float) -> Message:
         """See `AsyncClient.request`."""
@@ -79,8 +79,8 @@ class Requests:
             self._waiting.pop(correlation, None)
 
     async def _introduce(self, topic: str) -> None:
-        route = await self._session.publish_route(topic)
-        await self._session.introduce(self._session.options.producer_group, route.brokers.values())
+        route = await self._session.routes.to_publish(topic)
+        await self._session.membership.introduce(self._session.options.producer_group, route.brokers.values())
 
     async def reply(self, request: Message, what: SendRequest) -> SendResult:
         """See `AsyncClient.reply`; `what` goes to `reply_topic(request)`."""

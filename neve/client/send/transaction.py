@@ -23,7 +23,8 @@ from typing import Self
 
 from neve.client.model import Message, SendResult, SendStatus, message_from_record
 from neve.client.net.connection import Connection
-from neve.client.net.session import Session, ended
+from neve.client.net.session import Session
+from neve.client.net.tasks import ended
 from neve.client.send.draft import send_request
 from neve.client.send.producer import Producer
 from neve.client.trace.recorder import Traces
@@ -135,7 +136,7 @@ class TransactionProducer:
         """
         self._checks.join(self)
         try:
-            await self._session.introduce_everywhere(self.group)
+            await self._session.membership.introduce_everywhere(self.group)
         except BaseException:
             self._checks.leave(self)
             raise
@@ -143,7 +144,7 @@ class TransactionProducer:
     async def close(self) -> None:
         """Leaves the group: other members answer for what is still open."""
         if self._checks.leave(self):
-            await self._session.leave_producer_group(self.group)
+            await self._session.membership.leave_producer_group(self.group)
 
     async def begin(
         self,
@@ -219,7 +220,7 @@ class TransactionProducer:
 
     async def end(self, transaction: Transaction, state: LocalTransactionState) -> None:
         """END_TRANSACTION for a half message that this producer sent."""
-        await self._session.within(None, self._end(transaction, state))
+        await self._session.requests.within(None, self._end(transaction, state))
 
     async def _end(self, transaction: Transaction, state: LocalTransactionState) -> None:
         sent = transaction.sent
@@ -234,8 +235,8 @@ class TransactionProducer:
             "transactionId": sent.transaction_id or "",
             "bname": sent.queue.broker_name,
         }
-        self._checks.trace_end(transaction.message, ext, state, self._session.known_master(sent.queue) or "")
-        await self._session.at_master(sent.queue, RequestCode.END_TRANSACTION, ext)
+        self._checks.trace_end(transaction.message, ext, state, self._session.routes.known_master(sent.queue) or "")
+        await self._session.requests.ask_master(sent.queue, RequestCode.END_TRANSACTION, ext)
 
 
 class Checks:
@@ -249,7 +250,7 @@ class Checks:
         self._traces = traces
         self._producers: dict[str, TransactionProducer] = {}
         self._running: set[str] = set()
-        session.code_handlers[RequestCode.CHECK_TRANSACTION_STATE] = self._serve
+        session.membership.code_handlers[RequestCode.CHECK_TRANSACTION_STATE] = self._serve
 
     def join(self, producer: TransactionProducer) -> None:
         if self._producers.setdefault(producer.group, producer) is not producer:

@@ -194,7 +194,7 @@ def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: An
 def test_a_silent_name_server_does_not_hold_up_a_send_whose_route_is_known(
     fake_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("neve.client.net.session._PATIENCE_S", 0.02)
+    monkeypatch.setattr("neve.client.net.routes._PATIENCE_S", 0.02)
 
     async def work() -> None:
         async with fake_cluster(refuse(14), send_ok) as cluster, connect(cluster.namesrv.address) as client:
@@ -229,21 +229,21 @@ def test_a_broker_that_no_route_names_any_more_is_told_nothing(fake_cluster: Any
     async def work() -> None:
         async with fake_cluster(send_ok, send_ok) as cluster, connect(cluster.namesrv.address) as client:
             session = client._session
-            session.produces("p")
+            session.membership.produces("p")
             await client.send("t", b"x")
             await client.send("t", b"x")
-            await session.heartbeat()
+            await session.membership.heartbeat()
             moved = cluster.brokers.pop()
             before = moved.codes().count(RequestCode.HEART_BEAT)
             assert before > 0
-            await session.route("t", fresh=True)
+            await session.routes.get("t", fresh=True)
             for _ in range(3):
-                await session.heartbeat()
+                await session.membership.heartbeat()
             assert moved.codes().count(RequestCode.HEART_BEAT) == before
             assert cluster.brokers[0].codes().count(RequestCode.HEART_BEAT) >= 3
             cluster.brokers.append(moved)
-            await session.route("t", fresh=True)
-            await session.heartbeat()
+            await session.routes.get("t", fresh=True)
+            await session.membership.heartbeat()
             assert moved.codes().count(RequestCode.HEART_BEAT) == before + 1
 
     run(work)
@@ -273,7 +273,7 @@ def test_transaction_producer_heartbeats_all_brokers_without_a_route(fake_cluste
             async def reached() -> list[FakeServer]:
                 """Return the brokers that receive the next heartbeat."""
                 before = [broker.codes().count(RequestCode.HEART_BEAT) for broker in cluster.brokers]
-                await session.heartbeat()
+                await session.membership.heartbeat()
                 after = [broker.codes().count(RequestCode.HEART_BEAT) for broker in cluster.brokers]
                 return [cluster.brokers[at] for at in range(2) if after[at] > before[at]]
 
@@ -286,7 +286,7 @@ def test_transaction_producer_heartbeats_all_brokers_without_a_route(fake_cluste
                 named.remove(late)
                 cluster.namesrv.handler = listed
                 assert await reached() == [first], "a broker that left is forgotten"
-            session.produces("ordinary")
+            session.membership.produces("ordinary")
             assert await reached() == [], "an ordinary producer without a route has no broker to reach"
 
     run(work)

@@ -140,7 +140,7 @@ def test_request_that_cannot_be_encoded_leaves_nothing_waiting(fake_cluster: Any
             connection = await client._session.pool.get(cluster.brokers[0].address)
             with pytest.raises((UnicodeEncodeError, TypeError, ValueError)):
                 await connection.invoke(RequestCode.SEND_MESSAGE_V2, {"a": "\ud800"}, b"", 0.01)
-            assert not connection.is_asked
+            assert not connection.is_waiting
 
     run(work)
 
@@ -162,7 +162,7 @@ def test_queue_without_a_master_was_not_asked(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster(send_ok) as cluster, connect(cluster.namesrv.address) as client:
             with pytest.raises(ConnectionFailed, match="no master of another is known"):
-                await client._session.master(MessageQueue("t", "another", 0))
+                await client._session.routes.master(MessageQueue("t", "another", 0))
 
     run(work)
 
@@ -193,7 +193,7 @@ def test_close_closes_all_consumers_and_the_session_if_one_fails(fake_cluster: A
             with pytest.raises(ZeroDivisionError):
                 await client.close()
             assert good.has_ended
-            assert not client._session._tasks, "the heartbeat has ended"
+            assert not client._session._tasks._running, "the heartbeat has ended"
             assert client._session.pool.open_connection(cluster.brokers[0].address) is None
 
     run(work)

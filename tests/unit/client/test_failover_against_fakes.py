@@ -20,7 +20,7 @@ from neve.client.group.positions import Positions
 from neve.client.group.process_queue import ProcessQueue
 from neve.client.group.pull import Puller, Subscription
 from neve.client.model import MessageQueue
-from neve.client.net import session as session_module
+from neve.client.net import routes
 from neve.client.net.route import parse_route
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions
@@ -160,15 +160,15 @@ def test_the_route_is_asked_for_again_when_a_connection_of_a_broker_ends(monkeyp
             session_of(broker_set) as session,
         ):
             old, new = broker_set.members
-            assert await session.master(QUEUE) == old.address
+            assert await session.routes.master(QUEUE) == old.address
             connection = await session.pool.get(old.address)
             broker_set.ids = {0: new, 1: old}
-            monkeypatch.setattr(session_module, "_DOUBT_S", 0.0)  # the route is an old one by now
+            monkeypatch.setattr(routes, "_DOUBT_S", 0.0)  # the route is an old one by now
             for writer in old.writers:
                 writer.close()
             while not connection.is_closed:
                 await asyncio.sleep(0)
-            assert await session.master(QUEUE) == new.address
+            assert await session.routes.master(QUEUE) == new.address
 
     run(work)
 
@@ -202,7 +202,7 @@ def test_who_waits_for_a_master_that_is_frozen_turns_to_the_next_one(
                     popper = Popper(client._session, "g")
                     with pytest.raises(UnknownOutcome):
                         await popper.pop(QUEUE, subscription=Subscription(), max_count=1, wait=0.0, invisible=60)
-                    assert await client._session.master(QUEUE) == new.address
+                    assert await client._session.routes.master(QUEUE) == new.address
                     await popper.close()
                 else:
                     with pytest.raises(UnknownOutcome):
@@ -235,13 +235,13 @@ def test_a_replica_that_becomes_master_hears_of_its_producers_at_once() -> None:
     async def work() -> None:
         async with running(send_ok, send_ok) as broker_set, session_of(broker_set) as session:
             old, new = broker_set.members
-            session.produces("p")
-            await session.route("t")
+            session.membership.produces("p")
+            await session.routes.get("t")
             await session.pool.get(new.address)
-            await session.heartbeat()
+            await session.membership.heartbeat()
             assert 34 not in new.codes(), "producers are the master's to know"
             broker_set.ids = {0: new, 1: old}
-            await session.route_now("t")
+            await session.routes.read_now("t")
             while 34 not in new.codes():
                 await asyncio.sleep(0)
 
@@ -435,7 +435,7 @@ def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
     async def work() -> None:
         async with running(handler, send_ok) as broker_set, session_of(broker_set, attempt_timeout=0.2) as session:
             old, new = broker_set.members
-            assert await session.master(QUEUE) == old.address
+            assert await session.routes.master(QUEUE) == old.address
             broker_set.ids = {1: new}
             broker_set.asked = elected(broker_set, 5, new)
             if how == "dead":
@@ -474,7 +474,7 @@ def test_what_must_not_be_done_twice_is_asked_once_where_nobody_knows_whether_it
         async with running(silent, send_ok) as broker_set, session_of(broker_set, attempt_timeout=0.2) as session:
             broker_set.asked = elected(broker_set, 2, broker_set.members[1])
             with pytest.raises(UnknownOutcome):
-                await session.at_master(QUEUE, 37, {})
+                await session.requests.ask_master(QUEUE, 37, {})
             assert 37 not in broker_set.members[1].codes()
 
     run(work)
@@ -507,10 +507,10 @@ def test_the_time_of_a_whole_call_bounds_each_of_its_tries() -> None:
 def test_for_a_broker_without_replicas_that_is_slow_the_name_servers_are_not_asked() -> None:
     async def work() -> None:
         async with running(silent) as broker_set, session_of(broker_set) as session:
-            master = await session.master(QUEUE)
+            master = await session.routes.master(QUEUE)
             await session.pool.get(master)
             with pytest.raises(UnknownOutcome):
-                await session.ask_master(QUEUE, master, 310, {}, timeout=0.2, patience=0.0)
+                await session.requests.ask_watched(QUEUE, master, 310, {}, timeout=0.2, patience=0.0)
             assert broker_set.questions == 1
 
     run(work)
@@ -521,14 +521,14 @@ def test_only_where_there_are_replicas_a_busy_broker_makes_its_route_doubtful(
     monkeypatch: pytest.MonkeyPatch, has_replicas: bool
 ) -> None:
     """Else all clients of one that is overloaded would ask the name servers for what they know."""
-    monkeypatch.setattr(session_module, "_DOUBT_S", 0.0)
+    monkeypatch.setattr(routes, "_DOUBT_S", 0.0)
 
     async def work() -> None:
         handlers = [refuses(2, 310), send_ok][: 1 + has_replicas]
         async with running(*handlers) as broker_set, session_of(broker_set) as session:
             with pytest.raises(BrokerError):
-                await session.ask(await session.master(QUEUE), 310, {})
-            await session.master(QUEUE)
+                await session.requests.ask(await session.routes.master(QUEUE), 310, {})
+            await session.routes.master(QUEUE)
             assert broker_set.questions == 1 + has_replicas
 
     run(work)
@@ -655,7 +655,7 @@ def test_a_position_that_the_old_master_took_is_told_the_new_one_that_came_while
             committing = asyncio.create_task(own.commit())
             await until(lambda: old.codes().count(15) == 2, "both are told")
             broker_set.ids = {0: new, 1: old}
-            await session.route_now(QUEUE.topic)
+            await session.routes.read_now(QUEUE.topic)
             await session.pool.get(new.address)
             old.reply(next(one for one in old.requests if one.ext.get("topic") == slow.topic), 0, {})
             await committing
