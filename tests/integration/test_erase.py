@@ -267,6 +267,28 @@ async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Pa
         assert [await read(connection, topic, 1) for topic in ("T", *copies)] == [{}] * 4
 
 
+async def test_a_message_sent_into_a_pop_retry_topic_is_erased_by_its_name(tmp_path: Path) -> None:
+    """A client can send there, and state any origin: a group gets the message as one of the topic in the name."""
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+    retry, forged = "%RETRY%poppers+T", "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02"
+
+    async with running(tmp_path / "data", *settings, "enableRetryTopicV2=true") as (broker, connection):
+        await send(connection, "T", b"other")
+        member = Member(broker, connection, "T", "poppers")
+        assert len(await member.pop(invisible=1000)) == 1
+        await until(lambda: broker.store.max_offset(retry, 0) == 1, "the copy")
+        sent = await send(connection, retry, b"secret", forged)
+        back = await ask(
+            connection, Code.CONSUMER_SEND_MSG_BACK, group="poppers", offset=int(sent.ext["msgId"][16:], 16),
+            delayLevel=-1, originTopic=retry,
+        )  # fmt: skip
+        assert back.code == 0, back.remark
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"]) == (True, 2)
+        assert await read(connection, "%DLQ%poppers", 1) == {}
+        assert list((await read(connection, retry, 2)).values()) == [b"other"]
+
+
 def is_retry(taken: Taken) -> bool:
     """By its receipt: it goes out under its own topic."""
     return taken.receipt.split(" ")[4] != "0"
