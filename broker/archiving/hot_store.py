@@ -21,6 +21,7 @@ from broker.store.errors import LogIsCut, StoreError, StoreFull, StoreNotWritabl
 from broker.store.log_search import records_with
 from broker.store.message_store import MessageStore, Segment
 from broker.store.reading import EntrySlice, joined
+from broker.waiting.delivery import quarantined
 from infra.in_steps import in_turns
 from lifecycle.hot_store import Aged, Hidden
 from neve.record.codec import decode_record
@@ -218,6 +219,17 @@ class LoopHotStore:
                     if not start <= record.physical_offset < end:
                         continue
                 yield raw
+
+    def quarantined(self, text: bytes) -> Iterator[tuple[str, bytes]]:
+        store = self._store
+        for path, raw in quarantined(store.disk, store.config.root):
+            if text in raw:
+                yield str(path), raw
+
+    def remove_quarantined(self, name: str) -> None:
+        disk, path = self._store.disk, Path(name)
+        disk.remove(path)
+        disk.fsync_dir(path.parent)
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
         # what is appended from here on is no older, whichever queue it comes to

@@ -19,6 +19,7 @@ from typing_extensions import override
 import neve.archive
 from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
+from broker.waiting.delivery import Quarantine
 from infra import failpoint
 from infra.disk import OutOfDescriptors, RealDisk
 from infra.object_store.open import open_store
@@ -28,7 +29,7 @@ from neve.archive.follow import catalogs
 from neve.archive.selection import Selection
 from neve.archive.verify import verify
 from neve.cli.main import neve as neve_command
-from neve.record.codec import iter_records
+from neve.record.codec import MalformedRecord, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.names import SCHEDULE_TOPIC
@@ -462,3 +463,21 @@ async def test_a_copy_that_waited_for_its_delivery_is_hidden_where_it_waited(tmp
         await send(connection, "T", b"later", "KEYS\x01late\x02DELAY\x0118\x02")
         *_, told = await post(broker, topic="T", key="late")
         assert told["not_erased"] == [f"1 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]
+
+
+async def test_a_quarantined_record_is_deleted(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        await send(connection, "T", b"now")
+        for key in ("who", "other"):
+            await send(connection, "T", b"soon", f"KEYS\x01{key}\x02DELAY\x011\x02")
+        quarantine = Quarantine(broker.store, SCHEDULE_TOPIC, broker.faults)
+        for offset in range(2):
+            assert quarantine.failed("a delivery", 0, offset, MalformedRecord("injected"))
+        await until(lambda: broker.store.max_offset("T", 0) == 3, "the deliveries")
+        files = sorted((tmp_path / "data" / "quarantine").iterdir())
+        assert len(files) == 2
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"], told["quarantine"]) == (True, 1, [str(files[0])])
+        assert [file.exists() for file in files] == [False, True]
