@@ -637,6 +637,10 @@ class MessageStore:
         """Topic -> queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
         return {topic: self.following_of(topic) for topic in self.following_topics()}
 
+    def queue_ends(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue -> the offset that its next message gets, confirmed or not; of the queues that exist."""
+        return self._queues.ends()
+
     def following_topics(self) -> list[str]:
         """Those that have queues here, or had."""
         return self._queues.following_topics()
@@ -809,9 +813,10 @@ class MessageStore:
         """
         missing: dict[str, dict[int, int]] = {}
         for topic, queues in ends.items():
-            for queue_id, end in queues.items():
-                if end and self._queues.get(topic, queue_id) is None and self.gone_below(topic) <= log_end:
-                    missing.setdefault(topic, {})[queue_id] = end
+            known = self._queues.by_id(topic)
+            lacking = {queue_id: end for queue_id, end in queues.items() if end and queue_id not in known}
+            if lacking and self.gone_below(topic) <= log_end:
+                missing[topic] = lacking
         self._create_at(missing, by_image=True)
 
     def raise_queues(self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None) -> None:
@@ -843,8 +848,8 @@ class MessageStore:
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
         """Where queues of deleted topics go on, should these come again, as their master knows it."""
         self.check_whole()
-        self._queues.remember_ended(ended)
-        self._queues.save()
+        if self._queues.remember_ended(ended):
+            self._queues.save()
 
     def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
         """Drop a topic's queues. Its records stay in the log until their files go, but no longer belong to it.

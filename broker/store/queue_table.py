@@ -264,6 +264,13 @@ class QueueTable:
         queue = self.get(topic, queue_id)
         return queue.end if queue is not None else self._state.ended.get(topic, {}).get(str(queue_id), 0)
 
+    def ends(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue -> the offset that its next message gets, of the queues that exist."""
+        return {
+            topic: {queue_id: queue.end for queue_id, queue in queues.items()}
+            for topic, queues in self._by_topic.items()
+        }
+
     def following_topics(self) -> list[str]:
         """Those that have queues here, or had."""
         return list(self._state.ended.keys() | self._by_topic.keys())
@@ -412,10 +419,16 @@ class QueueTable:
                 is_new = True
         return is_new
 
-    def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
-        """Where the queues of topics go on that another store had; for good once the state is saved."""
-        for topic, ends in ended.items():
-            self._state.ended[topic] = {str(queue_id): end for queue_id, end in ends.items()}
+    def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> bool:
+        """Where the queues of topics go on that another store had; for good once the state is saved.
+
+        Returns whether anything changed.
+        """
+        named = {topic: {str(queue_id): end for queue_id, end in ends.items()} for topic, ends in ended.items()}
+        if all(self._state.ended.get(topic) == ends for topic, ends in named.items()):
+            return False
+        self._state.ended.update(named)
+        return True
 
     # -- a topic goes
 
