@@ -172,6 +172,10 @@ class ChangeOfRole:
         if not self._store.is_following:
             self._store.follow()
 
+    def before_cut(self) -> None:
+        """The log is going to be cut: nothing is applied to the tables before a master is followed again."""
+        self._synchronize.forget()
+
     def retreat(self) -> None:
         """What the books had of it that it does not show, or not any more, is nothing. Raises as `lead`."""
         self._synchronize.forget()  # nothing is applied to them before a master is followed again

@@ -6,6 +6,7 @@
     what has left the readers' view and is not deleted yet: never again in view, and gone as soon as the others
     the local log returns none of what was erased, from here on: its bytes have it until their segments go
     the local log is searched for messages of deleted topics, which no round took, and for those that wait for delivery
+    records of quarantined messages are deleted
     certificate: what was searched, erased and hidden, where copies remain and until when
 
 Objects come and go meanwhile, by compaction above all: it is looked again until none is left that was not looked at.
@@ -141,6 +142,7 @@ class _Erasure:
     objects: int = 0  # that were searched
     former: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # of deleted topics, in the log alone
     delivered: list[Row] = field(default_factory=list)  # copies in the log that waited there for their delivery
+    quarantined: list[str] = field(default_factory=list)  # files of quarantined messages that were deleted
     told: float | None = None  # when it was said how many
 
     def take(self, rows: Iterable[Row]) -> None:
@@ -230,6 +232,7 @@ class EraseKey:
             erasure.take(erased_of(catalog.gaps(), erase_id))
             failpoint.hit("erase.before_hide")
             self._search_log(erasure)
+            self._search_quarantine(erasure)
             self._hide(erasure)
             if evict:
                 self._offload.run(evict=True, progress=progress)
@@ -433,6 +436,24 @@ class EraseKey:
         if erasure.delivered and self._is_member:
             erasure.unsearched.append("the other members still return copies that were delivered from a waiting topic")
 
+    def _search_quarantine(self, erasure: _Erasure) -> None:
+        """Delete the records of quarantined messages with the key: no retention applies to them."""
+        wanted, known = erasure.wanted, self._known_topics()
+        try:
+            for name, raw in self._hot.quarantined(wanted.key.encode("utf-8", "surrogatepass")):
+                try:
+                    verdict = _verdict_of(decode_record(raw), wanted, known)
+                except MalformedRecord as error:
+                    erasure.unsearched.append(f"the quarantined record {name} contains the key and is damaged: {error}")
+                    continue
+                if verdict is Verdict.YES:
+                    self._hot.remove_quarantined(name)
+                    erasure.quarantined.append(name)
+                elif verdict is Verdict.UNKNOWN:
+                    erasure.unsearched.append(f"the quarantined record {name} is of unknown origin")
+        except OSError as error:
+            erasure.unsearched.append(f"the quarantined records could not be searched or deleted: {error}")
+
     def _in_no_object(self, rows: Iterable[Row]) -> list[Row]:
         """Of those that were found: what readers have in another object is not erased yet, or its search has failed."""
         find = self._journal.catalog.find
@@ -480,6 +501,7 @@ class EraseKey:
             "erased": [
                 {"topic": topic, "queue": queue, "offsets": spans} for (topic, queue), spans in sorted(erased.items())
             ],
+            "quarantine": erasure.quarantined,
             "searched": {"topics": topics, "objects": erasure.objects},
             "remains": {
                 "objects": self._objects_left(erasure),

@@ -138,6 +138,14 @@ class HotStore(HotLog, Protocol):
         """
         ...
 
+    def quarantined(self, text: bytes) -> Iterator[tuple[str, bytes]]:
+        """Yield the file and the record of each quarantined message that contains these bytes. Raises OSError."""
+        ...
+
+    def remove_quarantined(self, name: str) -> None:
+        """Delete the file of a quarantined message for good. Raises OSError."""
+        ...
+
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
         """Of each topic what was stored before its time, in turn."""
         ...

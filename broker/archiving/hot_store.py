@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +17,11 @@ from broker.archiving.erased_rows import hide
 from broker.archiving.pins import Pins
 from broker.archiving.reach import Reach
 from broker.intake.flusher import Flusher
-from broker.store.errors import StoreError, StoreFull, StoreNotWritable
+from broker.store.errors import LogIsCut, StoreError, StoreFull, StoreNotWritable
 from broker.store.log_search import records_with
 from broker.store.message_store import MessageStore, Segment
 from broker.store.reading import EntrySlice, joined
+from broker.waiting.delivery import quarantined
 from infra.loop.in_steps import in_turns
 from lifecycle.hot_store import Aged, Hidden
 from neve.record.codec import decode_record
@@ -67,7 +70,21 @@ class LoopHotStore:
         self._is_unsaved = False  # something was hidden, and its write failed
 
     def _call(self, work: Callable[[], T]) -> T:
-        return self._ask.call(work)
+        """Run it on the loop in one step; while a diverged tail is cut off the log, it waits for the end of that."""
+        while True:
+            try:
+                return self._ask.call(functools.partial(self._if_whole, work))
+            except LogIsCut:
+                self._ask.wait(self._whole())
+
+    def _if_whole(self, work: Callable[[], T]) -> T:
+        self._store.check_whole()
+        return work()
+
+    async def _whole(self) -> None:
+        ended = asyncio.Event()
+        self._store.when_whole(ended.set)
+        await ended.wait()
 
     def _call_of(self, topic: str, work: Callable[[], T]) -> T:
         with _faults_of(topic):
@@ -145,12 +162,19 @@ class LoopHotStore:
                 left = iter(offsets.items())
                 while some := dict(islice(left, _QUEUES_AT_ONCE)):
                     with _faults_of(topic):
-                        hidden |= self._ask.wait(in_turns(store.expire_below(topic, some, before[topic])))
+                        hidden |= self._ask.wait(self._expired(topic, some, before[topic]))
             except TopicUnreadable as error:
                 failed[topic] = error
         if hidden:
             store.write_queue_state(self._call(store.queue_state_image))
         return failed
+
+    async def _expired(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> bool:
+        while True:
+            try:
+                return await in_turns(self._store.expire_below(topic, offsets, timestamp))
+            except LogIsCut:
+                await self._whole()
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
         return self._call_of(topic, lambda: self._store.show_from(topic, queue, offset))
@@ -195,6 +219,17 @@ class LoopHotStore:
                     if not start <= record.physical_offset < end:
                         continue
                 yield raw
+
+    def quarantined(self, text: bytes) -> Iterator[tuple[str, bytes]]:
+        store = self._store
+        for path, raw in quarantined(store.disk, store.config.root):
+            if text in raw:
+                yield str(path), raw
+
+    def remove_quarantined(self, name: str) -> None:
+        disk, path = self._store.disk, Path(name)
+        disk.remove(path)
+        disk.fsync_dir(path.parent)
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
         # what is appended from here on is no older, whichever queue it comes to

@@ -132,6 +132,7 @@ class PlainSlave:
         self._followed: Life | None = None
         self._told: StockMaster | None = None
         self._master_begins_at = 0
+        self._is_cutting = False
         self._address = self._ha_address = ""
         self._changed = asyncio.Event()
         role.become(Role.FENCED)
@@ -229,7 +230,8 @@ class PlainSlave:
 
     def tick(self) -> None:
         """Each second: readers are sent to the master while there is one."""
-        self._role.become(Role.SLAVE, has_master=self.is_attached)
+        if not self._is_cutting:
+            self._role.become(Role.SLAVE, has_master=self.is_attached)
 
     async def _ask_master(self) -> tuple[StockMaster, Life | None]:
         ask, address = self._api.ask, self._address
@@ -265,7 +267,13 @@ class PlainSlave:
         start = store.record_start(to)
         await self._archive().master_began_at(start)
         self._forget_poll()  # what it calls delivered may be above
-        kept = await run_beside(store.truncation(start, epoch=0, floor=start), self._threads.run)
+        self._is_cutting = True
+        self._role.become(Role.FENCED)  # the loop has other turns before the log is whole again: none serves a reader
+        try:
+            kept = await run_beside(store.truncation(start, epoch=0, floor=start), self._threads.run)
+        finally:
+            self._is_cutting = False
+            self.tick()
         log.warning("the master lost its log above %d: what was copied of it is in %s", to, kept)
 
     async def following(self, master_epoch: int) -> None:

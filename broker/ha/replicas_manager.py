@@ -72,7 +72,6 @@ from broker.ha.reign import Reign
 from broker.ha.slave_session import SlaveSession, SlaveState
 from broker.ha.stock_master import read_settings, unlike_stock_member
 from broker.role import FOLLOWING, BrokerRole, Role
-from broker.store.errors import StoreError
 from broker.store.message_store import MessageStore
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
@@ -147,6 +146,9 @@ class Books(Protocol):
 
     def follow(self) -> None:
         """From this instant on the log takes nothing of its own."""
+
+    def before_cut(self) -> None:
+        """The log is going to be cut: its tables follow nothing until a master is followed again."""
 
     def retreat(self) -> None:
         """What the books have that the log does not show is nothing: soon after `follow`, before a master is followed.
@@ -281,6 +283,7 @@ class ReplicasManager:
         self._follower: asyncio.Task[None] | None = None
         self._client: HaClient | None = None
         self._cut_waits: asyncio.Future[None] | None = None
+        self._is_cutting = False  # a diverged tail, until the tables are read again
         self._resolving = ""  # why the master's HA port is not known
         self.end_at_start = 0
         self._state_since_ms = clock.now_ms()
@@ -403,6 +406,9 @@ class ReplicasManager:
             means = "this member waits: it has nothing of the set; `neve cluster init` where nobody has"
             why = "no controller knows a master of the set that is to exist (brokerSetExists): is its register lost?"
             found.append(Trouble("broker set: not found", since, why, means))
+        elif self._is_cutting:
+            why = "its diverged tail is being cut off: another member was elected without it"
+            found.append(Trouble("broker set: log is cut", since, why, "this member serves nobody until that is done"))
         elif self._role.current is Role.FENCED:
             unheard = "; ".join(f"{address}: {why}" for address, why in sorted(self._controllers.troubles.items()))
             means = "this member serves nobody until a controller has told it its role"
@@ -552,7 +558,7 @@ class ReplicasManager:
         self._reign.leads = self._leads and state is State.MASTER
         if self._leads:
             role = Role.MASTER
-        elif not member.is_readable:
+        elif not member.is_readable or self._is_cutting:
             role = Role.FENCED
         elif member.is_in_sync and (self._is_attached or state in _LEADING):
             role = Role.SLAVE_IN_SYNC
@@ -661,6 +667,8 @@ class ReplicasManager:
 
     def _retreat(self, waiter: asyncio.Future[None] | None) -> None:
         self._books.retreat()
+        if self._is_cutting:
+            self._end_cut()
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -880,20 +888,30 @@ class ReplicasManager:
         waiter, self._cut_waits = self._cut_waits, None
         if waiter is None or waiter.done():
             return
+        self._is_cutting = True
+        self._settle_role()  # the loop has other turns before the log is whole again: FENCED, none serves a reader
+        self._books.before_cut()
         try:
             parts = self._store.truncation(to, epoch=self._epochs.last_epoch, floor=to)
             kept = await run_beside(parts, self._threads.run)
-        except (StoreError, OSError) as error:
-            if not waiter.done():
-                waiter.set_exception(error)
+        except Exception as error:
+            self._end_cut()
+            if waiter.done():
+                raise
+            waiter.set_exception(error)  # what is not expected ends `follow-master`, which is begun again
             return
         if kept is not None:
             self.cuts += 1
             log.warning("what this broker had alone is in %s", kept)
             self._actions.insert(1, _Retreat(waiter))  # next, whoever waits: the cut is made
             return
+        self._end_cut()
         if not waiter.done():
             waiter.set_result(None)
+
+    def _end_cut(self) -> None:
+        self._is_cutting = False
+        self._settle_role()
 
     async def attached(self, follow: Follow, master_epoch: int) -> None:
         """All that is here is the master's."""

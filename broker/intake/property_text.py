@@ -5,7 +5,7 @@ from neve.record.layout import PROPERTIES_LENGTH_MAX
 from neve.record.properties import PROPERTY_DLQ_ORIGIN_TOPIC, PROPERTY_RETRY_TOPIC
 from neve.remoting.codes import ResponseCode
 from neve.remoting.headers import SendMessageHeader
-from neve.remoting.names import is_retry_or_dlq
+from neve.remoting.names import RETRY_PREFIX, is_retry_or_dlq
 
 
 def join_properties(properties: dict[str, str]) -> str:
@@ -29,10 +29,11 @@ def target_pairs(topic: str, queue_id: int) -> bytes:
 def drop_stated_origin(topic: str, properties: dict[str, str]) -> None:
     """Remove the origin that came with a message of an ordinary topic, before the broker copies it for a retry.
 
-    Only a message in a retry or dead-letter topic has an origin. In any other topic a client set the property, for
-    example a bridge that republishes messages with all their properties, and an erasure would go by it.
+    Only a message in a group's retry or dead-letter topic has an origin. In any other topic a client set the property,
+    for example a bridge that republishes messages with all their properties, and an erasure would go by it. The name of
+    a pop-retry topic, `%RETRY%group+topic`, states the origin of all that is in it.
     """
-    if not is_retry_or_dlq(topic):
+    if not is_retry_or_dlq(topic) or (topic.startswith(RETRY_PREFIX) and "+" in topic):
         properties.pop(PROPERTY_RETRY_TOPIC, None)
         properties.pop(PROPERTY_DLQ_ORIGIN_TOPIC, None)
 

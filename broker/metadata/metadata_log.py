@@ -348,10 +348,7 @@ class MetadataLog:
             users=None if self._users is None else self._users.image(),
             delays=self._delays.positions(),
             ended=self._store.deleted_below(),
-            ends={
-                topic: {queue: self._store.next_offset(topic, queue) for queue in queues}
-                for topic, queues in self._store.queues().items()
-            },
+            ends=self._store.queue_ends(),
             settled_in=self._journal.settled_in,
         )
 

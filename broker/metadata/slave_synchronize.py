@@ -24,6 +24,7 @@ import msgspec
 
 from broker.ha.asked import Asked
 from broker.metadata.images import (
+    Image,
     MetadataImage,
     OffsetsImage,
     Polled,
@@ -166,12 +167,12 @@ class SlaveSynchronize:
         return True
 
     async def _ask_offsets(self, master: Master) -> None:
-        offsets = decode_offsets_image(await self._image(master, RequestCode.GET_ALL_CONSUMER_OFFSET))
+        offsets = await self._image(master, RequestCode.GET_ALL_CONSUMER_OFFSET, decode_offsets_image)
         if self._master is master:  # else it is nobody's
             self._offsets.offer(offsets)
 
     async def _ask_image(self, master: Master) -> None:
-        image = decode_image(await self._image(master, RequestCode.GET_ALL_TOPIC_CONFIG))
+        image = await self._image(master, RequestCode.GET_ALL_TOPIC_CONFIG, decode_image)
         if self._master is master:
             self._images.offer(image)
 
@@ -180,11 +181,11 @@ class SlaveSynchronize:
         if self._master is master:
             self._stock.offer(image)
 
-    async def _image(self, master: Master, code: RequestCode) -> bytes:
+    async def _image(self, master: Master, code: RequestCode, decode: Callable[[bytes], Image]) -> Image:
         answer = await self._api.ask(master.address, code, {MASTER_EPOCH: str(master.epoch)})
         if answer.ext.get(IS_IMAGE) != "1":
             raise NeveError(None, f"{master.address} does not say its tables as neve does")
-        return await asyncio.to_thread(inflated, bytes(answer.body))
+        return await asyncio.to_thread(lambda: decode(inflated(bytes(answer.body))))
 
     def _failed(self, master: Master, reason: str, before: str | None) -> None:
         """Told once for each reason that is new."""

@@ -92,10 +92,15 @@ class Checkpointer:
         """While it is held, no thread writes one."""
         return self._writing
 
-    def forget(self) -> None:
-        """What is due speaks of a log that is no more."""
+    def leave(self) -> None:
+        """Discard the due checkpoint, because the log is replaced. For the holder of `standing_still`."""
         self._due, self.is_put_off = None, False
-        self._described_at = 0
+
+    def take_over(self, other: Checkpointer) -> None:
+        """Adopt the checkpoint that another checkpointer of this directory has written."""
+        assert self._due is None and other._due is None
+        self.checkpointed = other.checkpointed
+        self._described_at, self._described_time = other._described_at, other._described_time
 
     @property
     def is_due(self) -> bool:

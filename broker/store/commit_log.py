@@ -78,18 +78,25 @@ class CommitLog:
         self._disk = disk
         self._next: LogFile | None = None
         self._allocation, self._removal = new_lock(), new_lock()
-        self._lives = 0  # how often it was opened anew: what a file was taken out of is gone since
+        self._lives = 0  # how often it was replaced: what a file was taken out of is gone since
+        self._is_left = False
 
     @property
     def min_offset(self) -> int:
         """Where the log begins; 0 of an empty one."""
         return self.files[0].base if self.files else 0
 
-    def forget(self) -> None:
-        """Before it is opened again, while it is `unchanged` and its `files_stay`."""
+    def leave(self) -> None:
+        """Change no file from here on: another log opens them. For the holder of `unchanged` and `files_stay`."""
         self._lives += 1
         self._drop_next()
-        self.files.clear()
+        self._is_left = True
+
+    def exchange(self, other: CommitLog) -> None:
+        """Take the files that another log has opened, and give it the own ones, of a log that is left."""
+        assert self._is_left and not other._is_left and self._next is None and other._next is None
+        self.files, other.files = other.files, self.files
+        self._is_left, other._is_left = False, True
 
     def open(self) -> None:
         """Map what is there."""
@@ -253,7 +260,7 @@ class CommitLog:
     def prepare_next(self) -> None:
         """Allocate the file after the active one; meant for a thread, so that no send waits for it."""
         with self._allocation:
-            if self.files and self._next is None:
+            if self.files and self._next is None and not self._is_left:
                 self._next = self._create(self.files[-1].end)
 
     def unchanged(self) -> Lock:
@@ -358,7 +365,7 @@ class CommitLog:
     def take_out(self, file: LogFile) -> Callable[[], bool]:
         """The oldest: the log begins with the next one. What is returned takes it from the disk, from any thread.
 
-        False where the log was opened anew since: the file is in it again, and is the oldest again.
+        False where the log was replaced since: the file is in it again, and is the oldest again.
         """
         self.files.remove(file)
         return functools.partial(self._remove_taken_out, file, self._lives)

@@ -131,6 +131,14 @@ class MappedFiles:
             file.map = None
             self._files.remove(file)
 
+    def take_all(self) -> list[mmap.mmap]:
+        """Forget all maps and return them: each takes its time to unmap, and a thread can do that."""
+        maps = [file.map for file in self._files if file.map is not None]
+        for file in self._files:
+            file.map = file.owner.map = None
+        self._files.clear()
+        return maps
+
     def take_out(self, queues: Iterable[ConsumeQueue]) -> None:
         """Forget the files of queues that go away; who closes the queues unmaps them."""
         gone = {file for queue in queues for file in queue.files if file.map is not None}

@@ -15,6 +15,10 @@ class StoreNotWritable(StoreError):
     """The store takes no more messages: it is not loaded, shut down, or a sync failed."""
 
 
+class LogIsCut(StoreNotWritable):
+    """The diverged tail of the log is being cut off: until that is done the store changes nothing."""
+
+
 class MessageIllegal(StoreError):
     """The message can't be stored as it is."""
 

@@ -249,13 +249,23 @@ class KeyIndex:
             self.files[-1].rewind(count)
             self._dirty.add(self.files[-1].path)
 
-    def forget(self) -> None:
-        """Before it is loaded again."""
-        self.files.clear()
-        self._dirty.clear()
+    def exchange(self, other: KeyIndex) -> None:
+        """Take the files that another index has opened, and give it the own ones, with the keys that wait for these."""
+        self.files, other.files = other.files, self.files
+        self._dirty, other._dirty = other._dirty, self._dirty
+        self._wanted, other._wanted = other._wanted, self._wanted
+        self._hashed, other._hashed = other._hashed, self._hashed
+
+    def drop_waiting(self) -> None:
+        """Index no key that waits: another index finds them in the log."""
         self._wanted.clear()
         for column in self._hashed:
             column.clear()
+
+    def close(self) -> None:
+        """Unmap all files, on a thread: the index is not in use."""
+        while self.files:
+            self.files.pop()
 
     def below(self, physical_offset: int, base: int, count: int) -> tuple[int, int]:
         """Base and count for a checkpoint at an offset, by those of a later one; see `load`."""

@@ -1,6 +1,6 @@
 """The end of the log: where the next record goes, and the time that it gets.
 
-CLOSED     nothing is appended: the store is not loaded, or shut down
+CLOSED     nothing is appended: the store is not loaded, or shut down, or its log is being cut
 OPEN       records go to `file` at `position`, up to `limit`: a master's log, or that of a broker that stands alone
 OWING      as OPEN, for one that must come first; all others wait until it is stored
 FOLLOWING  a slave's log: it takes the bytes that its master laid out, and not one of this broker's own
@@ -120,6 +120,12 @@ class LogEnd:
         if file is not None and self.is_at_a_border:
             self._seal(file)
 
+    def take_over(self, other: LogEnd) -> None:
+        """Be where another one ends, whose files are this one's from here on."""
+        assert self._state is EndState.CLOSED
+        self.file, self.position, self.appended = other.file, other.position, other.appended
+        self.last_time = other.last_time
+
     def open(self) -> None:
         """Records may come."""
         self._move(EndState.OPEN)
@@ -169,6 +175,11 @@ class LogEnd:
             raise StoreNotWritable("the store is not open")
         if self._state is EndState.FOLLOWING:
             raise StoreNotWritable("this broker is a slave: its log takes only what its master wrote")
+
+    def check_not_failed(self) -> None:
+        """Raises `StoreNotWritable`."""
+        if self._state is EndState.FAILED:
+            self.check_writable()
 
     def check_following(self) -> None:
         """Raises `StoreNotWritable`."""

@@ -12,11 +12,12 @@ This is the front; each thing has an owner that can be read alone:
     erased          offsets that stay in the log and that no request returns
 
 Everything here runs on one thread, the broker's loop, except `flush`, `upkeep` and `prepare_next`, which are made for a
-thread of their own each, and `write_queue_state`: for any.
+thread of their own each, `write_queue_state`: for any, and the parts of `truncation`.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import suppress
@@ -33,7 +34,7 @@ from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
 from broker.store.data_directory import DataDirectory
 from broker.store.erased import Spans
-from broker.store.errors import StoreError, StoreFull, StoreNotWritable
+from broker.store.errors import LogIsCut, StoreError, StoreFull, StoreNotWritable
 from broker.store.key_index import KeyIndex
 from broker.store.log_end import LogEnd
 from broker.store.log_scan import RecoveryReport
@@ -60,6 +61,8 @@ _QUERY_LIMIT = 64
 QUERY_STEP, _QUERY_STEP_BYTES = 64, 1 << 20
 QUERY_LOOKS_MAX = 100_000
 _ALL = 1 << 62
+# Queues whose visible end one turn of the loop lowers, about 1 ms.
+_QUEUES_AT_ONCE = 2_000
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -79,19 +82,35 @@ class KeyHits(NamedTuple):
     unsearched_from: int | None = None
 
 
+def _nothing() -> None:
+    """Yield to the event loop."""
+
+
 class MessageStore:
     """See the module."""
 
-    def __init__(self, config: StoreConfig, disk: Disk, clock: Clock, new_lock: NewLock = new_lock) -> None:
+    def __init__(
+        self,
+        config: StoreConfig,
+        disk: Disk,
+        clock: Clock,
+        new_lock: NewLock = new_lock,
+        *,
+        successor_of: MessageStore | None = None,
+    ) -> None:
+        """`successor_of`: a store whose log is cut, and that takes over what this one recovers from its directory."""
         self.config, self.disk = config, disk
         self.log_uuid = ""
         #: How often the log was cut since the start: offsets above the cut are given again.
         self.cuts = 0
-        self._now = clock.now_ms
-        self._directory = DataDirectory(config.root, disk)
+        self._clock, self._now, self._new_lock = clock, clock.now_ms, new_lock
+        self._directory: DataDirectory = (
+            DataDirectory(config.root, disk) if successor_of is None else successor_of._directory
+        )
         self._log = CommitLog(config, disk, new_lock)
         self._tails = TopicTails()
-        self._queues = QueueTable(config, disk, self._log, self._tails, new_lock)
+        state_file = None if successor_of is None else successor_of._queues.state_file
+        self._queues: QueueTable = QueueTable(config, disk, self._log, self._tails, new_lock, file=state_file)
         self._index = KeyIndex(config, disk)
         self._end = LogEnd(config, self._log, self._tails, new_lock)
         self._visibility = Visibility(config, self._log, self._end, new_lock)
@@ -114,6 +133,7 @@ class MessageStore:
             new_lock=new_lock,
         )
         self._own_from: int | None = None  # where this broker's own records begin, while the mark of a slave is there
+        self._cut_ended: list[Callable[[], None]] | None = None  # called after the cut; None: none is under way
 
     # -- start and stop
 
@@ -156,7 +176,7 @@ class MessageStore:
 
     def _begin_again(self, confirmed: int | None) -> None:
         """What was found is brought to the disk; before a cut is there, nothing may come behind it."""
-        self.checkpoint()
+        self._checkpointer.write_now()
         if truncation.read_truncation(self.config.root, self.disk) is not None:
             if self.checkpoint_is_put_off:
                 raise StoreFull("no room for a checkpoint where the log is cut")
@@ -267,15 +287,16 @@ class MessageStore:
     def truncation(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Parts[Path | None]:
         """Cut a slave's log down to the begin of a record; return the file that keeps the removed tail.
 
-        The yielded parts are for a thread: the sync of the log, the copy of the tail, the decision. Nothing is appended
-        until it ends. The cut itself is one turn of the loop, with the first checkpoint. The caller reads tables that
-        hold more than the log in the same turn.
+        The yielded parts are for a thread: they are all that takes its time. Nothing is appended meanwhile. From the
+        decision on every change of the store is refused (`LogIsCut`), and readers see it as it was below the cut. The
+        caller reads tables that hold more than the log in the turn in which this ends.
         `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
-        StoreErrors; then nothing is cut. StoreNotWritable: the cut is incomplete, and the store
-        refuses appends until the next start completes it.
+        StoreErrors; then nothing is cut. StoreNotWritable, and what nobody expects: the cut is incomplete, and the
+        store refuses appends until the next start completes it.
         """
         self._end.check_following()
         end, root, disk, kept = self._end.appended, self.config.root, self.disk, list[Path]()
+        shown: dict[ConsumeQueue, int] = {}  # those of which readers see some of the tail, and where that begins
         truncation.check(self._log, to, end, 0 if by_operator else floor)
         self._replica.forget()
         if to == end:
@@ -288,6 +309,9 @@ class MessageStore:
         def keep() -> None:
             self.save_deletions()
             kept.append(truncation.keep(self._log, to, end, epoch=epoch, root=root, disk=disk))
+            if self._visibility.confirmed > to:  # nothing is appended, so the thread finds no record half made
+                for _, ((queue, queue_offset, _),), _ in self._runs_above(to):
+                    shown.setdefault(queue, queue_offset)
 
         yield keep
         self._end.check_following()
@@ -295,10 +319,6 @@ class MessageStore:
         log.warning("the log is cut from %d to %d: %s keeps what lay above", end, to, kept[0])
 
         def decide() -> None:
-            # The loop is to take these locks at once; a checkpoint that is under way may take seconds.
-            for lock in (self._checkpointer.standing_still(), self._queues.removal.standing_still()):
-                with lock:
-                    pass
             try:
                 truncation.decide(root, disk, to)
             except OSError as error:
@@ -311,24 +331,89 @@ class MessageStore:
         yield decide
         self._end.close()
         self.cuts += 1
+        self._cut_ended = []
         try:
+            yield from self._hide_above(to, shown)
+            yield from self._cut()
+        except (OSError, StoreError) as error:
+            self._end.fail(error if isinstance(error, OSError) else OSError(str(error)))
+            raise StoreNotWritable(f"the log could not be cut to {to}: {error}") from error
+        except BaseException as error:
+            self._end.fail(OSError(errno.EIO, f"the log could not be cut to {to}: {error!r}"))
+            raise
+        finally:
+            ended, self._cut_ended = self._cut_ended, None
+            for callback in ended:
+                callback()
+        self._end.follow()
+        return kept[0]
+
+    def check_whole(self) -> None:
+        """Raises LogIsCut: no change is possible, because a successor recovers the files and would not have it."""
+        if self._cut_ended is not None:
+            raise LogIsCut("the log is being cut: the store changes nothing until that is done")
+
+    def when_whole(self, callback: Callable[[], None]) -> None:
+        """Call back on the loop when no cut is under way: at once, if there is none."""
+        if self._cut_ended is None:
+            callback()
+        else:
+            self._cut_ended.append(callback)
+
+    def _hide_above(self, to: int, shown: Mapping[ConsumeQueue, int]) -> Parts[None]:
+        self._visibility.hide_above(to)
+        for number, (queue, queue_offset) in enumerate(shown.items(), 1):
+            queue.visible = min(queue.visible, queue_offset)
+            if number % _QUEUES_AT_ONCE == 0:
+                yield _nothing
+
+    def _cut(self) -> Parts[None]:
+        """Have a successor recover the directory on the thread, as a start does, and take over what it has found.
+
+        Between the parts the loop finds this store as it was. It changes nothing: `check_whole` refuses. The threads
+        of the store wait for the locks, and find nothing to do behind `leave`.
+        """
+        self._end.check_not_failed()
+        self._index.drop_waiting()
+        maps, found = self._queues.take_maps(), list[MessageStore]()
+
+        def recover() -> None:
+            while maps:  # their descriptors are for the successor
+                maps.pop()
+            self.save_deletions()
             # in the order in which a checkpoint takes them: it may sync the log on its way
             with (
                 self._checkpointer.standing_still(),
                 self._queues.removal.standing_still(),
-                self._visibility.standing_still(),
                 self._log.unchanged(),
                 self._log.files_stay(),
             ):
-                for part in (self._checkpointer, self._index, self._queues, self._tails, self._log):
-                    part.forget()
-                self._recover()
-            self._begin_again(self._visibility.set_has)
-        except (OSError, StoreError) as error:
-            self._end.fail(error if isinstance(error, OSError) else OSError(str(error)))
-            raise StoreNotWritable(f"the log could not be cut to {to}: {error}") from error
-        self._end.follow()
-        return kept[0]
+                for part in (self._checkpointer, self._queues.removal, self._log):
+                    part.leave()
+                successor = MessageStore(self.config, self.disk, self._clock, self._new_lock, successor_of=self)
+                successor._recover()
+                successor._begin_again(self._visibility.set_has)
+                found.append(successor)
+
+        yield recover
+        self._end.check_not_failed()
+        successor = found[0]
+        with self._visibility.standing_still():  # all of the old log is synced: no flush takes its time
+            self._log.exchange(successor._log)
+            self._tails.exchange(successor._tails)
+            self._queues.exchange(successor._queues)
+            self._index.exchange(successor._index)
+            self._end.take_over(successor._end)
+            self._visibility.take_over(successor._visibility)
+            self._checkpointer.take_over(successor._checkpointer)
+        yield successor._let_go
+
+    def _let_go(self) -> None:
+        """Unmap what a cut has replaced, for a thread: of a large file that takes a tenth of a second."""
+        self._queues.close()
+        self._index.close()
+        while self._log.files:
+            self._log.files.pop()
 
     def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
         """The log as it is, for those who follow: bytes of [start, end), and where they begin.
@@ -472,9 +557,10 @@ class MessageStore:
     def after_flush(self, offset: int) -> None:
         """On the loop, after `flush` returned `offset`: show what is confirmed by it."""
         self._visibility.after_flush(offset)
-        self._index.build()
-        self._checkpointer.look()
-        self._forget_following()
+        if self._cut_ended is None:
+            self._index.build()
+            self._checkpointer.look()
+            self._forget_following()
 
     # -- upkeep
 
@@ -524,10 +610,12 @@ class MessageStore:
 
     def want_checkpoint(self, physical_offset: int) -> bool:
         """Have the next `upkeep` write a checkpoint; False: one stands at or above the offset already."""
+        self.check_whole()
         return self._checkpointer.want(physical_offset)
 
     def checkpoint(self) -> None:
         """Write one now: it flushes, too."""
+        self.check_whole()
         self._checkpointer.write_now()
         self._forget_following()
 
@@ -548,6 +636,10 @@ class MessageStore:
     def following_offsets(self) -> dict[str, dict[int, int]]:
         """Topic -> queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
         return {topic: self.following_of(topic) for topic in self.following_topics()}
+
+    def queue_ends(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue -> the offset that its next message gets, confirmed or not; of the queues that exist."""
+        return self._queues.ends()
 
     def following_topics(self) -> list[str]:
         """Those that have queues here, or had."""
@@ -570,12 +662,14 @@ class MessageStore:
 
         None: there is none of them. The members of a set know each other's, so there none is.
         """
+        self.check_whole()
         if self._visibility.set_has is not None:
             return None
         return self._queues.image_without(topics, self._log.min_offset)
 
     def forget_deleted(self, image: StateImage) -> int:
         """Of an `image_without` that is written: how many are forgotten now, and begin at 0 if they come again."""
+        self.check_whole()
         return self._queues.forget_deleted(image)
 
     def ended_at(self, topic: str, queue_id: int) -> int:
@@ -616,6 +710,7 @@ class MessageStore:
 
     def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
         """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
+        self.check_whole()
         return self._queues.hide_below(topic, offsets)
 
     def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> Generator[None, None, bool]:
@@ -624,6 +719,7 @@ class MessageStore:
         for queue_id, offset in offsets.items():
             if self._queues.get(topic, queue_id) is not None:
                 before = yield from self.offset_by_time(topic, queue_id, timestamp, upper=False)
+                self.check_whole()
                 hidden |= self._queues.hide_below(topic, {queue_id: min(offset, before)})
         return hidden
 
@@ -632,6 +728,7 @@ class MessageStore:
 
         Returns the queue's minimum then.
         """
+        self.check_whole()
         return self._queues.show_from(topic, queue_id, offset)
 
     def erased_places(self) -> list[tuple[str, int]]:
@@ -651,6 +748,7 @@ class MessageStore:
 
         The lifecycle goes on seeing them, by `entries`, `store_time` and `offset_by_time`: they are in the log.
         """
+        self.check_whole()
         return self._queues.set_erased(topic, queue_id, before, spans)
 
     def shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool) -> int:
@@ -660,10 +758,12 @@ class MessageStore:
 
     def save_queue_state(self) -> None:
         """What `hide_below` hid stays hidden."""
+        self.check_whole()
         self._queues.save()
 
     def queue_state_image(self) -> StateImage:
         """As it is now, on the loop; `write_queue_state` is for any thread."""
+        self.check_whole()
         return self._queues.image()
 
     def write_queue_state(self, image: StateImage) -> None:
@@ -680,6 +780,7 @@ class MessageStore:
         self._create_at(following)
 
     def _create_at(self, following: Mapping[str, Mapping[int, int]], *, by_image: bool = False) -> None:
+        self.check_whole()
         lower = [
             (topic, queue_id, offset)
             for topic, offsets in following.items()
@@ -712,9 +813,10 @@ class MessageStore:
         """
         missing: dict[str, dict[int, int]] = {}
         for topic, queues in ends.items():
-            for queue_id, end in queues.items():
-                if end and self._queues.get(topic, queue_id) is None and self.gone_below(topic) <= log_end:
-                    missing.setdefault(topic, {})[queue_id] = end
+            known = self._queues.by_id(topic)
+            lacking = {queue_id: end for queue_id, end in queues.items() if end and queue_id not in known}
+            if lacking and self.gone_below(topic) <= log_end:
+                missing[topic] = lacking
         self._create_at(missing, by_image=True)
 
     def raise_queues(self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None) -> None:
@@ -735,6 +837,7 @@ class MessageStore:
 
         For good once the state is saved; whether that is new.
         """
+        self.check_whole()
         return self._queues.remember_raised(following, said_at)
 
     def goes_on_higher(self, topic: str, queue_id: int) -> bool:
@@ -744,8 +847,9 @@ class MessageStore:
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
         """Where queues of deleted topics go on, should these come again, as their master knows it."""
-        self._queues.remember_ended(ended)
-        self._queues.save()
+        self.check_whole()
+        if self._queues.remember_ended(ended):
+            self._queues.save()
 
     def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
         """Drop a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
@@ -759,6 +863,7 @@ class MessageStore:
         The caller may allow that only if nothing outside this store knows the offsets that are then assigned again.
         The members of a set know them, so a set never starts at 0.
         """
+        self.check_whole()
         if not self._queues.of_topic(topic):
             return
         begin_again = begin_again and self._visibility.set_has is None
@@ -989,6 +1094,7 @@ class MessageStore:
         must lie above it: a start that finds it below the log can't tell an eviction from a lost file.
         Raises StoreFull if there is no room even for a checkpoint.
         """
+        self.check_whole()
         file = self._log.files[0] if self._log.files else None
         if file is None or file.base != base or file is self._end.file or file.end > self._visibility.flushed:
             raise StoreError(f"the file at {base} is not the oldest, or not sealed and flushed")

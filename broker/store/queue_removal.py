@@ -61,6 +61,7 @@ class QueueRemoval:
         self._removed = config.root / "consumequeue.removed"
         self._lock = new_lock()  # held for single renames and unlinks only: the loop may wait for it
         self._running = new_lock()
+        self._is_left = False
         self._topics: dict[str, _Topic] = {}
         self._files: deque[Path] = deque()
         self._moved: deque[Path] = deque()
@@ -130,6 +131,10 @@ class QueueRemoval:
         """While it is held, no thread removes anything."""
         return self._running
 
+    def leave(self) -> None:
+        """Remove nothing from here on: another one finds what is left to do. For the holder of `standing_still`."""
+        self._is_left = True
+
     # -- on a thread
 
     def run(self, written: int) -> None:
@@ -138,6 +143,8 @@ class QueueRemoval:
         Raises OSError; what could not be begun for want of descriptors or of room is tried again by the next call.
         """
         with self._running:
+            if self._is_left:
+                return
             try:
                 self._remove_files()
                 self._move_deleted(written)

@@ -15,6 +15,7 @@ ones; what is erased of a queue lies below its end. What is asked for is for goo
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import TypeVar
 
@@ -46,13 +47,16 @@ class QueueTable:
         log: CommitLog,
         tails: TopicTails,
         new_lock: NewLock = new_lock,
+        *,
+        file: QueueStateFile | None = None,
     ) -> None:
+        """`file`: the state's, where another table of this directory has it: their writes are one after the other."""
         self._config, self._disk, self._log, self._tails = config, disk, log, tails
         self._root = config.root / "consumequeue"
         self.removal = QueueRemoval(config, disk, new_lock)
         self._maps = MappedFiles(config.mapped_queue_files, disk, self.removal)
         self.rooms = self._maps.rooms
-        self._file = QueueStateFile(config.root, disk, new_lock)
+        self._file = file or QueueStateFile(config.root, disk, new_lock)
         self._state = QueueState()
         self._forgetting: set[str] = set()  # the disk may know nothing of them any more
         self._left_out: set[str] = set()  # of the last `image_without`
@@ -62,16 +66,36 @@ class QueueTable:
         self._dirty: list[ConsumeQueue] = []
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
 
+    @property
+    def state_file(self) -> QueueStateFile:
+        """Where the state is written."""
+        return self._file
+
     # -- start
 
-    def forget(self) -> None:
-        """Before it is loaded again: who holds a queue of it holds none of the store's."""
-        for queue in self.by_name.values():
-            queue.close()
-        self._maps = MappedFiles(self._config.mapped_queue_files, self._disk, self.removal)
-        self.by_name.clear()
+    def take_maps(self) -> list[mmap.mmap]:
+        """Forget the maps of all queues and return them, for a thread to unmap: the files are soon mapped by others."""
+        return self._maps.take_all()
+
+    def exchange(self, other: QueueTable) -> None:
+        """Take the queues that another table has loaded: who holds one of the old ones holds none of the store's."""
+        assert self._file is other._file, "an older state of one would replace a newer of the other"
+        self.removal, other.removal = other.removal, self.removal
+        self._maps, other._maps = other._maps, self._maps
+        self._maps.rooms = self.rooms
+        self._state, self._loaded_below = other._state, other._loaded_below
+        self._forgetting, self._left_out, self._deletions = set(), set(), None
+        self.by_name, other.by_name = other.by_name, self.by_name
+        self._by_topic, other._by_topic = other._by_topic, self._by_topic
+        self._dirty, other._dirty = other._dirty, self._dirty
+
+    def close(self) -> None:
+        """Close all queues, on a thread: the table is not in use."""
         self._by_topic.clear()
-        self._dirty = []
+        self._dirty.clear()
+        while self.by_name:
+            _, queue = self.by_name.popitem()
+            queue.close()
 
     def load(self, below: int, *, scrub: bool, unsynced: bool) -> None:
         """Read what the files have of records below a physical offset.
@@ -234,6 +258,13 @@ class QueueTable:
         queue = self.get(topic, queue_id)
         return queue.end if queue is not None else self._state.ended.get(topic, {}).get(str(queue_id), 0)
 
+    def ends(self) -> dict[str, dict[int, int]]:
+        """Topic -> queue -> the offset that its next message gets, of the queues that exist."""
+        return {
+            topic: {queue_id: queue.end for queue_id, queue in queues.items()}
+            for topic, queues in self._by_topic.items()
+        }
+
     def following_topics(self) -> list[str]:
         """Those that have queues here, or had."""
         return list(self._state.ended.keys() | self._by_topic.keys())
@@ -382,10 +413,16 @@ class QueueTable:
                 is_new = True
         return is_new
 
-    def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
-        """Where the queues of topics go on that another store had; for good once the state is saved."""
-        for topic, ends in ended.items():
-            self._state.ended[topic] = {str(queue_id): end for queue_id, end in ends.items()}
+    def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> bool:
+        """Where the queues of topics go on that another store had; for good once the state is saved.
+
+        Returns whether anything changed.
+        """
+        named = {topic: {str(queue_id): end for queue_id, end in ends.items()} for topic, ends in ended.items()}
+        if all(self._state.ended.get(topic) == ends for topic, ends in named.items()):
+            return False
+        self._state.ended.update(named)
+        return True
 
     # -- a topic goes
 

@@ -32,11 +32,12 @@ class TopicTails:
         self._table: dict[str, tuple[int, int]] = {}
         self._table_of = (-1, 0)
 
-    def forget(self) -> None:
-        """Before recovery tells them anew."""
-        self.touched.clear()
-        self._tails.clear()
-        self._table, self._table_of = {}, (-1, 0)
+    def exchange(self, other: TopicTails) -> None:
+        """Take the tails that another one has found, and give it the own ones."""
+        self.touched, other.touched = other.touched, self.touched
+        self._tails, other._tails = other._tails, self._tails
+        self._table, other._table = other._table, self._table
+        self._table_of, other._table_of = other._table_of, self._table_of
 
     def of(self, topic: str) -> TopicTail:
         """The tail of a topic, made if there is none."""

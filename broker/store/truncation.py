@@ -9,6 +9,9 @@ diverged/<epoch>-<from>-<to>.log      what was cut: the log's bytes as they lay,
     cut       recovery, as at any start, with `to` as the end: queues, CRC entries, keys and tables are made to agree
               from the checkpoint below it, or from one that is made for `to`; the rest is zeroed and synced
     done      a checkpoint at `to` is on the disk, and `truncation` goes
+
+All of it runs on a thread. The cut is a second store's (`MessageStore._cut`): the first one changes nothing meanwhile,
+and takes over in one turn of the loop what the second has recovered.
 """
 
 from __future__ import annotations

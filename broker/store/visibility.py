@@ -65,6 +65,21 @@ class Visibility:
         if self._set_has != _ALONE:
             self._set_has = min(self._set_has, end)
 
+    def take_over(self, other: Visibility) -> None:
+        """Show what another one does, whose log and queues are this one's from here on.
+
+        Also show messages that were confirmed meanwhile. For the holder of `standing_still`.
+        """
+        confirmed = min(self._set_has, other.synced)
+        self._hidden, self._shown, self._set_has = other._hidden, other._shown, other._set_has
+        self.flushed, self.synced = other.flushed, other.synced
+        if confirmed > self._set_has:
+            self.confirm(confirmed)
+
+    def hide_above(self, offset: int) -> None:
+        """Read no record of the log above an offset: its tail is cut off."""
+        self._shown = min(self._shown, offset)
+
     def hide(self, confirmed: int, runs: Iterable[Run]) -> None:
         """Of what a start found the set has confirmed so much; `runs` are what lies above."""
         assert not self._hidden and self._set_has in {_ALONE, confirmed}

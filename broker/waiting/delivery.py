@@ -9,10 +9,13 @@ the names are checked against the present table of topics.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from broker.store.errors import InternalTopic, MessageIllegal, StoreError
 from broker.store.message_store import MessageStore
+from infra.disk.filesystem import Disk
 from infra.loop.supervisor import Faults
 from neve.record.codec import MalformedRecord
 from neve.record.properties import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
@@ -27,8 +30,17 @@ _QUEUE_DIGITS = 9
 TRANSIENT = (OSError, StoreError, MemoryError)
 # Any other error: deliveries that fail before the message is quarantined. A round takes place ten times a second.
 TRIES = 20
+_QUARANTINE = "quarantine"
 
 log = logging.getLogger(__name__)
+
+
+def quarantined(disk: Disk, root: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files of quarantined messages with their contents, but for those that an operator deletes meanwhile."""
+    directory = root / _QUARANTINE
+    for name in sorted(disk.list_dir(directory)) if disk.exists(directory) else ():
+        with suppress(FileNotFoundError):
+            yield directory / name, disk.read(directory / name)
 
 
 class TopicMissing(MessageIllegal):
@@ -97,7 +109,7 @@ class Quarantine:
             return
         position, size = entry[0], entry[1]
         _, raw = store.log_bytes(position, position + size, size)  # as stored: it may not be possible to decode it
-        directory = store.config.root / "quarantine"
+        directory = store.config.root / _QUARANTINE
         disk.make_dirs(directory)
         path = directory / f"{self._topic}-{queue_id}-{offset}.record"
         disk.write_atomic(path, bytes(raw))

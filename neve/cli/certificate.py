@@ -21,6 +21,8 @@ def certificate(told: Mapping[str, Any]) -> Iterator[str]:
     for part in told["erased"]:
         offsets = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in part["offsets"])
         yield f"              {part['topic']} queue {part['queue']}: {offsets}"
+    for file in told["quarantine"]:
+        yield f"deleted       the quarantined record {file}"
     yield from _remains(told["remains"])
 
 
@@ -36,6 +38,7 @@ def _remains(remains: Mapping[str, Any]) -> Iterator[str]:
     if remains["other_members"]:
         yield "remains       in the local logs and cold caches of the set's other members, as long as they keep them;"
         yield "              no request returns them once a member has read the journal"
+        yield "              their quarantine/ is not searched"
 
 
 def _returned(copies: Mapping[str, Any]) -> str:

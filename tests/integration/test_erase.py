@@ -19,6 +19,7 @@ from typing_extensions import override
 import neve.archive
 from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
+from broker.waiting.delivery import Quarantine
 from infra import failpoint
 from infra.disk.filesystem import OutOfDescriptors, RealDisk
 from infra.net.remoting_server import Connection
@@ -28,7 +29,7 @@ from neve.archive.catalog.journal_reader import catalogs
 from neve.archive.read.selection import Selection
 from neve.archive.read.verify import verify
 from neve.cli.main import neve as neve_command
-from neve.record.codec import iter_records
+from neve.record.codec import MalformedRecord, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
 from neve.remoting.names import SCHEDULE_TOPIC
@@ -267,6 +268,28 @@ async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Pa
         assert [await read(connection, topic, 1) for topic in ("T", *copies)] == [{}] * 4
 
 
+async def test_a_message_sent_into_a_pop_retry_topic_is_erased_by_its_name(tmp_path: Path) -> None:
+    """A client can send there, and state any origin: a group gets the message as one of the topic in the name."""
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+    retry, forged = "%RETRY%poppers+T", "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02"
+
+    async with running(tmp_path / "data", *settings, "enableRetryTopicV2=true") as (broker, connection):
+        await send(connection, "T", b"other")
+        member = Member(broker, connection, "T", "poppers")
+        assert len(await member.pop(invisible=1000)) == 1
+        await until(lambda: broker.store.max_offset(retry, 0) == 1, "the copy")
+        sent = await send(connection, retry, b"secret", forged)
+        back = await ask(
+            connection, Code.CONSUMER_SEND_MSG_BACK, group="poppers", offset=int(sent.ext["msgId"][16:], 16),
+            delayLevel=-1, originTopic=retry,
+        )  # fmt: skip
+        assert back.code == 0, back.remark
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"]) == (True, 2)
+        assert await read(connection, "%DLQ%poppers", 1) == {}
+        assert list((await read(connection, retry, 2)).values()) == [b"other"]
+
+
 def is_retry(taken: Taken) -> bool:
     """By its receipt: it goes out under its own topic."""
     return taken.receipt.split(" ")[4] != "0"
@@ -440,3 +463,21 @@ async def test_a_copy_that_waited_for_its_delivery_is_hidden_where_it_waited(tmp
         await send(connection, "T", b"later", "KEYS\x01late\x02DELAY\x0118\x02")
         *_, told = await post(broker, topic="T", key="late")
         assert told["not_erased"] == [f"1 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]
+
+
+async def test_a_quarantined_record_is_deleted(tmp_path: Path) -> None:
+    settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
+
+    async with running(tmp_path / "data", *settings) as (broker, connection):
+        await send(connection, "T", b"now")
+        for key in ("who", "other"):
+            await send(connection, "T", b"soon", f"KEYS\x01{key}\x02DELAY\x011\x02")
+        quarantine = Quarantine(broker.store, SCHEDULE_TOPIC, broker.faults)
+        for offset in range(2):
+            assert quarantine.failed("a delivery", 0, offset, MalformedRecord("injected"))
+        await until(lambda: broker.store.max_offset("T", 0) == 3, "the deliveries")
+        files = sorted((tmp_path / "data" / "quarantine").iterdir())
+        assert len(files) == 2
+        *_, told = await post(broker, topic="T", key="who")
+        assert (told["complete"], told["rows"], told["quarantine"]) == (True, 1, [str(files[0])])
+        assert [file.exists() for file in files] == [False, True]

@@ -103,6 +103,12 @@ class StoreAdapter(OneByOne):
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
         return self.store.former_ends(topics)
 
+    def quarantined(self, text: bytes) -> Iterator[tuple[str, bytes]]:
+        yield from ()
+
+    def remove_quarantined(self, name: str) -> None:
+        raise AssertionError("nothing is quarantined here")
+
     def search_log(self, ranges: Mapping[str, tuple[int, int]], text: bytes) -> Iterator[bytes | None]:
         raise AssertionError("no topic is deleted here")
 

@@ -3,7 +3,8 @@
 A key is one in RocketMQ's sense: a word of KEYS, or the unique key. Of a group's retry and dead-letter topics those
 rows are meant whose origin is the topic: a sent back message says so in a property, one that was popped and not
 acknowledged in the name of the topic that it is in. The broker replaces an origin that a client stated in an ordinary
-topic when it makes such a copy. Where a name may mean another topic, too, the verdict is unknown. Pure.
+topic when it makes such a copy. Where a name may mean another topic, too, or contradicts the stated origin, the verdict
+is unknown. Pure.
 """
 
 from __future__ import annotations
@@ -45,11 +46,16 @@ def is_meant(record: MessageRecord, topic: str, key: str, topics: Collection[str
         return Verdict.NO
     if record.topic == topic:
         return Verdict.YES
-    if record.topic.startswith(_RETRY) and "+" in record.topic:
-        return _comes_from(record.topic, topic, topics)  # the name is the broker's; a property may be a client's
+    by_name = _comes_from(record.topic, topic, topics)
     origins = [properties[name] for name in (PROPERTY_RETRY_TOPIC, PROPERTY_DLQ_ORIGIN_TOPIC) if name in properties]
-    verdicts = {_comes_from(origin, topic, topics) for origin in origins or [record.topic]}
-    return next((one for one in (Verdict.YES, Verdict.UNKNOWN) if one in verdicts), Verdict.NO)
+    if not origins or (record.topic.startswith(_RETRY) and "+" in record.topic):
+        return by_name  # the name is the broker's; a property may be a client's
+    stated = {_comes_from(origin, topic, topics) for origin in origins}
+    if Verdict.YES in stated:
+        return Verdict.YES
+    # A pop hands out what is in %RETRY%group_topic as a message of that topic, whatever origin it states. The name may
+    # also be that of the retry topic of a group `group_topic`, where the stated origin counts.
+    return Verdict.NO if stated == {by_name} == {Verdict.NO} else Verdict.UNKNOWN
 
 
 def _comes_from(origin: str, topic: str, topics: Collection[str]) -> Verdict:

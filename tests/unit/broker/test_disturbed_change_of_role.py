@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.wire import send_ext
+from bench.wire import pull_ext, send_ext
 from broker.ha import replicas_manager
 from broker.ha.member import State
 from broker.ha.replicas_manager import HandOverRefused
@@ -331,3 +331,75 @@ async def test_member_that_may_go_on_above_its_archive_writes_a_checkpoint_first
         monkeypatch.setattr(store, "lead", noted)
         await hand_to(brokers, heir)
         assert missing == [0]
+
+
+@asynccontextmanager
+async def with_a_diverged_tail(
+    root: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Member], object]
+) -> AsyncIterator[tuple[Member, Member]]:
+    """A former master of an `async` set that has a message alone and is about to cut it off; and the master."""
+    async with broker_set(root, replication="async") as brokers:
+        former = await brokers.master()
+        heir, other = await brokers.slaves()
+        await put(former, b"1")
+        for slave in (heir, other):
+            await shows(slave, b"1")
+        with monkeypatch.context() as patch:  # no slave copies the next message
+            patch.setattr(former.broker.store, "log_bytes", lambda start, *_, **__: (start, memoryview(b"")))
+            patch.setattr(former.broker.store, "described_append", lambda _: None)
+            await put(former, b"alone")
+            prepare(former)
+            await hand_to(brokers, heir)
+        await put(heir, b"2")
+        yield former, heir
+
+
+async def test_member_refuses_reads_and_sends_heartbeats_during_a_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    recover = MessageStore._recover
+
+    def slow(self: MessageStore) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return recover(self)
+
+    try:
+        async with with_a_diverged_tail(
+            tmp_path, monkeypatch, lambda _: monkeypatch.setattr(MessageStore, "_recover", slow)
+        ) as (former, _):
+            await until(begun.is_set, "the log is recovered")
+            assert former.role is Role.FENCED
+            assert "broker set: log is cut" in {trouble.name for trouble in former.replicas.troubles()}
+            asked = former.replicas.asked["Heartbeat"]
+            await until(lambda: former.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
+            connection = await former.connect()
+            refused = await ask(connection, Code.PULL_MESSAGE, **pull_ext("readers", TOPIC, 0, 0))
+            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            connection.close()
+            may_end.set()
+            await shows(former, b"1", b"2")
+            assert former.role in (Role.SLAVE, Role.SLAVE_IN_SYNC)
+    finally:
+        may_end.set()
+
+
+async def test_follower_is_begun_again_where_a_cut_meets_what_nobody_expects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_at_first(member: Member) -> None:
+        store, failures = member.broker.store, iter(range(2))
+
+        def wrong(*arguments: Any, **keywords: Any) -> Any:
+            if next(failures, None) is not None:
+                raise AssertionError("a defect")
+            return MessageStore.truncation(store, *arguments, **keywords)
+
+        monkeypatch.setattr(store, "truncation", wrong)
+
+    async with with_a_diverged_tail(tmp_path, monkeypatch, fail_at_first) as (former, _):
+        await shows(former, b"1", b"2")
+        assert former.broker._supervisor.failures["follow-master"] == 2
+        assert former.broker._supervisor.failures["broker-set"] == 0
+        assert former.role in (Role.SLAVE, Role.SLAVE_IN_SYNC)

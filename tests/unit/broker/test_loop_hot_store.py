@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from typing_extensions import override
@@ -17,12 +17,12 @@ from broker.archiving.hot_store import LoopHotStore
 from broker.intake.flusher import Flusher
 from broker.store.config import StoreConfig
 from broker.store.consume_queue import ConsumeQueue
-from broker.store.errors import StoreError
+from broker.store.errors import LogIsCut, StoreError
 from broker.store.message_store import MessageStore
 from broker.store.queue_table import QueueTable
 from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
-from infra.loop.in_steps import Steps
+from infra.loop.in_steps import Steps, run_beside
 from infra.loop.supervisor import Faults
 from lifecycle.hot_store import Aged
 from tests.doubles.counted import Counted
@@ -341,3 +341,41 @@ async def test_what_was_erased_is_hidden_by_a_write_beside_the_loop_which_is_mad
     after = store_on(disk.power_cut(), clock)
     for queue_id in range(QUEUES):
         assert after.get("t", queue_id, 1, 1, 100).status == "NO_MATCHED_MESSAGE"
+
+
+async def test_a_job_waits_for_the_end_of_a_cut_before_it_reads_or_hides() -> None:
+    clock = ManualClock()
+    store = store_on(SimDisk(), clock)
+    put(store, 0)
+    to = store.max_physical_offset
+    put(store, 0)
+    store.follow()
+    nothing_waits: Any = None
+    ask = AskLoop(asyncio.get_running_loop())
+    hot = LoopHotStore(store, nothing_waits, ask, cast("Flusher", Synced()), lambda: 0.1)
+    jobs: list[asyncio.Task[Any]] = []
+
+    async def run_part(part: Callable[[], object]) -> None:
+        if not jobs and is_cut(store):
+            jobs.append(asyncio.create_task(asyncio.to_thread(hot.entries, "t", 0, 1 << 20)))
+            jobs.append(asyncio.create_task(asyncio.to_thread(hot.min_offset, "t", 0)))
+            before = {"t": clock.now_ms() + 1}
+            jobs.append(asyncio.create_task(asyncio.to_thread(hot.expire_below, {"t": {0: 2}}, before)))
+            done, _ = await asyncio.wait(jobs, timeout=0.2)
+            assert not done
+        part()
+
+    assert await run_beside(store.truncation(to, epoch=1, floor=to), run_part) is not None
+    entries, minimum, failed = await asyncio.gather(*jobs)
+    assert [len(run.sizes) for run in entries.values()] == [1]
+    assert minimum in {0, 1}
+    assert failed == {}
+    assert store.min_offset("t", 0) == store.max_offset("t", 0) == 1
+
+
+def is_cut(store: MessageStore) -> bool:
+    try:
+        store.check_whole()
+    except LogIsCut:
+        return True
+    return False

@@ -75,7 +75,7 @@ async def test_promotion_takes_over_a_slice_of_its_books_per_turn(
 
 
 class WithoutAWalk(OrderedDict[int, Half]):
-    """A table that nobody looks through."""
+    """A table that can't be searched."""
 
     def values(self) -> Any:
         raise AssertionError("all that wait were looked at")

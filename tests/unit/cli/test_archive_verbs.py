@@ -75,6 +75,7 @@ CERTIFICATE = {
     "event": "certificate", "id": "e3.9", "broker": "b1", "topic": "t", "key_sha256": "ab", "time_ms": 0,
     "complete": False, "rows": 4,
     "erased": [{"topic": "t", "queue": 1, "offsets": [[3, 3], [7, 9]]}],
+    "quarantine": ["/data/quarantine/x.record"],
     "remains": {
         "objects": [{"key": "topic=t/x", "until_ms": 86_400_000}],
         "in_no_view": ["topic=t/z"],
@@ -104,6 +105,7 @@ def test_a_certificate_is_printed_and_what_was_not_erased_is_a_failure(
         assert json.loads(done.stdout) == CERTIFICATE
         return
     said = done.stdout
+    assert "deleted       the quarantined record /data/quarantine/x.record" in said
     assert "erased        4 messages, NOT ALL" in said and "t queue 1: 3, 7-9" in said
     assert "until 1970-01-02T00:00:00Z in the object topic=t/x" in said
     assert "until an unknown time in the local log: 2 of t queue 1" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,8 @@ class FakeHot(OneByOne):
         self.unreadable: set[str] = set()  # topics whose rows can't be hidden
         self.former: dict[str, int] = {}
         self.raw: list[bytes] = []  # records of deleted topics, and those that wait for delivery
+        self.quarantine: dict[str, bytes] = {}
+        self.is_quarantine_locked = False
         self.is_log_unreadable = False
         self.next: dict[tuple[str, int], int] = {}
         self.deleted: dict[str, dict[int, int]] = {}
@@ -187,6 +190,14 @@ class FakeHot(OneByOne):
 
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
         return {topic: self.former[topic] for topic in topics if topic in self.former}
+
+    def quarantined(self, text: bytes) -> Iterator[tuple[str, bytes]]:
+        yield from [(name, raw) for name, raw in self.quarantine.items() if text in raw]
+
+    def remove_quarantined(self, name: str) -> None:
+        if self.is_quarantine_locked:
+            raise OSError(errno.EACCES, "permission denied", name)
+        del self.quarantine[name]
 
     def search_log(self, ranges: Mapping[str, tuple[int, int]], text: bytes) -> Iterator[bytes | None]:
         if self.is_log_unreadable:

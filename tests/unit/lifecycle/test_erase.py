@@ -910,6 +910,34 @@ def test_certificate_is_incomplete_where_the_log_cannot_be_searched(new: New, is
     assert told["not_erased"][0].startswith("the local log could not be searched: ")
 
 
+def test_erasure_deletes_quarantined_records(new: New) -> None:
+    rig = new()
+    target = f"REAL_TOPIC\x01{TOPIC}\x02"
+    rig.hot.quarantine = {
+        "delayed": former(0, topic=SCHEDULE_TOPIC, more=target),
+        "another key": former(1, "another", topic=SCHEDULE_TOPIC, more=target),
+        "another topic": former(2, topic=SCHEDULE_TOPIC, more="REAL_TOPIC\x01other\x02"),
+        "key in the body": record(3, topic=SCHEDULE_TOPIC.encode(), properties=target.encode(), body=KEY.encode()),
+    }
+    told = rig.erase()
+    assert (told["complete"], told["quarantine"]) == (True, ["delayed"])
+    assert list(rig.hot.quarantine) == ["another key", "another topic", "key in the body"]
+
+
+def test_certificate_is_incomplete_where_a_quarantined_record_stays(new: New) -> None:
+    rig = new()
+    rig.hot.quarantine = {"damaged": former(0, more="n\x01cut\x02")[:-3]}
+    told = rig.erase()
+    assert (told["complete"], told["quarantine"]) == (False, [])
+    assert told["not_erased"][0].startswith("the quarantined record damaged contains the key and is damaged: ")
+    rig.hot.quarantine = {"of it": former(0)}
+    rig.hot.is_quarantine_locked = True
+    told = rig.erase()
+    assert (told["complete"], told["quarantine"]) == (False, [])
+    assert "permission denied" in told["not_erased"][0]
+    assert list(rig.hot.quarantine) == ["of it"]
+
+
 def test_certificate_is_incomplete_while_messages_wait_for_delivery(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new(Policy(reserved_ms=7 * HOUR))
     rig.hot.put(SCHEDULE_TOPIC, 7, 3)

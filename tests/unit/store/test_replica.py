@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -347,6 +348,24 @@ def test_queues_that_a_slaves_log_has_nothing_of_go_on_where_they_do_at_its_mast
     assert put_one(slave, "payments", 1).queue_offset == 4
     assert put_one(slave, "orders", 0).queue_offset == 5
     assert put_one(slave, "käse", 0).queue_offset == 4
+
+
+def test_ends_of_deleted_queues_are_saved_only_if_they_are_new(
+    disk: SimDisk, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slave, writes = open_store(disk, clock, following=True), list[str]()
+    write_atomic = disk.write_atomic
+
+    def noted(path: Path, data: bytes) -> None:
+        writes.append(path.name)
+        write_atomic(path, data)
+
+    monkeypatch.setattr(disk, "write_atomic", noted)
+    for ends in ({0: 7}, {0: 7}, {0: 7, 1: 3}, {}):
+        slave.remember_ended({"orders": ends} if ends else {})
+    assert writes == ["queue_state"] * 2
+    again = open_store(disk.power_cut(), clock, following=True)
+    assert again.deleted_below() == {"orders": {0: 7, 1: 3}}
 
 
 def test_a_topic_that_was_deleted_since_its_ends_were_told_does_not_come_back(

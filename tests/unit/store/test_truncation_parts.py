@@ -1,23 +1,29 @@
-"""A cut of a slave's log: the event loop does not wait for the copy of the tail."""
+"""A cut of a slave's log: the event loop waits for no file, and finds a store that it may read, but not change."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
-from broker.store.errors import StoreNotWritable
+from broker.store.errors import LogIsCut, NotThisTurn, StoreNotWritable
 from broker.store.message_store import MessageStore
 from infra import failpoint
 from infra.clock import ManualClock
+from infra.disk.filesystem import RealDisk
 from infra.loop.in_steps import run_beside
 from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.conftest import small_config
 from tests.unit.store.replicas import Link, Master
+from tests.unit.store.test_truncation import record
 
 
 class CountingDisk(SimDisk):
@@ -126,3 +132,203 @@ def test_store_takes_nothing_after_a_decision_of_unknown_outcome() -> None:
     with pytest.raises(StoreNotWritable):
         slave.lead()
     assert opened(disk.copy()).max_physical_offset == shared
+
+
+# -- turns of the loop
+
+
+class WatchedDisk(RealDisk):
+    """Notes what is asked of it outside of the parts that are for a thread."""
+
+    def __init__(self) -> None:
+        self.is_watched, self.in_turns = False, list[str]()
+        super().__init__()
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in {"is_watched", "in_turns"} and self.is_watched:
+            self.in_turns.append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.fixture
+def memory_directory(tmp_path: Path) -> Iterator[Path]:
+    """In memory where the machine has such: to make and remove ten thousand queues on a disk takes a minute."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as directory:
+        yield Path(directory)
+
+
+def with_many_queues(root: Path, disk: RealDisk, queues: int) -> tuple[MessageStore, int]:
+    """A slave with three messages in each queue, of which readers see all, and where the second ones begin."""
+    config = small_config(root=root, commit_log_file_size=4 << 20, index_enabled=False, mapped_queue_files=1_000)
+    slave, size = MessageStore(config, disk, ManualClock()), len(record(0, 0))
+    slave.load(following=True)
+    for offset in range(3):
+        at = slave.max_physical_offset
+        data = b"".join(record(at + number * size, offset, queue_id=number) for number in range(queues))
+        slave.append_replica(data, at)
+    return slave, queues * size
+
+
+# A call of a function takes some 0.1 µs to 1 µs: these are below 10 ms.
+CALLS_IN_A_TURN = 10_000
+
+
+def test_no_turn_of_a_cut_touches_a_file_or_each_of_many_queues(memory_directory: Path) -> None:
+    queues, disk = 10_000, WatchedDisk()
+    slave, shared = with_many_queues(memory_directory, disk, queues)
+    calls, turns = 0, list[int]()
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    def run_in_turns() -> None:
+        nonlocal calls
+        parts = slave.truncation(shared, epoch=1, floor=shared)
+        while True:
+            calls, disk.is_watched = 0, True
+            sys.setprofile(count)
+            try:
+                part = next(parts, None)
+            finally:
+                sys.setprofile(None)
+                disk.is_watched = False
+            turns.append(calls)
+            if part is None:
+                return
+            part()
+
+    run_in_turns()
+    assert slave.max_physical_offset == shared
+    assert [slave.max_offset("t", queue) for queue in range(queues)] == [1] * queues
+    assert disk.in_turns == []
+    assert max(turns) < CALLS_IN_A_TURN, turns
+    slave.abandon()
+
+
+# -- between the parts
+
+
+def in_steps(slave: MessageStore, shared: int, between: Callable[[], None]) -> None:
+    """Run a cut; call back before each part that is for a thread, and before the first turn after it."""
+    parts = slave.truncation(shared, epoch=1, floor=shared)
+    while (part := next(parts, None)) is not None:
+        between()
+        part()
+        between()
+
+
+def test_readers_see_the_store_below_the_cut_until_it_is_done() -> None:
+    slave, shared = followed(SimDisk(), 8)
+    ends = list[int]()
+
+    def look() -> None:
+        ends.append(slave.max_offset("orders", 0))
+        for queue in range(8):
+            end = slave.max_offset("orders", queue)
+            found = slave.get("orders", queue, 0, 10, 1 << 20)
+            assert found.count == end and sum(map(len, found.buffers)) > 0
+            assert [slave.entry("orders", queue, offset) is not None for offset in range(3)] == [True, end == 2, False]
+            assert slave.min_offset("orders", queue) == 0
+
+    in_steps(slave, shared, look)
+    assert ends == sorted(ends, reverse=True)
+    assert (ends[0], ends[-1]) == (2, 1)
+
+
+def test_store_refuses_every_change_while_its_files_are_recovered() -> None:
+    slave, shared = followed(SimDisk(), 8)
+    slave.after_flush(slave.flush())
+    slave.checkpoint()
+    changes: list[Callable[[], object]] = [
+        lambda: slave.hide_below("orders", {0: 1}),
+        lambda: slave.set_erased("orders", 0, slave.erased_of("orders", 0), ()),
+        lambda: slave.delete_topic("orders"),
+        lambda: slave.raise_queues({"orders": {0: 100}}),
+        lambda: slave.begin_queues({"orders": {9: 100}}, shared),
+        lambda: slave.remember_ended({"gone": {0: 100}}),
+        lambda: slave.want_checkpoint(slave.max_physical_offset + 1),
+        lambda: slave.take_out(0),
+        slave.checkpoint,
+        slave.save_queue_state,
+        slave.queue_state_image,
+    ]
+    ended, refused = list[bool](), 0
+
+    def change() -> None:
+        nonlocal refused
+        try:
+            slave.check_whole()
+        except LogIsCut:
+            refused += 1
+            slave.when_whole(lambda: ended.append(True))
+            for one in changes:
+                with pytest.raises(StoreNotWritable):
+                    one()
+            with pytest.raises(StoreNotWritable):
+                slave.append_replica(b"", slave.max_physical_offset)
+            assert not ended
+
+    in_steps(slave, shared, change)
+    assert len(ended) == refused >= 2
+    slave.check_whole()
+    assert slave.hide_below("orders", {0: 1})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_of_the_store_disturb_no_cut(seed: int) -> None:
+    """A sync, upkeep and the next file come at every step; the store then follows its master again, and recovers."""
+    master, disk = Master(seed), SimDisk(seed=seed)
+    slave = opened(disk)
+    master.deletes = False
+    master.run(80)
+    shared = master.store.max_physical_offset
+    elected = Master.over(master, shared, seed + 1)
+    master.run(40)
+    Link(master, slave, seed).run()
+    elected.run(60)
+
+    def disturb() -> None:
+        slave.after_flush(slave.flush())
+        slave.upkeep()
+        slave.prepare_next()
+
+    in_steps(slave, shared, disturb)
+    disturb()
+    assert slave.max_physical_offset == slave.flushed_offset == shared
+    Link(elected, slave, seed).run()
+    disturb()
+    for store in (slave, opened(disk.power_cut())):
+        assert store.following_offsets() == elected.store.following_offsets()
+        assert store.max_physical_offset == elected.store.max_physical_offset
+
+
+def test_store_fails_where_a_cut_meets_what_nobody_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    slave, shared = followed(disk, 8)
+
+    def wrong(_: MessageStore) -> None:
+        raise AssertionError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MessageStore, "_recover", wrong)
+        with pytest.raises(AssertionError, match="a defect"):
+            slave.truncate(shared, epoch=1, floor=shared)
+    assert "a defect" in str(slave.failed)
+    slave.check_whole()
+    with pytest.raises(StoreNotWritable, match="a defect"):
+        slave.flush()
+    assert opened(disk.copy()).max_physical_offset == shared
+
+
+def test_budget_of_new_queue_files_holds_after_a_cut() -> None:
+    slave, shared = followed(SimDisk(), 2)
+    slave.truncate(shared, epoch=1, floor=shared)
+    slave.lead()
+    slave.rooms.left = 1
+    queue = slave.queue_for("orders", 8)
+    queue.map = None
+    with pytest.raises(NotThisTurn):
+        queue.make_room()
