@@ -15,7 +15,7 @@ from infra.loop.supervisor import Supervisor, Trouble
 from infra.loop.threads import SYSTEM_THREADS
 from infra.net.admin_http import AdminHttp, Request, Response
 from infra.net.remoting_server import RemotingServer
-from infra.observe.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
+from infra.observe.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ConditionLog
 from infra.observe.metrics import Metrics, of_process
 from infra.observe.metrics_page import MetricsPage
 
@@ -40,7 +40,7 @@ class ServerPages:
         """`troubles`: of its own tasks, and of what it can't do without."""
         self._supervisor, self._port, self._troubles = supervisor, port, troubles
         self._server, self._clock = server, clock
-        self._told = ToldConditions(clock, log)
+        self._told = ConditionLog(clock, log)
         self._certificate = CertificateConditions(clock, None)
         #: Whoever owns the pages adds what is its own.
         self.metrics = Metrics()

@@ -19,7 +19,7 @@ from enum import Enum, auto
 
 from infra.clock import Clock
 from infra.process.startup import EXIT_FAILED
-from infra.state_table import following
+from infra.state_table import next_state
 
 
 class State(Enum):
@@ -120,7 +120,7 @@ class BrokerLife:
         self.end_wanted.set()
 
     def _follow(self, event: Event) -> None:
-        self.state = following(TRANSITIONS, self.state, event, owner="a broker")
+        self.state = next_state(TRANSITIONS, self.state, event, owner="a broker")
         self.accepting = self.state in {State.SERVING, State.REFUSING}
         self.takes_sends = self.state is State.SERVING
         if self.state is not State.REFUSING:

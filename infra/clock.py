@@ -14,7 +14,7 @@ class Clock(Protocol):
     def monotonic(self) -> float: ...
 
     def thread_seconds(self) -> float:
-        """What the calling thread has used of a processor."""
+        """Return the processor time of the calling thread."""
         ...
 
 
@@ -34,12 +34,12 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when a test says so."""
+    """A clock that only a test moves."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._monotonic = 0.0
-        self.worked_s = 0.0  # by whichever thread asks
+        self.worked_s = 0.0  # processor time of any thread
 
     def now_ms(self) -> int:
         return self._now_ms

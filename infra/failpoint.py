@@ -1,8 +1,8 @@
 """Named places where a test makes the process die or an operation fail.
 
-A place costs one truth test while nothing is armed. `NEVE_FAILPOINT=name[:nth]=ACTION` arms places in a child process
-and in what that starts, several separated by commas; `nth` counts from 1, in each process anew. Actions: `crash`
-(SIGKILL), `error`, and for a worker `crash_parent` (who started it dies, it goes on) and `crash_both`.
+A place costs one truth test while nothing is armed. `NEVE_FAILPOINT=name[:nth]=ACTION`, with commas between several,
+arms places in a child process and its descendants. `nth` counts the visits in each process from 1. Actions: `crash`
+(SIGKILL), `error`, and for a worker `crash_parent` (its parent is killed, the worker survives) and `crash_both`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ACTIONS: dict[str, Callable[[str], None]] = {
 
 
 def hit(name: str) -> None:
-    """Mark a place; does nothing unless it is armed."""
+    """Mark a place; without effect unless it is armed."""
     if _armed:
         _fire(name)
 
@@ -70,7 +70,7 @@ def _fire(name: str) -> None:
 
 
 def arm(name: str, action: str | Callable[[str], None] = "error", nth: int = 1) -> None:
-    """Let the nth visit of a place run an action: one of the names above, or a callable that gets the name."""
+    """Run an action at the nth visit of a place: a named one, or a callable that gets the name of the place."""
     _armed[name] = _Armed(_ACTIONS[action] if isinstance(action, str) else action, nth)
 
 
@@ -93,12 +93,12 @@ def armed(name: str, action: str | Callable[[str], None] = "error", nth: int = 1
 
 
 def arm_from(specification: str) -> None:
-    """Arm what a text such as `offload.after_intent:2=crash` names."""
+    """Arm the places of a specification such as `offload.after_intent:2=crash`."""
     for item in filter(None, specification.split(",")):
         place, separator, action = item.partition("=")
         name, _, nth = place.partition(":")
         if not separator or action not in _ACTIONS or not name:
-            raise ValueError(f"{ENVIRONMENT}: not name[:nth]={'|'.join(_ACTIONS)}: {item!r}")
+            raise ValueError(f"{ENVIRONMENT} must be name[:nth]={'|'.join(_ACTIONS)}, got {item!r}")
         arm(name, action, int(nth) if nth else 1)
 
 

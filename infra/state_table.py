@@ -1,6 +1,6 @@
-"""States as a table: for each state and each event, which state follows. None: the pair can't happen.
+"""State machines as tables: the next state for each state and event; None if the event is impossible in the state.
 
-An owner keeps its state and asks `following` alone what comes next.
+The owner of a state changes it only to the result of `next_state`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
 
 
-class OutOfTurn(AssertionError):
-    """Something was asked for what its state does not know: a fault of this program."""
+class ImpossibleTransition(AssertionError):
+    """An event occurred in a state that excludes it: a defect of this program."""
 
 
 def row(events: type[E], **cells: S) -> Mapping[E, S | None]:
-    """A state's row, by the events' names in lower case; what is not named can't happen."""
+    """Return the row of a state from event names in lower case; events without a name here are impossible."""
     full: dict[E, S | None] = dict.fromkeys(events)
     full.update({events[name.upper()]: state for name, state in cells.items()})
     return full
 
 
-def following(table: Mapping[S, Mapping[E, S | None]], state: S, event: E, *, owner: str) -> S:
-    """
+def next_state(table: Mapping[S, Mapping[E, S | None]], state: S, event: E, *, owner: str) -> S:
+    """Return the next state.
+
     Raises:
-        OutOfTurn: the table marks the pair None; `owner` is whose state it is, for the text.
+        ImpossibleTransition: the table has None for the pair; the text names `owner`.
     """
     after = table[state][event]
     if after is None:
-        raise OutOfTurn(f"{event.name} of {owner} that is {state.name}")
+        raise ImpossibleTransition(f"{event.name} of {owner} that is {state.name}")
     return after

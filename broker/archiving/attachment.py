@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from infra.state_table import following, row
+from infra.state_table import next_state, row
 
 
 class State(Enum):
@@ -64,4 +64,4 @@ class Attachment:
         self.state = State.DETACHED if archived else State.OFF
 
     def happens(self, event: Event) -> None:
-        self.state = following(TRANSITIONS, self.state, event, owner="an archive")
+        self.state = next_state(TRANSITIONS, self.state, event, owner="an archive")

@@ -61,7 +61,7 @@ class StateCapture:
                 offsets[topic + SEPARATOR + group] = positions
             if number % _SLICE == _SLICE - 1:
                 if number < _SLICE:
-                    collector.leave_alone()  # it grows to a row for each group in each topic
+                    collector.freeze_new()  # it grows to a row for each group in each topic
                 yield
         queues: dict[str, dict[int, int]] = {}
         following = store.following_topics()

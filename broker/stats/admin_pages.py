@@ -28,8 +28,8 @@ from infra.loop.pace import SCRAPE_SHARE, SHARE, Pace
 from infra.loop.supervisor import Trouble
 from infra.net.admin_http import AdminHttp, Request, Response, json_response
 from infra.observe.conditions import Condition
-from infra.observe.last_look import LastLook
-from infra.observe.loop_lag import LoopPause
+from infra.observe.latest_result import LatestResult
+from infra.observe.loop_lag import LoopLag
 from infra.observe.metrics import Metrics, of_process, render
 from lifecycle.erase import Wanted, is_erase_id
 from lifecycle.lifecycle import ArchiveLifecycle
@@ -105,8 +105,8 @@ class AdminPages:
         self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions
         self._pool = ThreadPoolExecutor(_THREADS, "admin")
         self._backlog: dict[str, Any] = {}
-        self._last_backlog = LastLook("look-at-backlog", self._backlog_looked_at, clock)
-        pause = LoopPause()
+        self._last_backlog = LatestResult("look-at-backlog", self._backlog_looked_at, clock)
+        pause = LoopLag()
         pause.start()
         metrics.gauge("loop_pause_seconds", "longest pause of the event loop since the last scrape", pause.take)
         if archive.journal is not None:

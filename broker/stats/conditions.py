@@ -17,7 +17,7 @@ from broker.life import BrokerLife
 from infra.clock import Clock
 from infra.net.tls import Certificate
 from infra.objects.store import ObjectStoreError
-from infra.observe.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ToldConditions
+from infra.observe.conditions import EXPIRED, EXPIRES, CertificateConditions, Condition, ConditionLog
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Conditions:
         self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
         self._name_servers, self._plain_slave = name_servers, plain_slave
         self._boot_ms = clock.now_ms()
-        self._told, self._ends = ToldConditions(clock, log), CertificateConditions(clock, certificate)
+        self._told, self._ends = ConditionLog(clock, log), CertificateConditions(clock, certificate)
 
     def look(self) -> None:
         """Each second: the log says what begins and what ends."""

@@ -3,7 +3,7 @@
 A broker may have more topics and groups than a Prometheus should keep. Of each kind at most `metricsMaxSeries` are
 told, those with the most traffic or the longest lag, and how many were left out. Traffic is counted at each scrape. How
 far groups are behind is asked of each queue: with tens of thousands of pairs of group and topic that is a tenth of a
-second of the loop, which it may take only in small slices over many seconds (`infra/observe/last_look`,
+second of the loop, which it may take only in small slices over many seconds (`infra/observe/latest_result`,
 `infra/loop/in_steps`). Rendering is for a thread.
 """
 
@@ -27,7 +27,7 @@ from broker.tables.topic_config_manager import TopicConfigManager
 from infra.clock import Clock
 from infra.loop.in_steps import LoopPace, in_slices
 from infra.loop.pace import SCRAPE_SHARE, SHARE
-from infra.observe.last_look import LastLook, Seen
+from infra.observe.latest_result import AgedResult, LatestResult
 from infra.observe.metrics import Series
 from neve.remoting.names import RETRY_PREFIX
 
@@ -117,17 +117,17 @@ class TopicMetrics:
     ) -> None:
         """`limit`: of the series of a kind."""
         self._clock, self._limit = clock, limit
-        self._last_lags = LastLook("look-at-lags", self._look_at_lags, clock)
+        self._last_lags = LatestResult("look-at-lags", self._look_at_lags, clock)
         self._stats, self._store, self._tiered = stats, store, tiered
         self._topics, self._offsets, self._clients, self._retry_names = topics, offsets, clients, retry_names
 
-    async def take(self, archive: Awaitable[Seen[Largest[tuple[str, int]]]]) -> Figures:
+    async def take(self, archive: Awaitable[AgedResult[Largest[tuple[str, int]]]]) -> Figures:
         """On the loop; `archive`: the ages of what is not archived, looked up beside how far groups are."""
         lags, waits = await asyncio.gather(self.lags(), archive)
         traffic = await self._topic_traffic(self._limit())
         return Figures(traffic, lags.found, waits.found, lags.age_s, waits.age_s)
 
-    async def lags(self) -> Seen[Largest[Lag]]:
+    async def lags(self) -> AgedResult[Largest[Lag]]:
         """As `consumer_lags`, of now or of the last time."""
         return await self._last_lags.get()
 

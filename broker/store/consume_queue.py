@@ -20,7 +20,7 @@ from broker.store.layout import QUEUE_ENTRY, QUEUE_ENTRY_SIZE, file_name, is_fil
 from broker.store.queue_removal import QueueRemoval
 from broker.store.topic_tails import TopicTail
 from infra.disk.filesystem import Disk, DiskFull, OutOfDescriptors
-from infra.process.collector import Comers
+from infra.process.collector import Turnover
 from neve.record.layout import topic_field
 
 # What is read of a file that is not mapped, for a single look at it; more is worth a map.
@@ -78,7 +78,7 @@ class MappedFiles:
         self.disk, self.removal = disk, removal
         self._limit = limit
         self._files: deque[QueueFile] = deque()
-        self._made = Comers()
+        self._made = Turnover()
         self.rooms = RoomBudget()
 
     def map(self, file: QueueFile) -> mmap.mmap:
@@ -89,7 +89,7 @@ class MappedFiles:
                 self._release_one()
             file.map = self._map(file)
             self._files.append(file)
-            self._made.one_more()
+            self._made.add()
         return file.map
 
     def look(self, file: QueueFile, first: int, end: int) -> memoryview:

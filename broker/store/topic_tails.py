@@ -77,5 +77,5 @@ class TopicTails:
                 table[topic] = (last, max(tail.store_time, high_time))
                 made += 1
         if made > _MANY:
-            collector.leave_alone()
+            collector.freeze_new()
         return self._table.copy()

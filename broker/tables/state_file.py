@@ -170,7 +170,7 @@ class StateFile:
             captured, position, loads, parts = self._changes, self._journal.position, self._loads, self._snapshot()
             if isinstance(parts, Generator):
                 parts = await in_turns(parts)
-            collector.leave_alone()
+            collector.freeze_new()
             data = await self._threads.run(self._encode, parts, position)
             if self._sync_log is not None:
                 await self._sync_log()

@@ -1,7 +1,8 @@
-"""RocketMQ property files with types and ranges: a wrong line is an error that names it, never a silent default.
+"""RocketMQ property files with types and ranges: an invalid line is an error, never a silent default.
 
-A field `listen_port` is the key `listenPort`; its default gives the type, its metadata the range. A key that RocketMQ
-knows and neve has no use for is a warning that says why, or an error where going on without it would break a promise.
+A field `listen_port` of a configuration class is the key `listenPort`; its default defines the type, its metadata the
+range. A key of RocketMQ that neve does not support is a warning with the reason, or an error if ignoring it would break
+a guarantee.
 """
 
 import dataclasses
@@ -20,15 +21,15 @@ SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _SIZES = {"": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB}
 _TIMES = {"": 1, "ms": 1, "s": SECOND, "m": MINUTE, "min": MINUTE, "h": HOUR, "d": DAY}
 _NUMBER_AND_UNIT = re.compile(r"(-?\d+)\s*([A-Za-z]*)")
-# of java.util.Properties: where a key ends, and what a backslash stands for
+# The syntax of java.util.Properties: the end of a key, and the escapes
 _KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=:\s])+)(?:\s*[=:]\s*|\s+)(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_ALIKE = 0.8  # from which a name is taken for a slip of the pen
+_ALIKE = 0.8  # similarity from which a name counts as a misspelling
 
 
 class ConfigError(Exception):
-    """Keys or values that the file's author must correct; each of `faults` says where and what is allowed."""
+    """Invalid keys or values; each of `faults` names the line and the allowed values."""
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
@@ -38,7 +39,7 @@ class ConfigError(Exception):
 
 def key(default: Any, *, low: int | None = None, high: int | None = None, choices: tuple[str, ...] = (),
         unit: str = "", live: bool = False, name: str = "", alias: str = "", secret: bool = False) -> Any:  # fmt: skip
-    """A field of a configuration class; `live` keys may be changed on a running broker (request 25)."""
+    """Return a field of a configuration class; a `live` key may be changed on a running broker (request 25)."""
     metadata = {"low": low, "high": high, "choices": choices, "unit": unit, "live": live, "name": name}
     metadata |= {"alias": alias, "secret": secret}
     return field(default=default, metadata=metadata)
@@ -49,22 +50,22 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[C]):
-    """A configuration, and what its file says in vain."""
+    """A configuration, and warnings about keys without effect."""
 
     config: C
     warnings: Sequence[str]
 
 
 def load(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> C:
-    """`read`, for whom warnings are of no use."""
+    """As `read`, without the warnings."""
     return read(cls, path, overrides).config
 
 
 def read(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> Loaded[C]:
-    """Defaults, then the file, then `key=value` overrides; every value checked.
+    """Return the defaults, overridden by the file and then by `key=value` overrides.
 
     Raises:
-        ConfigError: with all that is wrong.
+        ConfigError: with all invalid lines.
     """
     lines = _lines(path, overrides)
     given = {_own_name(_fields(cls), line.name): line.raw for line in lines}
@@ -82,7 +83,7 @@ def read(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> Load
 
 
 class Verdict(NamedTuple):
-    """What becomes of a line, or of a key that no line has (`where` is empty); no value is in it that is a secret."""
+    """The effect of a line, or of a key without one (`where` is empty). Contains no secret value."""
 
     where: str
     name: str
@@ -95,10 +96,10 @@ IS_HONOURED, IS_IGNORED, IS_FAULT, IS_ABSENT = "honoured", "ignored", "fault", "
 
 
 def verdicts(cls: type[Any], path: Path | None, overrides: Iterable[str] = ()) -> list[Verdict]:
-    """Of each line, in their order; then of keys that are not given and whose default here is not RocketMQ's.
+    """Return the verdict of each line in order, then of absent keys whose default differs from RocketMQ's.
 
     Raises:
-        ConfigError: the file can't be read.
+        ConfigError: the file cannot be read.
     """
     lines, known = _lines(path, overrides), _fields(cls)
     given = {_own_name(known, line.name): line.raw for line in lines}
@@ -107,7 +108,7 @@ def verdicts(cls: type[Any], path: Path | None, overrides: Iterable[str] = ()) -
         if name not in given:
             own = known[name].default
             here = str(own).lower() if isinstance(own, bool) else own
-            text = f"not given: {here} here, {other.theirs or 'nothing'} at RocketMQ's: {other.why}"
+            text = f"not given: {here} here, {other.theirs or 'nothing'} in RocketMQ: {other.why}"
             found.append(Verdict("", name, IS_ABSENT, text))
     return found
 
@@ -130,7 +131,7 @@ def _verdict(cls: type[Any], line: "_Line", given: Mapping[str, str]) -> Verdict
 
 
 class _Line(NamedTuple):
-    """Of a file or the command line; without a name it is no key and value, and `raw` the whole of it."""
+    """A line of a file or an option; if `name` is empty, `raw` is an invalid line as a whole."""
 
     where: str
     name: str
@@ -155,7 +156,7 @@ def _lines(path: Path | None, overrides: Iterable[str]) -> list[_Line]:
 
 
 def parse_properties(text: str, source: str) -> Iterable[tuple[str, str, str]]:
-    """(where, key, value) of each line of a Java properties text; comments and blank lines left out."""
+    """Yield (where, key, value) of each line of a Java properties text, without comments and blank lines."""
     for where, name, raw in _properties(text, source):
         if not name:
             raise ConfigError(f"{where}: {raw!r} is not key=value")
@@ -163,7 +164,7 @@ def parse_properties(text: str, source: str) -> Iterable[tuple[str, str, str]]:
 
 
 def _properties(text: str, source: str) -> Iterable[tuple[str, str, str]]:
-    """As `java.util.Properties` reads it; an empty key is a line that has no key and value."""
+    """Parse like `java.util.Properties`; the key of an invalid line is empty."""
     pending, begun = "", 0
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         stripped = line.lstrip(" \t\f")
@@ -191,13 +192,13 @@ def _unescaped(text: str) -> str:
 
 
 def update_live(config: object, changes: Mapping[str, str]) -> None:
-    """Change a running configuration: all of the changes or, when one is not allowed, none."""
+    """Change a running configuration: all of the changes, or none if one is invalid."""
     values: dict[str, Any] = {}
     known = _fields(type(config))
     for given, raw in changes.items():
         name = _own_name(known, given)
         if name in known and not known[name].metadata.get("live", False):
-            raise ConfigError(f"{name}: can't be changed on a running broker")
+            raise ConfigError(f"{name}: cannot be changed on a running broker")
         foreign = _foreign(type(config), name)
         if foreign is not None and foreign.reason in rocketmq_keys.REASONS:
             raise ConfigError(f"{name} has no effect: {rocketmq_keys.REASONS[foreign.reason]}")
@@ -211,14 +212,14 @@ def live_keys(config: object) -> list[str]:
 
 
 def to_properties(config: object) -> str:
-    """The text of request 26: every key with its value in force."""
+    """Return the text of request 26: all keys with their current values, but for secrets."""
     secret = {name for name, item in _fields(type(config)).items() if item.metadata.get("secret", False)}
     texts = sorted((name, text) for name, text in value_texts(config).items() if name not in secret)
     return "\n".join(f"{name}={text}".replace("\\", "\\\\") for name, text in texts) + "\n"
 
 
 def value_texts(config: object) -> dict[str, str]:
-    """Each key's value in force as its file would have it."""
+    """Return the current values by key, in the syntax of a file."""
     values = ((name, getattr(config, item.name)) for name, item in _fields(type(config)).items())
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values}
 
@@ -233,18 +234,18 @@ def _fields(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
 
 
 def _own_name(known: Mapping[str, "dataclasses.Field[Any]"], name: str) -> str:
-    """RocketMQ sets some of these keys under dotted names, as system properties, or once spelt them in another way."""
+    """Return the canonical name: RocketMQ has dotted names (system properties) and old spellings for some keys."""
     name = rocketmq_keys.ALIASES.get(name, name)
     return next((own for own, item in known.items() if name and item.metadata.get("alias") == name), name)
 
 
 def _foreign(cls: type[Any], name: str) -> rocketmq_keys.Key | None:
-    """What RocketMQ has under the name."""
+    """Return RocketMQ's key of that name."""
     return rocketmq_keys.keys(getattr(cls, "rocketmq_classes", ())).get(name)
 
 
 def _checked(cls: type[Any], line: _Line, given: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
-    """The attribute that the line sets; none for a key of RocketMQ's that has no effect, then perhaps a warning."""
+    """Return the attribute that a line sets; nothing, and perhaps a warning, for a key without effect."""
     known = _fields(cls)
     where, raw = line.where, line.raw
     if not line.name:
@@ -278,12 +279,12 @@ def _near(cls: type[Any], name: str) -> str:
 
 
 def time_ms(raw: str, low: int, high: int) -> int:
-    """Milliseconds of a time as keys have it, for one that stands among other words. Raises ValueError."""
+    """Parse a duration in the syntax of a key into milliseconds. Raises ValueError."""
     return int(_parse(int, raw, {"unit": "time", "low": low, "high": high}))
 
 
 def _allowed(low: int | None, high: int | None, unit: str) -> str:
-    """The values of a whole number, with its unit."""
+    """Describe the allowed values of a whole number, with its unit."""
     bounds = "a whole number" if low is None else f"a whole number from {low} to {high}"
     if unit == "time":
         ends = "" if low is None or high is None else f" ({_time_text(low)} to {_time_text(high)})"
@@ -294,7 +295,7 @@ def _allowed(low: int | None, high: int | None, unit: str) -> str:
 
 
 def _time_text(ms: int) -> str:
-    """The shortest exact spelling."""
+    """Return the shortest exact notation."""
     for unit in ("d", "h", "m", "s"):
         if ms and ms % _TIMES[unit] == 0:
             return f"{ms // _TIMES[unit]}{unit}"

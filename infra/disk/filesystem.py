@@ -1,6 +1,6 @@
-"""The local disk as a dependency: everything that a crash or a full disk can spoil goes through here.
+"""The local disk as a dependency: all I/O whose durability matters, or that a full disk can fail.
 
-`RealDisk` is thin. `SimDisk` (`tests/doubles/sim_disk.py`) models what a power cut keeps.
+`RealDisk` is a thin layer over the system. `SimDisk` (`tests/doubles/sim_disk.py`) models the effect of a power cut.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 class DiskFull(OSError):
-    """No room for an allocation; nothing was left behind."""
+    """There is no room for an allocation; the file system is unchanged."""
 
 
 class OutOfDescriptors(OSError):
-    """The process or the machine can open or map nothing more now; what was asked for was not begun."""
+    """The process or the machine is out of descriptors or mappings; the operation had no effect."""
 
 
 class DiskLocked(OSError):
@@ -31,26 +31,26 @@ class DiskLocked(OSError):
 
 
 class Room(NamedTuple):
-    """Bytes of a file system as `df` counts them: what its owner reserves is neither used nor available."""
+    """Bytes of a file system as `df` counts them: reserved blocks are neither used nor available."""
 
     used: int
     available: int
 
     @property
     def used_ratio(self) -> float:
-        """The used share of what there is to use, 0 to 1: the `Use%` of `df`, and what RocketMQ's thresholds mean."""
+        """The used share, 0 to 1: the `Use%` of `df`, to which RocketMQ's thresholds refer."""
         whole = self.used + self.available
         return self.used / whole if whole else 0.0
 
 
 class FileWriter(Protocol):
-    """Writes at positions of one file, beside its maps: the page cache is the same. Closes with its last reference."""
+    """Positioned writes to one file, which may be mapped, too. The last reference closes the descriptor."""
 
     def write(self, data: bytes | memoryview, position: int) -> None:
-        """All of it, or OSError."""
+        """Write all bytes or raise OSError."""
 
     def sync(self) -> None:
-        """As `Disk.fdatasync` of the file, which covers its maps too; needs no further descriptor."""
+        """Sync the file, with the pages of its maps, without another descriptor."""
 
 
 class DescriptorWriter:
@@ -77,7 +77,7 @@ class DescriptorWriter:
 
 
 class Disk(Protocol):
-    """What the product asks of a file system. Paths are absolute or relative to the process."""
+    """The file system operations of the product. Paths are absolute or relative to the working directory."""
 
     def create_preallocated(self, path: Path, size: int, *, sync: bool = True) -> None:
         """Create a file of zeros whose blocks exist; with `sync` it also survives a power cut."""
@@ -88,17 +88,17 @@ class Disk(Protocol):
     def map(self, path: Path, size: int) -> mmap.mmap: ...
 
     def writer(self, path: Path) -> FileWriter:
-        """Open a file whose blocks exist, to write into it."""
+        """Open a file whose blocks are allocated, for writing."""
 
     def read(self, path: Path) -> bytes: ...
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes: ...
 
     def is_resident(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
-        """Whether a part of a map is in memory now, so that no read of it waits for the device."""
+        """Return whether a part of a map is in memory, so that reading it does not wait for the device."""
 
     def write_atomic(self, path: Path, data: bytes) -> None:
-        """Replace the content of a file that only its owner reads. After a crash it is the old or the new one."""
+        """Replace the content of a file with mode 0600. After a crash it is either the old or the new content."""
 
     def append(self, path: Path, data: bytes) -> None: ...
 
@@ -119,7 +119,7 @@ class Disk(Protocol):
     def size(self, path: Path) -> int: ...
 
     def number(self, path: Path) -> int:
-        """Of the file on its file system: a rename keeps it, a copy has another one."""
+        """Return the inode number: a rename keeps it, a copy has another one."""
 
     def make_dirs(self, path: Path) -> None: ...
 
@@ -129,7 +129,7 @@ class Disk(Protocol):
     def room(self, path: Path) -> Room: ...
 
     def lock(self, path: Path) -> Callable[[], None]:
-        """Take an exclusive lock that ends with the process; returns the release."""
+        """Take an exclusive lock, which ends with the process; return a function that releases it."""
 
 
 def allocate(descriptor: int, offset: int, size: int, path: Path) -> None:
@@ -142,24 +142,23 @@ def allocate(descriptor: int, offset: int, size: int, path: Path) -> None:
         raise
 
 
-_NOTHING_LEFT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
-# A data directory holds messages, and users' secrets in the log, in tables and in diverged tails: only the owner reads
-# its files.
+# Only the owner may read a data directory: it holds messages and the secrets of users.
 _FILE_MODE, _DIRECTORY_MODE = 0o600, 0o700
 
 
 def _open(path: Path, flags: int, mode: int = _FILE_MODE) -> int:
-    """Raises OutOfDescriptors where another try may go well: it says nothing about the file, nor about the disk."""
+    """Raises OutOfDescriptors if a retry may succeed; that error is unrelated to the file and the disk."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, mode)
     except OSError as error:
-        raise _told(error, path) from error
+        raise _classified(error, path) from error
 
 
-def _told(error: OSError, path: Path) -> OSError:
-    if error.errno not in _NOTHING_LEFT or error.errno is None:
+def _classified(error: OSError, path: Path) -> OSError:
+    if error.errno not in _EXHAUSTED or error.errno is None:
         return error
     return OutOfDescriptors(error.errno, os.strerror(error.errno), str(path))
 
@@ -199,13 +198,13 @@ class RealDisk:
     def map(self, path: Path, size: int) -> mmap.mmap:
         descriptor = _open(path, os.O_RDWR)
         try:
-            # a map beyond the end of its file would kill the process at the first touch
+            # an access to a map beyond the end of its file would kill the process (SIGBUS)
             if os.fstat(descriptor).st_size < size:
                 raise OSError(errno.EINVAL, f"shorter than the {size} bytes to map", str(path))
             try:
                 return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            except OSError as error:  # a map has a descriptor of its own, and the machine bounds how many there are
-                raise _told(error, path) from error
+            except OSError as error:  # mmap duplicates the descriptor, and the kernel limits mappings
+                raise _classified(error, path) from error
         finally:
             os.close(descriptor)
 
@@ -216,7 +215,7 @@ class RealDisk:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise _told(error, path) from error
+            raise _classified(error, path) from error
 
     def read_at(self, path: Path, offset: int, size: int) -> bytes:
         descriptor = _open(path, os.O_RDONLY)
@@ -234,11 +233,11 @@ class RealDisk:
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}.tmp")
-        directory = _open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # first: nothing is half done for want of it
+        directory = _open(path.parent, os.O_RDONLY | os.O_DIRECTORY)  # first: an error leaves everything as it was
         try:
             descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
-                os.fchmod(descriptor, _FILE_MODE)  # before the first byte: also of a temporary file left by a crash
+                os.fchmod(descriptor, _FILE_MODE)  # a temporary file from before a crash may have another mode
                 view = memoryview(data)
                 while view:
                     view = view[os.write(descriptor, view) :]
@@ -255,7 +254,7 @@ class RealDisk:
             file.write(data)
 
     def fdatasync(self, path: Path) -> None:
-        # the pages of every map of the file are dirty pages of the file, so one call covers them
+        # the dirty pages of all maps are dirty pages of the file: one call covers them
         descriptor = _open(path, os.O_RDWR)
         try:
             os.fdatasync(descriptor)

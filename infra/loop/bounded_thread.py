@@ -1,4 +1,4 @@
-"""A call that may hang, in a thread that does not keep the process from ending, as one of the loop's own pool would."""
+"""A call that may hang, on a daemon thread: unlike a thread of the loop's pool, it does not keep the process alive."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 async def run_bounded(work: Callable[[], T], seconds: float) -> T:
-    """What the call returns or raises; TimeoutError where it takes longer: its thread is left behind."""
+    """Return or raise the outcome of the call. After a TimeoutError its thread is abandoned."""
     outcome: Future[T] = Future()
 
     def run() -> None:
         try:
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - handed to who waits
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="bounded", daemon=True).start()
@@ -31,6 +31,6 @@ async def run_bounded(work: Callable[[], T], seconds: float) -> T:
 
 
 def _take(late: asyncio.Future[T]) -> None:
-    """Nobody waits for it any more; an error that nobody takes would be told as a fault of the loop."""
+    """Retrieve the error of an abandoned call, which asyncio would log otherwise."""
     if not late.cancelled():
         late.exception()

@@ -1,6 +1,6 @@
-"""Work of the loop that may take long: a generator, which others may have the loop of wherever it yields.
+"""Long work on the event loop, in slices: other tasks run between two of them.
 
-What it has seen before it yields may have changed after: it looks again.
+Steps are a generator that yields between two slices. State that it read before a yield may have changed after it.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from infra.loop.pace import LONGEST_S, SHARE
 from infra.loop.parts import Parts
 
 T = TypeVar("T")
-# Queues looked at before others get the loop: each may be a file that has to be opened.
+# Queues per slice: each may be a file that has to be opened.
 SLICE = 32
 Steps = Generator[None, None, T]
 _NOT_SHARED = contextlib.nullcontext()
 
 
 def at_once(steps: Steps[T]) -> T:
-    """For who can't wait, or where nobody does."""
+    """Run all steps without yielding to the event loop."""
     while True:
         try:
             next(steps)
@@ -36,9 +36,9 @@ async def in_turns(steps: Steps[T], *, given_up: Callable[[], bool]) -> T | None
 async def in_turns(
     steps: Steps[T], *, given_up: Callable[[], bool] = lambda: False, shared: asyncio.Lock | None = None
 ) -> T | None:
-    """Take one step in each turn of the loop; returns None if `given_up` returns true between two steps.
+    """Run one step per iteration of the event loop. Return None once `given_up` returns true between two steps.
 
-    Calls with the same `shared` lock take turns: together they take one step in each turn of the loop.
+    All calls with the same `shared` lock run one step per iteration together.
     """
     while not given_up():
         async with shared or _NOT_SHARED:
@@ -59,7 +59,7 @@ class LoopSlices:
         self._taken = 0
 
     async def step(self, weight: int = 1) -> None:
-        """After a piece of work that is as much as `weight` queues."""
+        """Count a piece of work as heavy as `weight` queues; yield if the slice is full."""
         self._taken += weight
         if self._taken >= SLICE:
             self._taken = 0
@@ -67,7 +67,7 @@ class LoopSlices:
 
 
 async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items; other requests are served after each slice of them."""
+    """Iterate over items; other tasks run after each slice of them."""
     slices = LoopSlices()
     for item in items:
         yield item
@@ -75,9 +75,9 @@ async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def run_beside(parts: Parts[T], run: Callable[[Callable[[], object]], Coroutine[Any, Any, object]]) -> T:
-    """Run the parts by `run`, on a thread, and what is between two of them in a turn of the loop.
+    """Run each part by `run` on a thread, and the code between two parts on the event loop.
 
-    A cancellation is raised when all of it has run: nothing is left half done.
+    A cancellation takes effect after the last part, so the work is never half done.
     """
     error: BaseException | None = None
     is_cancelled = False

@@ -1,4 +1,4 @@
-"""What threads wait for. A simulation gives its own, by which its threads take turns."""
+"""Locks and events of threads, as protocols: a simulation replaces them to schedule its threads itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Lock(Protocol):
-    """As `threading.Lock`."""
+    """The interface of `threading.Lock`."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
 
@@ -25,7 +25,7 @@ class Lock(Protocol):
 
 
 class Event(Protocol):
-    """As `threading.Event`."""
+    """The interface of `threading.Event`."""
 
     def is_set(self) -> bool: ...
 

@@ -1,15 +1,15 @@
-"""Work of the event loop that yields its parts for a thread. `infra.loop.in_steps.run_beside` runs them there."""
+"""Work on the event loop that yields its blocking parts; `infra.loop.in_steps.run_beside` runs those on a thread."""
 
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-#: An error of a part is raised where the part was yielded.
+#: An error of a part is raised at its `yield`.
 Parts = Generator[Callable[[], object], None, T]
 
 
 def run_here(parts: Parts[T]) -> T:
-    """Run all of it on this thread: at a start, or in a test."""
+    """Run all of it on this thread, at a start or in a test."""
     error: BaseException | None = None
     while True:
         try:
@@ -20,5 +20,5 @@ def run_here(parts: Parts[T]) -> T:
         try:
             part()
             error = None
-        except Exception as raised:  # noqa: BLE001 - it is raised again, inside
+        except Exception as raised:  # noqa: BLE001 - raised again inside the generator
             error = raised

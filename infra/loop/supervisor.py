@@ -1,12 +1,12 @@
-"""Background tasks with a name: what becomes of each is seen, by its owner, in the log, on the health pages.
+"""Supervised background tasks: the outcome of each is in the log, in the metrics and on the health pages.
 
-spawn   one job; it ends by itself, a failure is logged and counted
-every   runs again and again; a failure is logged and counted, the next run comes at its time
-keep    never ends; should it, by a failure or by itself, it is begun again, after a pause that doubles
-vital   never ends; should it, `on_end` is told: the server can't go on without it
+spawn   one run; a failure is logged and counted
+every   periodic runs; a failure is logged and counted, and the next run starts on schedule
+keep    a run without an end; if it fails or returns, it is restarted after a pause that doubles each time
+vital   a run without an end; if it fails or returns, `on_end` is called: the server cannot continue without it
 
-A task of the last three kinds is in trouble when its last runs all failed, when one run takes too long, or when it is
-gone. `Faults` are the single items (a message, a name, a waiting pull) that were set aside so that a task goes on.
+A task of the last three kinds has a `Trouble` if its latest runs all failed, if one run takes too long, or if it has
+ended. `Faults` counts single items (a message, a name, a waiting pull) that a task skipped after an error.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any, Literal, NamedTuple
 
 log = logging.getLogger(__name__)
 
-#: So many failed runs in a row are a trouble; fewer may be a disk or a peer that was away for a moment.
+#: Consecutive failed runs that are a trouble; fewer may be a short outage of a disk or a peer.
 FAILING_RUNS = 3
-#: A run that takes longer hangs: each of them is to be short, or to give up by itself.
+#: A run that takes longer counts as hanging: every run has to be short or to have a timeout.
 HANGING_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 30.0
 _STOP_S = 5.0
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a task: `failing` may pass, with the others only a restart of the process helps."""
+    """A fault of a task: `failing` may pass by itself, the other kinds need a restart of the process."""
 
     task: str
     kind: Literal["failing", "hanging", "ended"]
@@ -38,18 +38,18 @@ class Trouble(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of a task that is meant never to end."""
+    """The state of a task that is meant never to end."""
 
     name: str
     failed_in_a_row: int = 0
     last_error: str = ""
-    # When the present run began, of a task that has runs.
+    # The start of the current run of a periodic task.
     running_since: float | None = None
     ended: bool = False
 
     def trouble(self, now: float) -> Trouble | None:
         if self.ended:
-            return Trouble(self.name, "ended", self.last_error or "ended by itself")
+            return Trouble(self.name, "ended", self.last_error or "returned")
         if self.running_since is not None and now - self.running_since > HANGING_S:
             return Trouble(self.name, "hanging", f"for {now - self.running_since:.0f} s")
         if self.failed_in_a_row >= FAILING_RUNS:
@@ -58,43 +58,43 @@ class _Kept:
 
 
 class Faults:
-    """Single items that failed and were set aside: counted by kind, logged the first time and at each doubling."""
+    """Skipped items, counted by kind; the first one is logged, and each one that doubles the count."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
     def add(self, kind: str, error: BaseException, item: object = "") -> None:
-        """`item` is what was set aside, for who looks into the log."""
+        """Count a skipped item. `item` identifies it in the log."""
         self.counts[kind] += 1
         count = self.counts[kind]
         if not count & (count - 1):
-            log.error("%s %s set aside, %d by now: %r", kind, item, count, error, exc_info=error)
+            log.error("skipped %s %s: %r total=%d", kind, item, error, count, exc_info=error)
 
     def total(self) -> int:
         return self.counts.total()
 
 
 class Stop:
-    """The steps of a server's stop, each in its time: one that fails or hangs keeps back no other."""
+    """The steps of a server's stop, each with a timeout: a step that fails or hangs does not delay the others."""
 
     def __init__(self, name: str, seconds: Mapping[str, float]) -> None:
         self._name, self._seconds = name, seconds
-        # Steps that did not end: what they wait for may hold up the end of the process, and its threads.
+        # Steps that did not end: their threads may keep the process from ending.
         self.left_behind: list[str] = []
 
     async def step(self, name: str, work: Coroutine[Any, Any, object]) -> bool:
-        """Whether it was done."""
+        """Run a step; return whether it succeeded in time."""
         seconds = self._seconds[name]
         task = asyncio.get_running_loop().create_task(work, name=f"{self._name}/stop/{name}")
         await asyncio.wait([task], timeout=seconds)
         if not task.done():
             task.cancel()
             self.left_behind.append(name)
-            log.error("stop of %s: %s does not end within %g s", self._name, name, seconds)
+            log.error("stop of %s: step %s does not end within %g s", self._name, name, seconds)
             return False
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None:
-            log.error("stop of %s: %s failed", self._name, name, exc_info=error)
+            log.error("stop of %s: step %s failed", self._name, name, exc_info=error)
         return error is None
 
 
@@ -126,7 +126,7 @@ class Supervisor:
         return self._begin(name, self._loop(kept, period_s, work, period_s if first_s is None else first_s))
 
     def keep(self, name: str, work: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[None]:
-        """Run `work`, which never ends, and begin it again if it does."""
+        """Run `work`, which should never end, and restart it if it does."""
         kept = self._kept[name] = _Kept(name)
         return self._begin(name, self._again(kept, work))
 
@@ -136,14 +136,14 @@ class Supervisor:
         work: Callable[[], Coroutine[Any, Any, object]],
         on_end: Callable[[BaseException | None], None],
     ) -> asyncio.Task[None]:
-        """Run `work`, whose end is the server's: `on_end` hears of it, but for `stop`."""
+        """Run `work`, without which the server has to end; call `on_end` if it ends before `stop`."""
         kept = self._kept[name] = _Kept(name)
         return self._begin(name, self._to_the_end(kept, work, on_end))
 
-    # ---- what becomes of them
+    # ---- their state
 
     def troubles(self) -> list[Trouble]:
-        """The tasks with which something is wrong, by name."""
+        """Return the faults of all tasks, sorted by task."""
         if not self._kept:
             return []
         now = asyncio.get_running_loop().time()
@@ -151,7 +151,7 @@ class Supervisor:
         return [trouble for trouble in found if trouble is not None]
 
     async def stop(self) -> None:
-        """Cancel everything and wait until it has ended; what does not is named and left behind."""
+        """Cancel all tasks and wait for them; a task that does not end in time is logged and abandoned."""
         self._stopping = True
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -164,7 +164,7 @@ class Supervisor:
     # ---- inside
 
     def _begin(self, name: str, run: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """The work itself is begun by its task: whose task ends before that has nothing that waits to be closed."""
+        """Start a task, which calls `work` itself: a task that is cancelled first leaves no unawaited coroutine."""
         if len(self._tasks) >= self._limit:
             run.close()
             raise RuntimeError(f"{self._name} has {self._limit} background tasks already")
@@ -195,9 +195,9 @@ class Supervisor:
         while True:
             begun = loop.time()
             error = await self._run(work())
-            if loop.time() - begun > _LONGEST_PAUSE_S:  # it worked for a while
+            if loop.time() - begun > _LONGEST_PAUSE_S:  # it ran long enough to count as recovered
                 kept.failed_in_a_row, pause = 0, _FIRST_PAUSE_S
-            self._note(kept, error or RuntimeError("it ended by itself"))
+            self._note(kept, error or RuntimeError("the task returned"))
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
@@ -211,11 +211,11 @@ class Supervisor:
         kept.ended = True
         if error is not None:
             self._note(kept, error)
-        log.critical("background task %s/%s has ended, and %s with it", self._name, kept.name, self._name)
+        log.critical("background task %s/%s ended: the server %s ends, too", self._name, kept.name, self._name)
         on_end(error)
 
     async def _run(self, work: Coroutine[Any, Any, object]) -> BaseException | None:
-        """What `work` failed with. A cancellation that nobody asked this task for is a failure as well."""
+        """Return the error of `work`, if any. A cancellation from inside `work` is an error as well."""
         try:
             await work
         except asyncio.CancelledError as error:
@@ -223,14 +223,14 @@ class Supervisor:
             if self._stopping or (task is not None and task.cancelling()):
                 raise
             return error
-        except Exception as error:  # noqa: BLE001 - the supervisor: whatever it is, it is the task's failure
+        except Exception as error:  # noqa: BLE001 - the supervisor: any exception is a failure of the task
             return error
         return None
 
     def _note(self, kept: _Kept, error: BaseException | None) -> None:
         if error is None:
             if kept.failed_in_a_row:
-                log.info("background task %s/%s works again", self._name, kept.name)
+                log.info("background task %s/%s recovered", self._name, kept.name)
             kept.failed_in_a_row, kept.last_error = 0, ""
             return
         kept.failed_in_a_row += 1
@@ -238,10 +238,10 @@ class Supervisor:
         self._failed(kept.name, error, kept.failed_in_a_row)
 
     def _failed(self, name: str, error: BaseException, in_a_row: int) -> None:
-        """Said the first time, and when the failures in a row have doubled: a task may run ten times a second."""
+        """Log the first failure and each one that doubles the count in a row: a task may run ten times a second."""
         self.failures[name] += 1
         if not in_a_row & (in_a_row - 1):
-            again = "" if in_a_row == 1 else f", {in_a_row} times in a row"
+            again = "" if in_a_row == 1 else f" {in_a_row} times in a row"
             log.error("background task %s/%s failed%s", self._name, name, again, exc_info=error)
 
 

@@ -1,6 +1,6 @@
-"""What runs beside the event loop: threads, what they wait for, and work that the loop hands to one.
+"""Threads beside the event loop, their locks, and work that the loop hands to a thread.
 
-One seam for all of it, so that a simulation can let threads take turns, or do in line what they would do.
+All of it is one protocol, so that a simulation can schedule the threads, or run their work inline.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 class Run(Protocol):
-    """On the loop: what `work` returns or raises, in a thread."""
+    """Runs work on a thread for a coroutine."""
 
     async def __call__(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T: ...
 
 
 class Thread(Protocol):
-    """A thread that has begun."""
+    """A started thread."""
 
     def is_alive(self) -> bool: ...
 
@@ -33,24 +33,24 @@ class Thread(Protocol):
 
 
 class Threads(Protocol):
-    """Whoever has threads of its own, or is called by them, gets what it needs here."""
+    """Makes threads, locks and events."""
 
     def lock(self) -> Lock: ...
 
     def event(self) -> Event: ...
 
     def start(self, name: str, work: Callable[[], object]) -> Thread:
-        """A thread of its own; it does not keep the process from ending."""
+        """Start a daemon thread."""
 
     async def run(self, work: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        """On the loop: what `work` returns or raises, in a thread."""
+        """Run `work` on a thread of a shared pool; return or raise its outcome."""
 
     def in_line(self, name: str) -> Run:
-        """For work that may hang, one after the other: what hangs keeps none of the threads that others wait for."""
+        """Return a runner with its own thread, for work that may hang: it blocks no thread of the shared pool."""
 
 
 class SystemThreads:
-    """The machine's."""
+    """Real threads."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class SystemThreads:
 
 
 class _Line:
-    """One thread, which begins with the first work."""
+    """One thread, started by the first work."""
 
     __slots__ = ("_pool",)
 

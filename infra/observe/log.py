@@ -1,18 +1,18 @@
-"""One line for each event on standard error: time, level, room, text. Standard output stays free for the ready line."""
+"""Logging to standard error, one line for each event: time, level, module, text."""
 
 import logging
 import re
 import sys
 from collections.abc import Sequence
 
-# What would end a line, or move on a terminal; names that clients choose come into messages as they are.
+# Characters that end a line or control a terminal. Messages contain names that clients choose.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_MESSAGE = 8 * 1024
 _PLAIN = logging.Formatter()
 
 
 def one_line(record: logging.LogRecord) -> bool:
-    """A filter of the handler: whatever is in a message, its event is one line; lines of a traceback stand indented."""
+    """A filter of the handler: escape control characters, so that each event is one line; indent tracebacks."""
     record.msg, record.args = _escaped(record.getMessage()[:_MAX_MESSAGE]), ()
     if record.exc_info and not record.exc_text:
         lines = _PLAIN.formatException(record.exc_info).split("\n")
@@ -30,17 +30,17 @@ def set_level(level: str) -> None:
 
 
 def configure(level: str = "INFO", warnings: Sequence[str] = ()) -> None:
-    """From now on; `warnings` are what was to be said before there was a log."""
+    """Set up logging, and log `warnings`, which occurred before."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     handler.addFilter(one_line)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     set_level(level)
-    # Their INFO repeats each request.
+    # At INFO they log every request.
     for chatty in ("botocore", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # It warns each time that a job is due while it still runs.
+    # At WARNING it logs each job that is due while it still runs.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
     for text in warnings:
         logging.getLogger("neve").warning("%s", text)

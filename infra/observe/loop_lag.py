@@ -1,4 +1,4 @@
-"""How long the event loop was busy with something else: the lateness of a timer, its largest since the last look."""
+"""The lag of the event loop: the largest delay of a periodic timer since the last reading."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 PERIOD_S = 0.1
 
 
-class LoopPause:
-    """Start it on the loop that it watches. One timer every 100 ms; it costs nothing that a broker would notice."""
+class LoopLag:
+    """Measures the loop on which `start` is called, by a timer every 100 ms. Its cost is negligible."""
 
     def __init__(self) -> None:
         self._largest_s = 0.0
@@ -32,6 +32,6 @@ class LoopPause:
         self._timer = loop.call_at(self._due, self._tick, loop)
 
     def take(self) -> float:
-        """The longest pause in seconds since the last call."""
+        """Return the largest lag in seconds since the last call."""
         largest, self._largest_s = self._largest_s, 0.0
         return largest

@@ -1,4 +1,4 @@
-"""Numbers for `/metrics`. The hot path counts in plain integers; Prometheus' objects are made when somebody scrapes."""
+"""Metrics for `/metrics`. The hot path counts in plain integers; a scrape makes the objects of Prometheus."""
 
 import sys
 from bisect import bisect_left
@@ -18,14 +18,14 @@ from prometheus_client.core import (
 
 Number = int | float
 
-_ROWS = 250  # of a piece: some 0.2 ms
+_ROWS = 250  # rendered between two pauses, in some 0.2 ms
 
-#: Upper bounds (s) of how long a request takes: from what a turn of the loop does to what its client gives up. Those of
-#: RocketMQ's metrics are among them.
+#: Upper bounds (s) of latencies, from one iteration of the event loop to a client's timeout. They include the bounds of
+#: RocketMQ's metrics.
 LATENCIES = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0)
 
 
-# Under the names that every Prometheus knows: process_cpu_seconds_total, process_resident_memory_bytes, …
+# Exported under the standard names: process_cpu_seconds_total, process_resident_memory_bytes, …
 _PROCESS = ProcessCollector(registry=None)
 _BUILD = (
     InfoMetricFamily(
@@ -37,7 +37,7 @@ _BUILD = (
 
 
 class Histogram:
-    """Counts of values by upper bound; one thread observes."""
+    """Counts of values by upper bound; only one thread may observe."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -49,13 +49,13 @@ class Histogram:
         self.sum += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, observations up to it), as Prometheus wants them."""
+        """Return pairs of an upper bound and the number of values up to it, as Prometheus expects them."""
         names = [*map(str, self.bounds), "+Inf"]
         return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
 class Metrics:
-    """What is asked at a scrape: counters only grow while the process lives (`rate` and `increase` are for them)."""
+    """The metrics of a server. A counter never decreases while the process lives."""
 
     def __init__(self) -> None:
         self._counters: dict[str, tuple[str, Callable[[], Number]]] = {}
@@ -75,11 +75,11 @@ class Metrics:
         self._histograms[name] = (text, histogram)
 
     def labelled(self, name: str, text: str, label: str, values: Callable[[], Mapping[str, Number]]) -> None:
-        """A gauge with a series for each value of a label, of which there are few."""
+        """Add a gauge with one series per value of a label; for labels with few values."""
         self._labelled[name] = (text, label, values)
 
     def families(self) -> Iterator[Metric]:
-        """As they are now: on the thread that counts."""
+        """Return the current values; on the thread that counts."""
         yield from _BUILD
         for name, (text, read) in self._counters.items():
             yield CounterMetricFamily(f"neve_{name}", text, value=read())
@@ -103,24 +103,24 @@ class _Given:
 
 
 def of_process() -> Iterable[Metric]:
-    """What the process uses. It goes through all open files: with ten thousands of them not on the loop."""
+    """Return the resource usage of the process. Not on the event loop: it counts all open files."""
     return _PROCESS.collect()
 
 
 class Series(NamedTuple):
-    """Of one name, with a row for each set of labels: of topics there are thousands."""
+    """All series of one name, which may be thousands (one per topic)."""
 
     name: str
     kind: str  # counter, gauge
     text: str
     labels: tuple[str, ...]
-    rows: Sequence[tuple[tuple[str, ...], Number]]  # values of the labels, and the number
+    rows: Sequence[tuple[tuple[str, ...], Number]]  # label values and number
 
 
 def render(
     families: Iterable[Metric], series: Iterable[Series] = (), pause: Callable[[], None] = lambda: None
 ) -> bytes:
-    """Prometheus' text format. For a thread; `pause`: between two pieces."""
+    """Return Prometheus' text format. For a thread; `pause` is called between two pieces."""
     pieces: list[bytes] = []
     for family in families:
         pieces.append(bytes(generate_latest(_Given([family]))))
@@ -134,7 +134,7 @@ def render(
 
 
 def _lines(series: Series, rows: Sequence[tuple[tuple[str, ...], Number]]) -> bytes:
-    """A tenth of what Prometheus' own objects take, of which each row would be one."""
+    """Return the lines of some rows, in a tenth of the time that one Prometheus object per row would take."""
     before = [f'{"," if place else series.name + "{"}{label}="' for place, label in enumerate(series.labels)]
     return "".join(
         [

@@ -1,4 +1,4 @@
-"""`/metrics` of a server: taken on its loop, rendered in a thread of its own."""
+"""The page `/metrics` of a server: collected on its event loop, rendered on a thread."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,7 +17,7 @@ class MetricsPage:
     """A page of `AdminHttp`."""
 
     def __init__(self, take: Callable[[], Awaitable[Iterable[Metric]]], pace: Callable[[], Pace]) -> None:
-        """`take`: what there is now, on the loop; `pace`: of a scrape, in its thread."""
+        """`take` collects the metrics on the event loop; `pace` makes the pace of a scrape for its thread."""
         self._take, self._pace = take, pace
         self._pool = ThreadPoolExecutor(1, "metrics")
 

@@ -1,15 +1,14 @@
-"""Who may hold how many descriptors: one budget for all parts of a server that hold many.
+"""The budget of file descriptors for all parts of a server that hold many.
 
     RLIMIT_NOFILE, vm.max_map_count
-      ├─ reserve       held briefly: flushes, tables, workers, name servers, the admin port, a burst of accepts
-      ├─ queue files   at most half of the rest; opened in turn beyond that
-      ├─ cold groups   at most an eighth: row groups of the archive that are mapped
-      ├─ log files     what there are: the broker's life
-      └─ connections   what the log leaves of the rest
+      ├─ reserve       short uses: flushes, tables, workers, name servers, the admin port, a burst of accepts
+      ├─ queue files   at most half of the rest; above that, files are closed to open others
+      ├─ cold groups   at most an eighth of the rest: mapped row groups of the archive
+      ├─ log files     all of them, for the life of the broker
+      └─ connections   the remainder
 
-A mapping holds a descriptor too, Python's mmap keeps one of its own; so what is mapped is also bounded by how many
-mappings the machine allows. A shortage is for whoever asks last: a connection is refused, a queue's file waits its
-turn. It is no failure of the disk.
+Python's mmap duplicates the descriptor, so each mapping holds one, and the kernel's limit of mappings applies as well.
+A shortage is not a disk failure: a connection is refused, or a queue's file is opened later.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _MAPPINGS_DEFAULT = 65_530
 
 @dataclass(frozen=True, slots=True)
 class DescriptorBudget:
-    """Counts of descriptors."""
+    """Numbers of descriptors."""
 
     open_files: int
     reserve: int
@@ -34,17 +33,17 @@ class DescriptorBudget:
     cold_groups: int
 
     def connections(self, log: int) -> int:
-        """How many there may be while the log holds this many."""
+        """Return the limit of connections while the log holds `log` descriptors."""
         return max(0, self.open_files - self.reserve - self.queue_files - self.cold_groups - log)
 
     @property
     def accepts(self) -> int:
-        """Connections that may be accepted at once, before each is looked at: the reserve stands for them."""
+        """The limit of connections accepted in one batch before the first is checked; they use the reserve."""
         return min(1024, self.reserve // 2)
 
 
 def budget(open_files: int, mappings: int) -> DescriptorBudget:
-    """For a process that may have so many files open, on a machine that allows so many mappings for each."""
+    """Divide the limits of open files and of mappings of one process."""
     reserve = min(max(open_files // 8, _RESERVE_MIN), _RESERVE_MAX)
     rest = max(0, open_files - reserve)
     return DescriptorBudget(
@@ -56,7 +55,7 @@ def budget(open_files: int, mappings: int) -> DescriptorBudget:
 
 
 def mappings_limit() -> int:
-    """How many mappings the machine allows a process."""
+    """Return the kernel's limit of mappings of one process."""
     try:
         return int(_MAP_COUNT.read_text())
     except (OSError, ValueError):

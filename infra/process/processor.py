@@ -21,7 +21,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Standing(NamedTuple):
-    """At one moment. `cpu_s`: since its start; `wants_more`: a thread of it runs, or would if it were let."""
+    """A process at one moment. `cpu_s`: CPU time since its start; `wants_more`: a thread of it is runnable."""
 
     pid: int
     cpu_s: float
@@ -29,7 +29,7 @@ class Standing(NamedTuple):
 
 
 def standing(pid: int) -> Standing | None:
-    """None: it is gone, or the system has no such directory."""
+    """Return the state of a process; None if it has ended, or if there is no /proc."""
     process = Path(f"/proc/{pid}")
     try:
         own = _stat(process)
@@ -45,16 +45,16 @@ def _threads(process: Path) -> list[Path]:
 
 
 def _stat(directory: Path) -> list[str]:
-    """Its fields, from the state on; a process's name may hold anything but is in parentheses."""
+    """Return the fields from the state on; the process name before them is in parentheses."""
     return (directory / "stat").read_text().rpartition(")")[2].split()
 
 
 def take_priority(priority: str) -> None:
-    """Of this process, and of the threads that it starts from here on. Raises OSError where the system refuses."""
+    """Lower the priority of this process and of the threads that it starts from now on. Raises OSError."""
     if priority == IDLE:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     elif os.sched_getscheduler(0) == os.SCHED_IDLE:
-        return  # that is less
+        return  # already lower
     elif priority == LOW:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         os.nice(_LOW_NICE)

@@ -1,4 +1,4 @@
-"""What the commands that run a server share: their `--set`, their exit codes, their way to stop."""
+"""The common parts of the commands that run a server: `--set`, exit codes, signals, the ready line."""
 
 import asyncio
 import json
@@ -19,9 +19,9 @@ from infra.process.startup import EXIT_CONFIG, EXIT_FAILED, StartupError, check_
 
 log = logging.getLogger("neve")
 
-# How long a thread in Python may keep the loop waiting, each time that the loop comes back from the kernel: tables are
-# encoded and counted beside it, and a send comes back three times and more. Python's own 5 ms add up to dozens, half a
-# millisecond to two; plain sends cost the same CPU time with any.
+# The longest time in seconds that another Python thread delays the event loop when it returns from the kernel. Threads
+# encode tables beside the loop, and the loop returns three times or more for one send: Python's default of 5 ms would
+# add up to dozens of milliseconds. The CPU time of a send is the same with any value.
 _SWITCH_S = 0.0001
 
 settings_option = click.option(
@@ -30,12 +30,12 @@ settings_option = click.option(
 
 
 def run_and_exit(start: Callable[[], Awaitable[int]]) -> NoReturn:
-    """The one place that turns a refusal into a line and an exit code; `start` is called on the running loop."""
+    """Run `start` on an event loop and exit; a failed start is one line on standard error and an exit code."""
     _raise_file_limit()
     sys.setswitchinterval(_SWITCH_S)
     try:
         check_installation()
-        import uvloop  # noqa: PLC0415 - after the check, which says it better when something is missing
+        import uvloop  # noqa: PLC0415 - after the check, whose error is clearer if it is missing
 
         async def main() -> int:
             return await start()
@@ -55,7 +55,7 @@ def run_and_exit(start: Callable[[], Awaitable[int]]) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now: a thread that hangs in a disk or a store would be waited for."""
+    """End the process now: a normal exit would wait for threads that hang in a disk or a store."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -63,14 +63,14 @@ def leave(code: int) -> NoReturn:
 
 
 def _raise_file_limit() -> None:
-    """Each queue and each connection is an open file; the usual soft limit, 1024, is for programs with select()."""
+    """Raise the soft limit, usually 1024 for programs with select(): every queue and connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def catch_signals(stop: Callable[[], None]) -> None:
-    """The first signal asks for a clean stop, the second ends at once."""
+    """Stop cleanly at the first signal; exit immediately at the second."""
     loop = asyncio.get_running_loop()
 
     def first(number: int) -> None:
@@ -83,7 +83,7 @@ def catch_signals(stop: Callable[[], None]) -> None:
 
 
 def announce(ready: Mapping[str, Any]) -> None:
-    """The one line on stdout by which a server says that it serves; systemd (Type=notify) hears it as well."""
+    """Print the ready line on standard output, and notify systemd (Type=notify)."""
     collector.settle()
     click.echo(json.dumps({**ready, "pids": [os.getpid()]}))
     address = os.environ.get("NOTIFY_SOCKET")

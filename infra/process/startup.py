@@ -1,4 +1,4 @@
-"""What is looked at before a server opens its port: each refusal is one clear line and its own exit code."""
+"""The checks before a server opens its port; each failure is one line of text and an exit code."""
 
 import errno
 import importlib.util
@@ -17,20 +17,20 @@ EXIT_DISK = 4
 EXIT_ARCHIVE = 5
 EXIT_FAILED = 6
 
-# The system gives outgoing connections ports from 32768 on.
+# Linux assigns ports from 32768 to outgoing connections.
 _NOT_EPHEMERAL = range(20_000, 32_768)
 _TRIES = 100
 
 PACKAGES = ("neve", "infra", "access", "namesrv", "controller", "tiered", "lifecycle", "broker")
 
-#: What `neve[server]` brings. Some are only loaded by workers, hours after the start: an upgrade without its packages
-#: must not look well until then.
+#: The dependencies of `neve[server]`. Workers load some of them hours after the start, so an incomplete upgrade has to
+#: be detected here.
 REQUIRED = ("aiohttp", "apscheduler", "click", "msgspec", "boto3", "numpy", "pyarrow", "xxhash", "obstore",
             "prometheus_client", "uvloop", "zlib_ng")  # fmt: skip
 
 
 class StartupError(Exception):
-    """The server can't start here; the text says why, `exit_code` tells a supervisor."""
+    """The server cannot start; the text is for the operator, `exit_code` for a process supervisor."""
 
     def __init__(self, message: str, exit_code: int = EXIT_CONFIG) -> None:
         super().__init__(message)
@@ -38,30 +38,32 @@ class StartupError(Exception):
 
 
 def check_installation() -> None:
-    """Refuse `python -O` (assertions guard the data) and an installation put together from two places."""
+    """Reject `python -O` (assertions guard the data), missing packages and a mixed installation."""
     if sys.flags.optimize:
-        raise StartupError("python -O switches off checks that guard the data; start without it")
+        raise StartupError("python -O disables assertions that guard the data: start without it")
     missing = [name for name in REQUIRED if importlib.util.find_spec(name) is None]
     if missing:
-        raise StartupError(f"not installed: {', '.join(missing)}; {install_command('server')} brings them")
+        raise StartupError(f"not installed: {', '.join(missing)}; run {install_command('server')}")
     places = set()
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
-            raise StartupError(f"package {name} is missing: {install_command('server')}")
+            raise StartupError(f"package {name} is missing; run {install_command('server')}")
         places.add(Path(spec.origin).resolve().parent.parent)
     if len(places) > 1:
         where = ", ".join(sorted(str(place) for place in places))
-        raise StartupError(f"neve's packages come from more than one place ({where}): use an environment of its own")
+        raise StartupError(
+            f"neve's packages come from several directories ({where}): install neve in its own environment"
+        )
 
 
 def addresses(bind_address: str) -> list[str]:
-    """The addresses of a `bindAddress`, which may name several: `0.0.0.0,::`."""
+    """Return the addresses of a `bindAddress`, which may be a list such as `0.0.0.0,::`."""
     return [part.strip() for part in bind_address.split(",") if part.strip()] or ["0.0.0.0"]
 
 
 def check_port(bind_address: str, port: int, what: str = "port") -> None:
-    """A port that somebody else listens on is told by name, before the data directory is touched."""
+    """Raise StartupError if a port is in use, before the data directory is changed."""
     for host in addresses(bind_address) if port else []:
         try:
             _bound(host, port).close()
@@ -70,7 +72,7 @@ def check_port(bind_address: str, port: int, what: str = "port") -> None:
 
 
 def free_port(bind_address: str) -> int:
-    """A port that nobody listens on now. Of those that no outgoing connection is given, as long as there are any."""
+    """Return an unused port, below those of outgoing connections if possible."""
     host = addresses(bind_address)[0]
     chosen = (_NOT_EPHEMERAL[salt(system_entropy) % len(_NOT_EPHEMERAL)] for _ in range(_TRIES))
     for port in (*chosen, 0):
@@ -96,13 +98,13 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def open_files_limit() -> int:
-    """How many files this process may have open; a large number where there is no limit."""
+    """Return the limit of open files of this process; a large number if there is none."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def local_address(peer: str | None = None) -> str:
-    """The address that the route to `peer` leaves from: what other machines can dial. No packet is sent."""
+    """Return the local address of the route to `peer`, which other machines can reach. No packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((peer or "192.0.2.1", 9))

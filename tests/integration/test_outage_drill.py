@@ -431,7 +431,7 @@ def test_the_certificate_is_over(drill: Drill) -> None:
     pem, key = drill.directory / "server.pem", drill.directory / "server.key"
     drill.begins()
     expected = told(
-        "certificate expired", "", "clients that check it can't connect any more; who is connected goes on",
+        "certificate expired", "", "clients that check it cannot connect; existing connections continue",
         **dict.fromkeys(("neve broker describe", "neve produce", "neve consume"), "exit code [16].*certificate"),
         **dict.fromkeys(("client, send", "client, read"), ".+: .*certificate"),
     )  # fmt: skip

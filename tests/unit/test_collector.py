@@ -142,11 +142,11 @@ def test_what_is_large_is_left_alone_from_the_start_in_a_server_that_has_settled
     try:
         gc.collect()
         large: list[list[int]] = [[]]
-        collector.leave_alone()
+        collector.freeze_new()
         assert any(one is large for one in gc.get_objects()), "nothing is settled yet"
         collector.settle()
         table: list[list[int]] = [[]]
-        collector.leave_alone()
+        collector.freeze_new()
         assert not any(one is table for one in gc.get_objects())
     finally:
         gc.callbacks[:] = callbacks

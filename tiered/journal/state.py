@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 
-from infra.state_table import following, row
+from infra.state_table import next_state, row
 
 
 class State(Enum):
@@ -87,4 +87,4 @@ class JournalState:
         self.now = State.NEW
 
     def happens(self, event: Event) -> None:
-        self.now = following(TRANSITIONS, self.now, event, owner="a journal")
+        self.now = next_state(TRANSITIONS, self.now, event, owner="a journal")

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
-from infra.state_table import following, row
+from infra.state_table import next_state, row
 from neve.archive.format.journal import CommittedObject, PlannedObject
 
 
@@ -159,7 +159,7 @@ class RoundNames:
             self._uploaded.append(name)
 
     def _happens(self, key: str, event: Event) -> None:
-        self._states[key] = following(TRANSITIONS, self._states[key], event, owner=f"the name {key}")
+        self._states[key] = next_state(TRANSITIONS, self._states[key], event, owner=f"the name {key}")
 
 
 def _start(name: PlannedObject | CommittedObject) -> int:

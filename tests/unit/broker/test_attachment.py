@@ -9,7 +9,7 @@ import pytest
 
 from broker.archiving.attachment import TRANSITIONS, Attachment, Event, State
 from broker.archiving.offsets import log_goes_on_at, queues_to_raise
-from infra.state_table import OutOfTurn
+from infra.state_table import ImpossibleTransition
 from lifecycle.recorded_minimums import minimums_to_raise
 from tests.broker_in_process import running
 
@@ -20,7 +20,7 @@ def test_each_pair_of_state_and_event_is_decided(state: State, event: Event) -> 
     attachment = Attachment(archived=True)
     attachment.state = state
     if following is None:
-        with pytest.raises(OutOfTurn, match=f"{event.name} of an archive that is {state.name}"):
+        with pytest.raises(ImpossibleTransition, match=f"{event.name} of an archive that is {state.name}"):
             attachment.happens(event)
         assert attachment.state is state
     else:

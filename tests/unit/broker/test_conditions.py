@@ -91,7 +91,7 @@ async def test_a_full_disk_is_told_on_each_page_and_once_in_the_log(
             assert "96% used, mark 90%; sends are refused with code 14" in ready
             assert json.loads(await page(broker, "archive/status"))["conditions"][0]["name"] == "disk full"
             patch.setattr(type(broker.store.disk), "room", lambda self, path: Room(50, 50))
-            await until(lambda: "disk full: no more, after" in caplog.text)
+            await until(lambda: "disk full: ended after" in caplog.text)
             assert "disk full" not in await page(broker, "readyz")
             assert 'neve_condition{condition="disk full"} 0.0' in await page(broker, "metrics")
     assert caplog.text.count("disk full: ") == 2, "once each"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra.objects.store import StoreUnavailable
-from infra.state_table import OutOfTurn
+from infra.state_table import ImpossibleTransition
 from neve.archive.format.journal import Topic
 from tests.unit.lifecycle.fakes import Rig
 from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached
@@ -23,7 +23,7 @@ def test_each_pair_of_state_and_event_is_decided(state: State, event: Event) -> 
     journal = JournalState()
     journal.now = state
     if following is None:
-        with pytest.raises(OutOfTurn, match=f"{event.name} of a journal that is {state.name}"):
+        with pytest.raises(ImpossibleTransition, match=f"{event.name} of a journal that is {state.name}"):
             journal.happens(event)
     else:
         journal.happens(event)
@@ -66,7 +66,7 @@ def test_a_writer_of_another_log_is_refused_and_may_not_be_asked_again(rig: Rig,
     with pytest.raises(ArchiveRefused):
         other.attach(0)
     assert other.state is State.REFUSED
-    with pytest.raises(OutOfTurn):
+    with pytest.raises(ImpossibleTransition):
         other.attach(0)
 
 

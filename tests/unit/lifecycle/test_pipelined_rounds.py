@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.objects.store import ObjectStoreError, PreconditionFailed, StoreUnavailable
-from infra.state_table import OutOfTurn
+from infra.state_table import ImpossibleTransition
 from lifecycle.lifecycle import ArchiveLifecycle
 from lifecycle.retention import Policy, worker_priority
 from lifecycle.safe_clock import SafeClock
@@ -256,7 +256,7 @@ def test_a_name_is_begun_once() -> None:
     taken = names.next()
     assert taken is not None
     names.begun(taken, 1)
-    with pytest.raises(OutOfTurn):
+    with pytest.raises(ImpossibleTransition):
         names.begun(taken, 1)
 
 

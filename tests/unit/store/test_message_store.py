@@ -650,7 +650,7 @@ def test_the_table_of_many_topics_is_no_business_of_the_garbage_collector(
 ) -> None:
     left_alone: list[int] = []
     store = open_store()
-    monkeypatch.setattr(collector, "leave_alone", lambda: left_alone.append(1))
+    monkeypatch.setattr(collector, "freeze_new", lambda: left_alone.append(1))
     put(store, "one")
     store.segments()
     assert left_alone == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.clock import ManualClock
-from infra.observe.last_look import LastLook, Seen
+from infra.observe.latest_result import AgedResult, LatestResult
 
 
 class Looks:
@@ -36,7 +36,7 @@ async def turn() -> None:
 
 async def test_all_who_ask_wait_for_the_first_one_together() -> None:
     looks = Looks()
-    last = LastLook("look", looks, ManualClock(), patience_s=0.0)
+    last = LatestResult("look", looks, ManualClock(), wait_s=0.0)
     asking = [asyncio.create_task(last.get()) for _ in range(3)]
     await turn()
     assert (looks.firsts, any(one.done() for one in asking)) == ([True], False)
@@ -46,15 +46,15 @@ async def test_all_who_ask_wait_for_the_first_one_together() -> None:
 
 async def test_what_takes_long_is_told_as_it_was_the_last_time_with_its_age() -> None:
     looks, clock = Looks(), ManualClock()
-    last = LastLook("look", looks, clock, patience_s=0.01)
+    last = LatestResult("look", looks, clock, wait_s=0.01)
     first = asyncio.create_task(last.get())
     await turn()
     clock.advance(2_000)
     looks.ends[0].set_result(1)
-    assert await first == Seen(1, 2.0), "since it began"
+    assert await first == AgedResult(1, 2.0), "since it began"
     clock.advance(5_000)
-    assert await last.get() == Seen(1, 7.0)
-    assert await last.get() == Seen(1, 7.0)
+    assert await last.get() == AgedResult(1, 7.0)
+    assert await last.get() == AgedResult(1, 7.0)
     assert looks.firsts == [True, False], "the same one"
     looks.ends[1].set_result(2)
     await turn()
@@ -62,12 +62,12 @@ async def test_what_takes_long_is_told_as_it_was_the_last_time_with_its_age() ->
     third = asyncio.create_task(last.get())
     await turn()
     looks.ends[2].set_result(3)
-    assert await third == Seen(3, 0.0), "who has not to wait for long gets what is there now"
+    assert await third == AgedResult(3, 0.0), "who has not to wait for long gets what is there now"
 
 
 async def test_who_goes_away_ends_nobodys_look_and_a_close_ends_it() -> None:
     looks = Looks()
-    last = LastLook("look", looks, ManualClock())
+    last = LatestResult("look", looks, ManualClock())
     gone, stays = (asyncio.create_task(last.get()) for _ in range(2))
     await turn()
     gone.cancel()
@@ -83,7 +83,7 @@ async def test_who_goes_away_ends_nobodys_look_and_a_close_ends_it() -> None:
 
 async def test_a_look_that_fails_is_raised_and_the_next_begins_anew() -> None:
     looks = Looks()
-    last = LastLook("look", looks, ManualClock())
+    last = LatestResult("look", looks, ManualClock())
     failing = asyncio.create_task(last.get())
     await turn()
     looks.ends[0].set_exception(OSError("unreadable"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
-from infra.observe.loop_lag import PERIOD_S, LoopPause
+from infra.observe.loop_lag import PERIOD_S, LoopLag
 
 
 def test_a_blocked_loop_shows_as_a_pause_and_is_told_once() -> None:
     async def run() -> tuple[float, float]:
-        pause = LoopPause()
+        pause = LoopLag()
         pause.start()
         block_until = time.monotonic() + 3 * PERIOD_S
         while time.monotonic() < block_until:
