@@ -1,12 +1,11 @@
-"""What becomes of each key that a broker.conf or namesrv.conf of RocketMQ (5.3.3) may have.
+"""The treatment of every key of a broker.conf or namesrv.conf of RocketMQ 5.3.3.
 
-RocketMQ sets a key through the setter of its name, in whichever of its configuration classes has one, and says nothing
-about a key that none has. Here a key is *honoured* (a field of neve's own configuration), *ignored* (neve has no use
-for it: a warning says why, unless the value is RocketMQ's default), or *refused*, because a server that went on without
-it would not keep what the file promises. The words are those of docs/reference.md, which a test holds against them.
+RocketMQ sets a key through the setter of its name in any of its configuration classes, and silently ignores others.
+Here a key is *honoured* (a field of neve's configuration), *ignored* (without effect here: a warning gives the reason,
+unless the value is RocketMQ's default), or *refused*, because ignoring it would break a guarantee of the file. A test
+compares the reasons with docs/reference.md.
 
-The table: a class and a colon, then lines `reason key=default …`; `*` stands for a default that RocketMQ takes from
-the machine.
+The table consists of a class and a colon, then lines `reason key=default …`; the default `*` depends on the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ CONTROLLER = ("a controller's ControllerConfig", "NettyServerConfig", "NettyClie
 NAMESRV = ("NamesrvConfig", "NettyServerConfig", "NettyClientConfig", "ControllerConfig", "JraftConfig")
 
 HONOURED = "honoured"
-#: Old spellings of keys that are honoured.
+#: Old spellings of honoured keys.
 ALIASES = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog"}
 
 #: Why a key is ignored.
@@ -57,7 +56,7 @@ REASONS = {
     "no-setter": "RocketMQ has no setter for it, and does not read it either",
 }
 
-#: What to write for a key that is ignored or refused, where something here does what it was for.
+#: The replacement of an ignored or refused key, if there is one.
 INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("metricsExporterType", "metricsPromExporterPort", "metricsPromExporterHost"),
                     "adminPort; Prometheus reads /metrics there"),
@@ -105,13 +104,13 @@ INSTEAD: Mapping[str, str] = {
 
 
 class OtherDefault(NamedTuple):
-    """RocketMQ's default of a key that is honoured, where neve's is another; `why` it is."""
+    """RocketMQ's default of an honoured key, and why neve has another one."""
 
     theirs: str
     why: str
 
 
-#: By the server's configuration class here. Where a file says nothing of these, the two go other ways.
+#: By neve's configuration class: keys whose absence from a file has another effect than in RocketMQ.
 OTHER_DEFAULTS: Mapping[str, Mapping[str, OtherDefault]] = {
     "BrokerConfig": {
         "brokerName": OtherDefault("the machine's name", "a name is in every message id and route: write it down"),
@@ -451,7 +450,7 @@ REFUSED: Mapping[str, Refusal] = {
 
 
 class Key(NamedTuple):
-    """`reason` is HONOURED, `refused`, or a key of REASONS; `default` is None where RocketMQ takes it elsewhere."""
+    """A key of RocketMQ. `reason`: HONOURED, `refused` or a key of REASONS; `default`: None if it varies."""
 
     name: str
     classes: tuple[str, ...]
@@ -461,7 +460,7 @@ class Key(NamedTuple):
 
 @functools.cache
 def keys(classes: tuple[str, ...]) -> Mapping[str, Key]:
-    """By name; one that several classes have is set in all of them."""
+    """Return the keys of some classes by name; RocketMQ sets a key in all classes that have it."""
     found: dict[str, Key] = {}
     heading = ""
     for line in filter(None, _TABLE.split("\n")):
@@ -478,7 +477,7 @@ def keys(classes: tuple[str, ...]) -> Mapping[str, Key]:
 
 
 def refusal(name: str, value: str, given: Mapping[str, str]) -> str | None:
-    """Why this value of a key is refused, beside what else is given; None: it is not."""
+    """Return why a value of a key is refused, given the other keys; None if it is accepted."""
     rule = REFUSED.get(name)
     if rule is None:
         return None
@@ -496,7 +495,7 @@ def _is_same(value: str, harmless: str) -> bool:
 
 
 def warning(key: Key, value: str) -> str | None:
-    """Why the value of a key has no effect; None where nobody would notice."""
+    """Return why the value of a key has no effect; None if it makes no difference."""
     why = REASONS.get(key.reason)
     if why is None or value == key.default:
         return None
@@ -504,5 +503,5 @@ def warning(key: Key, value: str) -> str | None:
 
 
 def instead(name: str) -> str:
-    """What to write, as the end of a sentence; empty where nothing is to be written."""
+    """Return the replacement of a key, as the end of a sentence; empty if there is none."""
     return f"; instead: {INSTEAD[name].replace('`', '')}" if name in INSTEAD else ""

@@ -1,9 +1,8 @@
-"""A small HTTP/1.1 server on loopback: metrics, health, archive verbs. One request for each connection, no keep-alive.
+"""A small HTTP/1.1 server on loopback: metrics, health, archive verbs. One request per connection, no keep-alive.
 
-It is for tools on this machine, not for web pages, which a browser here lets ask as well: a request that comes from a
-page (Origin, Sec-Fetch-Site), or by a name that is not this machine's (Host: a page's own domain may point here), is
-refused. What changes something or costs much is POST, and so many at a time run, no more. A port with metrics alone may
-be public (`is_public`).
+It serves tools on this machine, not web pages in a local browser. A request from a page (Origin, Sec-Fetch-Site) or for
+a foreign host name (Host: the domain of a page may resolve to this machine) is refused. Requests with side effects or
+high cost are POST, and their concurrency is limited. Only a port with nothing but metrics may be public (`is_public`).
 
 Every local account can connect. A POST therefore proves that its sender can read the token of the data directory
 (`infra/net/admin_token.py`): by the token, or by a signature of the request (`neve/admin_token.py`). Neither silent
@@ -34,7 +33,7 @@ _MAX_CONNECTIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One HTTP request of a tool on this machine; names of `headers` are lower case."""
+    """One HTTP request; header names are in lower case."""
 
     method: str
     path: str
@@ -43,13 +42,13 @@ class Request:
     target: str = ""  # path and query as they were sent
 
     def flag(self, name: str) -> bool:
-        """`?roll` and `?roll=1` and `?roll=true` are all yes."""
+        """Return the value of a flag: `?roll`, `?roll=1` and `?roll=true` are true."""
         return self.query.get(name, "false").lower() in ("", "1", "true", "yes")
 
 
 @dataclass(slots=True)
 class Response:
-    """`lines` streams one JSON object a line as they come; otherwise `body` is the whole answer."""
+    """An answer: `body`, or a stream of JSON objects (`lines`), one per line."""
 
     status: int = 200
     body: bytes = b""
@@ -73,7 +72,7 @@ class _Route:
 
 
 class AdminHttp:
-    """The port and its routes: handlers run on the loop, what they raise becomes a status and a line of text."""
+    """The port and its routes. Handlers run on the event loop; their exceptions become a status and a line of text."""
 
     def __init__(
         self,
@@ -84,22 +83,23 @@ class AdminHttp:
         token: AdminToken | None = None,
         is_public: bool = False,
     ) -> None:
-        """`expected` are failures that whoever asks can act on: told to them (503), with no traceback in the log.
-
-        `token`: required for each request that is not a GET. Without it the port has GET pages only.
-        `is_public`: other machines may ask, by any name. It must have pages alone that everybody may read.
+        """
+        Args:
+            expected: exceptions that the client can act on: answered with 503, without a traceback in the log.
+            token: required for each request that is not a GET; without it the port has GET pages only.
+            is_public: other machines may connect, by any host name; only for pages without confidential data.
         """
         self._host, self._port, self._expected, self._is_public = host, port, expected, is_public
         self._token = token
         self._routes: dict[tuple[str, str], _Route] = {}
         self._connections: set[asyncio.StreamWriter] = set()
-        #: Connections whose request is not complete, the oldest first.
+        #: Connections without a complete request, the oldest first.
         self._silent: dict[asyncio.StreamWriter, None] = {}
         self._closers: list[Callable[[], None]] = []
         self._server: asyncio.Server | None = None
 
     def route(self, method: str, path: str, handler: Handler, *, at_once: int = _MAX_CONNECTIONS) -> None:
-        """A path that ends with `/` takes everything below it. Above `at_once` the answer is 409."""
+        """Add a route; a path that ends with `/` includes all below it. Above `at_once` requests the answer is 409."""
         if method != "GET" and self._token is None:
             raise ValueError(f"{method} {path} needs a token, and this port has none")
         self._routes[method, path] = _Route(handler, at_once)
@@ -178,7 +178,7 @@ class AdminHttp:
                 route.running -= 1
 
     def _refusal(self, request: Request) -> Response | None:
-        """The answer to a request that needs the token and does not have it."""
+        """Return the answer to a request without the token that it needs."""
         if request.method == "GET" or self._token is None:
             return None
         given, path = request.headers.get("authorization", ""), self._token.path
@@ -213,7 +213,7 @@ class AdminHttp:
             fields["Content-Length"] = str(len(response.body))
         head = f"HTTP/1.1 {status}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         await _send(writer, f"{head}\r\n".encode() + response.body)
-        if response.lines is not None:  # the end of the connection is the end of the lines
+        if response.lines is not None:  # the end of the connection ends the stream
             async with aclosing(response.lines) as lines:
                 await self._stream(writer, lines)
 
@@ -243,7 +243,7 @@ class AdminHttp:
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Send, and wait for a client that reads slowly.
+    """Send data, and wait while the client reads it.
 
     Raises:
         TimeoutError: the client reads nothing.
@@ -252,12 +252,12 @@ async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
     view = memoryview(data)
     for begin in range(0, len(view), _CHUNK_BYTES):
         writer.write(view[begin : begin + _CHUNK_BYTES])
-        async with asyncio.timeout(_WRITE_TIMEOUT_S):  # of a chunk: a slow client has time for each
+        async with asyncio.timeout(_WRITE_TIMEOUT_S):  # per chunk, for slow clients
             await writer.drain()
 
 
 def from_elsewhere(request: Request) -> str | None:
-    """Why it is none of a local tool's requests, if it is none."""
+    """Return why a request is not from a local tool; None if it is."""
     if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
         return "not from a browser"
     host = request.headers.get("host", "")

@@ -29,7 +29,7 @@ class AdminToken:
         Blocking: call it in a thread.
 
         Raises:
-            OSError: the file can't be written, and there is none of an earlier start.
+            OSError: the file cannot be written, and no file of an earlier start exists.
         """
         token = self._entropy(_BYTES).hex()
         try:
@@ -42,7 +42,7 @@ class AdminToken:
         self._token = token
 
     def accepts(self, authorization: str, port: int, method: str, target: str) -> bool:
-        """Whether the value of an Authorization header proves the token: `Bearer` and the token, or a signature."""
+        """Return whether an Authorization header proves the token: by `Bearer` and the token, or by a signature."""
         scheme, _, given = authorization.partition(" ")
         expected = {
             "bearer": self._token,

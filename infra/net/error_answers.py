@@ -1,4 +1,4 @@
-"""What a server answers when no handler does: to a code that nobody serves, and for a failure."""
+"""The answers of a server to unknown request codes, failed requests and requests over a limit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from neve.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
-_MAX_REMARK = 4096  # names come back in remarks, as long as they were sent
+_MAX_REMARK = 4096  # remarks repeat names from requests, which may be long
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:
-    """The answer to a code that nobody serves."""
+    """Return the answer to a request code without a handler."""
     remark = f" request type {command.code} not supported"
     return RemotingCommand.response(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
 
@@ -23,11 +23,11 @@ def error_answer(command: RemotingCommand, error: Exception) -> RemotingCommand:
     if isinstance(error, BrokerError):
         return RemotingCommand.response(command, error.code or ResponseCode.SYSTEM_ERROR, error.remark[:_MAX_REMARK])
     if not isinstance(error, NeveError):
-        log.error("request %d from its handler", command.code, exc_info=error)
+        log.error("request failed: code=%d", command.code, exc_info=error)
     remark = f"{type(error).__name__}: {error}"[:_MAX_REMARK]
     return RemotingCommand.response(command, ResponseCode.SYSTEM_ERROR, remark)
 
 
 def too_much_in_work(command: RemotingCommand) -> RemotingCommand:
-    """The answer to a request whose body finds no room beside those of others that wait."""
-    return RemotingCommand.response(command, ResponseCode.SYSTEM_BUSY, "too many large requests are in work")
+    """Return the answer to a request whose body exceeds the limit for all requests in progress."""
+    return RemotingCommand.response(command, ResponseCode.SYSTEM_BUSY, "too many large requests are in progress")

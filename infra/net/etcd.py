@@ -1,16 +1,16 @@
-"""etcd, as far as it is used here: read, list, compare and swap, leases.
+"""A client of etcd: read, list, compare and swap, leases.
 
-It is asked through its JSON gateway (`POST /v3/kv/txn` and its kin, keys and values in base64): any HTTP client will
-do, and each etcd from 3.4 on has it. gRPC would be a second event loop, in C, beside this one.
+It uses the JSON gateway (`POST /v3/kv/txn` etc., keys and values in base64), which every etcd since 3.4 has: gRPC would
+add a second event loop, in C.
 
     etcd://host[:2379],host[:2379],host[:2379]/prefix
 
-One endpoint is asked at a time. Where it does not answer the next one is, until `WHOLE_S` are over. A read is answered
-by a majority (linearizable). A swap compares the revision and the bytes of what was seen, so it may be sent again: it
-can be done once only, and one that finds its own value after a try without an answer was done by that try.
+Requests go to one endpoint; if it does not answer, to the next one, until `WHOLE_S` has passed. Reads are linearizable.
+A swap compares the revision and the bytes that the caller read, so it is safe to repeat: it takes effect at most once.
+If a repeated swap finds its own value, the earlier attempt has succeeded.
 
-The endpoints have to be those of one cluster, also after a restore: each is asked whose it is before it is asked
-anything else. Two clusters would be two truths.
+All endpoints have to belong to one cluster, also after a restore: the client checks the cluster of each endpoint before
+it sends it other requests.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from neve.errors import NeveError
 log = logging.getLogger(__name__)
 
 PORT = 2379
-TRY_S = 0.8  # for one endpoint: a live one answers in milliseconds, a slow disk in tenths of a second
-WHOLE_S = 2.5  # for all of them; less than RocketMQ's brokers wait for a controller
-_ROUND_PAUSE_S = 0.1  # after every endpoint was tried
+TRY_S = 0.8  # per endpoint: the usual answer takes milliseconds, with a slow disk tenths of a second
+WHOLE_S = 2.5  # for all endpoints; less than the time that RocketMQ's brokers wait for a controller
+_ROUND_PAUSE_S = 0.1  # after a try of all endpoints
 _MAX_CONNECTIONS = 64
 
-# gRPC's codes. After these the endpoint has understood the request, has not done it, and will not.
+# gRPC codes by which an endpoint rejects a request for good.
 _REFUSED = frozenset({3, 5, 7, 8, 9, 11, 12, 16})
 _NEEDS_TOKEN = re.compile(r"invalid auth token|user name is empty|revision of auth store|revision in header is old")
 _AUTH_IS_OFF = "authentication is not enabled"
 
 
 class EtcdError(NeveError):
-    """It was not done, or nobody knows whether it was."""
+    """The request failed, or its outcome is unknown."""
 
     def __init__(self, remark: str) -> None:
         super().__init__(None, remark)
 
 
 class EtcdRefused(EtcdError):
-    """It was not done: etcd refuses, and asking again would not help."""
+    """etcd rejected the request; a retry would not help."""
 
 
 class EtcdAway(EtcdError):
-    """No endpoint answered in time."""
+    """No endpoint answered in time; the outcome is unknown if a request was sent."""
 
 
 class Target(NamedTuple):
-    """What an `etcd://` URL names."""
+    """The parts of an `etcd://` URL."""
 
     endpoints: tuple[str, ...]
     prefix: str
 
 
 def parse_url(url: str) -> Target:
-    """ValueError for what is no such URL."""
+    """Parse an `etcd://` URL. Raises ValueError."""
     scheme, separator, rest = url.partition("://")
     hosts, _, prefix = rest.partition("/")
     if scheme != "etcd" or not separator:
@@ -85,7 +85,7 @@ def _endpoint(host: str) -> str:
 
 
 class KeyValue(msgspec.Struct, frozen=True):
-    """A key with the write that made it so (`mod_revision`), and the one that made it (`create_revision`)."""
+    """A key with the revisions of its last write (`mod_revision`) and of its creation (`create_revision`)."""
 
     key: bytes
     value: bytes = b""
@@ -95,14 +95,14 @@ class KeyValue(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Who answers, and how many writes it has seen."""
+    """The cluster of an answer, and its revision (the number of writes)."""
 
     cluster_id: int = 0
     revision: int = 0
 
 
 class Read(msgspec.Struct, frozen=True):
-    """What a read found, in the order of the keys. gRPC's JSON leaves out what is zero or empty."""
+    """The result of a read, in the order of the keys. gRPC's JSON omits fields that are zero or empty."""
 
     header: Header
     kvs: list[KeyValue] = []
@@ -141,7 +141,7 @@ T = TypeVar("T")
 
 
 class _Failed(Exception):
-    """One endpoint did not do it. `may_be_done`: it may have, and has not said so."""
+    """A request to one endpoint failed. `may_be_done`: it may have taken effect."""
 
     def __init__(self, why: str, *, may_be_done: bool = False) -> None:
         super().__init__(why)
@@ -149,11 +149,11 @@ class _Failed(Exception):
 
 
 class _TokenNeeded(Exception):
-    """The endpoint wants a token, or another one."""
+    """The endpoint requires a token, or a new one."""
 
 
 class Etcd:
-    """A client of one cluster; single-threaded."""
+    """A client of one cluster, on the event loop."""
 
     def __init__(
         self,
@@ -173,33 +173,33 @@ class Etcd:
 
     @property
     def cluster_id(self) -> int:
-        """Whom it has heard last; 0 before anybody."""
+        """The cluster of the last answer; 0 before the first."""
         return self._cluster_id
 
     async def close(self) -> None:
-        """What is under way fails."""
+        """Close all connections; requests in flight fail."""
         if self._session is not None:
             await self._session.close()
 
     async def read(self, key: bytes) -> Read:
-        """The key as a majority has it."""
+        """Read one key, linearizable."""
         answer, _ = await self._ask("kv/range", {"key": key}, Read)
         return answer
 
     async def read_all(self, prefix: bytes, limit: int, *, keys_only: bool = False) -> Read:
-        """Every key that begins so, `limit` at most; `count` is how many there are."""
+        """Read at most `limit` keys with a prefix; `count` in the result is the number of all."""
         asked = {"key": prefix, "range_end": _end_of(prefix), "limit": limit, "keys_only": keys_only}
         answer, _ = await self._ask("kv/range", asked, Read)
         return answer
 
     async def swap(self, key: bytes, seen: KeyValue | None, value: bytes | None, *, lease: int = 0) -> int | None:
-        """Write the value, or remove the key for None, where it is still as it was seen, byte for byte.
+        """Write a value (None removes the key) if the key is unchanged since it was read as `seen`.
 
-        The revision of the write, or None: somebody else has changed it. EtcdError: perhaps it was done, or will be.
+        Return the revision of the write, or None if the key has changed. After an EtcdError the outcome is unknown.
         """
         revision = seen.mod_revision if seen is not None else 0
         compare = [{"target": "MOD", "result": "EQUAL", "key": key, "mod_revision": revision}]
-        if seen is not None:  # a cluster that was set back gives the revisions again
+        if seen is not None:  # a restored cluster assigns the same revisions again
             compare.append({"target": "VALUE", "result": "EQUAL", "key": key, "value": seen.value})
         put, remove = (
             {"request_put": {"key": key, "value": value, "lease": lease}},
@@ -219,23 +219,23 @@ class Etcd:
         return now.mod_revision if now is not None and now.value == value and now.mod_revision != revision else None
 
     async def grant(self, seconds: int) -> int:
-        """A new lease: the keys on it go when nobody has kept it alive for so long."""
+        """Create a lease: etcd removes its keys when it was not kept alive for `seconds`."""
         answer, _ = await self._ask("lease/grant", {"TTL": seconds}, _Lease)
         return answer.id
 
     async def keep_alive(self, lease: int) -> bool:
-        """False: it is over, and its keys are gone."""
+        """Renew a lease; return False if it has expired and its keys are gone."""
         answer, _ = await self._ask("lease/keepalive", {"ID": lease}, _KeptAlive)
         return answer.result.ttl > 0
 
     async def revoke(self, lease: int) -> None:
-        """Its keys are gone."""
+        """End a lease; etcd removes its keys."""
         await self._ask("lease/revoke", {"ID": lease}, _Lease)
 
-    # ---- one endpoint after the other
+    # ---- failover between endpoints
 
     async def _ask(self, path: str, request: object, kind: type[T]) -> tuple[T, bool]:
-        """The first answer, and whether a try before it may have been carried out as well."""
+        """Return the first answer, and whether an earlier attempt may have taken effect."""
         loop, body = asyncio.get_running_loop(), _json(request)
         until = loop.time() + WHOLE_S
         is_repeated, tries, failures = False, 0, dict[str, str]()
@@ -256,8 +256,8 @@ class Etcd:
             tries += 1
             if tries % len(self._endpoints) == 0:
                 await asyncio.sleep(_ROUND_PAUSE_S)
-        said = "; ".join(f"{endpoint}: {why}" for endpoint, why in failures.items())
-        raise EtcdAway(f"etcd does not answer: {said}{'; it may have been done' if is_repeated else ''}")
+        reasons = "; ".join(f"{endpoint}: {why}" for endpoint, why in failures.items())
+        raise EtcdAway(f"etcd does not answer: {reasons}{'; it may have been done' if is_repeated else ''}")
 
     def _leave(self, endpoint: str) -> None:
         self._identified.discard(endpoint)
@@ -266,18 +266,18 @@ class Etcd:
 
     def _decoded(self, endpoint: str, answer: bytes, kind: type[T]) -> T:
         try:
-            decoded = msgspec.json.decode(answer, type=kind, strict=False)  # its numbers of 64 bits are strings
+            decoded = msgspec.json.decode(answer, type=kind, strict=False)  # 64-bit numbers are strings in gRPC's JSON
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _Failed(f"an answer that is none: {error}", may_be_done=True) from error
+            raise _Failed(f"invalid answer: {error}", may_be_done=True) from error
         header = getattr(decoded, "header", None)
         if isinstance(header, Header) and header.cluster_id != self._cluster_id:
-            raise _Failed("it answers for another cluster than a moment ago", may_be_done=True)
+            raise _Failed("the answer is from another cluster than the last one", may_be_done=True)
         return decoded
 
-    # ---- whose endpoint it is
+    # ---- the cluster of an endpoint
 
     async def _identify(self, endpoint: str) -> None:
-        """Known to be of the cluster that the others are of. _Failed if it is of another one."""
+        """Check that an endpoint belongs to the same cluster as the others. Raises _Failed."""
         if endpoint in self._identified:
             return
         cluster_id = await self._cluster_of(endpoint)
@@ -291,21 +291,21 @@ class Etcd:
         try:
             return msgspec.json.decode(answer, type=Read, strict=False).header.cluster_id
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _Failed(f"an answer that is none: {error}") from error
+            raise _Failed(f"invalid answer: {error}") from error
 
     async def _adopt(self, endpoint: str, cluster_id: int) -> None:
-        """Another cluster under the old names: restored, or made anew, if all say so; else these are two."""
+        """Accept another cluster, restored or recreated, if all endpoints belong to it. Raises _Failed if not."""
         others = [other for other in self._endpoints if other != endpoint]
-        found = await asyncio.gather(*(self._told_by(other) for other in others))
-        for other, said in zip(others, found, strict=True):
-            if said != cluster_id:
-                which = "which does not answer" if said is None else "another cluster's"
+        found = await asyncio.gather(*(self._cluster_if_reachable(other) for other in others))
+        for other, other_id in zip(others, found, strict=True):
+            if other_id != cluster_id:
+                which = "unreachable" if other_id is None else "of another cluster"
                 before = f"not {self._cluster_id:x} as before; {other} is {which}"
                 raise _Failed(f"it is of cluster {cluster_id:x}, {before}")
-        log.warning("etcd is another cluster now, %x: restored, or made anew", cluster_id)
+        log.warning("etcd cluster changed: restored or recreated, cluster_id=%x", cluster_id)
         self._identified.clear()
 
-    async def _told_by(self, endpoint: str) -> int | None:
+    async def _cluster_if_reachable(self, endpoint: str) -> int | None:
         try:
             async with asyncio.timeout(TRY_S / 2):
                 return await self._cluster_of(endpoint)
@@ -319,12 +319,12 @@ class Etcd:
             return await self._post(endpoint, path, body)
         except _TokenNeeded as first:
             if not self._user:
-                raise EtcdRefused(f"{endpoint}: {first}: etcd wants a user") from first
+                raise EtcdRefused(f"{endpoint}: {first}: etcd requires a user") from first
             await self._authenticate(endpoint)
             try:
                 return await self._post(endpoint, path, body)
             except _TokenNeeded as error:
-                raise _Failed(f"{error}, though it was just given") from error
+                raise _Failed(f"{error}, for a token that it has just issued") from error
 
     async def _authenticate(self, endpoint: str) -> None:
         self._token = ""
@@ -339,7 +339,7 @@ class Etcd:
         try:
             self._token = msgspec.json.decode(answer, type=_Token).token
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise _Failed(f"an answer that is none: {error}") from error
+            raise _Failed(f"invalid answer: {error}") from error
 
     async def _post(self, endpoint: str, path: str, body: bytes) -> bytes:
         scheme = "https" if self._tls is not None else "http"
@@ -350,15 +350,15 @@ class Etcd:
             async with self._opened().post(
                 f"{scheme}://{endpoint}/v3/{path}", data=body, headers=headers, allow_redirects=False
             ) as answer:
-                said = await answer.read()
+                content = await answer.read()
                 status = answer.status
         except aiohttp.ClientConnectorError as error:
             raise _Failed(str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed(repr(error), may_be_done=True) from error
         if status == HTTPStatus.OK:
-            return said
-        raise _refused(endpoint, status, said)
+            return content
+        raise _refused(endpoint, status, content)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -367,12 +367,12 @@ class Etcd:
         return self._session
 
 
-def _refused(endpoint: str, status: int, said: bytes) -> Exception:
+def _refused(endpoint: str, status: int, content: bytes) -> Exception:
     try:
-        refusal = msgspec.json.decode(said, type=_Refusal)
+        refusal = msgspec.json.decode(content, type=_Refusal)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if status == HTTPStatus.NOT_FOUND:
-            return EtcdRefused(f"{endpoint} is no etcd with a JSON gateway (--enable-grpc-gateway)")
+            return EtcdRefused(f"{endpoint} is not an etcd server with a JSON gateway (--enable-grpc-gateway)")
         return _Failed(f"status {status}", may_be_done=True)
     if _NEEDS_TOKEN.search(refusal.message):
         return _TokenNeeded(refusal.message)
@@ -382,7 +382,7 @@ def _refused(endpoint: str, status: int, said: bytes) -> Exception:
 
 
 def _end_of(prefix: bytes) -> bytes:
-    """The first key behind all that begin so."""
+    """Return the first key after all keys with the prefix."""
     assert prefix and prefix[-1] < 0xFF
     return prefix[:-1] + bytes([prefix[-1] + 1])
 

@@ -19,28 +19,28 @@ class RemotingLimits:
 
     max_frame: int = MAX_FRAME
     max_connections: int = 8192
-    backlog: int = 1024  # connections that wait to be accepted, and are at once
+    backlog: int = 1024  # the listen queue, and the connections accepted in one batch
     idle_seconds: float = 120.0
     frame_seconds: float = 10.0
-    max_in_flight: int = 1024  # answers still being computed, per connection; beyond it reading pauses
-    max_requests_out: int = 4096  # requests to the peer that wait for their answer
+    max_in_flight: int = 1024  # asynchronous requests in progress per connection; above it reading pauses
+    max_requests_out: int = 4096  # requests to the peer without an answer
     write_high_water: int = 4 * 1024 * 1024
-    max_unwritten: int = 64 * 1024 * 1024  # a peer that reads nothing while answers it waited for arrive is dropped
-    max_unfinished: int = 256 * 1024 * 1024  # what unfinished frames hold, of all peers together
+    max_unwritten: int = 64 * 1024 * 1024  # bytes; a peer that does not read its answers is disconnected
+    max_unfinished: int = 256 * 1024 * 1024  # bytes of unfinished frames of all peers
 
 
 class Admission:
     """Refuses connections above a limit and counts them; logs the count each time it has doubled."""
 
     def __init__(self, configured: int, room: Callable[[], int] | None = None, *, with_tls: bool = False) -> None:
-        """`room`: how many the process has descriptors for now; None: as many as are configured."""
+        """`room` returns the number of connections that the descriptors allow; None: no limit but `configured`."""
         self._configured, self._room = configured, room
         self._with_tls = with_tls
         self.refused = 0
 
     @property
     def most(self) -> int:
-        """How many connections there may be now."""
+        """The limit of established connections."""
         return self._all - self.undecided
 
     @property
@@ -53,27 +53,27 @@ class Admission:
         return self._configured if self._room is None else min(self._configured, self._room())
 
     def admits(self, remote: tuple[str, int], count: int) -> bool:
-        """Whether there may be one more than there are."""
+        """Return whether another connection is allowed beside `count`; count a refusal."""
         if count < self.most:
             return True
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:
-            log.warning("refusing %s:%d: %d connections already", *remote, count)
+            log.warning("connection refused: %s:%d connections=%d refused=%d", *remote, count, self.refused)
         return False
 
 
 class Holder(Protocol):
-    """A connection in the middle of a frame."""
+    """A connection with an unfinished frame."""
 
     remote: tuple[str, int]
     partial_since: float | None
 
     def give_up(self) -> None:
-        """Drop it, and what it holds, now."""
+        """Close the connection and free its buffer."""
 
 
 class UnfinishedFrames:
-    """What the unfinished frames of all connections hold; above the limit the oldest are given up."""
+    """Bounds the bytes of unfinished frames of all connections; above the limit it closes the oldest connections."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -85,7 +85,7 @@ class UnfinishedFrames:
         return len(self._held)
 
     def note(self, connection: Holder, held: int) -> None:
-        """Told after each read that ends, or began, in the middle of a frame, and when the connection is gone."""
+        """Update the bytes of a connection, after a read that began or ended within a frame, and at its end (0)."""
         self.bytes += held - self._held.pop(connection, 0)
         if held:
             self._held[connection] = held
@@ -93,11 +93,13 @@ class UnfinishedFrames:
             self._make_room()
 
     def _make_room(self) -> None:
-        """An eighth at once: who fills it again pays for the next look at all of them. Who sends is young."""
+        """Close the connections with the oldest frames. It frees an eighth of the limit, so that the sort is rare."""
         for connection, held in sorted(self._held.items(), key=lambda item: item[0].partial_since or 0.0):
             if self.bytes <= self._limit - self._limit // 8:
                 return
-            log.warning("dropping %s:%d: unfinished frames hold %d bytes in all", *connection.remote, self.bytes)
+            log.warning(
+                "connection closed: %s:%d unfinished frames of all hold %d bytes", *connection.remote, self.bytes
+            )
             del self._held[connection]
             self.bytes -= held
             self.dropped += 1
@@ -105,14 +107,14 @@ class UnfinishedFrames:
 
 
 class BodiesInWork:
-    """What requests hold whose answer is still computed: it may wait for a disk, or for another client."""
+    """Bounds the bytes of request bodies in progress: a request may wait for a disk or for another client."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.bytes = 0
 
     def take(self, command: RemotingCommand) -> bool:
-        """Whether there is room for its body; for none there always is."""
+        """Reserve room for the body of a request; return whether there is any. An empty body always fits."""
         size = len(command.body)
         if size and self.bytes + size > self._limit:
             return False
@@ -120,5 +122,5 @@ class BodiesInWork:
         return True
 
     def done(self, size: int, _: object) -> None:
-        """Once for each that was taken."""
+        """Release the room of one request."""
         self.bytes -= size

@@ -1,7 +1,7 @@
-"""Remoting over asyncio: connections that parse all that arrived, hand it over, and answer with one write.
+"""Remoting over asyncio: a connection parses all received frames, dispatches them, and writes all answers at once.
 
-A handler gets `(connection, command)` and returns the answer, or None (it answers later through `connection.send`, or
-never), or an awaitable of either. What it sends while a batch is handed over leaves with the batch.
+A handler gets `(connection, command)` and returns the answer, an awaitable of it, or None if it answers later through
+`connection.send` or never. Commands that it sends during a batch are written with the batch.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from neve.remoting.frame import FrameDecoder
 
 log = logging.getLogger(__name__)
 
-# An answer of more buffers than the first leaves in pieces of about the second, each when the one before has left: the
-# kernel copies ten MB in one go while the peer reads them, and nobody else has the loop meanwhile.
+# An answer of more than _MANY_BUFFERS buffers is written in pieces of about _AT_ONCE bytes, each after the last one was
+# sent: copying ten MB into the kernel in one call would block the event loop.
 _MANY_BUFFERS = 256
 _AT_ONCE = 1 << 20
 _LOOK_AGAIN_S = 0.005
-# Requests of one connection that are served in one turn of the loop; a read may bring a thousand.
+# Requests of one connection per iteration of the event loop; one read may contain a thousand.
 _REQUESTS_AT_ONCE = 64
 
 Answer = RemotingCommand | None
 Handler = Callable[["Connection", RemotingCommand], Answer | Awaitable[Answer]]
-# Serves frames as long as it knows them well enough, and puts the first other one back. It asks itself what the
-# handler would ask, who may send among it.
+# Serves the frames that it supports, up to the first other one. It repeats the checks of the handler (permissions).
 Express = Callable[["Connection", FrameDecoder], None]
 
 
 class Connection:
-    """One connection, from either end; an asyncio protocol by shape."""
+    """One connection, of a server or a client. It has the interface of an asyncio protocol."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class Connection:
         unfinished: UnfinishedFrames | None = None,
         in_work: BodiesInWork | None = None,
     ) -> None:
-        """`reads` are the codes that change nothing: who hung up wants no answer to them."""
+        """`reads`: codes without side effects, whose requests are cancelled when the client disconnects."""
         self._handler = handler
         self._express, self._reads = express, reads
         self._unfinished, self._in_work = unfinished, in_work
@@ -69,9 +68,9 @@ class Connection:
         self._out: list[Buffer] = []
         self._corked = False
         self._flush_scheduled = False
-        self._in_pieces = False  # the rest of a wide answer waits in `_out`
-        self._looks_again: asyncio.TimerHandle | None = None  # whether the piece before has left; nothing is read then
-        self._rests = False  # the rest of what was received waits in the decoder for the next turn
+        self._in_pieces = False  # `_out` holds the rest of a large answer
+        self._looks_again: asyncio.TimerHandle | None = None  # checks if the last piece was sent
+        self._rests = False  # the decoder holds received frames for the next iteration
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: set[asyncio.Task[None]] = set()
         self._resumed: set[asyncio.Task[None]] = set()
@@ -81,16 +80,16 @@ class Connection:
         self._gate_in_flight = False
         self._on_close: list[Callable[[Connection], None]] = []
         self.remote: tuple[str, int] = ("", 0)
-        self.local: tuple[str, int] = ("", 0)  # where the peer has reached this end
+        self.local: tuple[str, int] = ("", 0)
         self.last_active = self._loop.time()
         self.partial_since: float | None = None
         self.is_closed = False
-        self.state: dict[str, Any] = {}  # for the handler's own use
+        self.state: dict[str, Any] = {}  # data of the handler
 
-    # ---- asyncio's side
+    # ---- the asyncio protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called once by the loop."""
+        """Called once by the event loop."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water)
         peer = transport.get_extra_info("peername")
@@ -103,7 +102,7 @@ class Connection:
             self._opened(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse every whole frame, hand all over, write the answers once."""
+        """Parse and dispatch all complete frames, then write all answers at once."""
         if self.is_closed:
             return
         decoder = self._decoder
@@ -132,9 +131,9 @@ class Connection:
             self.close()
 
     def rest(self) -> None:
-        """Others have their turn; what else was received is served in the next, as if it had come then.
+        """Serve the remaining received frames in the next iteration of the event loop.
 
-        Nothing is read meanwhile: a loop that finds more goes on reading, and all of it would be held.
+        Reading is paused until then: otherwise more data would arrive and be buffered.
         """
         if not self._rests:
             self._rests = True
@@ -148,21 +147,21 @@ class Connection:
             self._resume()
 
     def eof_received(self) -> None:
-        """The peer is done; the transport closes itself."""
+        """The peer has closed its end; the transport closes itself."""
         while self._rests:
             self._go_on()
 
     def pause_writing(self) -> None:
-        """The peer reads too slowly: stop reading what would make more answers."""
+        """The peer reads too slowly: stop reading its requests."""
         self._pause()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """The peer has read enough: read its requests again."""
         self._resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called once by the loop; runs the close callbacks."""
-        while self._rests:  # what was received is served, though nobody hears the answer
+        """Called once by the event loop; runs the close callbacks."""
+        while self._rests:  # received requests take effect, though their client is gone
             self._go_on()
         self.is_closed = True
         self._out.clear()
@@ -172,7 +171,7 @@ class Connection:
         self._waiting.clear()
         if self._unfinished is not None:
             self._unfinished.note(self, 0)
-        for task in (*self._reading, *self._resumed):  # what changes something runs to its end
+        for task in (*self._reading, *self._resumed):  # requests with side effects run to the end
             task.cancel()
         callbacks, self._on_close = self._on_close, []
         if self._closed_callback is not None:
@@ -180,24 +179,24 @@ class Connection:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:  # one owner's fault must not keep the others from cleaning up
-                log.exception("a close callback of %s:%d", *self.remote)
+            except Exception:  # an error of one owner must not keep the others from cleaning up
+                log.exception("close callback failed: %s:%d", *self.remote)
 
-    # ---- the handler's side
+    # ---- for handlers
 
     def send(self, command: RemotingCommand) -> None:
-        """Queue one command; all that is queued in one turn of the loop leaves with one write."""
+        """Queue a command; all commands of one iteration of the event loop are written at once."""
         self._out += encode_command(command)
         self._schedule_flush()
 
     def send_raw(self, data: Buffer) -> None:
-        """Queue bytes that are whole frames already."""
+        """Queue encoded frames."""
         self._out.append(data)
         if not self._corked:
             self._schedule_flush()
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Write what is queued now; what is very much, in pieces that leave one after the other, or `at_once`."""
+        """Write the queued data; a large amount in pieces, unless `at_once`."""
         self._flush_scheduled = False
         out = self._out
         if not out:
@@ -215,11 +214,11 @@ class Connection:
             self._drop(self._transport)
 
     def _drop(self, transport: asyncio.Transport) -> None:
-        log.warning("dropping %s:%d: it does not read", *self.remote)
+        log.warning("connection closed: %s:%d does not read its answers", *self.remote)
         transport.abort()
 
     def _has_piece_to_leave(self, transport: asyncio.Transport, out: list[Buffer]) -> bool:
-        """Then these wait in `_out`, and no request is read that would make more of them."""
+        """Return whether the last piece is still being sent: `out` is queued, and reading is paused."""
         unwritten = transport.get_write_buffer_size()
         if unwritten < _AT_ONCE:
             return False
@@ -251,11 +250,11 @@ class Connection:
         return out
 
     async def invoke(self, command: RemotingCommand, timeout: float) -> RemotingCommand:  # noqa: ASYNC109
-        """Ask the peer and wait for its answer; the opaque is set here. TimeoutError after `timeout` seconds."""
+        """Send a request and return its answer; sets the opaque. Raises TimeoutError after `timeout` seconds."""
         if self.is_closed:
             raise ConnectionError("the connection is closed")
         if len(self._waiting) >= self._limits.max_requests_out:
-            raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many requests wait for this peer")
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many requests to this peer are in flight")
         opaque = self._take_opaque()
         command.opaque = opaque
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
@@ -268,20 +267,20 @@ class Connection:
             self._waiting.pop(opaque, None)
 
     def send_oneway(self, command: RemotingCommand) -> None:
-        """Tell the peer without an answer."""
+        """Send a request without an answer."""
         command.opaque = self._take_opaque()
         command.flag |= 2
         self.send(command)
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
-        """Call `callback` once when the connection is gone; at once if it is."""
+        """Call `callback` once when the connection ends; immediately if it has ended."""
         if self.is_closed:
             callback(self)
         else:
             self._on_close.append(callback)
 
     def close(self) -> None:
-        """Close after what is queued has been written."""
+        """Close after the queued data has been written."""
         while self._out:
             self.flush(at_once=True)
         if self._transport is not None:
@@ -289,21 +288,21 @@ class Connection:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether what is written here only the peer can read."""
+        """Whether the connection uses TLS."""
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is not None
 
     @property
     def in_flight(self) -> frozenset[asyncio.Task[None]]:
-        """Answers that are still being computed."""
+        """The tasks of asynchronous requests in progress."""
         return frozenset(self._tasks)
 
     def abort(self) -> None:
-        """Drop the connection now."""
+        """Close the connection without writing queued data."""
         if self._transport is not None:
             self._transport.abort()
 
     def give_up(self) -> None:
-        """Drop it now, and what it has received of an unfinished frame at once."""
+        """Close the connection now, and free the buffer of its unfinished frame."""
         self._unfinished = None
         self._decoder = FrameDecoder(self._limits.max_frame)
         self._rests = False
@@ -328,10 +327,10 @@ class Connection:
         self.rest()
 
     def dispatch(self, command: RemotingCommand) -> None:
-        """Hand one request to the handler and see to its answer."""
+        """Call the handler of one request and send its answer."""
         try:
             answer = self._handler(self, command)
-        except Exception as error:  # noqa: BLE001 - the dispatcher: a request's fault is that request's answer
+        except Exception as error:  # noqa: BLE001 - the dispatcher: the error becomes the answer
             answer = error_answer(command, error)
         if answer is None:
             return
@@ -343,7 +342,7 @@ class Connection:
     def _take_in_work(self, command: RemotingCommand, answer: Awaitable[Answer]) -> None:
         if self._in_work is not None and not self._in_work.take(command):
             if isinstance(answer, Coroutine):
-                answer.close()  # it has not begun
+                answer.close()  # it was never started
             self._answer(command, too_much_in_work(command))
             return
         task = self._loop.create_task(self._finish(command, answer))
@@ -360,10 +359,10 @@ class Connection:
     def resume(
         self, command: RemotingCommand, work: Callable[[], Answer | Awaitable[Answer]], *, in_work: bool = False
     ) -> None:
-        """Go on with a request that waited: whatever comes of it, a failure too, is its answer.
+        """Continue a request that waited; the outcome of `work`, an error as well, is its answer.
 
-        It does not count among those in work, there may be thousands; it ends with the connection. With `in_work` it is
-        as one that comes now: for who waited for a moment, and any number may.
+        There may be thousands of waiting requests, so it does not count as in progress; it ends with the connection.
+        With `in_work` it is treated as a new request: for a request that waited only for a moment.
         """
         try:
             answer = work()
@@ -385,7 +384,7 @@ class Connection:
             return
         try:
             self._out += encode_command(answer)
-        except Exception as error:  # noqa: BLE001 - an answer that does not encode must not leave the client waiting
+        except Exception as error:  # noqa: BLE001 - the client has to get an answer
             self._out += encode_command(error_answer(command, error))
         if not self._corked:
             self._schedule_flush()
@@ -431,11 +430,11 @@ class Connection:
         self._pauses -= 1
         if self._pauses == 0 and self._transport is not None and not self._transport.is_closing():
             if self.partial_since is not None:
-                self.partial_since = self._loop.time()  # it was we who did not read
+                self.partial_since = self._loop.time()  # this end had paused reading
             self._transport.resume_reading()
 
     def overdue(self, now: float) -> str | None:
-        """Why the connection should be closed, if it should."""
+        """Return why the connection should be closed; None if it should not."""
         if self._pauses:
             return None if now - self.last_active < self._limits.idle_seconds else "nothing written for too long"
         if self.partial_since is not None and now - self.partial_since > self._limits.frame_seconds:
@@ -446,7 +445,7 @@ class Connection:
 
 
 class RemotingServer:
-    """Listens on one or more ports with the same handler."""
+    """Listens on one or more ports, with one handler."""
 
     def __init__(
         self,
@@ -470,28 +469,28 @@ class RemotingServer:
         self.admission = Admission(self._limits.max_connections, room, with_tls=tls is not None)
         self._servers: list[asyncio.Server | SniffingServer] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._left: set[asyncio.Task[None]] = set()  # what runs to its end though its asker hung up
+        self._left: set[asyncio.Task[None]] = set()  # requests that run to the end without their client
         self.unfinished = UnfinishedFrames(self._limits.max_unfinished)
         self.in_work = BodiesInWork(self._limits.max_unfinished)
         self.connections: set[Connection] = set()
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port of the first listening socket."""
         return int(self._servers[0].sockets[0].getsockname()[1]) if self._servers else self._port
 
     @property
     def certificate(self) -> Certificate | None:
-        """By which clients know it; None: it speaks plain text alone."""
+        """The certificate that clients see; None: plain text only."""
         return None if self._tls is None else self._tls.certificate
 
     async def start(self) -> None:
-        """Listen."""
+        """Open the configured port."""
         await self.listen(self._port)
         self._sweep()
 
     async def listen(self, port: int) -> None:
-        """Listen on one more port, at each address."""
+        """Open another port at each address."""
         for host in addresses(self._host):
             server = await self._listen_at(host, port)
             self._servers.append(server)
@@ -504,12 +503,12 @@ class RemotingServer:
         return await tls_listen(self._new, self._tls, host, port, max_waiting=most, handshake_s=seconds)
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; connections live on."""
+        """Close the listening sockets, but no connection."""
         for server in self._servers:
             server.close()
 
     async def shutdown(self, grace_s: float = 1.0) -> None:
-        """Stop listening, give answers under way `grace_s`, let what is queued go out, close every connection."""
+        """Stop listening, wait `grace_s` for requests in progress, write queued data and close all connections."""
         self.stop_accepting()
         under_way = [*self._left, *(task for connection in self.connections for task in connection.in_flight)]
         if under_way:
@@ -583,7 +582,7 @@ async def open_connection(
     limits: RemotingLimits | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Connection:
-    """Connect to a server; `handler` serves what the server asks of us (default: nothing)."""
+    """Connect to a server; `handler` serves its requests (default: none)."""
 
     def refuse(_: Connection, command: RemotingCommand) -> Answer | Awaitable[Answer]:
         return not_supported(command)

@@ -1,4 +1,4 @@
-"""Which handler serves a request code, and which requests change nothing."""
+"""The handlers by request code, and the set of read-only codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neve.remoting.command import RemotingCommand
 
 
 class RequestRouter:
-    """A handler out of handlers by request code; an unknown code is answered 3."""
+    """Dispatches requests to handlers by code; the answer to an unknown code is REQUEST_CODE_NOT_SUPPORTED (3)."""
 
     def __init__(self) -> None:
         self._registered: dict[int, Handler] = {}
@@ -19,21 +19,21 @@ class RequestRouter:
         self.express: Express | None = None
 
     def register(self, code: int, handler: Handler, *, reads: bool = False) -> None:
-        """Serve `code` with `handler`; the last registration counts.
+        """Serve `code` with `handler`; a later registration replaces it.
 
-        `reads`: it changes nothing, and ends when its asker hangs up. Any other that has begun runs to its end.
+        `reads`: the request has no side effects, so it is cancelled when its client disconnects. Others run to the end.
         """
         assert self._handlers is self._registered, "handlers are registered before any is replaced"
         self._registered[int(code)] = handler
         self.reads = self.reads | {int(code)} if reads else self.reads - {int(code)}
 
     def replace(self, others: Mapping[int, Handler]) -> None:
-        """From now on `others` serve their codes, and no more those of the call before."""
+        """Override the handlers of some codes; replaces the overrides of an earlier call."""
         assert others.keys() <= self._registered.keys()
         self._handlers = {**self._registered, **others} if others else self._registered
 
     def wrap(self, codes: Iterable[int], wrapper: Callable[[Handler], Handler]) -> None:
-        """Of `codes`, those that are served are served by `wrapper(handler)`."""
+        """Replace the handlers of `codes` by `wrapper(handler)`; codes without a handler are ignored."""
         assert self._handlers is self._registered, "handlers are wrapped before any is replaced"
         for code in self._registered.keys() & {int(code) for code in codes}:
             self._registered[code] = wrapper(self._registered[code])

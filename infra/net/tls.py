@@ -1,7 +1,7 @@
-"""TLS and plain text on one port: the first byte of a connection decides (0x16 opens a TLS handshake).
+"""TLS and plain text on one port, distinguished by the first byte of a connection (0x16 starts a TLS handshake).
 
-The byte is peeked at in the socket before a transport exists, so a plain connection runs on the same transport, with
-the same cost, as one of a server without TLS.
+The byte is peeked from the socket before a transport exists, so a plain connection has the same transport, and the same
+cost, as on a server without TLS.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ HANDSHAKE = 0x16
 FIRST_BYTE_S = 10.0
 _BACKLOG = 1024
 _ACCEPTS_PER_TURN = 64
-_RETRY_S = 0.1  # after accept failed for want of descriptors
+_RETRY_S = 0.1  # after accept failed without free descriptors
 
 
 class Certificate:
-    """A server's certificate and key; files that changed are read again at the next connection."""
+    """A server's certificate and key; changed files are loaded at the next connection."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
         self._stamp = self._read_stamp()
         self._context, self._text = self._load()
-        self._told = ""  # why files that have changed are not taken
+        self._fault = ""  # why changed files are not used
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What connections are served with; another one where the files have changed."""
+        """The context of the next connection; a new one if the files have changed."""
         try:
             stamp = self._read_stamp()
             if stamp != self._stamp:
                 self._context, self._text = self._load()
                 self._stamp = stamp
-                log.info("certificate %s loaded again", self._files[0])
-            self._told = ""
+                log.info("certificate %s reloaded", self._files[0])
+            self._fault = ""
         except OSError as error:  # half-written pairs included: ssl.SSLError is an OSError
-            if str(error) != self._told:  # it is asked for all the time
+            if str(error) != self._fault:  # logged once: every connection comes here
                 log.warning("keeping the old certificate: %s: %s", self._files[0], error)
-            self._told = str(error)
+            self._fault = str(error)
         return self._context
 
     def ends_s(self) -> float:
-        """When that which is served ends, in seconds since 1970. Raises ssl.SSLError if a peer would not take it now.
+        """Return the end of the certificate in seconds since 1970. Raises ssl.SSLError if clients reject it now.
 
-        The ssl module shows only a certificate that a handshake has verified: one with itself, in memory.
+        The ssl module exposes only a certificate that a handshake has verified, so this makes one in memory.
         """
         trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         trusting.check_hostname = False
-        trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the chain's root need not be in the file
-        trusting.load_verify_locations(cadata=self._text)  # not the file: what is there now may not be served
+        trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may lack the root of the chain
+        trusting.load_verify_locations(cadata=self._text)  # not the file, which may have changed since
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         server = self._context.wrap_bio(to_server, to_client, server_side=True)
         client = trusting.wrap_bio(to_client, to_server)
@@ -66,7 +66,7 @@ class Certificate:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         found = client.getpeercert()
-        assert found, "the client's part of the handshake is done"
+        assert found, "the client side of the handshake is done"
         return ssl.cert_time_to_seconds(str(found["notAfter"]))
 
     def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
@@ -77,13 +77,13 @@ class Certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
-        # An encrypted key must be an error, not a question on the terminal.
+        # An encrypted key is an error instead of a prompt on the terminal.
         context.load_cert_chain(self._files[0], self._files[1], password="")
         return context, self._files[0].read_text("ascii", "ignore")
 
 
 class ServerTls:
-    """What a server does with a connection's first byte."""
+    """The TLS settings of a server; `plain_allowed`: it accepts plain text, too."""
 
     def __init__(self, certificate: Certificate, *, plain_allowed: bool) -> None:
         self.certificate = certificate
@@ -91,7 +91,7 @@ class ServerTls:
 
 
 def server_tls(mode: str, certificate: str, key: str) -> ServerTls | None:
-    """None serves plain text alone: TLS off, or allowed but without a certificate. StartupError for what can't be."""
+    """Return TLS settings; None if TLS is off, or allowed without a certificate. Raises StartupError."""
     if mode == "disabled":
         return None
     if not certificate and not key:
@@ -99,7 +99,7 @@ def server_tls(mode: str, certificate: str, key: str) -> ServerTls | None:
             raise StartupError("tlsServerMode=enforcing needs tlsCertPath and tlsKeyPath")
         return None
     if not certificate or not key:
-        raise StartupError("tlsCertPath and tlsKeyPath belong together: one is missing")
+        raise StartupError("tlsCertPath and tlsKeyPath are needed together: one is missing")
     try:
         pair = Certificate(Path(certificate).expanduser(), Path(key).expanduser())
     except OSError as error:
@@ -108,9 +108,9 @@ def server_tls(mode: str, certificate: str, key: str) -> ServerTls | None:
 
 
 def client_context(trust: str = "") -> ssl.SSLContext:
-    """For a server that asks another: `trust` is the file of certificates to believe in, '' the system's.
+    """Return the TLS context of a client. `trust`: a file of trusted certificates; empty: those of the system.
 
-    Servers are known by address, so a chain that ends in an explicit `trust` file is enough, whatever its host name.
+    Servers are configured by address, so with a `trust` file the host name of a certificate is not checked.
     """
     try:
         context = ssl.create_default_context(cafile=str(Path(trust).expanduser()) if trust else None)
@@ -122,7 +122,7 @@ def client_context(trust: str = "") -> ssl.SSLContext:
 
 
 class SniffingServer:
-    """Listens like `asyncio.Server`, but looks at the first byte before it makes a transport."""
+    """Listens like `asyncio.Server`, but peeks at the first byte of a connection before it makes a transport."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class SniffingServer:
             self._loop.add_reader(item, self._accept, item)
 
     def close(self) -> None:
-        """Stop listening; connections that have not said a byte yet go as well."""
+        """Stop listening, and close connections without a transport."""
         for item in self.sockets:
             if item.fileno() >= 0:
                 self._loop.remove_reader(item)
@@ -161,7 +161,7 @@ class SniffingServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.warning("accepting: %s", error)
+                log.warning("accept failed: %s", error)
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_RETRY_S, self._listen_again, listening)
                 return
@@ -198,7 +198,7 @@ class SniffingServer:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(self._make, sock, ssl=context, ssl_handshake_timeout=timeout)
-        except OSError as error:  # ssl.SSLError is one: a peer's bad handshake is its own fault
+        except OSError as error:  # includes ssl.SSLError, for an invalid handshake
             log.info("TLS handshake failed: %s", error)
             sock.close()
 
@@ -216,7 +216,7 @@ class SniffingServer:
 async def listen(
     make: Callable[[], asyncio.Protocol], tls: ServerTls, host: str, port: int, *, max_waiting: int, handshake_s: float
 ) -> SniffingServer:
-    """The port opened, or OSError as from `loop.create_server`."""
+    """Open the port. Raises OSError as `loop.create_server` does."""
     loop = asyncio.get_running_loop()
     listening: list[socket.socket] = []
     try:

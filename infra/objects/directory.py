@@ -1,7 +1,7 @@
-"""An object store in a directory: what `neve up` uses, and the same archive as in a bucket.
+"""An object store in a directory, for `neve up`; the archive in it is the same as in a bucket.
 
-An object is a file under its key. It is written under `.upload/` and synced there, then linked to its name in one
-step: `link` fails where the name exists, which is the precondition; no reader ever sees half an object.
+An object is a file under its key. It is written and synced under `.upload/`, then linked to its name in one step. The
+link fails if the name exists, which implements the conditional PUT, and no reader ever sees an unfinished object.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STALE_UPLOAD_SECONDS = 24 * 3600
 
 
 class DirectoryStore:
-    """An `ObjectStore` in a directory; `link` gives it the conditional PUT. Raises the protocol's errors."""
+    """An `ObjectStore` in a directory. Raises the errors of the protocol."""
 
     def __init__(self, root: Path, clock: Clock | None = None, entropy: Entropy = system_entropy) -> None:
         self.root = root.absolute()
@@ -102,7 +102,7 @@ class DirectoryStore:
             try:
                 status = path.stat()
             except FileNotFoundError:
-                continue  # deleted since the listing: not in the store any more
+                continue  # deleted since the listing
             key = path.relative_to(self.root).as_posix()
             yield ObjectInfo(key, status.st_size, _etag(status), status.st_mtime_ns // 1_000_000)
 
@@ -121,7 +121,7 @@ class DirectoryStore:
         self.delete_many([key])
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Each directory is synced once: a sync holds up whoever else writes to this disk."""
+        """Delete files, and sync each directory once: a sync delays all other writers of the disk."""
         self.requests["delete"] += len(keys)
         changed: dict[Path, str] = {}
         for key in keys:
@@ -129,7 +129,7 @@ class DirectoryStore:
             try:
                 path.unlink()
             except FileNotFoundError:
-                continue  # as in S3: deleting what is not there succeeds
+                continue  # as in S3: deleting a missing object succeeds
             except OSError as error:
                 raise _translate(error, key) from error
             changed[path.parent] = key
@@ -143,7 +143,7 @@ class DirectoryStore:
         return None
 
     def remove_stale_uploads(self, ours: Callable[[str], bool]) -> int:
-        """A day's grace, as other processes may be writing now; unfinished files here have no key yet."""
+        """Remove files older than a day; newer ones may be in use. `ours` is unused: they lack a key."""
         removed = 0
         for path in _files(self.root / UPLOADS):
             try:
@@ -155,7 +155,7 @@ class DirectoryStore:
         return removed
 
     def _failure(self, error: OSError, key: str) -> ObjectStoreError:
-        """Where the directory itself is missing nothing is known of its objects: it may not be mounted."""
+        """Translate an error; if the root is missing (not mounted?), the state of its objects is unknown."""
         if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.EEXIST} and not self.root.is_dir():
             return StoreUnavailable(f"{self.root} is not a directory (not mounted?)")
         return _translate(error, key)
@@ -163,7 +163,7 @@ class DirectoryStore:
     def _path(self, key: str) -> Path:
         check_key(key)
         if key.split("/", 1)[0] == UPLOADS:
-            raise BadStoreUrl(f"{UPLOADS} holds unfinished objects, not {key!r}")
+            raise BadStoreUrl(f"{UPLOADS} is reserved for unfinished objects, got {key!r}")
         return self.root / key
 
     def _stage(self, data: bytes | Path, pace: Pace) -> Path:
@@ -197,7 +197,7 @@ def _files(top: Path) -> Iterator[Path]:
 
 
 def _make_directories(directory: Path, root: Path) -> None:
-    """Make them durable: a synced file in a directory that a power cut forgets is lost."""
+    """Create directories durably: otherwise a power cut may lose a directory with its synced files."""
     missing = []
     current = directory
     while not current.is_dir():

@@ -1,4 +1,4 @@
-"""What a store lacks for an archive, looked at before a start: `neve doctor --store` finds this module by its name."""
+"""The checks of `neve doctor --store`, which imports this module by its name."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from infra.objects.store import ObjectStore, ObjectStoreError
 from neve.archive.store.url import BadUrl, DirUrl, parse_store_url
 from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
-CLOCK_APART_MS = 300_000  # where deleting stops: the archive's format says so
+CLOCK_APART_MS = 300_000  # a larger difference of the clocks stops deletion
 
 
 def check_store(url: str, clock: Clock | None = None) -> Iterator[Check]:
-    """Write once, refuse a second write, read, list, delete; in S3 also begin and abort a multipart upload.
+    """Check write, refusal of a second write, read, list and delete; for S3 also multipart uploads.
 
-    Raises BadStoreUrl. A directory is only looked at: it is not made, the broker's user may be another.
+    A directory is only inspected and not created, since the broker may run as another user. Raises BadStoreUrl.
     """
     try:
         where = parse_store_url(url)
     except BadUrl:
-        where = None  # as `open_store` tells it
+        where = None  # `open_store` raises the error
     if isinstance(where, DirUrl):
         yield check_directory("store", where.path)
         return
@@ -51,8 +51,10 @@ def _check_clock(store: ObjectStore, clock: Clock) -> Check:
     except ObjectStoreError as error:
         return Check("store: clock", FAIL, str(error))
     if remote is None:
-        return Check("store: clock", WARN, "the store tells no time")
+        return Check("store: clock", WARN, "the store reports no time")
     apart = abs(remote - clock.now_ms())
     return Check(
-        "store: clock", OK if apart < CLOCK_APART_MS else FAIL, f"{apart / 1000:.0f} s apart from this machine's"
+        "store: clock",
+        OK if apart < CLOCK_APART_MS else FAIL,
+        f"{apart / 1000:.0f} s apart from this machine's clock",
     )

@@ -1,4 +1,4 @@
-"""MinIO for trying out and for tests: the `minio` on PATH, or the one that a checkout built.
+"""MinIO for evaluation and tests: `minio` from PATH, or built by a checkout.
 
 python -m infra.objects.minio --serve DIR     serve DIR with a bucket `archive`; print the shell variables to use it
 """
@@ -32,13 +32,13 @@ def _environment(launch: Launch) -> dict[str, str]:
     }
 
 
-# Its page of readiness answers 200 before it knows its buckets; who names no key is refused only from then on.
+# The readiness page answers 200 before the buckets are loaded; only after that are anonymous requests refused.
 PROGRAM = Program("minio", _arguments, _environment, "/", HTTPStatus.FORBIDDEN)
 
 
 @contextmanager
 def running(directory: Path, port: int = 0, keys: tuple[str, str] | None = None) -> Iterator[S3Server]:
-    """A private instance over `directory`; with its old port and keys, it is back."""
+    """Run an instance with its data in `directory`. With its former `port` and `keys`, an instance resumes."""
     with s3_server.running(PROGRAM, directory, port, keys) as server:
         yield server
 

@@ -1,9 +1,9 @@
-"""Conditional multipart uploads: boto3 has them, obstore has not. Only workers load this, for large objects and upkeep.
+"""Conditional multipart uploads, by boto3: obstore does not support them. Only worker processes load this module.
 
-    create -> parts with their CRC32, a few at a time -> complete with If-None-Match: * -> one whole object, or 412
+    create -> parts with CRC32, a few in parallel -> complete with If-None-Match: * -> the whole object, or 412
 
-The completion goes out once, without a library's retries: the second could meet our own success. Parts and all else are
-repeated freely, as nothing is visible before the completion.
+The completion is sent once, without retries of the library: a repetition could fail because the first one succeeded.
+All other requests may be repeated, since nothing is visible before the completion.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Where = dict[str, Any]
 
 
 class MultipartUploads:
-    """Uploads in parts that end in one conditional step: the object is there whole, or not at all.
+    """Uploads whose parts become visible as one object in one conditional step.
 
-    Raises PreconditionFailed where the name is taken, ProbeFailed for a store that ignores the condition.
+    Raises PreconditionFailed if the object exists, ProbeFailed if the store ignores the condition.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class MultipartUploads:
         self._proven = False
 
     def put_if_absent(self, key: str, path: Path, part_size: int, pace: Pace) -> str:
-        """Upload a file under a name that has no object yet, and return its etag."""
+        """Upload a file under a new key, and return its etag."""
         self._prove_condition()
         place = {"Bucket": self._bucket, "Key": self._prefix + key}
         try:
@@ -117,7 +117,7 @@ class MultipartUploads:
         return str(answer["ETag"]).strip('"')
 
     def _prove_condition(self) -> None:
-        """Once per store: a completion over an existing object must be refused, or names could be written twice."""
+        """Check once per store that a completion over an existing object is refused."""
         with self._proof:
             if self._proven:
                 return
@@ -137,12 +137,12 @@ class MultipartUploads:
                 raise _translate(error, "the probe") from error
             if not self._proven:
                 raise ProbeFailed(
-                    f"bucket {self._bucket} ignores If-None-Match: * at the end of a multipart upload; objects above "
-                    "multipartAbove can't be written safely there: raise it above the largest object"
+                    f"bucket {self._bucket} ignores If-None-Match: * at the end of a multipart upload: objects above "
+                    "multipartAbove are unsafe: raise multipartAbove above the largest object"
                 )
 
     def check_rights(self) -> None:
-        """Begin an upload, abort it, list uploads: the rights that only multipart uploads need.
+        """Check the permissions that only multipart uploads need: begin, abort and list an upload.
 
         Raises:
             AccessDenied: a right is missing; the text names it.
@@ -162,18 +162,18 @@ class MultipartUploads:
                 raise AccessDenied(f"grant access (in S3: {right}): {error}") from error
             raise found from error
 
-    # ---- what crashed writers left behind
+    # ---- unfinished uploads of crashed writers
 
     def _abort_former(self, place: Where) -> None:
-        """A name is one round's of one broker, so an upload under way to it is a dead or orphaned worker's."""
+        """Abort uploads of the same key, which one round of one broker owns: their workers are dead or orphaned."""
         for upload in self._uploads(place["Key"]):
             if upload["Key"] == place["Key"]:
                 self._abort_quietly({**place, "UploadId": upload["UploadId"]})
 
     def remove_stale(self, ours: Callable[[str], bool], now_ms: int) -> int:
-        """Abort uploads of our own names that began more than a day ago; returns how many.
+        """Abort uploads older than a day of keys for which `ours` is true; return their number.
 
-        MinIO shows none here: it lists them by exact name only, and forgets them after a day by itself.
+        MinIO lists uploads only by their exact key, and removes them after a day itself.
         """
         removed = 0
         try:
@@ -197,7 +197,7 @@ class MultipartUploads:
         try:
             self._client.abort_multipart_upload(**where)
         except _FAILURES as error:
-            log.info("%s: parts stay until the sweep: %s", where["Key"], error)
+            log.info("multipart upload not aborted, the sweep removes it: key=%s error=%s", where["Key"], error)
 
 
 def _translate(error: Exception, key: str, *, completing: bool = False) -> ObjectStoreError:
@@ -211,5 +211,5 @@ def _translate(error: Exception, key: str, *, completing: bool = False) -> Objec
         denied = AccessDenied(text)
         denied.of_credentials = of_credentials
         return denied
-    # 404 too: whoever removed the upload may have completed it.
+    # Also for a 404: the upload is gone, perhaps because it was completed.
     return UnknownOutcome(text) if completing else StoreUnavailable(text)

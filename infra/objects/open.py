@@ -1,4 +1,4 @@
-"""From a store's URL to the store."""
+"""Open the object store of a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the archive's safety rests on, proven on the real store, step by step."""
+"""Check on a real store the guarantees that the archive depends on, step by step."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from neve.archive.store.url import NO_LEASE
 from neve.entropy import Entropy, system_entropy, unique_name
 
 PROBE_RACERS = 4
-#: Codes of S3 for credentials that it does not accept; AccessDenied is for a right that is missing.
+#: S3's error codes for invalid credentials; a missing permission is AccessDenied.
 _WRONG_CREDENTIALS = ("SignatureDoesNotMatch", "InvalidAccessKeyId", "ExpiredToken", "InvalidToken")
 
 
 class Step(NamedTuple):
-    """What was tried, and what was wrong with it."""
+    """One check and its error."""
 
     name: str
     error: ObjectStoreError | None
 
 
 def probe(store: ObjectStore, entropy: Entropy = system_entropy) -> None:
-    """Raises what the first step finds that fails."""
+    """Run the checks. Raises the error of the first one that fails."""
     with contextlib.closing(_steps(store, entropy)) as steps:
         for step in steps:
             if step.error is not None:
@@ -42,12 +42,12 @@ def probe(store: ObjectStore, entropy: Entropy = system_entropy) -> None:
 
 
 def probe_steps(store: ObjectStore, entropy: Entropy = system_entropy) -> list[Step]:
-    """Each of them, for who wants to know all that is missing; only the first is in vain for all others."""
+    """Run all checks and return their outcomes; none after a failed first one, on which the others depend."""
     return list(_steps(store, entropy))
 
 
 def _steps(store: ObjectStore, entropy: Entropy) -> Generator[Step, None, None]:
-    """One winner in a race of conditional PUTs; no second one; read; list; delete. Nothing is left behind."""
+    """A race of conditional PUTs with one winner; a second PUT; read; list; delete. The object is removed."""
     trial = _Trial(store, entropy)
     try:
         first = _tried("write once", trial.write_once)
@@ -71,7 +71,7 @@ def _tried(name: str, work: Callable[[], None]) -> Step:
 
 
 class _Trial:
-    """One object, of a name that nobody has."""
+    """The probe object, with a unique name."""
 
     def __init__(self, store: ObjectStore, entropy: Entropy) -> None:
         self._store = store
@@ -87,7 +87,7 @@ class _Trial:
         if sum(won) != 1:
             raise ProbeFailed(
                 f"{self._store.url}: {sum(won)} of {PROBE_RACERS} racing PUTs with If-None-Match: * won, not exactly "
-                f"one; this store can't fence off a second writer, and {NO_LEASE}"
+                f"one; this store cannot fence a second writer, and {NO_LEASE}"
             )
         self._content = str(won.index(True)).encode()
 
@@ -103,13 +103,13 @@ class _Trial:
             raise ProbeFailed(f"{self._store.url}: reading back a new object gave other bytes than the winner wrote")
 
     def list(self) -> None:
-        # Without the right to list, S3 answers 403 where there is no object, and a journal's end can't be found.
+        # Without the right to list, S3 answers 403 for a missing object, so that the end of a journal is unknown.
         with _granted(self._store, "LIST", "s3:ListBucket on the bucket"):
             for _ in self._store.list(f"{self.key}/"):
                 break
 
     def delete(self) -> None:
-        _remove_quietly(self._store, self.key)  # whether it worked, the next question tells, with a better message
+        _remove_quietly(self._store, self.key)  # the HEAD below detects a failure, with a better message
         try:
             self._store.head(self.key)
         except NotFound:
@@ -127,15 +127,15 @@ class _Trial:
 
 
 def _why_undecided(store: ObjectStore, key: str, error: UnknownOutcome) -> ObjectStoreError:
-    """Some stores answer a conditional PUT with an error, always: told from a store that is ill by a plain one."""
+    """Distinguish a store that rejects all conditional PUTs from one that is failing, by a plain PUT."""
     try:
         store.put(key, b"")
         try:
             store.put(f"{key}-2", b"", if_absent=True)
         except UnknownOutcome as again:
             return ProbeFailed(
-                f"{store.url}: PUT works, with If-None-Match: * it does not ({again}); this store can't fence off a "
-                f"second writer, and {NO_LEASE}"
+                f"{store.url}: PUT works, but not with If-None-Match: * ({again}); this store cannot fence a second "
+                f"writer, and {NO_LEASE}"
             )
     except ObjectStoreError:
         return error
@@ -147,11 +147,11 @@ def _why_undecided(store: ObjectStore, key: str, error: UnknownOutcome) -> Objec
 
 @contextlib.contextmanager
 def _granted(store: ObjectStore, call: str, right: str) -> Generator[None, None, None]:
-    """Says of a refusal which call it met and which right is missing."""
+    """Add the refused call and the missing permission to an error."""
     try:
         yield
     except (NoSuchBucket, NotFound) as error:
-        raise ProbeFailed(f"{store.url}: no such bucket: create it, neve does not") from error
+        raise ProbeFailed(f"{store.url}: the bucket does not exist: create it") from error
     except AccessDenied as error:
         if any(code in str(error) for code in _WRONG_CREDENTIALS):
             raise AccessDenied(f"{call} was refused by {store.url}, the credentials are wrong: {error}") from error

@@ -1,13 +1,13 @@
-"""An object store in S3 or a store that speaks its protocol, over obstore (Rust, releases the GIL).
+"""An object store in S3 or a compatible service, by obstore (Rust, releases the GIL).
 
-Credentials come from the environment (AWS_ACCESS_KEY_ID …), a profile (AWS_PROFILE, read by boto3) or the machine's
-role; never from the URL. Those that expire are renewed in time. All clients are opened again, with credentials that are
-read again, when a file with credentials changes and when the store refuses the credentials of a request, which is then
-sent once more.
+Credentials come from the environment (AWS_ACCESS_KEY_ID etc.), a profile (AWS_PROFILE, read by boto3) or the role of
+the machine; never from the URL. Expiring credentials are renewed in time. The clients are reopened with fresh
+credentials when a credentials file changes, and when the store rejects the credentials of a request, which is then
+repeated once.
 
-Conditional PUTs go out exactly once: a library's silent retry would turn our own success into a refusal, so the caller
-reads back instead. Only 409 is tried again: S3 stored nothing, because another request for that key was in progress. A
-large conditional PUT goes out in parts, through `multipart`.
+A conditional PUT is sent exactly once: a silent retry of the library would report its own earlier success as a refusal,
+so the caller reads back instead. Only 409 is retried: S3 stored nothing, since another request for the key was in
+progress. A large conditional PUT is a multipart upload (`multipart`).
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ _S3_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
 _MAY_BE_CREDENTIALS = re.compile(r"status code: 40[013]\b")
 _CONFLICT = re.compile(r"status code: 409\b")
 _CONFLICT_PAUSES_S = (0.05, 0.2, 0.8)
-_RENEW_PAUSE_S = 5.0  # a store that refuses all credentials is not asked twice each time
+_RENEW_PAUSE_S = 5.0  # limits repeated requests if the store rejects all credentials
 _METADATA_HOST = "//169.254.169.254/"
-_FAILURES = (errors.BaseError, OSError)  # the library reports 404 as the built-in FileNotFoundError
+_FAILURES = (errors.BaseError, OSError)  # obstore raises FileNotFoundError for a 404
 
 
 class S3Store:
     """An `ObjectStore` in a bucket; safe to share between threads.
 
-    Raises the protocol's errors, never obstore's or boto3's.
+    Raises the errors of the protocol, never those of obstore or boto3.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class S3Store:
         self._region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
         if self._endpoint is not None:
             check_endpoint(self._endpoint)
-        # boto3 would prefer a profile that is named to the environment.
+        # boto3 would prefer a named profile to the credentials in the environment.
         self._profile = None if s3_credentials.is_static() else os.environ.get("AWS_PROFILE")
         self._renewed_at = -_RENEW_PAUSE_S
         self._connection = self._connect()
@@ -107,21 +107,21 @@ class S3Store:
     # ---- credentials
 
     def _connect(self) -> _Connection:
-        """Raises AccessDenied."""
-        stamp = s3_credentials.files_stamp()  # first: a change while it reads is seen by the next request
+        """Open clients with the current credentials. Raises AccessDenied."""
+        stamp = s3_credentials.files_stamp()  # first: the next request detects a change during the reading
         provider = _profile_provider(self._profile)
         reader = self._client(self._bucket, self._prefix, READ_RETRIES, provider)
         return _Connection(reader, self._client(self._bucket, self._prefix, 0, provider), stamp, provider is not None)
 
     def _connected(self) -> _Connection:
-        """Read the credentials again if one of their files changed."""
+        """Return the connection, reopened if a credentials file has changed."""
         with self._opening:
             if not s3_credentials.is_static() and s3_credentials.files_stamp() != self._connection.stamp:
                 self._reconnect("a file with credentials changed")
             return self._connection
 
     def _renewed(self, refused: _Connection) -> bool:
-        """Whether there is another connection than the one whose credentials the store refused."""
+        """Return whether there is a newer connection than the rejected one."""
         if s3_credentials.is_static():
             return False
         with self._opening:
@@ -134,7 +134,7 @@ class S3Store:
             return self._reconnect("the store refused the credentials")
 
     def _reconnect(self, why: str) -> bool:
-        """Keep the present credentials if there are none to be read: a program may be writing the file."""
+        """Reopen the clients, unless no credentials can be read: another program may be writing the file."""
         try:
             found = self._connect()
         except AccessDenied as error:
@@ -148,7 +148,7 @@ class S3Store:
         return True
 
     def _asked(self, key: str, work: Callable[[_Connection], T], *, writing: bool = False) -> T:
-        """Run a request; once more with other credentials where the store refused the first ones."""
+        """Run a request; repeat it once with fresh credentials if the store rejects the first ones."""
         connection = self._connected()
         try:
             return _tried(connection, key, work, writing=writing)
@@ -222,7 +222,7 @@ class S3Store:
         self._asked("a multipart upload", lambda connection: self._uploads(connection).check_rights())
 
     def _uploads(self, connection: _Connection) -> MultipartUploads:
-        """obstore can't make the end of a multipart upload conditional; boto3 is only loaded where that is needed."""
+        """Conditional multipart uploads by boto3, loaded when they are needed: obstore does not support them."""
         from infra.objects.multipart import MultipartUploads  # noqa: PLC0415
 
         with self._opening:
@@ -283,7 +283,7 @@ class S3Store:
         self._asked(key, delete, writing=True)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """A thousand by one request. Not every store knows that one: where it fails, each is asked for by itself."""
+        """Delete a thousand objects per request; one by one if that fails, since not every store supports it."""
         for key in keys:
             check_key(key)
         self.requests["delete_many"] += 1
@@ -294,7 +294,7 @@ class S3Store:
                 self.delete(key)
 
     def now_ms(self) -> int | None:
-        """The Date header of an unsigned request: every answer carries one, a refusal too."""
+        """Return the time in the Date header of an unsigned request, which even a refusal has."""
         self.requests["now"] += 1
         address = urlsplit(self._endpoint or f"https://s3.{self._region}.amazonaws.com")
         plain = address.scheme == "http"
@@ -312,7 +312,7 @@ class S3Store:
         return int(email.utils.parsedate_to_datetime(date).timestamp() * 1000)
 
     def remove_stale_uploads(self, ours: Callable[[str], bool]) -> int:
-        """By the store's clock, which also says when an upload began."""
+        """Remove old uploads, by the store's clock, which also dates them."""
         self.requests["list_uploads"] += 1
         now = self.now_ms()
         if now is None:
@@ -360,15 +360,15 @@ def _profile_provider(profile: str | None = None) -> Any:
 
 
 class _ProfileProvider:
-    """Gives botocore's credentials to obstore, which asks again when they have less than five minutes left."""
+    """Passes botocore's credentials to obstore, which renews them five minutes before they expire."""
 
     def __init__(self, credentials: Any) -> None:
-        self.config: dict[str, str] = {}  # obstore's protocol: settings of the client
+        self.config: dict[str, str] = {}  # required by obstore: client settings
         self._credentials = credentials
 
     def __call__(self) -> dict[str, Any]:
         frozen = self._credentials.get_frozen_credentials()
-        # Only credentials that botocore can renew have it; others end with a refusal or a change of their file.
+        # Only renewable credentials have an expiry; others are replaced after a rejection or a change of their file.
         expiry = getattr(self._credentials, "_expiry_time", None)
         return {
             "access_key_id": frozen.access_key,
@@ -379,15 +379,15 @@ class _ProfileProvider:
 
 
 def _text(error: Exception) -> str:
-    """Return the first line of the library's text without its bookkeeping, and the cause out of the lines below it."""
+    """Return the first line of an obstore error without retry statistics, with the cause from the lines below it."""
     whole = str(error)
     lines = whole.splitlines()
     if not lines:
         return type(error).__name__
     first = _BOOKKEEPING.sub("", lines[0].removeprefix("Generic S3 error: ").removeprefix("Error performing "))
     if (code := _S3_CODE.search(whole)) is not None:
-        said = _S3_MESSAGE.search(whole)
-        return f"{first.partition('<')[0].strip(' :')}: {code[1]}" + (f": {said[1]}" if said is not None else "")
+        message = _S3_MESSAGE.search(whole)
+        return f"{first.partition('<')[0].strip(' :')}: {code[1]}" + (f": {message[1]}" if message is not None else "")
     text, dump = first[:300], "\n".join(lines[1:])
     cause = _CAUSE.search(dump)
     if cause is not None:
@@ -402,7 +402,7 @@ def _info(meta: Any) -> ObjectInfo:
 
 def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectStoreError:
     text = f"{key}: {_text(error)}"
-    if _METADATA_HOST in text:  # the library's last resort; it asked nobody else before
+    if _METADATA_HOST in text:  # obstore's last source of credentials: there were no others
         return StoreUnavailable(
             f"{key}: no credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set, nor AWS_PROFILE, "
             "there is no credentials file, and the machine's role does not answer"
@@ -411,13 +411,13 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
         return UnknownOutcome(text)
     if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
         return PreconditionFailed(text)
-    if "<Code>NoSuchBucket<" in str(error):  # must not look like the end of a journal
+    if "<Code>NoSuchBucket<" in str(error):  # as NotFound it would look like the end of a journal
         return NoSuchBucket(f"{key}: the bucket does not exist: {_text(error)}")
     if isinstance(error, FileNotFoundError | errors.NotFoundError):
         return NotFound(text)
     refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
     of_credentials = _is_of_credentials(error)
-    # A refused listing has no class of its own in the library, and an expired token may be answered with 400.
+    # obstore has no exception class for a refused listing, and some stores answer 400 to an expired token.
     if refused or of_credentials or "status code: 403" in text:
         denied = AccessDenied(text)
         denied.of_credentials = of_credentials
@@ -426,12 +426,12 @@ def _translate(error: Exception, key: str, *, writing: bool = False) -> ObjectSt
 
 
 def _is_of_credentials(error: Exception) -> bool:
-    """By S3's code; the answer to a HEAD has none, and may be that."""
+    """Decide by S3's error code. The answer to a HEAD has none, so its status may mean invalid credentials."""
     text = str(error)
     code = _S3_CODE.search(text)
     return code[1] in s3_credentials.REFUSED if code is not None else _MAY_BE_CREDENTIALS.search(text) is not None
 
 
 def _is_conflict(error: Exception) -> bool:
-    """S3's ConditionalRequestConflict: another request for the key was in progress, and this one stored nothing."""
+    """Return whether it is S3's ConditionalRequestConflict: another request for the key was in progress."""
     return isinstance(error, errors.AlreadyExistsError) and _CONFLICT.search(str(error)) is not None

@@ -1,6 +1,6 @@
-"""Private S3 servers for trying out and tests: find the binary, run an instance.
+"""Local S3 servers for evaluation and tests: find the binary, run an instance.
 
-It listens on 127.0.0.1 only, on a free port, with random credentials, and is stopped by its process id.
+An instance listens on a free port of 127.0.0.1 with random credentials.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ START_SECONDS = 60.0
 
 
 class ServerMissing(RuntimeError):
-    """There is no such server, or it did not start."""
+    """The binary is missing, or the server did not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What an instance is started with."""
+    """The parameters of an instance."""
 
     directory: Path
     data: Path
@@ -42,7 +42,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A server: its binary, how it is started, and the page that says it listens."""
+    """A kind of server: its binary, its arguments, and the page that shows that it is ready."""
 
     binary: str
     arguments: Callable[[Launch], list[str]]
@@ -74,12 +74,12 @@ def cache_directory() -> Path:
 
 
 def find(program: Program) -> Path | None:
-    """The binary: from PATH, or from the cache."""
+    """Return the binary from PATH or from the cache."""
     return find_binary(program.binary)
 
 
 def find_binary(name: str) -> Path | None:
-    """A program of this name: from PATH, or from the cache."""
+    """Return a program from PATH or from the cache."""
     found = shutil.which(name)
     if found:
         return Path(found)
@@ -91,10 +91,10 @@ def find_binary(name: str) -> Path | None:
 def running(
     program: Program, directory: Path, port: int = 0, keys: tuple[str, str] | None = None
 ) -> Iterator[S3Server]:
-    """A private instance over `directory`, its log is in there; with its old port and keys, it is back."""
+    """Run an instance with its data and log in `directory`. With its former `port` and `keys`, an instance resumes."""
     binary = find(program)
     if binary is None:
-        raise ServerMissing(f"there is no `{program.binary}` on PATH; in a checkout `make servers` builds one")
+        raise ServerMissing(f"`{program.binary}` is not on PATH; in a checkout `make servers` builds it")
     port = port or _free_port()
     data = directory / "data"
     data.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def _free_port() -> int:
 
 
 def create_bucket(server: S3Server, bucket: str) -> None:
-    """Make a bucket where there is none; the archive itself never creates one."""
+    """Create a bucket if it does not exist; the archive itself never creates one."""
     import boto3  # noqa: PLC0415 - development only
 
     client = boto3.client(
@@ -172,13 +172,13 @@ def create_bucket(server: S3Server, bucket: str) -> None:
 
 
 def main(program: Program, module: str) -> None:
-    """`python -m MODULE --serve DIR` runs it until a signal, for trying out."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"{program.binary}, for trying out")
+    """The command `python -m MODULE --serve DIR`: run an instance until a signal."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"run {program.binary} for evaluation")
     parser.add_argument(
-        "--serve", type=Path, metavar="DIR", required=True, help="run over DIR until a signal; print lines for a shell"
+        "--serve", type=Path, metavar="DIR", required=True, help="serve DIR until a signal; print shell variables"
     )
-    parser.add_argument("--port", type=int, default=0, help="default: any free one")
-    parser.add_argument("--bucket", default="archive", help="made when it is not there (archive)")
+    parser.add_argument("--port", type=int, default=0, help="default: a free port")
+    parser.add_argument("--bucket", default="archive", help="created if it does not exist (default: archive)")
     chosen = parser.parse_args()
     try:
         _serve(program, chosen.serve, chosen.port, chosen.bucket)
@@ -187,7 +187,7 @@ def main(program: Program, module: str) -> None:
 
 
 def _serve(program: Program, directory: Path, port: int, bucket: str) -> None:
-    """Credentials are those of the environment, so that a restart keeps them, or new ones."""
+    """Run an instance with the credentials of the environment, which a restart keeps, or with new ones."""
     given = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
     keys = (given[0], given[1]) if given[0] and given[1] else None
     stopped = threading.Event()

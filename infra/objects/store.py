@@ -13,64 +13,64 @@ from pathlib import Path
 from typing import Protocol
 
 Pace = Callable[[int], None]
-"""Called with a number of bytes before they go out; it may wait."""
+"""Called with a number of bytes before they are sent; it may block."""
 
 
 def unpaced(count: int) -> None:
-    """As fast as it goes."""
+    """Do not limit the rate."""
 
 
 class ObjectStoreError(Exception):
-    """Something went wrong with the archive store."""
+    """A request to the archive store failed."""
 
 
 class PreconditionFailed(ObjectStoreError, FileExistsError):
-    """The object exists already: perhaps by an earlier attempt of our own. Read it back."""
+    """The object exists already, perhaps from an earlier attempt of the caller: read it back."""
 
 
 class UnknownOutcome(ObjectStoreError):
-    """The write may or may not have happened. Read it back, never guess."""
+    """The write may have happened or not: read it back."""
 
 
 class StoreUnavailable(ObjectStoreError, ConnectionError):
-    """The store can't be reached or answered with a server error; a read had no result."""
+    """The store is unreachable or answered with a server error; the result of a read is unknown."""
 
 
 class NoSuchBucket(StoreUnavailable):
-    """The store has no bucket of this name. Unlike NotFound, this says nothing about any object."""
+    """The bucket does not exist. Unlike after NotFound, the state of the object is unknown."""
 
 
 class AccessDenied(ObjectStoreError, PermissionError):
-    """The credentials are missing, wrong or too weak.
+    """The credentials are missing or invalid, or lack a permission.
 
-    `of_credentials`: the store refused the credentials themselves, and may accept others for this request.
+    `of_credentials`: the credentials themselves are invalid; other ones may succeed.
     """
 
     of_credentials = False
 
 
 class NotFound(ObjectStoreError, FileNotFoundError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class BadStoreUrl(ObjectStoreError, ValueError):
-    """The URL does not name a store, or carries what must not stand in a URL."""
+    """The URL is invalid, or contains a secret."""
 
 
 class ProbeFailed(ObjectStoreError):
-    """The store lacks something that the archive's safety rests on."""
+    """The store lacks a guarantee that the archive depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutOutcome:
-    """What a PUT that succeeded left: the object's etag as the store gives it."""
+    """The result of a PUT: the etag of the object."""
 
     etag: str
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One object as a HEAD or a listing says: size in bytes, time of its PUT in ms by the store's clock."""
+    """The metadata of one object: size in bytes, time of its PUT in ms by the store's clock."""
 
     key: str
     size: int
@@ -79,10 +79,10 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """What the archive needs of a store; `requests` counts the calls by verb.
+    """The operations of a store; `requests` counts the calls by verb.
 
-    NotFound and PreconditionFailed are answers. Any other ObjectStoreError leaves open whether the call had its
-    effect: read back before acting on it.
+    NotFound and PreconditionFailed are definite answers. After any other ObjectStoreError the effect of the call is
+    unknown: read back before you act on it.
     """
 
     url: str
@@ -103,23 +103,23 @@ class ObjectStore(Protocol):
     def delete(self, key: str) -> None: ...
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """As `delete` of each, with fewer requests or syncs. Where it raises, some of them may be gone."""
+        """Delete all keys, with fewer requests or syncs. After an error some of them may be deleted."""
         ...
 
     def now_ms(self) -> int | None:
-        """The store's own clock, or None where it has none."""
+        """Return the time of the store's clock; None if it has none."""
         ...
 
     def remove_stale_uploads(self, ours: Callable[[str], bool]) -> int:
-        """Remove what crashed writers left behind a day ago and no listing shows, under names that are `ours`.
+        """Remove unfinished uploads of crashed writers, older than a day, of keys for which `ours` is true.
 
-        Returns how many.
+        Return their number.
         """
         ...
 
 
 def check_key(key: str) -> str:
-    """Refuse what could leave the store's root or would be spelt differently by another store."""
+    """Raise BadStoreUrl for a key that could escape the root, or that other stores would normalize."""
     parts = key.split("/")
     if not key or "\0" in key or any(part in {"", ".", ".."} for part in parts):
         raise BadStoreUrl(f"not an object key: {key!r}")
@@ -130,7 +130,7 @@ def check_key(key: str) -> str:
 
 def check_prefix(prefix: str) -> str:
     if prefix and not prefix.endswith("/"):
-        raise BadStoreUrl(f"a prefix ends with '/': {prefix!r}")
+        raise BadStoreUrl(f"a prefix must end with '/', got {prefix!r}")
     if prefix:
         check_key(prefix[:-1])
     return prefix

@@ -171,7 +171,7 @@ def test_a_bucket_that_is_not_there(tmp_path: Path, server: Minio, monkeypatch: 
         monkeypatch.setenv(name, value)
     url = server.url("nowhere")
     code, text = start_with_store(tmp_path, url)
-    assert (code, text) == (EXIT_ARCHIVE, f"neve: archive {url}: no such bucket: create it, neve does not")
+    assert (code, text) == (EXIT_ARCHIVE, f"neve: archive {url}: the bucket does not exist: create it")
 
 
 @pytest.mark.servers

@@ -389,7 +389,7 @@ async def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_
         assert await found.put(value(epoch=2), first) is not None
     for url, settings, why in (
         (register_url(own, prefix="mine"), {**user, "etcd_password": "wrong"}, "invalid user ID or password"),
-        (register_url(own, prefix="mine"), {}, "etcd wants a user"),
+        (register_url(own, prefix="mine"), {}, "etcd requires a user"),
         (register_url(own, prefix="theirs"), user, "permission denied"),
     ):
         with pytest.raises(StartupError, match=why) as refused:
@@ -457,7 +457,7 @@ async def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         client = Etcd(Target((f"127.0.0.1:{port}",), "neve"))
-        with pytest.raises(EtcdAway, match="an answer that is none"):
+        with pytest.raises(EtcdAway, match="invalid answer"):
             await client.swap(b"k", None, b"v")
         await client.close()
 

@@ -290,7 +290,7 @@ def test_doctor_tells_of_each_key_of_an_apache_file_and_shows_no_secret(
     assert "instead: ASYNC_MASTER" in rows["brokerRole"]["found"]
     assert rows["mapedFileSizeCommitLog"]["found"].endswith(":2: honoured as mappedFileSizeCommitLog")
     assert "instead: metricsExporterType=PROM" in rows["metricsGrpcExporterTarget"]["found"]
-    assert "not given: broker-a here, the machine's name at RocketMQ's" in rows["brokerName"]["found"]
+    assert "not given: broker-a here, the machine's name in RocketMQ" in rows["brokerName"]["found"]
     assert main.run(["doctor", "--keys"]) == 2
 
 

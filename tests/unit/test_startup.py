@@ -35,7 +35,7 @@ def test_a_package_that_only_a_worker_needs_is_missed_at_the_start(monkeypatch: 
     check_installation()
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "xxhash" else found(name))
-    with pytest.raises(StartupError, match=r"not installed: xxhash; pip install .*\[server\]'"):
+    with pytest.raises(StartupError, match=r"not installed: xxhash; run pip install .*\[server\]'"):
         check_installation()
 
 
