@@ -1,1 +1,1 @@
-"""Who may: users, policies and the guard before a server's requests. Read model, permissions, store, guard, admin."""
+"""Authentication and authorization of a server's requests. Read model, permissions, store, guard, admin."""

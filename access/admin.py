@@ -1,4 +1,4 @@
-"""Requests 3001 to 3010: users and policies by mqadmin. Secrets come in and never go out."""
+"""Requests 3001 to 3010: management of users and policies, by mqadmin. No answer contains a secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUBJECT = "User:"
 
 
 class AuthAdmin:
-    """Registered beside a server's own requests when it has users."""
+    """The handlers, registered on a server with authentication."""
 
     def __init__(self, store: AuthStore) -> None:
         self._store = store
@@ -56,7 +56,7 @@ class AuthAdmin:
         return await self._apply(request, edit)
 
     async def update_user(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """3002: what the body leaves out stays."""
+        """3002: fields that the body lacks stay unchanged."""
         body = _object(request)
 
         def edit(tables: Tables) -> None:
@@ -66,7 +66,7 @@ class AuthAdmin:
         return await self._apply(request, edit)
 
     async def delete_user(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """3003: with the policies of the user."""
+        """3003: delete a user with its policies."""
 
         def edit(tables: Tables) -> None:
             name = _field(request, "username")
@@ -89,15 +89,15 @@ class AuthAdmin:
     # ---- policies
 
     async def create_acl(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """3006: adds rules; a resource that the subject has rules for already gets the new ones."""
+        """3006: add rules; they replace the subject's rules for the same resources."""
         return await self._merge(request)
 
     async def update_acl(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """3007: as 3006, since RocketMQ's tool sends one resource at a time."""
+        """3007: as 3006, since mqadmin sends one resource per request."""
         return await self._merge(request)
 
     async def delete_acl(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """3008: all of a subject, one type of it, one resource of it."""
+        """3008: delete all rules of a subject, or of one type or one resource."""
         kind, resource = _field(request, "policyType"), _field(request, "resource")
 
         def edit(tables: Tables) -> None:
@@ -143,7 +143,7 @@ class AuthAdmin:
         def edit(tables: Tables) -> None:
             subject = _field(request, "subject") or str(body.get("subject") or "")
             if not subject.startswith(_SUBJECT):
-                raise AuthError(f"subject: {_SUBJECT}name")
+                raise AuthError(f"the subject must be {_SUBJECT}name, got {subject!r}")
             _known(tables, subject.removeprefix(_SUBJECT))
             merged = {policy.policy_type: policy for policy in tables.policies.get(subject, ())}
             for policy in _policies(body.get("policies")):
@@ -170,7 +170,7 @@ def _field(request: RemotingCommand, name: str) -> str:
 def _object(request: RemotingCommand) -> dict[str, Any]:
     value = lenient_loads(request.body) if request.body else {}
     if not isinstance(value, dict):
-        raise BrokerError(ResponseCode.INVALID_PARAMETER, "the body is no object")
+        raise BrokerError(ResponseCode.INVALID_PARAMETER, "the body is not a JSON object")
     return value
 
 
@@ -192,7 +192,7 @@ def _changed(user: User, body: dict[str, Any]) -> User:
 
 def _policies(value: Any) -> list[Policy]:
     rows = value if isinstance(value, list) else []
-    for row in rows:  # RocketMQ's tool leaves out what has a default, or says null
+    for row in rows:  # mqadmin omits default values, or sends null
         if isinstance(row, dict):
             row["policyType"] = row.get("policyType") or "Custom"
             for entry in row.get("entries") or []:

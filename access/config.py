@@ -1,4 +1,4 @@
-"""The keys that say who may: TLS, users, policies."""
+"""The configuration keys of TLS, users and policies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from infra.config.properties import key
 
 @dataclass
 class SecurityConfig:
-    """TLS, users and policies: the same keys for brokers and name servers. Secrets are never shown (request 26)."""
+    """TLS, users and policies: the same keys for all servers. No request returns a secret."""
 
-    #: The classes of RocketMQ whose keys a file of this server may have.
+    #: RocketMQ's configuration classes whose keys this server accepts.
     rocketmq_classes: ClassVar[tuple[str, ...]] = ("AuthConfig",)
 
     tls_server_mode: str = key("permissive", choices=("disabled", "permissive", "enforcing"), alias="tls.server.mode")
     tls_cert_path: str = key("", alias="tls.server.certPath")
     tls_key_path: str = key("", alias="tls.server.keyPath")
-    tls_enable: bool = key(False, alias="tls.enable")  # of what this server asks another
+    tls_enable: bool = key(False, alias="tls.enable")  # for connections to other servers
     tls_trust_cert_path: str = key("", alias="tls.client.trustCertPath")
     authentication_enabled: bool = key(False)
     authorization_enabled: bool = key(False)

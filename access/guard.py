@@ -1,4 +1,4 @@
-"""The check in front of a server's handlers: who signed, and may they. A server without authentication has none."""
+"""Authentication and authorization before a server's handlers: the signature of a request, and its permissions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from neve.remoting.signature import ACCESS_KEY, verify
 
 log = logging.getLogger(__name__)
 
-# Only a super user may touch these, whatever policies say: they could grant themselves anything.
+# Only super users may manage users and policies: others could grant themselves any permission.
 _SUPER_ONLY = range(3001, 3011)
-# Of users, kinds, actions and addresses: what is kept of the policies in the order in which they decide.
+# Cached decisions, one per user, kind, actions and address.
 _MOST_DECISIONS = 4096
 
 
 class _Credentials(msgspec.Struct, rename="camel"):
-    """Either spelling: RocketMQ's initAuthenticationUser has the first, its client credentials the second."""
+    """RocketMQ's two notations: of initAuthenticationUser, and of client credentials."""
 
     username: str = ""
     password: str = ""
@@ -42,7 +42,7 @@ class _Credentials(msgspec.Struct, rename="camel"):
 
 
 def read_credentials(text: str, key: str) -> tuple[str, str]:
-    """(user, secret) out of a configuration value. StartupError tells the key, never the value."""
+    """Parse a configuration value into (user, secret). Raises StartupError, without the value."""
     try:
         found = msgspec.json.decode(text, type=_Credentials)
         name, secret = found.username or found.access_key, found.password or found.secret_key
@@ -54,35 +54,35 @@ def read_credentials(text: str, key: str) -> tuple[str, str]:
 
 
 def inner_credentials(config: SecurityConfig) -> tuple[str, str] | None:
-    """What this server signs with when it asks another one."""
+    """Return the credentials for requests to other servers; None: they are not signed."""
     text = config.inner_client_authentication_credentials
     return read_credentials(text, "innerClientAuthenticationCredentials") if text else None
 
 
 class Guard(Protocol):
-    """Who signed, and may they: asked for each request, and by handlers of what they learn later."""
+    """Checks each request; handlers call it for permissions that only they can determine."""
 
-    #: For an express lane; None: nobody has to sign.
+    #: For the express lane; None: requests need no signature.
     signed_sends: SignedSends | None
 
     def refusal(self, connection: Connection, command: RemotingCommand) -> str | None:
-        """Why the request is not served; None: it is."""
+        """Return why the request is refused; None if it is allowed."""
 
     def require(self, connection: Connection, command: RemotingCommand) -> None:
-        """For a handler that held a request back: may its signer still do that? Raises BrokerError."""
+        """Check a request again that was held. Raises BrokerError."""
 
     def require_super(self, connection: Connection, command: RemotingCommand) -> None:
-        """For a handler that is about to tell everything, secrets included. Raises BrokerError."""
+        """Check that the user may see everything, secrets included. Raises BrokerError."""
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
-        """For a handler that learns only from a record whose topic the request touches. Raises BrokerError."""
+        """Check a permission on a topic that the handler read from a record. Raises BrokerError."""
 
     def may_use_topic(self, connection: Connection, name: str, topic: str, action: str) -> bool:
-        """Whom the server is about to tell of a topic's message, by the name that signed for its connection."""
+        """Return whether a user may receive messages of a topic; `name` signed for the connection."""
 
 
 class Unguarded:
-    """Of a server without authentication: everybody may do everything."""
+    """The guard of a server without authentication: every request is allowed."""
 
     signed_sends: SignedSends | None = None
     refused = 0
@@ -94,7 +94,7 @@ class Unguarded:
         """Nothing is asked."""
 
     def require_super(self, connection: Connection, command: RemotingCommand) -> None:
-        """There are no secrets."""
+        """Without authentication there are no secrets."""
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
         """Nothing is asked."""
@@ -104,18 +104,18 @@ class Unguarded:
 
 
 class _Allowed(NamedTuple):
-    """What a connection was allowed last, of what clients say again and again."""
+    """The last allowed heartbeat of a connection; clients repeat it unchanged."""
 
     user: str
     body: tuple[int, int]
-    again: list[Need]  # what else than the policies decides of
+    again: list[Need]  # needs that depend on more than the policies: they are checked every time
 
 
 class SignatureGuard:
-    """Lets through what is signed by a known user and, with authorization, what that user's policies allow.
+    """Allows requests with the signature of a known user and, with authorization, the permissions in its policies.
 
-    A heartbeat may speak of ten thousand topics. One that says what the last one said is allowed what that was allowed,
-    as long as the users and policies are the same.
+    A heartbeat may name ten thousand topics. While users and policies are unchanged, a heartbeat equal to the last one
+    of its connection is allowed without another check of its topics.
     """
 
     def __init__(self, store: AuthStore, *, authorize: bool, cluster: str, retry_owners: RetryOwners) -> None:
@@ -124,7 +124,7 @@ class SignatureGuard:
             store, lambda connection, name, topic: self.may_use_topic(connection, name, topic, "Pub")
         )
         self._authorize, self._cluster, self._retry_owners = authorize, cluster, retry_owners
-        # What follows from these tables, and from no others.
+        # The caches below are valid for these tables.
         self._tables: Tables | None = None
         self._decisions: dict[tuple[str, str, frozenset[str], str], Decision] = {}
         self._allowed: WeakKeyDictionary[Connection, _Allowed] = WeakKeyDictionary()
@@ -145,12 +145,12 @@ class SignatureGuard:
         name = command.ext.get(ACCESS_KEY, "")
         user = tables.users.get(name)
         is_right = user is not None and verify(user.password, command.ext, command.body)
-        # RocketMQ's words. They tell who is a user: so do its brokers, and secrets are what is kept.
+        # RocketMQ's texts. As in RocketMQ, they reveal which users exist.
         if not name:
             return "username cannot be null: the request is not signed."
         if user is None:
-            told = name if name.isprintable() else ascii(name)
-            return f"User:{told[:MAX_NAME]} is not found."
+            shown = name if name.isprintable() else ascii(name)
+            return f"User:{shown[:MAX_NAME]} is not found."
         if user.user_status != ENABLED:
             return f"User:{name} is disabled."
         if not is_right:
@@ -209,7 +209,7 @@ class SignatureGuard:
         if self.store.tables.users[name].user_type != SUPER:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"user {name!r} is not a super user")
         if not connection.is_encrypted:
-            raise BrokerError(ResponseCode.NO_PERMISSION, "secrets are told over TLS alone")
+            raise BrokerError(ResponseCode.NO_PERMISSION, "secrets are returned over TLS only")
 
     def require_topic(self, connection: Connection, command: RemotingCommand, topic: str, action: str) -> None:
         refusal = self._topic_refused(connection, command.ext.get(ACCESS_KEY, ""), topic, action)
@@ -233,10 +233,10 @@ class SignatureGuard:
         if isinstance(need, NeedOfAll):
             decide = self._decision(tables, name, need.kind, need.actions, source)
             denied = next((resource for resource in need.names if not decide(resource)), None)
-            return None if denied is None else _told(name, Need(need.kind, denied, need.actions))
+            return None if denied is None else _denial(name, Need(need.kind, denied, need.actions))
         for one in of_owners(need, self._retry_owners):
             if not self._decision(tables, name, one.kind, one.actions, source)(one.name):
-                return _told(name, one)
+                return _denial(name, one)
         return None
 
     def _decision(self, tables: Tables, name: str, kind: str, actions: frozenset[str], source: str) -> Decision:
@@ -252,7 +252,7 @@ class SignatureGuard:
 
 
 class GuardedHandler:
-    """A server's handler that hands on to the one behind it what the guard lets through."""
+    """A handler that passes allowed requests to another handler."""
 
     def __init__(self, guard: Guard, behind: RequestRouter) -> None:
         self._guard, self._behind = guard, behind
@@ -261,22 +261,22 @@ class GuardedHandler:
         refusal = self._guard.refusal(connection, command)
         if refusal is None:
             return self._behind(connection, command)
-        log.warning("request %d of %s:%d refused: %s", command.code, *connection.remote, refusal)
+        log.warning("request refused: code=%d client=%s:%d: %s", command.code, *connection.remote, refusal)
         return RemotingCommand.response(command, ResponseCode.NO_PERMISSION, refusal)
 
 
-def _told(name: str, need: Need) -> str:
+def _denial(name: str, need: Need) -> str:
     actions = "/".join(sorted(need.actions))
     return f"User:{name} has no permission to access {need.kind}:{need.name} ({actions})"
 
 
 def open_store(config: SecurityConfig, path: Path, disk: Disk, changes: ChangeLog = NO_CHANGE_LOG) -> AuthStore | None:
-    """The users and policies of a server, or None when it asks for no signatures.
+    """Open the users and policies of a server; None without authentication.
 
-    Raises StartupError for what would leave a server open, or closed to everybody.
+    Raises StartupError for settings that would leave the server open, or without any user.
     """
     if config.authorization_enabled and not config.authentication_enabled:
-        raise StartupError("authorizationEnabled needs authenticationEnabled: names would be believed unproven")
+        raise StartupError("authorizationEnabled needs authenticationEnabled: user names would be unverified")
     if not config.authentication_enabled:
         return None
     store = AuthStore(Path(config.auth_config_path).expanduser() if config.auth_config_path else path, disk, changes)

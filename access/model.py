@@ -1,8 +1,8 @@
 """Users and policies, and the decision that policies give.
 
-A resource is `Topic:name`, `Group:name`, `Cluster:name`; a pattern ends in `*` for a prefix; `*` alone is any resource.
-The most specific pattern that fits decides: a whole name before a prefix, a longer prefix before a shorter one; among
-equals, and for everything nobody allowed, the answer is no.
+A resource is `Topic:name`, `Group:name` or `Cluster:name`. A pattern that ends in `*` is a prefix; `*` alone matches
+any resource. The most specific matching pattern decides: a whole name before a prefix, a longer prefix before a shorter
+one. Among equal patterns a denial wins. Without a matching rule the answer is a denial.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_ENTRIES = 1024
 
 
 class AuthError(ValueError):
-    """What a caller asked for does not fit."""
+    """A user or policy in a request is invalid."""
 
 
 class User(msgspec.Struct, rename="camel", frozen=True):
-    """`password` is the secret key of signatures: stored, never told."""
+    """A user. `password` is the secret key of signatures; no answer contains it."""
 
     password: str
     user_type: str = NORMAL
@@ -40,8 +40,8 @@ class Entry(msgspec.Struct, rename="camel", frozen=True):
     source_ips: tuple[str, ...] = ()
     decision: str = "Allow"
 
-    def fits_asker(self, kind: str, action: str, source: str) -> bool:
-        """Whether it says something of an action of this caller on resources of a kind."""
+    def applies_to(self, kind: str, action: str, source: str) -> bool:
+        """Return whether the rule concerns an action on resources of a kind, from the address `source`."""
         if "All" not in self.actions and action not in self.actions:
             return False
         own_kind = self.resource.partition(":")[0]
@@ -49,21 +49,21 @@ class Entry(msgspec.Struct, rename="camel", frozen=True):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Higher decides first; a denial before a permission of the same rank."""
+        """The precedence: higher first, and a denial before a permission."""
         _, _, pattern = self.resource.partition(":")
         literal = self.resource != "*" and not pattern.endswith("*")
         return (2 if literal else 1 if pattern else 0, len(pattern), self.decision == "Deny")
 
 
 class Policy(msgspec.Struct, rename="camel", frozen=True):
-    """`Custom` rules decide before `Default` ones."""
+    """The rules of one type; `Custom` rules precede `Default` ones."""
 
     policy_type: str
     entries: tuple[Entry, ...]
 
 
 class _Rules:
-    """Those of one kind of policy that say something of one action, by the names that they fit."""
+    """The rules of one policy type for one action, indexed by name."""
 
     __slots__ = ("_prefixes", "_whole")
 
@@ -79,7 +79,7 @@ class _Rules:
                 self._whole.setdefault(pattern, allows)
 
     def decide(self, name: str) -> bool | None:
-        """None: no rule fits."""
+        """Return whether the name is allowed; None if no rule matches."""
         allows = self._whole.get(name)
         if allows is not None:
             return allows
@@ -90,7 +90,7 @@ class _Rules:
 
 
 class Decision:
-    """Whether one of `actions` is allowed to who has these policies and calls from `source`, on resources of a kind."""
+    """Decides whether policies allow one of `actions` on resources of a kind, for a client at `source`."""
 
     __slots__ = ("_in_turn",)
 
@@ -98,7 +98,7 @@ class Decision:
         self._in_turn: list[list[_Rules]] = []
         for wanted in ("Custom", "Default"):
             rules = [entry for policy in policies if policy.policy_type == wanted for entry in policy.entries]
-            by_action = ([rule for rule in rules if rule.fits_asker(kind, action, source)] for action in actions)
+            by_action = ([rule for rule in rules if rule.applies_to(kind, action, source)] for action in actions)
             if ranked := [_Rules(found) for found in by_action if found]:
                 self._in_turn.append(ranked)
 
@@ -118,40 +118,40 @@ class Decision:
 def check_name(name: str) -> str:
     """Raises AuthError."""
     if not 1 <= len(name) <= MAX_NAME or not all(char.isalnum() or char in "-_.@" for char in name):
-        raise AuthError(f"a user's name has 1 to {MAX_NAME} letters, digits and - _ . @")
+        raise AuthError(f"a user name must have 1 to {MAX_NAME} letters, digits or - _ . @")
     return name
 
 
 def check_user(user: User) -> User:
     """Raises AuthError."""
     if not user.password:
-        raise AuthError("the password is blank")
+        raise AuthError("the password is empty")
     if user.user_type not in (SUPER, NORMAL):
-        raise AuthError(f"userType: {SUPER} or {NORMAL}")
+        raise AuthError(f"userType must be {SUPER} or {NORMAL}, got {user.user_type!r}")
     if user.user_status not in (ENABLED, DISABLED):
-        raise AuthError(f"userStatus: {ENABLED} or {DISABLED}")
+        raise AuthError(f"userStatus must be {ENABLED} or {DISABLED}, got {user.user_status!r}")
     return user
 
 
 def check_policy(policy: Policy) -> Policy:
     """Raises AuthError."""
     if policy.policy_type not in ("Custom", "Default"):
-        raise AuthError("policyType: Custom or Default")
+        raise AuthError(f"policyType must be Custom or Default, got {policy.policy_type!r}")
     if not 1 <= len(policy.entries) <= MAX_ENTRIES:
-        raise AuthError(f"a policy has 1 to {MAX_ENTRIES} entries")
+        raise AuthError(f"a policy must have 1 to {MAX_ENTRIES} entries, got {len(policy.entries)}")
     for entry in policy.entries:
         kind, separator, pattern = entry.resource.partition(":")
         if entry.resource != "*" and (kind not in KINDS or not separator or not pattern or "*" in pattern[:-1]):
-            raise AuthError(f"resource {entry.resource!r}: {' or '.join(KINDS)}, a colon, and a name or prefix*")
+            raise AuthError(f"resource {entry.resource!r} must be {' or '.join(KINDS)}, a colon, and a name or prefix*")
         if not entry.actions or not ACTIONS.issuperset(entry.actions):
-            raise AuthError(f"actions are some of {', '.join(sorted(ACTIONS))}")
+            raise AuthError(f"actions must be among {', '.join(sorted(ACTIONS))}")
         if entry.decision not in ("Allow", "Deny"):
-            raise AuthError("decision: Allow or Deny")
+            raise AuthError(f"decision must be Allow or Deny, got {entry.decision!r}")
         for source in entry.source_ips:
             try:
                 ipaddress.ip_network(source, strict=False)
             except ValueError as error:
-                raise AuthError(f"source IP {source!r}: an address, or a network as 10.0.0.0/8") from error
+                raise AuthError(f"source IP {source!r} must be an address or a network such as 10.0.0.0/8") from error
     return policy
 
 

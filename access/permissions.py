@@ -1,7 +1,7 @@
-"""What each request code asks for: the resources it touches and what it does to them. An unknown code is denied.
+"""The permissions that each request code needs: its resources and the actions on them. An unknown code is denied.
 
-`P`, `S`, `G`: Pub, Sub, Get; a need with several actions is met by any of them. Names come from the same fields that
-the handlers read; a field that is missing makes a name that no pattern but `*` fits.
+`P`, `S`, `G`: Pub, Sub, Get; any of several actions satisfies a need. Names come from the same fields that the handlers
+read; a missing field is an empty name, which only the pattern `*` matches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from neve.remoting.command import RemotingCommand
 from neve.remoting.names import DEFAULT_TOPIC, DLQ_PREFIX, RETRY_PREFIX
 
 _OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
-# The kind of a need that only the server's tables can name: see `of_owners`.
+# The kind of a need whose resource only the server's tables determine: see `of_owners`.
 RETRY_TOPIC = "RetryTopic"
 
 
@@ -38,7 +38,7 @@ class NeedOfAll(NamedTuple):
 
 
 Needs = Callable[[RemotingCommand, str], Iterator[Need | NeedOfAll]]
-# Of a retry topic: every (group, topic that it popped) that the name can mean; the group's own has no topic.
+# Returns all (group, popped topic) that the name of a retry topic may mean; the topic is None for a pull-retry topic.
 RetryOwners = Callable[[str], Sequence[tuple[str, str | None]]]
 
 P, S, G = frozenset({"Pub"}), frozenset({"Sub"}), frozenset({"Get"})
@@ -48,7 +48,7 @@ CREATE, UPDATE, DELETE, LIST = (frozenset({name}) for name in ("Create", "Update
 
 
 def topic_need(name: str, actions: frozenset[str]) -> Need:
-    """A retry or dead-letter topic is its group's: who may consume as the group may use it."""
+    """Return the need for a topic. A retry or dead-letter topic needs the permission on its group."""
     if name.startswith(_OF_GROUPS):
         kind, owner = (RETRY_TOPIC, name) if name.startswith(RETRY_PREFIX) else ("Group", name.removeprefix(DLQ_PREFIX))
         return Need(kind, owner, actions - P | S if actions & P else actions)
@@ -56,7 +56,7 @@ def topic_need(name: str, actions: frozenset[str]) -> Need:
 
 
 def of_owners(need: Need, retry_owners: RetryOwners) -> Iterator[Need]:
-    """What a retry topic asks for: its group, and the topic that was popped, for all that its name may mean."""
+    """Resolve a need for a retry topic: its group and the popped topic, for all meanings of its name."""
     if need.kind != RETRY_TOPIC:
         yield need
         return
@@ -103,7 +103,7 @@ def _both(actions: frozenset[str], group: str = "consumerGroup") -> Needs:
 
 
 def _rows(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; a list of anything else asks for a resource that nobody has."""
+    """Return the objects of a list; any other item becomes an empty object, whose needs are not satisfiable."""
     rows = value if isinstance(value, list) else []
     return [row if isinstance(row, dict) else {} for row in rows]
 
@@ -127,7 +127,7 @@ class _Consumer(msgspec.Struct, rename="camel"):
 
 
 class _Heartbeat(msgspec.Struct, rename="camel"):
-    """As much of `HeartbeatData`, which the handler reads, as asks for something: it may be a megabyte."""
+    """The part of `HeartbeatData` that needs permissions; the whole may be a megabyte."""
 
     consumer_data_set: list[_Consumer] = []
 
@@ -191,7 +191,7 @@ def _create_groups(command: RemotingCommand, cluster: str) -> Iterator[Need]:
 
 
 def _route(command: RemotingCommand, cluster: str) -> Iterator[Need]:
-    """The route of the template for new topics says no more than where the brokers are."""
+    """The template for new topics needs no permission: its route contains only the addresses of brokers."""
     name = command.ext.get("topic", "")
     if name != DEFAULT_TOPIC:
         yield topic_need(name, PSG)
@@ -217,7 +217,7 @@ _MESSAGING: dict[int, Needs] = {
     Code.POLLING_INFO: _both(SG),
     Code.QUERY_ASSIGNMENT: _body_pair(S),
     Code.QUERY_MESSAGE: _topic(SG),
-    Code.VIEW_MESSAGE_BY_ID: _cluster(G),  # an offset may be any topic's record
+    Code.VIEW_MESSAGE_BY_ID: _cluster(G),  # the record at an offset may belong to any topic
     Code.QUERY_CONSUMER_OFFSET: _both(SG),
     Code.UPDATE_CONSUMER_OFFSET: _both(SU),
     Code.GET_MAX_OFFSET: _topic(PSG),

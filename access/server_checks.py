@@ -1,4 +1,4 @@
-"""What `neve doctor -c FILE` looks at of any server's file: users, ports, TLS."""
+"""The checks of `neve doctor -c FILE` for the file of any server: users, ports, TLS."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATES = {IS_FAULT: FAIL, IS_IGNORED: WARN, IS_ABSENT: WARN}
 
 
 def check_keys(kind: type[Any], path: Path, settings: Sequence[str]) -> Iterator[Check]:
-    """What becomes of each key of a file: honoured, without effect, refused; no secret is shown."""
+    """Check each key of a file: honoured, without effect or refused. Shows no secret."""
     try:
         found = verdicts(kind, path, settings)
     except ConfigError as error:
@@ -35,7 +35,7 @@ def check_keys(kind: type[Any], path: Path, settings: Sequence[str]) -> Iterator
 
 
 def check_users(config: SecurityConfig, path: Path, usual: Path) -> Iterator[Check]:
-    """`usual` is where users and policies are unless the file says otherwise."""
+    """Check users; `usual`: the default path of the file of users and policies."""
     if config.authorization_enabled and not config.authentication_enabled:
         yield Check("authorizationEnabled", FAIL, "needs authenticationEnabled")
     first = config.init_authentication_user
@@ -55,12 +55,12 @@ def check_users(config: SecurityConfig, path: Path, usual: Path) -> Iterator[Che
 
 
 def check_free_port(name: str, host: str, port: int, *, running: bool) -> Check:
-    """`running`: a broker works on the data directory, and the port is its own."""
+    """Check a port; `running`: it belongs to the broker that runs on the data directory."""
     try:
         check_port(host, port, "port")
     except StartupError as error:
         return (
-            Check(name, OK, f"{port}, taken: a broker runs on the data directory")
+            Check(name, OK, f"{port}, in use by the broker that runs on the data directory")
             if running
             else Check(name, FAIL, str(error))
         )
@@ -86,10 +86,10 @@ def check_tls(config: SecurityConfig, clock: Clock) -> Iterator[Check]:
         except StartupError as error:
             yield Check("TLS trust", FAIL, str(error))
         else:
-            yield Check("TLS trust", OK, config.tls_trust_cert_path or "what the system trusts")
+            yield Check("TLS trust", OK, config.tls_trust_cert_path or "the system's certificates")
 
 
 def _check_end(ends_s: float, path: str, clock: Clock) -> Check:
     days = (ends_s - clock.now_ms() / 1000) / 86_400
     state = FAIL if days < 0 else WARN if days < _CERTIFICATE_DAYS else OK
-    return Check("TLS certificate", state, f"{path} ends in {days:.0f} days" if days >= 0 else f"{path} has ended")
+    return Check("TLS certificate", state, f"{path} ends in {days:.0f} days" if days >= 0 else f"{path} has expired")

@@ -1,4 +1,4 @@
-"""The admin port of a name server and of a controller: metrics and health, on loopback. A broker has more pages."""
+"""The admin port of a name server or controller: metrics and health, on loopback; and metrics of every server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client.core import Metric
 
 from access.guard import SignatureGuard, Unguarded
-from access.server_metrics import register_guard, register_server
 from infra.clock import Clock
 from infra.loop.pace import SCRAPE_SHARE, Pace
 from infra.loop.supervisor import Supervisor, Trouble
@@ -25,7 +24,7 @@ _LOOK_S = 1.0
 
 
 class ServerPages:
-    """Made with the server, started after it. Port −1: none, and the log alone says what is wrong."""
+    """The pages of one server. With port -1 there are none, but conditions are still logged."""
 
     def __init__(
         self,
@@ -37,20 +36,20 @@ class ServerPages:
         guard: SignatureGuard | Unguarded,
         troubles: Callable[[], Sequence[Trouble]],
     ) -> None:
-        """`troubles`: of its own tasks, and of what it can't do without."""
+        """`troubles` returns the faults of the server's tasks and dependencies."""
         self._supervisor, self._port, self._troubles = supervisor, port, troubles
         self._server, self._clock = server, clock
         self._told = ConditionLog(clock, log)
         self._certificate = CertificateConditions(clock, None)
-        #: Whoever owns the pages adds what is its own.
+        #: The owner adds its own metrics.
         self.metrics = Metrics()
         register_server(self.metrics, server)
         register_guard(self.metrics, guard)
-        text = "tasks that fail again and again, hang or have ended"
+        text = "tasks that fail repeatedly, hang or have ended"
         self.metrics.gauge("tasks_in_trouble", text, lambda: len(troubles()))
-        text = "failed runs of the server's own tasks"
+        text = "failed runs of the server's tasks"
         self.metrics.counter("task_failures_total", text, supervisor.failures.total)
-        text = "1 while the server can't do what it is for: /readyz says since when, why, and what it means"
+        text = "1 while the condition lasts; /readyz has its time, cause and effect"
         self.metrics.labelled("condition", text, "condition", self._conditions_by_name)
         self._http = AdminHttp(port=max(port, 0))
         page = MetricsPage(self._families, lambda: Pace(clock, SYSTEM_THREADS, SCRAPE_SHARE))
@@ -60,7 +59,7 @@ class ServerPages:
         self._http.route("GET", "/readyz", self._ready)
 
     async def start(self) -> tuple[str, int] | None:
-        """Where it listens. OSError."""
+        """Start the pages and return their address. Raises OSError."""
         self._certificate = CertificateConditions(self._clock, self._server.certificate)
         self._supervisor.every("conditions", _LOOK_S, lambda: self._told.look(self._certificate.now()))
         return await self._http.start() if self._port >= 0 else None
@@ -79,13 +78,13 @@ class ServerPages:
         return {name: int(name in there) for name in (EXPIRED, EXPIRES)}
 
     async def _live(self, request: Request) -> Response:
-        """503: only a new process helps."""
+        """Answer 503 if only a restart helps."""
         troubles = self._troubles()
         dead = any(one.kind != "failing" for one in troubles)
         return _page("not live" if dead else "live", 503 if dead else 200, troubles)
 
     async def _ready(self, request: Request) -> Response:
-        """503 where a task fails again and again."""
+        """Answer 503 if a task fails repeatedly."""
         troubles = self._troubles()
         return _page("not ready" if troubles else "ready", 503 if troubles else 200, troubles, self._conditions())
 
@@ -93,3 +92,19 @@ class ServerPages:
 def _page(word: str, status: int, troubles: Sequence[Trouble], conditions: Sequence[Condition] = ()) -> Response:
     lines = [word, *(f"task {name}: {kind} {text}" for name, kind, text in troubles), *(one.line for one in conditions)]
     return Response(status, "".join(f"{line}\n" for line in lines).encode())
+
+
+def register_server(metrics: Metrics, server: RemotingServer) -> None:
+    """Add the metrics of connections and of the memory that they hold."""
+    counter, gauge, admission = metrics.counter, metrics.gauge, server.admission
+    gauge("unfinished_bytes", "bytes of unfinished frames of all connections", lambda: server.unfinished.bytes)
+    gauge("in_work_bytes", "bytes of request bodies in progress", lambda: server.in_work.bytes)
+    gauge("connections", "client connections", lambda: len(server.connections))
+    gauge("connections_max", "limit of connections, by maxConnections and open files", lambda: admission.most)
+    counter("connections_refused_total", "connections refused above the limit", lambda: admission.refused)
+
+
+def register_guard(metrics: Metrics, guard: SignatureGuard | Unguarded) -> None:
+    """Add the metric of refused requests."""
+    text = "requests with an invalid signature or without permission"
+    metrics.counter("requests_refused_total", text, lambda: guard.refused)

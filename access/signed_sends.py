@@ -1,7 +1,7 @@
-"""What an express lane asks of the guard: the key that a user's sends to a topic are signed with, if it may send there.
+"""The signing keys of users for the express lane of sends, if the user may send to the topic.
 
-The answer is kept for each (user, topic, address) as long as users and policies stay as they are: what has changed
-makes new tables, and with other tables nothing counts that was known of these.
+The result is cached by user, topic and address. Every change of users and policies makes new tables, which invalidate
+the cache.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _Asked = tuple[str, str, str]
 
 
 class SignedSends:
-    """See the module."""
+    """The cache of signing keys."""
 
     def __init__(self, store: AuthStore, may_send: Callable[[Connection, str, str], bool]) -> None:
-        """`may_send`: whether the user may, over that connection, send to that topic."""
+        """`may_send(connection, user, topic)` decides about a permission."""
         self._store, self._may_send = store, may_send
         self._tables: Tables | None = None
         self._known: dict[_Asked, SigningKey | None] = {}
 
     def key_of(self, connection: Connection, name: str, topic: str) -> SigningKey | None:
-        """None: the lane can't take it; who asks `Guard.refusal` hears why. Looks whether the tables are the same."""
+        """Return the key; None if the express lane must not serve the send: `Guard.refusal` has the reason."""
         try:
             tables = self._store.tables
         except (StartupError, OSError):

@@ -1,9 +1,9 @@
-"""Users and policies on disk: one file, replaced whole, in a directory that only the owner may enter.
+"""Users and policies on disk: one file, replaced as a whole, in a directory with mode 0700.
 
 File: {"version":1,"users":{name:{password,userType,userStatus}},"policies":{subject:[{policyType,entries}]},
        "log":{"uuid","offset"}}
 
-log   of a broker: changes below this offset of the metadata log of that CommitLog are in it
+log   of a broker: the file contains all changes below this offset of the metadata log of that CommitLog
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from infra.process.startup import StartupError
 
 
 class LogPlace(msgspec.Struct, frozen=True):
-    """See the module."""
+    """An offset in the metadata log of a CommitLog."""
 
     uuid: str
     offset: int
 
 
 class Tables(msgspec.Struct):
-    """All that is known; a change makes new tables."""
+    """All users and policies; a change makes new tables."""
 
     version: int = 1
     users: dict[str, User] = {}
@@ -40,20 +40,20 @@ class Tables(msgspec.Struct):
 
 
 class ChangeLog(Protocol):
-    """Where a server keeps changes of users, too."""
+    """A log that replicates changes of users and policies."""
 
     def record(self, before: Tables, after: Tables) -> None:
-        """Before the change is in force. Raises BrokerError: then it is not."""
+        """Record a change before it takes effect. Raises BrokerError to refuse it."""
 
     async def settled(self) -> None:
-        """Returns when the change may be answered, as far as the log goes."""
+        """Return when the recorded changes are safe enough for an answer."""
 
 
 class NoChangeLog:
-    """Of a server that has the file alone."""
+    """For a server without a log of changes."""
 
     def record(self, before: Tables, after: Tables) -> None:
-        """Nobody follows."""
+        """Nothing is recorded."""
 
     async def settled(self) -> None:
         """There is nothing to wait for."""
@@ -63,7 +63,7 @@ NO_CHANGE_LOG = NoChangeLog()
 
 
 class AuthStore:
-    """A change is in force once it is durable. Two servers of one machine may share the file."""
+    """Users and policies. A change takes effect once it is durable. Servers of one machine may share the file."""
 
     def __init__(self, path: Path, disk: Disk, changes: ChangeLog = NO_CHANGE_LOG) -> None:
         self._path, self._disk, self._changes = path, disk, changes
@@ -72,14 +72,14 @@ class AuthStore:
         self._stamp: tuple[int, int] | None = None
         self._lock = asyncio.Lock()
         self._writing = threading.Lock()
-        # What a thread writes now; the next change begins with it.
+        # The tables that a thread is writing; the next change starts from them.
         self._next: Tables | None = None
 
     @property
     def tables(self) -> Tables:
-        """As they are now; the file is read again when another server has replaced it."""
+        """The current tables; reads the file again if another server has replaced it."""
         try:
-            status = os.stat(self._path)  # noqa: PTH116 - for each read of a connection that sends: half the time
+            status = os.stat(self._path)  # noqa: PTH116 - on the send path: half the time of Path.stat
         except FileNotFoundError:
             return self._tables
         stamp = (status.st_mtime_ns, status.st_ino)
@@ -88,15 +88,15 @@ class AuthStore:
         return self._tables
 
     def open(self) -> None:
-        """Raises StartupError for a file that can't be read."""
+        """Read the file. Raises StartupError if it is unreadable."""
         self._disk.make_dirs(self._path.parent)
         self._path.parent.chmod(0o700)
         _ = self.tables
 
     async def change(self, edit: Callable[[Tables], None]) -> None:
-        """Let `edit` change a copy, and put it in force; what `edit` or the log raises changes nothing.
+        """Apply `edit` to a copy, record it, and write it. An error of `edit` or of the log changes nothing.
 
-        Where the file can't be written behind the log, a change that is refused holds from the next start on.
+        If the file cannot be written after the change was recorded, the change takes effect at the next start.
         """
         async with self._lock:
             known, tables = self.tables, self._copy()
@@ -110,7 +110,7 @@ class AuthStore:
             await self._changes.settled()
 
     def change_now(self, edit: Callable[[Tables], None]) -> None:
-        """At a start, or as a log says that was written by another; a change under way is in it."""
+        """Apply `edit` synchronously: at a start, or from a replicated log. Includes a change that is being written."""
         tables = self._copy()
         edit(tables)
         if tables != self.tables or self._next is not None:

@@ -1,4 +1,4 @@
-"""How a controller makes its server: first the guard, which handlers ask too; then the handlers; then the port."""
+"""Construction of a server's guard and port, and of its identity towards other servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from infra.process.descriptors import DescriptorBudget
 
 
 class PortConfig(Protocol):
-    """Where a server listens, and what all its peers together may cost it."""
+    """The configuration of a port and of its limits."""
 
     bind_address: str
     max_connections: int
@@ -40,7 +40,7 @@ def make_guard(
     retry_owners: RetryOwners = lambda _: (),
     changes: ChangeLog = NO_CHANGE_LOG,
 ) -> SignatureGuard | Unguarded:
-    """Of users and policies in the file at `path`; of none when authentication is off. Raises StartupError."""
+    """Return the guard for the users and policies at `path`, or for no authentication. Raises StartupError."""
     store = open_store(config, path, disk, changes)
     if store is None:
         return Unguarded()
@@ -54,7 +54,7 @@ def peer_security(config: SecurityConfig) -> PeerSecurity:
 
 
 def guarded(router: RequestRouter, guard: Guard) -> RequestRouter | GuardedHandler:
-    """The router itself when authentication is off; else behind the guard, with 3001 to 3010 served as well."""
+    """Return the router itself without authentication; else behind the guard, with requests 3001 to 3010."""
     if not isinstance(guard, SignatureGuard):
         return router
     AuthAdmin(guard.store).register_on(router)
@@ -71,7 +71,7 @@ def make_server(
     in_use: Callable[[], int] = lambda: 0,
     closed: Callable[[Connection], None] | None = None,
 ) -> RemotingServer:
-    """What `router` serves, behind the guard; `in_use` descriptors are not for connections. Raises StartupError."""
+    """Return a server of `router` behind the guard; `in_use` counts other descriptors. Raises StartupError."""
     return RemotingServer(
         guarded(router, guard),
         reads=router.reads,

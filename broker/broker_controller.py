@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from access import server_metrics
+from access import server_pages
 from access.guard import SignatureGuard
 from access.wiring import make_guard, make_server
 from broker import kept_config
@@ -1155,10 +1155,10 @@ class BrokerController:
         register_pages(self._admin, pages)
         broker_metrics.register_traffic(metrics, self.totals, self.intake, self.stats)
         broker_metrics.register_latencies(metrics, self.intake.latency, self.pull_latency)
-        server_metrics.register_guard(metrics, self.guard)
+        server_pages.register_guard(metrics, self.guard)
         broker_metrics.register_conditions(metrics, self.conditions)
         broker_metrics.register_groups(metrics, self.offsets, self.pops, self.revive)
-        server_metrics.register_server(metrics, self.server)
+        server_pages.register_server(metrics, self.server)
         broker_metrics.register_clients(
             metrics, self.clients, self.locks, self.hold, self.backlog_turns, self.name_servers
         )

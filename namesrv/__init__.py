@@ -1,1 +1,1 @@
-"""The name server: route tables and who answers for them."""
+"""The name server: route tables, key-value settings and their requests."""

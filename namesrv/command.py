@@ -52,10 +52,10 @@ async def _run(loaded: Loaded[NamesrvConfig], beside: Loaded[ControllerConfig] |
     server = NamesrvController(config, SystemClock(), disk)
     stopped = asyncio.Event()
     catch_signals(stopped.set)
-    async with AsyncExitStack() as stack:  # what goes wrong with one of the two ends the other one properly
+    async with AsyncExitStack() as stack:  # an error of one server stops the other one cleanly
         addresses = {}
         if beside is not None:
-            from controller.command import made  # a name server alone does not pay for it
+            from controller.command import made  # a name server alone does not load it
 
             controller = made(beside.config)
             await controller.start()

@@ -1,4 +1,4 @@
-"""What a namesrv.conf names, looked at before a start: `neve doctor -c FILE` loads this module by its name."""
+"""The checks of `neve doctor -c FILE` for a namesrv.conf, which imports this module by its name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
 
 def keys(path: Path, settings: Sequence[str]) -> Iterator[Check]:
-    """What becomes of each key of the file."""
+    """Check each key of the file."""
     return check_keys(NamesrvConfig, path, settings)
 
 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:
-    """Of a file and `key=value` overrides, as `neve namesrv` takes them."""
+    """Check a file with `key=value` overrides, as `neve namesrv` reads them."""
     try:
         loaded = read(NamesrvConfig, path, settings)
     except ConfigError as error:
@@ -30,11 +30,12 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
     yield from check_users(config, path, config.kv_path.parent / "auth.json")
     yield check_directory("directory", config.kv_path.parent)
     if config.listen_port:
-        port = check_free_port("listenPort", config.bind_address, config.listen_port, running=False)
-        mine = f"{port.found}; it is this one's if it runs already"
-        yield port if port.state == OK else Check(port.check, WARN, mine)
+        yield _check_port("listenPort", config.bind_address, config.listen_port)
     if config.admin_port > 0:
-        admin = check_free_port("adminPort", "127.0.0.1", config.admin_port, running=False)
-        mine = f"{admin.found}; it is this one's if it runs already"
-        yield admin if admin.state == OK else Check(admin.check, WARN, mine)
+        yield _check_port("adminPort", "127.0.0.1", config.admin_port)
     yield from check_tls(config, clock or SystemClock())
+
+
+def _check_port(name: str, host: str, port: int) -> Check:
+    found = check_free_port(name, host, port, running=False)
+    return found if found.state == OK else Check(name, WARN, f"{found.found}; ignore this if this name server runs")

@@ -1,6 +1,6 @@
-"""Key-value settings by namespace: the only thing that a name server keeps across a restart.
+"""Key-value settings by namespace: the only persistent state of a name server.
 
-File: {"version":1,"configTable":{namespace:{key:value}}}, replaced whole by one write for all changes that wait.
+File: {"version":1,"configTable":{namespace:{key:value}}}, replaced as a whole by one write for all pending changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 MAX_ENTRIES = 100_000
 MAX_NAME = 1024
 MAX_VALUE = 64 * 1024
-MAX_BYTES = 16 * 1024 * 1024  # of names and values; also what an answer with a whole namespace can carry
+MAX_BYTES = 16 * 1024 * 1024  # of names and values: an answer may contain a whole namespace
 
 Table = dict[str, dict[str, str]]
 _Change = tuple[str, str, str | None]
@@ -36,13 +36,13 @@ class _File(msgspec.Struct, rename="camel"):
 
 
 class KvConfigManager:
-    """A change is visible once it is durable. What a write has begun it ends, whether its asker waits or not."""
+    """The settings. A change is visible once it is durable; a write completes even if its client disconnects."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._disk = disk
         self._file = VersionedFile(disk, path, _File, StartupError, indent=True)
         self._table: Table = {}
-        # With what waits to be written:
+        # Including pending changes:
         self._entries = 0
         self._bytes = 0
         self._waiting: list[tuple[_Change, asyncio.Future[None]]] = []
@@ -56,15 +56,15 @@ class KvConfigManager:
             self._count()
 
     def get(self, namespace: str, key: str) -> str | None:
-        """The value, or None."""
+        """Return the value of a key, or None."""
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> Mapping[str, str] | None:
-        """All of a namespace, or None when it has never been written."""
+        """Return a namespace, or None if nothing was ever written to it."""
         return self._table.get(namespace)
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Set and persist."""
+        """Set a key; durable when this returns. Raises BrokerError above a limit."""
         if len(namespace) > MAX_NAME or len(key) > MAX_NAME or len(value) > MAX_VALUE:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "a name or value of the KV configuration is too long")
         size = len(namespace) + len(key) + len(value)
@@ -73,17 +73,17 @@ class KvConfigManager:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the KV configuration is full: {self._entries} entries")
         self._entries, self._bytes = self._entries + 1, self._bytes + size
         await self._change((namespace, key, value))
-        log.info("key %r of %r is set", key, namespace)
+        log.info("KV key set: namespace=%r key=%r", namespace, key)
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Remove and persist; what is not there is no error."""
+        """Delete a key, which may be missing; durable when this returns."""
         if self.get(namespace, key) is None and not self._waiting:
             return
         await self._change((namespace, key, None))
-        log.info("key %r of %r is deleted", key, namespace)
+        log.info("KV key deleted: namespace=%r key=%r", namespace, key)
 
     def print_all(self) -> None:
-        """Write the whole table to the log, as operators of RocketMQ are used to."""
+        """Log the whole table, as RocketMQ's name server does."""
         for namespace, entries in self._table.items():
             for key, value in entries.items():
                 log.info("config NS: %r Key: %r Value: %r", namespace, key, value)
@@ -96,7 +96,7 @@ class KvConfigManager:
         await done
 
     async def _write_waiting(self) -> None:
-        """One write after the other, each with all that came during the one before."""
+        """Write pending changes until there are none; each write contains all changes since the last one began."""
         while self._waiting:
             waiting, self._waiting = self._waiting, []
             table = self._with([change for change, _ in waiting])
@@ -104,7 +104,7 @@ class KvConfigManager:
             try:
                 await asyncio.to_thread(self._write, table)
                 self._table = table
-            except Exception as error:  # noqa: BLE001 - told to all who wait for this write
+            except Exception as error:  # noqa: BLE001 - raised in all callers of this write
                 fault = error
             self._count()
             for _, done in waiting:
@@ -116,7 +116,7 @@ class KvConfigManager:
                     done.set_exception(fault)
 
     def _with(self, changes: list[_Change]) -> Table:
-        """A new table; the namespaces that do not change are shared with the old one."""
+        """Return a new table with some changes; unchanged namespaces are shared with the current one."""
         table = dict(self._table)
         own: set[str] = set()
         for namespace, key, value in changes:
@@ -129,11 +129,11 @@ class KvConfigManager:
                 table[namespace][key] = value
         for namespace in own:
             if not table[namespace] and namespace not in self._table:
-                del table[namespace]  # deleted from before it was there
+                del table[namespace]  # a key of a missing namespace was deleted
         return table
 
     def _count(self) -> None:
-        """Exactly; between two writes each change counts as an addition."""
+        """Count entries and bytes exactly; until the next write each change counts as an addition."""
         self._entries = sum(map(len, self._table.values())) + len(self._waiting)
         self._bytes = sum(
             len(namespace) + len(key) + len(value)

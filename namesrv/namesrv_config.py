@@ -1,4 +1,4 @@
-"""What an operator may set on a name server."""
+"""The configuration of a name server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.config.properties import GIB, MIB, SECOND, key
 
 @dataclass
 class NamesrvConfig(SecurityConfig):
-    """One name server, under RocketMQ's key names."""
+    """The keys, with RocketMQ's names."""
 
     rocketmq_classes: ClassVar[tuple[str, ...]] = rocketmq_keys.NAMESRV
 
@@ -25,7 +25,7 @@ class NamesrvConfig(SecurityConfig):
     return_order_topic_config_to_broker: bool = key(True, live=True)
     delete_topic_with_broker_registration: bool = key(False, live=True)
     enable_all_topic_list: bool = key(True, live=True)
-    cluster_name: str = key("DefaultCluster")  # what `Cluster:` in policies means here
+    cluster_name: str = key("DefaultCluster")  # the name of this cluster in policies (`Cluster:name`)
     max_topics_per_broker: int = key(50_000, low=1, high=1_000_000, live=True)
     max_brokers: int = key(10_000, low=1, high=1_000_000, live=True)
     max_topic_routes: int = key(1_000_000, low=1, high=100_000_000, live=True)

@@ -1,4 +1,4 @@
-"""A name server put together: tables, settings, port, and the scan for brokers that fell silent."""
+"""Construction of a name server: tables, settings, port, and the scan for silent brokers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST_PRINT_S = 60.0
 
 
 class NamesrvController:
-    """Starts and stops one name server on the running loop."""
+    """Starts and stops one name server on the running event loop."""
 
     def __init__(self, config: NamesrvConfig, clock: Clock, disk: Disk) -> None:
         self._config = config
@@ -38,61 +38,63 @@ class NamesrvController:
         RequestProcessor(config, self.routes, self.kv).register_on(router)
         auth = config.kv_path.parent / "auth" / "auth.json"
         guard = make_guard(config, auth, disk, cluster=config.cluster_name)
-        descriptors = budget(open_files_limit(), 0)  # it maps nothing
+        descriptors = budget(open_files_limit(), 0)  # a name server has no mappings
         self._server = make_server(config, router, guard, descriptors, port=config.listen_port, closed=self._closed)
         self._pages = ServerPages(
             clock, self._supervisor, port=config.admin_port, server=self._server, guard=guard, troubles=self.troubles
         )
         gauge, routes = self._pages.metrics.gauge, self.routes
-        gauge("namesrv_brokers", "brokers' addresses that are registered", lambda: routes.counts.brokers)
-        gauge("namesrv_topics", "topics that some broker has", lambda: routes.counts.topics)
-        gauge("namesrv_routes", "topics on a broker, of all brokers together", lambda: routes.counts.routes)
+        gauge("namesrv_brokers", "registered addresses of brokers", lambda: routes.counts.brokers)
+        gauge("namesrv_topics", "topics with a route", lambda: routes.counts.topics)
+        gauge("namesrv_routes", "routes: topics, counted once per broker", lambda: routes.counts.routes)
         self._pages.metrics.counter(
-            "namesrv_brokers_lost_total", "brokers that fell silent or hung up", lambda: self._lost
+            "namesrv_brokers_lost_total",
+            "brokers removed as silent or disconnected",
+            lambda: self._lost,
         )
         self._lost = 0
-        #: Where its pages are.
+        #: The address of the admin port.
         self.admin_address: tuple[str, int] | None = None
 
     @property
     def codes(self) -> frozenset[int]:
-        """What it serves."""
+        """The request codes that it serves."""
         return self._router.codes
 
     def troubles(self) -> list[Trouble]:
-        """What is wrong with its own tasks."""
+        """Return the faults of its tasks."""
         return self._supervisor.troubles()
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port of the server."""
         return self._server.port
 
     async def start(self) -> None:
-        """Read the settings, listen, begin to scan."""
+        """Read the settings, open the port and start the scan."""
         self.kv.load()
         await self._server.start()
         self.admin_address = await self._pages.start()
         period = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period, self.scan, first_s=min(FIRST_SCAN_S, period))
         self._supervisor.every("print-kv", PRINT_KV_S, self.kv.print_all, first_s=FIRST_PRINT_S)
-        log.info("name server of neve %s listens on %s:%d", version("neve"), self._config.bind_address, self.port)
+        log.info("neve %s name server listens on %s:%d", version("neve"), self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
-        """Answer what is under way and stop."""
+        """Finish requests in progress and stop."""
         await self._server.shutdown()
         await self._pages.shutdown()
         await self._supervisor.stop()
 
     def scan(self) -> None:
-        """Take out brokers that fell silent, and hang up on them."""
+        """Remove silent brokers and close their connections."""
         for identity, connection in self.routes.expire():
-            log.warning("broker %r at %r is silent and taken out", identity.name, identity.address)
+            log.warning("broker removed: silent name=%r address=%r", identity.name, identity.address)
             self._lost += 1
             if isinstance(connection, Connection):
                 connection.close()
 
     def _closed(self, connection: Connection) -> None:
         for identity in self.routes.connection_closed(connection):
-            log.warning("broker %r at %r hung up and is taken out", identity.name, identity.address)
+            log.warning("broker removed: disconnected name=%r address=%r", identity.name, identity.address)
             self._lost += 1

@@ -4,7 +4,7 @@ Compressed: a zlib stream of
 
     i32 n, DataVersion JSON | i32 count, count x { i32 n, topic as text } | i32 n, filter servers JSON | mapping tail
 
-with a topic as `name readQueues writeQueues perm filterType attributesJson`, the last part missing in old versions.
+with a topic as `name readQueues writeQueues perm filterType attributesJson`; old versions lack the last part.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from neve.remoting.body import DataVersion, NodeBudget, TopicConfig, loads_as
 from neve.remoting.codes import ResponseCode
 from neve.remoting.frame import MAX_FRAME
 
-MAX_INFLATED = MAX_FRAME  # the plain form of the same registration has to fit a frame
-# Of a topic: its fields, their map, and some attributes.
+MAX_INFLATED = MAX_FRAME  # the plain form of a registration fits in a frame
+# JSON nodes per topic: its fields, their map, and some attributes.
 _NODES_OF_TOPIC = 16
 _I32 = struct.Struct(">i")
 _TEXT_FIELDS = 5
@@ -38,7 +38,7 @@ class _Body(msgspec.Struct, rename="camel"):
 
 
 class Registration(msgspec.Struct):
-    """What a broker tells about its topics."""
+    """The topics of a broker, with their version."""
 
     topics: dict[str, TopicConfig] = {}
     data_version: DataVersion = DataVersion()
@@ -46,13 +46,13 @@ class Registration(msgspec.Struct):
 
 
 def check_crc(body: bytes, expected: int) -> None:
-    """Zero means that the broker did not say."""
+    """Raise BrokerError for a wrong checksum; zero means that the broker sent none."""
     if expected and zlib.crc32(body) & 0x7FFFFFFF != expected:
         raise BrokerError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
 
 
 def parse_registration(body: bytes, *, compressed: bool, max_topics: int) -> Registration:
-    """Either form; an empty body registers no topic. BrokerError for more than `max_topics`."""
+    """Parse either form; an empty body has no topics. Raises BrokerError for more than `max_topics`, ProtocolError."""
     if not body:
         return Registration()
     budget = NodeBudget((max_topics + 1) * _NODES_OF_TOPIC)
@@ -76,9 +76,9 @@ def _inflate(body: bytes) -> bytes:
     try:
         data = stream.decompress(body, MAX_INFLATED)
     except zlib.error as error:
-        raise ProtocolError(f"the compressed registration is broken: {error}") from error
+        raise ProtocolError(f"invalid compressed registration: {error}") from error
     if not stream.eof:
-        raise ProtocolError("the compressed registration is cut off or too large")
+        raise ProtocolError("the compressed registration is truncated or too large")
     return data
 
 
@@ -105,7 +105,7 @@ class _Reader:
         (number,) = _I32.unpack_from(self._data, self._at)
         self._at += 4
         if number < 0:
-            raise ProtocolError("a negative length in the registration")
+            raise ProtocolError("the registration contains a negative length")
         return int(number)
 
     def _block(self) -> bytes:
@@ -118,14 +118,14 @@ class _Reader:
 
 
 def parse_topic_text(text: str, budget: NodeBudget) -> TopicConfig:
-    """One topic in its text form."""
+    """Parse the text form of a topic."""
     parts = text.split(" ", _TEXT_FIELDS)
     budget.spend(1)
     try:
         name, read_queues, write_queues, perm, kind = parts[:_TEXT_FIELDS]
         topic = TopicConfig(name, _small(read_queues), _small(write_queues), _small(perm), kind)
     except ValueError as error:
-        raise ProtocolError(f"a topic's text does not fit: {error}") from error
+        raise ProtocolError(f"invalid topic in a registration: {error}") from error
     if len(parts) > _TEXT_FIELDS and parts[_TEXT_FIELDS]:
         topic.attributes = loads_as(parts[_TEXT_FIELDS].encode(), dict[str, str], budget)
     return topic
@@ -134,5 +134,5 @@ def parse_topic_text(text: str, budget: NodeBudget) -> TopicConfig:
 def _small(text: str) -> int:
     number = int(text) if len(text) < _SMALL_DIGITS else -1
     if number < 0:
-        raise ValueError(f"{text[:_SMALL_DIGITS]!r} is no number of queues and no permission")
+        raise ValueError(f"expected a number of queues or a permission, got {text[:_SMALL_DIGITS]!r}")
     return number

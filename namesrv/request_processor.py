@@ -1,4 +1,4 @@
-"""What each request means to a name server."""
+"""The requests of a name server."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _REGISTERED = "registered"
 
 
 class _Registered(NamedTuple):
-    """What a connection registered last, without its topics."""
+    """The last registration of a connection, without its topics."""
 
-    said: tuple[BrokerIdentity, bool, int, int]
+    fingerprint: tuple[BrokerIdentity, bool, int, int]
     version: DataVersion
     filter_servers: list[str]
 
 
 class RequestProcessor:
-    """Answers requests out of the tables; change the tables, tell nobody."""
+    """Answers requests from the tables and changes them; it sends no notifications."""
 
     def __init__(self, config: NamesrvConfig, routes: RouteInfoManager, kv: KvConfigManager) -> None:
         self._config = config
@@ -42,7 +42,7 @@ class RequestProcessor:
         self._kv = kv
 
     def register_on(self, router: RequestRouter) -> None:
-        """Serve every code that a name server knows."""
+        """Register the handlers of all requests."""
         code = RequestCode
         for number, handler in {
             code.PUT_KV_CONFIG: self.put_kv,
@@ -89,7 +89,7 @@ class RequestProcessor:
             registration,
             connection=connection,
             ha_server_addr=ext.get("haServerAddr", ""),
-            patience_ms=optional_int(ext, "heartbeatTimeoutMillis", 0),
+            timeout_ms=optional_int(ext, "heartbeatTimeoutMillis", 0),
             drop_missing_topics=self._config.delete_topic_with_broker_registration,
             acting_master=optional_bool(ext, "enableActingMaster") if "enableActingMaster" in ext else None,
         )
@@ -103,21 +103,26 @@ class RequestProcessor:
         return _ok(request, body, answer)
 
     def _registration(self, connection: Connection, identity: BrokerIdentity, request: RemotingCommand) -> Registration:
-        """A broker says the same every 30 s, megabytes if it has many topics: what stands is not read again."""
+        """Parse a registration; an unchanged one, which a broker sends every 30 s, is not parsed again."""
         compressed = optional_bool(request.ext, "compressed")
-        said = (identity, compressed, len(request.body), hash(request.body))  # siphash, with this process' own key
+        body = request.body
+        fingerprint = (identity, compressed, len(body), hash(body))  # SipHash with a random key of this process
         before: _Registered | None = connection.state.get(_REGISTERED)
-        if before is not None and before.said == said and self._routes.stands(identity, before.version):
+        if (
+            before is not None
+            and before.fingerprint == fingerprint
+            and self._routes.is_current(identity, before.version)
+        ):
             return Registration({}, before.version, before.filter_servers)
-        found = parse_registration(request.body, compressed=compressed, max_topics=self._config.max_topics_per_broker)
-        connection.state[_REGISTERED] = _Registered(said, found.data_version, found.filter_servers)
+        found = parse_registration(body, compressed=compressed, max_topics=self._config.max_topics_per_broker)
+        connection.state[_REGISTERED] = _Registered(fingerprint, found.data_version, found.filter_servers)
         return found
 
     def unregister_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
         """104"""
         identity = _identity(request)
         self._routes.unregister(identity)
-        log.info("broker %r at %r left", identity.name, identity.address)
+        log.info("broker deregistered: name=%r address=%r", identity.name, identity.address)
         return _ok(request)
 
     def broker_heartbeat(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -126,7 +131,7 @@ class RequestProcessor:
         return _ok(request)
 
     def query_data_version(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """322: spares the broker a whole registration while nothing has changed."""
+        """322: a broker registers again only if its version differs."""
         identity = _identity(request)
         asked = loads_as(request.body, DataVersion)
         changed, standing = self._routes.query_data_version(identity.cluster, identity.address, asked)
@@ -190,7 +195,7 @@ class RequestProcessor:
         """216"""
         topic = require_str(request.ext, "topic")
         self._routes.delete_topic(topic, request.ext.get("clusterName") or None)
-        log.info("topic %r is deleted", topic)
+        log.info("topic deleted: %r", topic)
         return _ok(request)
 
     def register_topic(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -231,7 +236,7 @@ class RequestProcessor:
         return _ok(request, dumps({"table": table}))
 
     def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """318: an allow-list; paths and ports never change over the wire."""
+        """318: only live keys can be changed, never paths or ports."""
         try:
             text = request.body.decode()
             changes = {key: value for _, key, value in parse_properties(text, "update")}
@@ -240,7 +245,7 @@ class RequestProcessor:
             raise BrokerError(ResponseCode.NO_PERMISSION, str(error)) from error
         if "logLevel" in changes:
             logs.set_level(self._config.log_level)
-        log.info("%s:%d changed %s", *connection.remote, sorted(changes))
+        log.info("configuration changed: client=%s:%d keys=%s", *connection.remote, sorted(changes))
         return _ok(request)
 
     def get_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:

@@ -1,13 +1,13 @@
-"""Which topics live on which brokers, and which brokers live. Pure tables: no sockets, the clock is given.
+"""The routes of topics and the live brokers: tables without I/O, with an injected clock.
 
     topics    topic -> broker name -> QueueData
     brokers   broker name -> BrokerData(cluster, {id: address})
     clusters  cluster -> broker names
-    live      (cluster, address) -> last seen, patience, DataVersion, connection
+    live      (cluster, address) -> last seen, timeout, DataVersion, connection
 
-What brokers may name is bounded (`RouteLimits`): names in length, brokers and topics in number.
+The length of names and the numbers of brokers and topics are bounded (`RouteLimits`).
 
-Liveness is measured on the monotonic clock: an operator who sets the wall clock must not end every broker.
+Liveness depends on the monotonic clock, so that a change of the wall clock expires no broker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from neve.errors import BrokerError
 from neve.remoting.body import BrokerData, DataVersion, QueueData, TopicConfig, TopicRouteData
 from neve.remoting.codes import ResponseCode
 
-DEFAULT_PATIENCE_MS = 120_000
+DEFAULT_TIMEOUT_MS = 120_000
 MAX_NAME = 255
 MAX_FILTER_SERVERS = 64
 MASTER_ID = 0
@@ -33,7 +33,7 @@ FLAG_UNIT_SUB = 2
 
 @dataclass(frozen=True, slots=True)
 class BrokerIdentity:
-    """How a broker names itself in each of its requests."""
+    """The identity of a broker in its requests."""
 
     cluster: str
     name: str
@@ -42,22 +42,22 @@ class BrokerIdentity:
 
 
 class RouteLimits(Protocol):
-    """What the tables may hold; asked each time, an operator may change it."""
+    """The limits of the tables, read each time: they may be changed at runtime."""
 
     @property
     def max_brokers(self) -> int:
-        """Addresses that are registered."""
+        """Registered addresses."""
 
     @property
     def max_topic_routes(self) -> int:
-        """Topics on a broker, of all brokers together."""
+        """Topics, counted once per broker."""
 
 
 @dataclass(slots=True)
 class _Live:
     identity: BrokerIdentity
     last_seen: float
-    patience_s: float
+    timeout_s: float
     data_version: DataVersion
     connection: Hashable
     ha_server_addr: str
@@ -65,14 +65,14 @@ class _Live:
 
 @dataclass(frozen=True, slots=True)
 class RegisterResult:
-    """What a slave needs to find its master."""
+    """The addresses of the master, for a slave."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class RouteCounts(NamedTuple):
-    """Brokers' addresses, topics, and topics on a broker."""
+    """Sizes of the tables: addresses of brokers, topics, and topics per broker."""
 
     brokers: int
     topics: int
@@ -80,13 +80,13 @@ class RouteCounts(NamedTuple):
 
 
 class RouteInfoManager:
-    """All of the name server's tables; single-threaded."""
+    """The tables; single-threaded."""
 
     def __init__(self, clock: Clock, limits: RouteLimits) -> None:
         self._clock, self._limits = clock, limits
         self._routes = 0  # rows of `topics`
         self._topics: dict[str, dict[str, QueueData]] = {}
-        self._broker_topics: dict[str, set[str]] = {}  # the way back, so that a broker's end costs its own topics only
+        self._broker_topics: dict[str, set[str]] = {}  # the reverse: removing a broker visits only its topics
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], _Live] = {}
@@ -94,10 +94,10 @@ class RouteInfoManager:
 
     @property
     def counts(self) -> RouteCounts:
-        """How much there is."""
+        """The sizes of the tables."""
         return RouteCounts(len(self._live), len(self._topics), self._routes)
 
-    # ---- brokers come and go
+    # ---- brokers
 
     def register(
         self,
@@ -106,14 +106,14 @@ class RouteInfoManager:
         *,
         connection: Hashable,
         ha_server_addr: str = "",
-        patience_ms: int | None = None,
+        timeout_ms: int | None = None,
         drop_missing_topics: bool = False,
         acting_master: bool | None = None,
     ) -> RegisterResult:
-        """Take a broker in, or refresh it; a registration older than the one that stands is refused.
+        """Register a broker or renew its registration. Raises BrokerError, also for one older than the current one.
 
-        Topics are the master's to tell; while a name has none, the slave's with the lowest id. A broker that says
-        nothing of `acting_master` is of a version whose slaves tell none.
+        The master registers the topics; while there is none, the slave with the lowest id does. A broker without
+        `acting_master` is of a version whose slaves register none.
         """
         key = (identity.cluster, identity.address)
         broker = self._brokers.get(identity.name)
@@ -123,7 +123,7 @@ class RouteInfoManager:
         if broker is not None:
             self._check_not_older(broker, identity, registration.data_version)
         if previous is None and len(self._live) >= self._limits.max_brokers:
-            raise _refused(f"there are {len(self._live)} brokers, maxBrokers is {self._limits.max_brokers}")
+            raise _refused(f"{len(self._live)} brokers are registered, maxBrokers is {self._limits.max_brokers}")
         if len(ha_server_addr) > MAX_NAME:
             raise _refused("haServerAddr is too long")
         filters = registration.filter_servers
@@ -131,7 +131,7 @@ class RouteInfoManager:
             raise _refused("too many filter servers, or too long names")
         self._check_room(identity.name, registration.topics.values())
         if previous is not None and previous.identity.name != identity.name:
-            self.unregister(previous.identity)  # renamed: the old name has nobody behind it
+            self.unregister(previous.identity)  # the broker was renamed
         if broker is None:
             broker = self._brokers[identity.name] = BrokerData(identity.cluster, identity.name, {}, False)
             self._clusters.setdefault(identity.cluster, set()).add(identity.name)
@@ -141,12 +141,12 @@ class RouteInfoManager:
             del broker.broker_addrs[other]
         broker.broker_addrs[identity.broker_id] = identity.address
         changed = first or previous is None or previous.data_version != registration.data_version
-        tells_topics = acting_master is not None and identity.broker_id == min(broker.broker_addrs)
-        if changed and (identity.broker_id == MASTER_ID or tells_topics):
+        is_source = acting_master is not None and identity.broker_id == min(broker.broker_addrs)
+        if changed and (identity.broker_id == MASTER_ID or is_source):
             self._update_topics(identity.name, registration.topics.values(), drop_missing_topics)
-        patience_s = (patience_ms if patience_ms and patience_ms > 0 else DEFAULT_PATIENCE_MS) / 1000
+        timeout_s = (timeout_ms if timeout_ms and timeout_ms > 0 else DEFAULT_TIMEOUT_MS) / 1000
         self._live[key] = _Live(
-            identity, self._clock.monotonic(), patience_s, registration.data_version, connection, ha_server_addr
+            identity, self._clock.monotonic(), timeout_s, registration.data_version, connection, ha_server_addr
         )
         if filters:
             self._filters[identity.address] = filters
@@ -154,8 +154,8 @@ class RouteInfoManager:
             self._filters.pop(identity.address, None)
         return self._master_of(broker, identity)
 
-    def stands(self, identity: BrokerIdentity, version: DataVersion) -> bool:
-        """Whether a registration of this version would change no topic."""
+    def is_current(self, identity: BrokerIdentity, version: DataVersion) -> bool:
+        """Return whether a registration of this version would change no topic."""
         broker = self._brokers.get(identity.name)
         live = self._live.get((identity.cluster, identity.address))
         return (
@@ -167,7 +167,7 @@ class RouteInfoManager:
         )
 
     def _check_room(self, broker: str, topics: Iterable[TopicConfig]) -> None:
-        """Before anything is changed."""
+        """Check the limits before a change. Raises BrokerError."""
         known, new = self._broker_topics.get(broker, set()), 0
         for topic in topics:
             name = topic.topic_name
@@ -176,7 +176,7 @@ class RouteInfoManager:
             new += name not in known
         if new and self._routes + new > self._limits.max_topic_routes:
             limit = self._limits.max_topic_routes
-            raise _refused(f"{new} topics more than {self._routes} routes of topics, maxTopicRoutes is {limit}")
+            raise _refused(f"{new} topics beside {self._routes} routes exceed maxTopicRoutes={limit}")
 
     def _check_not_older(self, broker: BrokerData, identity: BrokerIdentity, version: DataVersion) -> None:
         standing = broker.broker_addrs.get(identity.broker_id)
@@ -196,7 +196,7 @@ class RouteInfoManager:
         return RegisterResult(live.ha_server_addr, master) if live is not None else RegisterResult()
 
     def unregister(self, identity: BrokerIdentity) -> None:
-        """Take a broker out, with the topics that only it has; whichever id it has now: its role may have changed."""
+        """Remove a broker, under any id, since its role may have changed; and the topics that only it has."""
         self._live.pop((identity.cluster, identity.address), None)
         self._filters.pop(identity.address, None)
         broker = self._brokers.get(identity.name)
@@ -216,30 +216,30 @@ class RouteInfoManager:
             self._drop_queue(topic, identity.name)
 
     def connection_closed(self, connection: Hashable) -> list[BrokerIdentity]:
-        """A broker whose connection ended is gone; one that has come back over another is not."""
+        """Remove and return the brokers of a closed connection; a broker that registered again by another one stays."""
         gone = [live.identity for live in self._live.values() if live.connection == connection]
         for identity in gone:
             self.unregister(identity)
         return gone
 
     def expire(self) -> list[tuple[BrokerIdentity, Hashable]]:
-        """Take out every broker that was silent for longer than its patience."""
+        """Remove and return the brokers whose timeout has passed."""
         now = self._clock.monotonic()
         gone = [
-            (live.identity, live.connection) for live in self._live.values() if now - live.last_seen > live.patience_s
+            (live.identity, live.connection) for live in self._live.values() if now - live.last_seen > live.timeout_s
         ]
         for identity, _ in gone:
             self.unregister(identity)
         return gone
 
     def heartbeat(self, cluster: str, address: str) -> None:
-        """The broker lives."""
+        """Record a sign of life."""
         live = self._live.get((cluster, address))
         if live is not None:
             live.last_seen = self._clock.monotonic()
 
     def query_data_version(self, cluster: str, address: str, version: DataVersion) -> tuple[bool, DataVersion | None]:
-        """Whether the broker must register again, and what we hold; asking proves that it lives."""
+        """Return whether the broker must register again, and its registered version. Counts as a sign of life."""
         self.heartbeat(cluster, address)
         live = self._live.get((cluster, address))
         standing = live.data_version if live is not None else None
@@ -252,7 +252,7 @@ class RouteInfoManager:
         for topic in topics:
             names.add(topic.topic_name)
             standing = self._topics.get(topic.topic_name, {}).get(broker)
-            if standing is None or not _is_as_told(standing, topic):
+            if standing is None or not _is_equal(standing, topic):
                 self._put_queue(
                     topic.topic_name,
                     QueueData(broker, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag),
@@ -275,31 +275,31 @@ class RouteInfoManager:
             self._topics.pop(topic, None)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Add a topic's queues on brokers that are known."""
+        """Add the queues of a topic on registered brokers."""
         for queue in queues:
             if queue.broker_name in self._brokers:
                 self._check_room(queue.broker_name, (TopicConfig(topic),))
                 self._put_queue(topic, queue)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, everywhere or on one cluster's brokers."""
+        """Remove a topic, from all brokers or from those of one cluster."""
         for broker in list(self._topics.get(topic, {})):
             if cluster is None or broker in self._clusters.get(cluster, set()):
                 self._broker_topics.get(broker, set()).discard(topic)
                 self._drop_queue(topic, broker)
 
     def set_writable(self, broker: str, writable: bool) -> int:
-        """Set or clear the write permission of all topics of a broker; how many there are."""
+        """Set or clear the write permission of all topics of a broker; return their number."""
         topics = self._broker_topics.get(broker, set())
         for topic in topics:
             queue = self._topics[topic][broker]
             queue.perm = queue.perm | PERM_WRITE if writable else queue.perm & ~PERM_WRITE
         return len(topics)
 
-    # ---- questions
+    # ---- queries
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic lives now."""
+        """Return the route of a topic; None if there is none."""
         queues = self._topics.get(topic)
         if not queues:
             return None
@@ -315,41 +315,41 @@ class RouteInfoManager:
         return TopicRouteData([queues[name] for name in sorted(queues)], brokers, filters)
 
     def cluster_info(self) -> dict[str, object]:
-        """All brokers by name and their names by cluster."""
+        """Return all brokers by name, and their names by cluster."""
         return {
             "brokerAddrTable": dict(self._brokers),
             "clusterAddrTable": {cluster: sorted(names) for cluster, names in self._clusters.items()},
         }
 
     def topics(self) -> list[str]:
-        """All topics."""
+        """Return all topics."""
         return sorted(self._topics)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        """Topics of a cluster's brokers."""
+        """Return the topics of the brokers of a cluster."""
         names = self._clusters.get(cluster, set())
         return sorted(set().union(*(self._broker_topics.get(name, set()) for name in names)))
 
     def topics_by_flag(self, matches: Callable[[int], bool]) -> list[str]:
-        """Topics whose system flag (of any broker) fits."""
+        """Return the topics for whose system flag, on any broker, `matches` is true."""
         return sorted(
             topic for topic, queues in self._topics.items() if any(matches(q.topic_sys_flag) for q in queues.values())
         )
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Every cluster and broker name is a topic; and a broker that knows the rest."""
+        """Return the cluster and broker names, which are topics, and the address of a broker with the others."""
         names = sorted({*self._clusters, *self._brokers})
         addresses = [address for broker in self._brokers.values() for address in broker.broker_addrs.values()]
         return names, addresses[0] if addresses else None
 
     def member_group(self, cluster: str, broker: str) -> dict[str, object]:
-        """All addresses of one broker name."""
+        """Return all addresses of one broker name."""
         data = self._brokers.get(broker)
         addresses = dict(data.broker_addrs) if data is not None and data.cluster == cluster else {}
         return {"cluster": cluster, "brokerName": broker, "brokerAddrs": addresses}
 
 
-def _is_as_told(standing: QueueData, topic: TopicConfig) -> bool:
+def _is_equal(standing: QueueData, topic: TopicConfig) -> bool:
     return (
         standing.read_queue_nums == topic.read_queue_nums
         and standing.write_queue_nums == topic.write_queue_nums

@@ -189,8 +189,8 @@ def register_tasks(
 ) -> None:
     """The broker's own work."""
     counter, gauge, jobs = metrics.counter, metrics.gauge, archive.jobs
-    counter("task_failures_total", "failed runs of the broker's own tasks", health.failures)
-    gauge("tasks_in_trouble", "tasks that fail again and again, hang or have ended", lambda: len(health.troubles()))
+    counter("task_failures_total", "failed runs of the broker's tasks", health.failures)
+    gauge("tasks_in_trouble", "tasks that fail repeatedly, hang or have ended", lambda: len(health.troubles()))
     counter("items_set_aside_total", "messages, answers and waiting pulls that failed alone", faults.total)
     counter(
         "foreign_records_total",

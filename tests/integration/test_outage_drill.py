@@ -399,7 +399,7 @@ def test_the_broker_is_killed(drill: Drill) -> None:
         "neve consume": "exit code [136].*orders", "client, send": ".+: .*orders", "client, read": ".+: .*past",
         "name server": "^200 ready, brokers: 0$",
     }  # fmt: skip
-    lost = "hung up and is taken out"
+    lost = "broker removed: disconnected"
     before = drill.names.log().count(lost)
     with drill.outage(drill.broker.start):
         drill.broker.kill()

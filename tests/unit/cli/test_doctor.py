@@ -154,7 +154,7 @@ async def test_a_taken_port_is_a_fault_unless_it_is_the_running_brokers_own(tmp_
     async with running(tmp_path / "own", *(f"{key}={value}" for key, value in ports.items())):
         told = await asyncio.to_thread(found, own)
     assert {told[name].state for name in ("listenPort", "listenPort - 2", "adminPort")} == {"ok"}
-    assert "a broker runs on the data directory" in told["listenPort"].found
+    assert "in use by the broker that runs on the data directory" in told["listenPort"].found
 
 
 @pytest.mark.parametrize(

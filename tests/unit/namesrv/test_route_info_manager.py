@@ -139,7 +139,7 @@ def test_silence_ends_a_broker_but_a_jump_of_the_wall_clock_does_not(
     clock: ManualClock, routes: RouteInfoManager
 ) -> None:
     routes.register(A, topics("t"), connection=1)
-    routes.register(B, topics("t"), connection=2, patience_ms=10_000)
+    routes.register(B, topics("t"), connection=2, timeout_ms=10_000)
     clock.set_wall(clock.now_ms() + 10**9)
     assert routes.expire() == []
     clock.advance(10_001)

@@ -164,7 +164,7 @@ class KeepsDeleted(MemoryStore):
 
 
 def test_probe_names_what_is_missing() -> None:
-    with pytest.raises(ProbeFailed, match=r"If-None-Match.*can't fence"):
+    with pytest.raises(ProbeFailed, match=r"If-None-Match.*cannot fence"):
         probe(IgnoresConditions())
     with pytest.raises(ProbeFailed, match=r"(?s)PUT works.*501.*fencing=lease is not offered"):
         probe(refusing := RefusesConditions())
