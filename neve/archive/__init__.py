@@ -1,8 +1,7 @@
-"""The archive's format: keys, journal entries, the catalog they add up to, and rows that rebuild to records.
+"""The archive: formats, catalog, Parquet rows, policy decisions, and readers that need no broker.
 
-Reading lives here, free of sockets: it asks for bytes through `ObjectSource`; `source` has one for a directory and one
-for S3 (boto3). Only that, `schema`, `rebuild`, `reader`, `inflation` and `topic_dataset` need the `[archive]` extra;
-the rest runs on the standard library and msgspec.
+A reader gets bytes from an `ObjectSource`; `store` has one for a directory and one for S3 (boto3). The packages `rows`
+and `read` need the `[archive]` extra; all others run on the standard library and msgspec.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ _EXTRA = ("numpy", "pyarrow")
 
 
 def open(source: str | ObjectSource, prefix: str = "") -> Archive:
-    """The archive of a store, read with no broker alive, as it stands now.
+    """Open the archive of a store as of now; no broker needs to run.
 
     Args:
         source: `dir:PATH`, `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`, or anything with the methods of
             `ObjectSource`. Credentials come from the AWS variables, a profile or the machine's role.
-        prefix: below which the archive lies in the source; a URL has it already.
+        prefix: the prefix of the archive in the source; a URL contains it.
 
     Raises:
         FileNotFoundError: there is no archive.
-        ValueError: the URL is none.
-        ImportError: the [archive] extra is not installed; clients come without it.
+        ValueError: the URL is invalid.
+        ImportError: the [archive] extra is not installed.
     """
     try:
         from neve.archive.read.reader import Archive as _Archive  # noqa: PLC0415
@@ -60,31 +59,33 @@ def dataset(
     on_error: Literal["null", "stop"] = "null",
     max_body: int = INFLATED_LENGTH_MAX,
 ) -> TopicDataset:
-    """A topic's archived messages for DuckDB, Polars, pandas and whoever else takes a PyArrow dataset.
+    """Return a topic's archived messages as a PyArrow dataset, for DuckDB, Polars, pandas and other engines.
 
-    Exactly what the catalog holds now, each message once; no broker is asked.
+    The dataset contains each message of the current catalog once. No broker is contacted.
 
     Args:
         store: `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`, as for `open`.
-        topic: its name, as clients say it.
-        start: stored at or after this datetime, ISO 8601 text, or milliseconds since 1970; UTC without a zone.
-        end: stored before this.
-        queues: of these alone.
+        topic: the topic.
+        start: the lowest store time: a datetime, ISO 8601 text, or milliseconds since 1970; UTC without a zone.
+        end: the store time before which messages are included.
+        queues: only messages of these queues.
         offsets: the lowest and the highest queue offset, both included.
-        broker: of this one alone; otherwise of all.
-        tags: with one of these.
-        keys: with one of these among their keys, or as their unique key (`msg_id`).
-        bodies: `inflated` gives them as the producer had them, `stored` as they lie there (`body_codec`).
-        on_error: what becomes of a body that does not inflate: `null`, with the reason in `body_error`; or `stop`.
-        max_body: how many bytes a body may be when inflated.
+        broker: only messages of this broker; of all brokers by default.
+        tags: only messages with one of these tags.
+        keys: only messages with one of these keys, or with one as their unique key (`msg_id`).
+        bodies: `inflated` decompresses bodies, `stored` returns them as stored (`body_codec`).
+        on_error: the treatment of a body that cannot be decompressed: `null` sets `body_error`, `stop` raises.
+        max_body: the highest size in bytes of a decompressed body.
 
     Raises:
         FileNotFoundError: there is no archive, or the topic has never been archived.
-        ValueError: the URL is none.
+        ValueError: the URL is invalid.
         ImportError: the [archive] extra is not installed.
     """
     if bodies not in ("inflated", "stored") or on_error not in ("null", "stop"):
-        raise ValueError("bodies is 'inflated' or 'stored', on_error is 'null' or 'stop'")
+        raise ValueError(
+            f"bodies must be 'inflated' or 'stored', on_error 'null' or 'stop'; got {bodies!r} and {on_error!r}"
+        )
     try:
         from neve.archive.catalog.journal_reader import catalogs  # noqa: PLC0415
         from neve.archive.read.selection import Selection, choose, instant_ms  # noqa: PLC0415
@@ -103,7 +104,7 @@ def dataset(
 
 def _frozen(values: Collection[T] | None) -> frozenset[T] | None:
     if isinstance(values, str):
-        raise TypeError(f"a collection of texts, not {values!r} itself")
+        raise TypeError(f"expected a collection of strings, got the string {values!r}")
     return None if values is None else frozenset(values)
 
 

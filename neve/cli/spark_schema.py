@@ -48,7 +48,7 @@ def schema(
     bodies = topic_dataset(some, topic, store, RowFilter(selection), Bodies(True, False, INFLATED_LENGTH_MAX))
     found = BodyFields()
     for batch in bodies.to_batches(columns=list(COLUMNS)):
-        found.look_at(batch.to_pylist())
+        found.add(batch.to_pylist())
     emit([_row(line) for line in found.lines()], _COLUMNS, output)
     looked_at = sum(found.messages.values())
     if len(some) < len(chosen) or sum(len(one.groups) for one in some) < sum(len(one.groups) for one in chosen):

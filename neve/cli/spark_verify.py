@@ -56,7 +56,7 @@ def verify(
             offsets = (
                 "" if fault.queue is None or not fault.key else f" (queue {fault.queue}, {fault.first}…{fault.last})"
             )
-            click.echo(f"broker {name}: {fault.told()}{offsets}")
+            click.echo(f"broker {name}: {fault.message()}{offsets}")
         for name, key, reason in done.unread[:_SHOWN]:
             click.echo(f"broker {name}: {key}: not read: {reason}")
         if done.resumed:

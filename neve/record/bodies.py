@@ -1,4 +1,7 @@
-"""Bodies: inflated as their sysFlag says, and batches. Source: RocketMQ's CompressionType, MessageDecoder."""
+"""Decompress bodies according to their sysFlag; encode and decode batches.
+
+Source: RocketMQ's CompressionType, MessageDecoder.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ _BATCH_HEAD = Struct(">iiiii")
 
 
 def inflate(body: bytes, sys_flag: int, limit: int = INFLATED_LENGTH_MAX) -> bytes:
-    """The body as the producer had it.
+    """Return the decompressed body.
 
     Raises:
-        ValueError: the body is damaged, or longer than `limit` bytes when inflated.
-        ModuleNotFoundError: the body needs `lz4` or `zstandard`, and that is not installed.
+        ValueError: the body is damaged, or exceeds `limit` bytes when decompressed.
+        ModuleNotFoundError: the body needs `lz4` or `zstandard`, which is not installed.
     """
     if not sys_flag & COMPRESSED:
         return body
@@ -40,7 +43,7 @@ def _inflate_zlib(body: bytes, length_max: int) -> bytes:
     try:
         inflated = stream.decompress(body, length_max)
     except zlib.error as error:
-        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+        raise ValueError(f"the body does not match the compression in its sysFlag: {error}") from error
     return _whole(inflated, stream.eof, length_max)
 
 
@@ -51,15 +54,15 @@ def _inflate_lz4(body: bytes, length_max: int) -> bytes:
     try:
         inflated = bytes(stream.decompress(body, max_length=length_max))
     except (RuntimeError, EOFError) as error:
-        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+        raise ValueError(f"the body does not match the compression in its sysFlag: {error}") from error
     return _whole(inflated, bool(stream.eof), length_max)
 
 
 def _inflate_zstd(body: bytes, length_max: int) -> bytes:
     import zstandard  # noqa: PLC0415 - an optional library
 
-    # `decompress(max_output_size=…)` obeys the size that the frame declares, and a reader does not say that the frame
-    # was cut off. In small steps no more is inflated than 32 MiB beyond what is wanted.
+    # `decompress(max_output_size=…)` trusts the size that the frame declares, and a stream reader does not report a
+    # truncated frame. Small steps bound the excess output to 32 MiB.
     stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
     parts: list[bytes] = []
     length = at = 0
@@ -69,19 +72,19 @@ def _inflate_zstd(body: bytes, length_max: int) -> bytes:
             length += len(parts[-1])
             at += _ZSTD_STEP
     except zstandard.ZstdError as error:
-        raise ValueError(f"the body is not what its sysFlag says: {error}") from error
+        raise ValueError(f"the body does not match the compression in its sysFlag: {error}") from error
     return _whole(b"".join(parts)[:length_max], stream.eof, length_max)
 
 
 def _whole(inflated: bytes, is_at_end: bool, length_max: int) -> bytes:
-    """Raises ValueError when there should have been more, unless there is as much as was wanted already."""
+    """Return the output. Raises ValueError if the stream is truncated before `length_max` bytes."""
     if not is_at_end and len(inflated) < length_max:
-        raise ValueError("the body is not what its sysFlag says: it is cut off")
+        raise ValueError("the body does not match the compression in its sysFlag: it is truncated")
     return inflated
 
 
 def encode_batch(messages: Iterable[tuple[bytes, int, bytes]]) -> bytes:
-    """The body of SEND_BATCH_MESSAGE from (body, flag, properties): size, magic 0, crc 0, flag, body, properties."""
+    """Encode (body, flag, properties) as a SEND_BATCH_MESSAGE body: size, magic 0, crc 0, flag, body, properties."""
     parts: list[bytes] = []
     for body, flag, properties in messages:
         size = _BATCH_HEAD.size + len(body) + 2 + len(properties)
@@ -90,10 +93,10 @@ def encode_batch(messages: Iterable[tuple[bytes, int, bytes]]) -> bytes:
 
 
 def decode_batch(blob: bytes | memoryview) -> list[tuple[int, bytes, bytes]]:
-    """(flag, body, properties) of each message in a batch.
+    """Decode a batch into (flag, body, properties) of each message.
 
     Raises:
-        MalformedRecord: a length does not fit.
+        MalformedRecord: a length is inconsistent.
     """
     view, position = memoryview(blob), 0
     messages: list[tuple[int, bytes, bytes]] = []
@@ -103,7 +106,7 @@ def decode_batch(blob: bytes | memoryview) -> list[tuple[int, bytes, bytes]]:
         (properties_length,) = I16.unpack_from(need(view, at, 2))
         properties, at = take(view, at + 2, properties_length)
         if at != position + size:
-            raise MalformedRecord(f"a batched message says {size} bytes and has {at - position}")
+            raise MalformedRecord(f"a batched message declares {size} bytes and has {at - position}")
         messages.append((flag, body, properties))
         position = at
     return messages

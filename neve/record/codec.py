@@ -1,4 +1,4 @@
-"""Records to bytes and back. Source: RocketMQ's MessageExtEncoder, MessageDecoder."""
+"""Encode and decode message records. Source: RocketMQ's MessageExtEncoder, MessageDecoder."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Host = tuple[str, int]
 
 
 class MalformedRecord(ValueError):
-    """Bytes that are not a whole record."""
+    """The bytes are not a complete record."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRecord:
-    """One record, decoded. Times are ms since 1970; hosts are `ip:port`; `body` is as stored, perhaps compressed."""
+    """A decoded record. Times are ms since 1970, hosts are `ip:port`, `body` is as stored, possibly compressed."""
 
     size: int
     magic: int
@@ -63,11 +63,12 @@ class MessageRecord:
 
     @property
     def properties(self) -> dict[str, str]:
+        """The properties as RocketMQ's reader decodes them."""
         return bytes_to_properties(self.properties_raw)
 
     @property
     def next_reconsume_times(self) -> int:
-        """What a copy that is tried again carries; a producer may have sent the highest number that an i32 has."""
+        """The count of the next redelivery, limited to an i32 because a producer may set any number."""
         return min(self.reconsume_times + 1, 2**31 - 1)
 
 
@@ -89,7 +90,7 @@ def encode_record(
     prepared_transaction_offset: int = 0,
     body_crc: int | None = None,
 ) -> bytes:
-    """The record's bytes. The host bits of `sys_flag` are set from the hosts."""
+    """Return the bytes of a record; the host bits of `sys_flag` are set from the hosts."""
     born, store = pack_host(born_host), pack_host(store_host)
     sys_flag = sys_flag & ~HOST_FLAGS | host_flags(len(born), len(store))
     magic, topic_part = topic_field(topic)
@@ -108,9 +109,9 @@ def encode_record(
 def reencode_record(
     record: MessageRecord, *, topic: str, properties: Mapping[str, str], queue_id: int | None = None
 ) -> bytes:
-    """The record as it is, but for the topic and properties (and queue) under which somebody is to see it.
+    """Return the record with another topic, properties and optionally queue.
 
-    Properties that became too long for a record are left as they were.
+    If the new properties are too long for a record, its own are kept.
     """
     return encode_record(
         topic=topic.encode(),
@@ -132,16 +133,16 @@ def reencode_record(
 
 
 def fitting_properties(record: MessageRecord, properties: Mapping[str, str]) -> bytes:
-    """The properties for a copy of the record, or its own where what was added to them does not fit."""
+    """Encode properties for a copy of a record; if they are too long, return the record's own."""
     raw = properties_to_bytes(properties)
     return raw if len(raw) <= PROPERTIES_LENGTH_MAX else record.properties_raw
 
 
 def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> MessageRecord:
-    """The record that begins at `offset`.
+    """Decode the record at `offset`.
 
     Raises:
-        MalformedRecord: a length reaches outside the record, or the record outside the buffer.
+        MalformedRecord: a length exceeds the record, or the record exceeds the buffer.
     """
     view = memoryview(buffer)[offset:]
     if len(view) < RECORD_SIZE_MIN:
@@ -190,7 +191,7 @@ def decode_record(buffer: bytes | bytearray | memoryview, offset: int = 0) -> Me
 
 
 def iter_records(buffer: bytes | bytearray | memoryview) -> Iterator[MessageRecord]:
-    """The records that stand one after another in a pull's body."""
+    """Decode the consecutive records in the body of a pull response. Raises MalformedRecord."""
     view, position = memoryview(buffer), 0
     while position < len(view):
         record = decode_record(view, position)
@@ -199,7 +200,7 @@ def iter_records(buffer: bytes | bytearray | memoryview) -> Iterator[MessageReco
 
 
 class StoredBody(NamedTuple):
-    """What a reader of bodies looks at; `body` is as stored, perhaps compressed."""
+    """The fields that a reader of bodies needs; `body` is as stored, possibly compressed."""
 
     queue_offset: int
     sys_flag: int
@@ -208,10 +209,10 @@ class StoredBody(NamedTuple):
 
 
 def iter_bodies(buffer: bytes) -> Iterator[StoredBody]:
-    """As `iter_records`, for who wants no more of them than that: a tenth of the time.
+    """Decode only the bodies of consecutive records, in a tenth of the time of `iter_records`.
 
     Raises:
-        MalformedRecord: a length reaches outside the record, or the record outside the buffer.
+        MalformedRecord: a length exceeds the record, or the record exceeds the buffer.
     """
     position, end = 0, len(buffer)
     while position < end:
@@ -241,19 +242,19 @@ _SEEN = {(born, store): struct_without(*_UNSEEN, born=born, store=store) for bor
 
 
 def need(view: memoryview, position: int, length: int) -> memoryview:
-    """A part of a record. Raises MalformedRecord where it reaches outside."""
+    """Return a slice of a record. Raises MalformedRecord if it exceeds the record."""
     if length < 0 or position + length > len(view):
         raise MalformedRecord(f"a field of {length} bytes at {position} reaches outside the record of {len(view)}")
     return view[position : position + length]
 
 
 def take(view: memoryview, position: int, length: int) -> tuple[bytes, int]:
-    """A field's bytes and where the next one begins. Raises MalformedRecord."""
+    """Return a field's bytes and the position of the next field. Raises MalformedRecord."""
     return bytes(need(view, position, length)), position + length
 
 
 def raw_properties(record: memoryview) -> bytes:
-    """The properties of a whole, sound record, and nothing else of it taken apart."""
+    """Return the encoded properties of a valid record without decoding the rest."""
     (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
     at = HEADS[host_sizes(sys_flag)].size
     (body_length,) = I32.unpack_from(record, at - 4)
@@ -265,7 +266,7 @@ def raw_properties(record: memoryview) -> bytes:
 
 @lru_cache(maxsize=1024)
 def host_text(packed: bytes) -> str:
-    """`ip:port` of a host's 8 or 20 bytes, an IPv6 address in brackets."""
+    """Return `ip:port` of a packed host of 8 or 20 bytes; an IPv6 address is in brackets."""
     if len(packed) == HOST_V4_SIZE:
         address, port = HOST_V4.unpack(packed)
         return f"{'.'.join(map(str, address))}:{port}"
@@ -274,13 +275,13 @@ def host_text(packed: bytes) -> str:
 
 
 def parse_host(text: str) -> Host:
-    """A decoded record's `ip:port`."""
+    """Parse the `ip:port` of a decoded record."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def pack_host(host: Host) -> bytes:
-    """The 8 or 20 bytes of a host; an IPv4 address inside IPv6 is stored as IPv4."""
+    """Pack a host into 8 or 20 bytes; an IPv4-mapped IPv6 address is stored as IPv4."""
     address = ipaddress.ip_address(host[0].partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped

@@ -1,4 +1,7 @@
-"""Ids: where a record lies, and what a producer calls it. Source: RocketMQ's MessageDecoder, MessageClientIDSetter."""
+"""Message ids: by place (offsetMsgId) and by producer (UNIQ_KEY).
+
+Source: RocketMQ's MessageDecoder, MessageClientIDSetter.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from neve.record.layout import I32, I64
 
 
 def offset_msg_id(host: Host, physical_offset: int) -> str:
-    """RocketMQ's offsetMsgId: where the record lies, in upper-case hex (32 characters for IPv4, 56 for IPv6)."""
+    """Return the offsetMsgId: host and physical offset in upper-case hex (32 characters for IPv4, 56 for IPv6)."""
     return _host_part(host) + I64.pack(physical_offset).hex().upper()
 
 
@@ -20,20 +23,20 @@ def _host_part(host: Host) -> str:
 
 
 def parse_offset_msg_id(msg_id: str) -> tuple[str, int, int]:
-    """(ip, port, physical offset) of an offsetMsgId.
+    """Parse an offsetMsgId into (ip, port, physical offset).
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not an offsetMsgId.
     """
     raw = bytes.fromhex(msg_id)
     if len(raw) not in (16, 28):
-        raise ValueError(f"{msg_id!r} is no offsetMsgId")
+        raise ValueError(f"{msg_id!r} is not an offsetMsgId")
     address, rest = raw[: len(raw) - 12], raw[len(raw) - 12 :]
     return str(ipaddress.ip_address(address)), I32.unpack_from(rest)[0], I64.unpack_from(rest, 4)[0]
 
 
 class UniqueIdGenerator:
-    """Makes UNIQ_KEYs in upper-case hex: ip, pid i16, this generator's salt i32, ms since it began i32, counter i16."""
+    """Generates UNIQ_KEYs in upper-case hex: ip, pid i16, salt i32, ms since creation i32, counter i16."""
 
     def __init__(self, host_ip: str, pid: int, salt: int, now_ms: int) -> None:
         address = pack_host((host_ip, 0))[:-4]
@@ -42,9 +45,10 @@ class UniqueIdGenerator:
         )
         self._begin_ms = now_ms
         self._counter = 0
-        self._stamp, self._stamped_ms = "", -1  # what ids of one millisecond begin with
+        self._stamp, self._stamped_ms = "", -1  # the common prefix of ids of one millisecond
 
     def next(self, now_ms: int) -> str:
+        """Return the next id."""
         if now_ms != self._stamped_ms:
             self._stamp = f"{self._prefix}{(now_ms - self._begin_ms) & 0xFFFFFFFF:08X}"
             self._stamped_ms = now_ms

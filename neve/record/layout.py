@@ -1,4 +1,4 @@
-"""The message record: what a producer's message looks like in the CommitLog and on the wire of a pull.
+"""The layout of a message record in the CommitLog and in a pull response.
 
 Source: RocketMQ's MessageDecoder, MessageExtEncoder, MessageSysFlag.
 
@@ -17,9 +17,9 @@ topic length of two bytes):
     40   8      bornTimestamp, ms                   2      propertiesLength
     48   8|20   bornHost: IPv4|IPv6, port i32       n      properties
 
-Positions after bornHost hold for two IPv4 hosts. bodyCRC covers the stored body only.
+Positions after bornHost assume two IPv4 hosts. bodyCRC covers the stored body only.
 properties = (name 0x01 value 0x02)*.
-A record with magic BLANK fills the end of a CommitLog file: 4 bytes of size, 4 of magic; it is never sent.
+A record with magic BLANK fills the end of a CommitLog file: 4 bytes of size, 4 of magic. It is never sent.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ HOST_FLAGS: Final = BORN_HOST_V6 | STORE_HOST_V6
 
 HOST_V4_SIZE: Final = 8
 HOST_V6_SIZE: Final = 20
-_HOST: Final = 0  # a width that the record itself says: HOST_V4_SIZE or HOST_V6_SIZE
+_HOST: Final = 0  # variable width: HOST_V4_SIZE or HOST_V6_SIZE, by the sysFlag
 
-#: The record up to its body: each field with its width in bytes. Every structure below is made of this table.
+#: The fields of a record up to its body, with their widths in bytes. All structures below derive from this table.
 FIELDS: Final = (
     ("size", 4),
     ("magic", 4),
@@ -76,46 +76,46 @@ _NAMES: Final = tuple(name for name, _ in FIELDS)
 def widths(
     first: str = "size", last: str = "body_length", *, born: int = HOST_V4_SIZE, store: int = HOST_V4_SIZE
 ) -> list[tuple[str, int]]:
-    """The fields from `first` to `last` with their widths in bytes, for hosts of these widths."""
+    """Return the fields from `first` to `last` with their widths in bytes, given the widths of hosts."""
     hosts = {"born_host": born, "store_host": store}
     chosen = FIELDS[_NAMES.index(first) : _NAMES.index(last) + 1]
     return [(name, width or hosts[name]) for name, width in chosen]
 
 
 def struct_of(first: str = "size", last: str = "body_length", **hosts: int) -> Struct:
-    """The fields as a structure; a host is its bytes, address and port."""
+    """Return a Struct of the fields; a host is its packed address and port."""
     codes = {4: "i", 8: "q"}
     fields = widths(first, last, **hosts)
     return Struct(">" + "".join(f"{width}s" if name.endswith("_host") else codes[width] for name, width in fields))
 
 
 def struct_without(*unseen: str, born: int = HOST_V4_SIZE, store: int = HOST_V4_SIZE) -> Struct:
-    """The fields up to the body as a structure that passes over some: who looks at every record needs few of them."""
+    """Return a Struct of the fields up to the body that skips the `unseen` ones."""
     codes = {4: "i", 8: "q"}
     fields = widths(born=born, store=store)
     return Struct(">" + "".join(f"{width}x" if name in unseen else codes[width] for name, width in fields))
 
 
 def dtype_of(first: str = "size", last: str = "body_length", **hosts: int) -> list[tuple[str, str]]:
-    """The same as numpy describes it; a host is opaque bytes."""
+    """Return the fields as a numpy dtype description; a host is opaque bytes."""
     return [
         (name, f"V{width}" if name.endswith("_host") else f">i{width}") for name, width in widths(first, last, **hosts)
     ]
 
 
 def position_of(field: str) -> int:
-    """Where a field begins; behind the born host, in a record of two IPv4 hosts."""
+    """Return the position of a field; behind the born host, for two IPv4 hosts."""
     return sum(width for name, width in widths() if _NAMES.index(name) < _NAMES.index(field))
 
 
-#: All up to the body, by the widths of the born host and the store host.
+#: Structs of all fields up to the body, by the widths of the born host and the store host.
 HEADS: Final = {
     (born, store): struct_of(born=born, store=store)
     for born in (HOST_V4_SIZE, HOST_V6_SIZE)
     for store in (HOST_V4_SIZE, HOST_V6_SIZE)
 }
 HEAD_V4: Final = HEADS[HOST_V4_SIZE, HOST_V4_SIZE]
-#: What a V6 host adds to it.
+#: The additional bytes of an IPv6 host.
 V6_EXTRA: Final = HOST_V6_SIZE - HOST_V4_SIZE
 SIZE_AND_MAGIC: Final = struct_of("size", "magic")
 QUEUE_OFFSET_AT: Final = position_of("queue_offset")
@@ -136,7 +136,7 @@ assert HEAD_V4.size + 1 + 2 == RECORD_SIZE_MIN
 
 
 def host_sizes(sys_flag: int) -> tuple[int, int]:
-    """The widths of born host and store host, as a record's sysFlag says them."""
+    """Return the widths of born host and store host given by a sysFlag."""
     return (
         HOST_V6_SIZE if sys_flag & BORN_HOST_V6 else HOST_V4_SIZE,
         HOST_V6_SIZE if sys_flag & STORE_HOST_V6 else HOST_V4_SIZE,
@@ -144,14 +144,14 @@ def host_sizes(sys_flag: int) -> tuple[int, int]:
 
 
 def host_flags(born: int, store: int) -> int:
-    """The bits of sysFlag that say these widths."""
+    """Return the sysFlag bits for these widths."""
     flags = (BORN_HOST_V6 if born == HOST_V6_SIZE else 0) | (STORE_HOST_V6 if store == HOST_V6_SIZE else 0)
     assert host_sizes(flags) == (born, store), "a host is 8 or 20 bytes"
     return flags
 
 
 def topic_field(topic: bytes) -> tuple[int, bytes]:
-    """The magic of a record of this topic, and the topic with its length before it: version 2 above 127 bytes."""
+    """Return the magic of a topic's records, and the length-prefixed topic; version 2 is used above 127 bytes."""
     if len(topic) <= _LONGEST_V1_TOPIC:
         return MAGIC_V1, bytes((len(topic),)) + topic
     return MAGIC_V2, len(topic).to_bytes(2, "big") + topic

@@ -1,4 +1,4 @@
-"""Properties: their names, `(name 0x01 value 0x02)*`, and the code of a tag.
+"""Message properties: their names, their encoding `(name 0x01 value 0x02)*`, and the hash code of tags.
 
 Source: RocketMQ's MessageConst, MessageDecoder.
 """
@@ -33,23 +33,26 @@ PROPERTY_TRACE_SWITCH: Final = "TRACE_ON"
 
 
 def properties_to_bytes(properties: Mapping[str, str]) -> bytes:
-    """`name 0x01 value 0x02` for each pair; one with an empty value is left out: RocketMQ's reader skips it."""
+    """Encode properties; pairs with an empty value are left out, because RocketMQ's reader skips them."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items() if name and value).encode()
 
 
 def bytes_to_properties(raw: bytes) -> dict[str, str]:
-    """The pairs that RocketMQ's reader sees (MessageDecoder.string2messageProperties)."""
+    """Decode properties as RocketMQ's reader does (MessageDecoder.string2messageProperties)."""
     return text_to_properties(raw.decode("utf-8", "replace"))
 
 
 def text_to_properties(text: str) -> dict[str, str]:
-    """As `bytes_to_properties`, of a request's header; of a name that comes twice the last value."""
+    """Decode the properties of a request header; the last value of a repeated name counts."""
     pairs = (pair.partition("\x01") for pair in text.split("\x02"))
     return {name: value for name, _, value in pairs if name and value}
 
 
 def last_value(raw: bytes, name: bytes) -> str:
-    """What `bytes_to_properties` has for a name, given with its separator; "" for none. Makes no table of all."""
+    """Return the value of one property without decoding all; "" if there is none.
+
+    `name` includes its separator 0x01.
+    """
     at = raw.rfind(name)
     while at >= 0:
         if not at or raw[at - 1] == _PAIR_END:
@@ -63,9 +66,9 @@ def last_value(raw: bytes, name: bytes) -> str:
 
 
 def exact_pairs(raw: bytes) -> tuple[list[tuple[str, str]], bool]:
-    """The pairs that a map of texts can hold, in their order, and whether the string ended with 0x02.
+    """Return the pairs that a map of strings can represent exactly, in order, and whether the text ended with 0x02.
 
-    For whoever must give back the same bytes: of a name that comes twice the first value, and no replaced letters.
+    The first value of a repeated name is returned. Pairs that are not valid UTF-8 are left out.
     """
     tail = raw.endswith(b"\x02")
     pairs: dict[str, str] = {}
@@ -81,7 +84,7 @@ def exact_pairs(raw: bytes) -> tuple[list[tuple[str, str]], bool]:
 
 
 def tags_code(tags: str | None) -> int:
-    """Java's `String.hashCode` of the tags: over UTF-16 units, wrapped to a signed 32-bit integer; 0 for none."""
+    """Return Java's `String.hashCode` of the tags over UTF-16 units, a signed 32-bit integer; 0 for no tags."""
     if not tags:
         return 0
     code = 0

@@ -1,14 +1,14 @@
 """Bodies in the JSON dialect of RocketMQ's Java side.
 
-It is JSON with three habits: numbers as unquoted map keys `{0:"addr"}`, objects as map keys
+It is JSON with three extensions: unquoted numbers as map keys `{0:"addr"}`, objects as map keys
 `{{"brokerName":"b","queueId":0,"topic":"t"}:{...}}`, and `{"$ref":"$.path"}` for an object that was written before.
-Strings may stand in single quotes, and keys may be bare words.
+Strings may be in single quotes, and keys may be bare words.
 
-Whoever connects may send one, so reading is bounded before it begins: in values (`NodeBudget`, references counted as
-often as they are pointed at), in depth, and in what a number may be (64 bits).
+Any peer may send a body, so decoding is bounded in advance: in values (`NodeBudget`, references counted each time they
+are followed), in depth, and in the range of numbers (64 bits).
 
-What comes by the ten thousand (`gc=False`) stands in no circle: the garbage collector, which would look through all of
-it while it is read, leaves it alone.
+Structs that occur by the ten thousand are declared `gc=False`: they contain no reference cycles, and the garbage
+collector does not traverse them while a body is decoded.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from neve.errors import ProtocolError
 from neve.remoting.headers import Int32, Int64
 
 MAX_DEPTH = 32
-# What one body may hold unless its reader says otherwise: 20,000 topics, or the locks of 50,000 queues.
+# The default limit of values in a body: 20,000 topics, or the locks of 50,000 queues.
 MAX_NODES = 200_000
-# What a client reads of an answer that it asked for: the positions of a hundred thousand queues, in the dialect.
+# The limit for a response that a client requested: the offsets of a hundred thousand queues in the dialect.
 ANSWER_NODES = 16_000_000
-# A value of the dialect is read in Python: it costs as much as this many that msgspec reads.
+# The dialect is decoded in Python: one of its values costs as much as this many decoded by msgspec.
 _DIALECT_COST = 8
 _INT64 = range(-(2**63), 2**63)
 T = TypeVar("T")
 
 
 class MessageQueue(NamedTuple):
-    """One queue of one broker; the map key of offset tables."""
+    """One queue of one broker; the key of offset tables."""
 
     topic: str
     broker_name: str
@@ -45,7 +45,7 @@ class MessageQueue(NamedTuple):
 
 
 class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
-    """How new a table is: equal versions mean equal tables."""
+    """The version of a table; equal versions mean equal tables."""
 
     state_version: Int64 = 0
     timestamp: Int64 = 0
@@ -53,7 +53,7 @@ class DataVersion(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TopicConfig(msgspec.Struct, rename="camel", gc=False):
-    """A topic as its broker registers it."""
+    """The configuration of a topic on a broker."""
 
     topic_name: str
     read_queue_nums: Int32 = 16
@@ -76,7 +76,7 @@ class QueueData(msgspec.Struct, rename="camel", gc=False):
 
 
 class BrokerData(msgspec.Struct, rename="camel"):
-    """A broker's addresses by id; id 0 is the master."""
+    """The addresses of a broker by id; id 0 is the master."""
 
     cluster: str
     broker_name: str
@@ -86,7 +86,7 @@ class BrokerData(msgspec.Struct, rename="camel"):
 
 
 class TopicRouteData(msgspec.Struct, rename="camel"):
-    """Where a topic lives."""
+    """The route of a topic: its queues and brokers."""
 
     queue_datas: list[QueueData] = []
     broker_datas: list[BrokerData] = []
@@ -95,7 +95,7 @@ class TopicRouteData(msgspec.Struct, rename="camel"):
 
 
 class SubscriptionData(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """What a consumer wants of one topic: the tag hashes to send, or all when there are none."""
+    """A consumer's subscription to one topic; without tag hashes it matches all messages."""
 
     topic: str
     sub_string: str = "*"
@@ -124,7 +124,7 @@ class ProducerData(msgspec.Struct, rename="camel"):
 
 
 class HeartbeatData(msgspec.Struct, rename="camel"):
-    """Who is behind a connection."""
+    """The client of a connection and its groups."""
 
     client_id: str = msgspec.field(name="clientID")
     producer_data_set: list[ProducerData] = []
@@ -134,7 +134,7 @@ class HeartbeatData(msgspec.Struct, rename="camel"):
 
 
 def convert(value: object, kind: type[T]) -> T:
-    """Fit a parsed body into a struct, with string keys and numbers taken as the struct wants them."""
+    """Convert a decoded body to a type; strings are converted to numbers as needed. Raises ProtocolError."""
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -142,7 +142,7 @@ def convert(value: object, kind: type[T]) -> T:
 
 
 class NodeBudget:
-    """How many values may still be read; one budget may be shared by the parts of one body."""
+    """The number of values that may still be decoded; the parts of one body can share a budget."""
 
     __slots__ = ("left",)
 
@@ -150,14 +150,14 @@ class NodeBudget:
         self.left = nodes
 
     def spend(self, nodes: int) -> None:
-        """Before the work. ProtocolError when there is not so much."""
+        """Take values from the budget before they are decoded. Raises ProtocolError if it is exceeded."""
         self.left -= nodes
         if self.left < 0:
             raise ProtocolError("the body holds too many values")
 
 
 def loads_as(data: bytes | memoryview, kind: type[T], budget: NodeBudget | None = None) -> T:
-    """Parse a body of the dialect straight into a type that bounds each of its numbers."""
+    """Decode a body of the dialect into a type that bounds each of its numbers. Raises ProtocolError."""
     raw, budget = bytes(data), budget or NodeBudget()
     if not _refers(raw):
         budget.spend(_nodes_at_most(raw))
@@ -171,7 +171,10 @@ def loads_as(data: bytes | memoryview, kind: type[T], budget: NodeBudget | None 
 
 
 def lenient_loads(data: bytes | memoryview, budget: NodeBudget | None = None) -> Any:
-    """Parse strict JSON or the dialect; object keys become MessageQueue or tuples of pairs, bare number keys ints."""
+    """Decode strict JSON or the dialect. Raises ProtocolError.
+
+    Object keys become MessageQueue or tuples of pairs; bare number keys become ints.
+    """
     raw, budget = bytes(data), budget or NodeBudget()
     if not _refers(raw):
         if _nodes_at_most(raw) > budget.left:
@@ -188,12 +191,12 @@ _NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _refers(raw: bytes) -> bool:
-    """A sign alone is found ten times as fast, and hardly ever there."""
+    """Return whether a body may contain references; the search for `$` alone is ten times as fast."""
     return b"$" in raw and b'"$ref"' in raw
 
 
 def _nodes_at_most(raw: bytes) -> int:
-    """Every value but the first comes after one of these; those inside of strings make the guess too high."""
+    """Return an upper bound of the values: each but the first follows one of these characters."""
     return 1 + raw.count(b",") + raw.count(b"[") + raw.count(b"{")
 
 
@@ -205,7 +208,7 @@ def _read_dialect(raw: bytes, budget: NodeBudget) -> Any:
 
 
 def _checked(root: Any, budget: NodeBudget) -> Any:
-    """Level by level, for what no type bounds: how much it is with all references followed, how deep, how long."""
+    """Check an untyped value level by level: its size with references followed, its depth, its numbers."""
     budget.spend(1)
     level = [root]
     for _ in range(MAX_DEPTH + 1):
@@ -233,7 +236,7 @@ _PATH_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 class _Parser:
-    """A recursive reader of one text, bounded in depth and in values."""
+    """A recursive parser of one text, bounded in depth and in values."""
 
     def __init__(self, text: str, budget: NodeBudget) -> None:
         self._text = text
@@ -336,7 +339,7 @@ class _Parser:
         if quote == "'":
             inner = inner.replace("\\'", "'").replace('"', '\\"')
         text = str(json.loads(f'"{inner}"', strict=False))
-        text.encode()  # half a surrogate pair could be kept, and never be written again: a ValueError
+        text.encode()  # raises ValueError for an unpaired surrogate, which could not be encoded again
         return text
 
     def _bare(self) -> Any:
@@ -374,8 +377,8 @@ def _freeze(key: Any) -> Any:
 
 
 def _resolve(root: Any, path: str) -> Any:
-    """What a reference points at, or None where it points nowhere."""
-    if not path.startswith("$"):  # @ and ..: what it stands in
+    """Return the target of a reference; None if it does not exist."""
+    if not path.startswith("$"):  # @ and ..: an enclosing value
         raise ValueError("the value refers to itself")
     target, position = root, 1
     while position < len(path):
@@ -391,12 +394,12 @@ def _resolve(root: Any, path: str) -> Any:
 
 
 def dumps(value: object) -> bytes:
-    """Strict compact JSON; structs and dicts alike, null fields of structs included as their owner set them."""
+    """Encode a value as compact strict JSON; null fields are included."""
     return msgspec.json.encode(value)
 
 
 def dumps_standard(value: object) -> bytes:
-    """Strict JSON with sorted keys, only ASCII and no nulls, as name servers answer newer clients."""
+    """Encode a value as ASCII JSON with sorted keys and without nulls, the name server's format for newer clients."""
     plain = _without_nulls(msgspec.to_builtins(value, str_keys=True))
     return json.dumps(plain, separators=(",", ":"), sort_keys=True).encode()
 
@@ -408,7 +411,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def dumps_object_keys(value: object) -> bytes:
-    """The dialect: numbers as bare map keys, MessageQueue keys as objects, null fields left out."""
+    """Encode a value in the dialect: bare number keys, MessageQueue keys as objects, no null fields."""
     parts: list[str] = []
     _write(value, parts)
     return "".join(parts).encode()
@@ -456,5 +459,5 @@ def _plain(value: Any) -> str:
 
 @lru_cache(4096)
 def _text(value: str) -> str:
-    """Names come again and again, in maps of tens of thousands of queues."""
+    """Encode a string; cached, because maps of many queues repeat the same names."""
     return json.dumps(value, ensure_ascii=False)

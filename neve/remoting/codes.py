@@ -6,7 +6,7 @@ from enum import IntEnum, StrEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for."""
+    """The operation of a request."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -140,7 +140,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended."""
+    """The result of a request."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -205,29 +205,29 @@ class ResponseCode(IntEnum):
 
 
 class GetMessageStatus(StrEnum):
-    """How a read of a queue ended; the answer to a pull has it as its remark."""
+    """The result of a read of a queue; the remark of a pull response."""
 
     FOUND = "FOUND"
-    # Nothing that was looked at is wanted, or there is a hole: the next offset lies behind it.
+    # No examined message matches, or there is a hole: the response contains the next offset to read.
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    # Below the first message, at the end of the queue, above its end.
+    # Below the first message, at the end of the queue, or above its end.
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
-    # Somebody set the group elsewhere.
+    # The group's offset was reset.
     OFFSET_RESET = "OFFSET_RESET"
 
 
-# One byte in the binary header; its position is the code.
+# The index is the one-byte code in the binary header.
 LANGUAGES = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY"),
     *("OTHER", "HTTP", "GO", "PHP", "OMS", "RUST", "NODE_JS"),
 )
 LANGUAGE_CODES = {name: code for code, name in enumerate(LANGUAGES)}
 
-# The binary header has 16 bits for the code, which cuts the POP family's numbers.
+# The binary header has 16 bits for the code, which truncates the codes of POP requests.
 BINARY_CODE_ALIASES: dict[int, int] = {
     code & 0xFFFF: code
     for code in (
@@ -236,5 +236,5 @@ BINARY_CODE_ALIASES: dict[int, int] = {
     )
 }
 
-VERSION = 479  # what we report: RocketMQ 5.3.3
-VERSION_STANDARD_JSON_ROUTE = 401  # from 4.9.4 clients read routes with quoted keys
+VERSION = 479  # the reported version: RocketMQ 5.3.3
+VERSION_STANDARD_JSON_ROUTE = 401  # clients from 4.9.4 on decode routes with quoted keys

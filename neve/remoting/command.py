@@ -1,4 +1,4 @@
-"""One command: a request, a one-way request or a response.
+"""The codec of commands: requests, one-way requests and responses.
 
 JSON header (serialize type 0): {"code","extFields","flag","language","opaque","remark"?,"version"}; ext: strings only
 
@@ -27,16 +27,16 @@ SERIALIZE_BINARY = 1
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 MAX_FIELDS = 256
-MAX_LANGUAGE = 64  # it is kept with the client
-# A header may be as long as its frame, but only for the text in it: the rest of JSON (and a header that is no longer
-# than this as a whole) has few enough values to be decoded.
+MAX_LANGUAGE = 64  # stored with the client
+# A header may be as long as its frame, but only because of long strings: a header of this size, without the content of
+# its strings, has few enough values to be decoded.
 MAX_HEADER_STRUCTURE = 64 * 1024
 LANGUAGE = "PYTHON"
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Buffer = bytes | memoryview
 
-# Parts that are no longer than this on average are copied together: each buffer of a write costs more than that.
+# Parts up to this average size are joined, because each buffer of a write costs more than copying them.
 _JOINED_PART = 2048
 _BINARY_FIXED = struct.Struct(">hbhii")
 _PREFIX = struct.Struct(">ii")
@@ -49,7 +49,7 @@ class RemotingCommand(
 ):
     """A request or response with its header fields and its body.
 
-    A decoded body is always bytes. `parts`, when given, is sent instead of `body`: buffers that need no joining.
+    A decoded body is always bytes. If `parts` is set, its buffers are sent instead of `body`, without joining them.
     """
 
     code: Int32
@@ -65,17 +65,17 @@ class RemotingCommand(
 
     @property
     def is_response(self) -> bool:
-        """Bit 0 alone tells an answer from a request: both ends may ask."""
+        """Whether this is a response: only bit 0 of the flag counts, because both ends send requests."""
         return self.flag & FLAG_RESPONSE != 0
 
     @property
     def is_oneway(self) -> bool:
-        """A one-way request is never answered, not even with an error."""
+        """Whether this is a one-way request, which gets no response, not even an error."""
         return self.flag & FLAG_ONEWAY != 0
 
     @property
     def size(self) -> int:
-        """Characters of its header and bytes of its body: what it holds as long as it waits."""
+        """The characters of the header and bytes of the body: its memory while it is queued."""
         texts = sum(map(len, self.ext)) + sum(map(len, self.ext.values()))
         return len(self.body) + len(self.remark or "") + texts
 
@@ -88,7 +88,7 @@ class RemotingCommand(
         body: bytes = b"",
         parts: Sequence[Buffer] | None = None,
     ) -> RemotingCommand:
-        """The answer to `request`, in its serialization."""
+        """Make a response to `request` in its serialization."""
         return RemotingCommand(
             code,
             request.opaque,
@@ -104,7 +104,7 @@ class RemotingCommand(
 
 
 class _Incoming(RemotingCommand):
-    """What the JSON decoder fills; impossible defaults show which fields the peer left out."""
+    """The target of the JSON decoder; invalid defaults show which fields the peer left out."""
 
     flag: Int32 = -1
     version: Int32 = -1
@@ -113,7 +113,7 @@ class _Incoming(RemotingCommand):
 
 
 class _Outgoing(msgspec.Struct, omit_defaults=True, rename={"ext": "extFields"}):
-    """The JSON header as written."""
+    """The JSON header to encode."""
 
     code: int
     flag: int
@@ -130,9 +130,10 @@ _outgoing = msgspec.json.Encoder()
 
 
 def decode_command(frame: Buffer, start: int = 0, end: int | None = None) -> RemotingCommand:
-    """Parse one frame (without its length), or the one in [start, end) of a buffer.
+    """Decode a frame without its length, or the one in [start, end) of a buffer.
 
-    A header that does not parse is fatal for the connection: ProtocolError.
+    Raises:
+        ProtocolError: the frame is invalid; the connection cannot continue.
     """
     end = len(frame) if end is None else end
     if end - start < MARK_SIZE:
@@ -164,7 +165,7 @@ def _decode_json(header: bytes) -> RemotingCommand:
     fields = len(command.ext)
     if fields > MAX_FIELDS or len(command.language) > MAX_LANGUAGE:
         raise ProtocolError(f"{fields} header fields, or a language of {len(command.language)} characters")
-    # Every key brings at least one colon, so with exactly as many colons as distinct keys none can be there twice.
+    # Each key has at least one colon, so if there are as many colons as distinct keys, no key is repeated.
     known = fields + 5 + (fields > 0) + (command.remark is not None) + (command.serialize_name is not None)
     if header.count(b":") != known or command.flag < 0 or command.version < 0 or not command.language:
         return _decode_json_carefully(header)
@@ -176,12 +177,12 @@ def _decode_json(header: bytes) -> RemotingCommand:
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ProtocolError("a key stands twice in the header")
+        raise ProtocolError("a key is repeated in the header")
     return result
 
 
 def _decode_json_carefully(header: bytes) -> RemotingCommand:
-    """The slow road for headers with colons in values, missing or unknown fields, and for the hostile."""
+    """Decode a header with colons in values, missing or unknown fields, or hostile content."""
     try:
         fields = json.loads(header, object_pairs_hook=_unique_pairs)
     except (ValueError, RecursionError) as error:
@@ -223,7 +224,7 @@ def _decode_binary(header: bytes) -> RemotingCommand:
             value, position = _take(block, position, _I32)
             name = key.decode()
             if name in ext or len(ext) == MAX_FIELDS:
-                raise ProtocolError("a key stands twice in the header, or there are too many")
+                raise ProtocolError("a key is repeated in the header, or there are too many")
             ext[name] = value.decode()
         text = remark.decode() or None
     except UnicodeDecodeError as error:
@@ -244,7 +245,7 @@ def _take(data: bytes, position: int, size: struct.Struct) -> tuple[bytes, int]:
 
 
 def encode_command(command: RemotingCommand) -> list[Buffer]:
-    """The buffers of one whole frame, length first."""
+    """Return the buffers of a complete frame. Raises ProtocolError if the header is too long."""
     if command.serialize_type == SERIALIZE_BINARY:
         header = _encode_binary(command)
     else:

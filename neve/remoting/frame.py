@@ -1,4 +1,4 @@
-"""Cutting a byte stream into frames.
+"""Split a byte stream into frames.
 
 0        4                      4 + length
 +--------+----------------------+
@@ -16,21 +16,21 @@ from neve.errors import ProtocolError
 MAX_FRAME = 16 * 1024 * 1024
 LENGTH_SIZE = 4
 MARK_SIZE = 4
-MAX_HEADER = (1 << 24) - 1  # what the mark can say; a frame ends it before
-# What a received piece of an unfinished frame costs beside its bytes.
+MAX_HEADER = (1 << 24) - 1  # the limit of the mark; MAX_FRAME is lower
+# Memory overhead of a received piece of an incomplete frame.
 _CHUNK_COST = 64
-# `unpack_from` makes no slice: half the time of `int.from_bytes` for each frame.
+# `unpack_from` makes no slice, so it takes half the time of `int.from_bytes`.
 _length_at = Struct(">i").unpack_from
 _mark_at = Struct(">I").unpack_from
-# The first bytes of a TLS record: its type, and the major version.
+# The first bytes of a TLS record: its type and the major version.
 _TLS_HANDSHAKE, _TLS_ALERT = 0x1603, 0x1503
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI")
 
 
 class FrameDecoder:
-    """Collects what a connection receives and hands out whole frames.
+    """Collects the received bytes of a connection and returns complete frames.
 
-    Lengths are refused as soon as their bytes are there, and no buffer of a merely claimed size is ever made.
+    An invalid length is refused as soon as its bytes arrive. No buffer is allocated for an announced size.
     """
 
     __slots__ = ("_chunked", "_chunks", "_limit", "_missing", "_position", "buffer", "taken")
@@ -39,23 +39,23 @@ class FrameDecoder:
         self._limit = limit
         self.buffer = b""
         self._position = 0
-        self._chunks: list[bytes] = []  # parts of an unfinished frame, joined once when it is complete
+        self._chunks: list[bytes] = []  # parts of an incomplete frame, joined once it is complete
         self._chunked = 0
         self._missing = 0
-        self.taken = 0  # frames so far
+        self.taken = 0  # frames returned so far
 
     @property
     def pending(self) -> bool:
-        """Whether bytes were received that belong to no finished frame."""
+        """Whether an incomplete frame was received."""
         return self._missing > 0 or len(self.buffer) > self._position
 
     @property
     def held(self) -> int:
-        """Bytes of memory that an unfinished frame takes."""
+        """The memory of an incomplete frame in bytes."""
         return len(self.buffer) + self._chunked if self.pending else 0
 
     def receive_data(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream."""
         if self._missing > len(data):
             self._chunks.append(data)
             self._chunked += len(data) + _CHUNK_COST
@@ -71,12 +71,12 @@ class FrameDecoder:
         self.buffer = data
 
     def next_frame(self) -> memoryview | None:
-        """The next whole frame without its length, or None until more bytes arrive."""
+        """Return the next complete frame without its length; None until more bytes arrive. Raises ProtocolError."""
         bounds = self.next_bounds()
         return None if bounds is None else memoryview(self.buffer)[bounds[0] : bounds[1]]
 
     def next_bounds(self) -> tuple[int, int] | None:
-        """Start and end of the next whole frame in `buffer`; the frame counts as taken."""
+        """Return start and end of the next complete frame in `buffer`, and consume it. Raises ProtocolError."""
         if self._missing:
             return None
         start = self._position + LENGTH_SIZE
@@ -98,13 +98,17 @@ class FrameDecoder:
         return start, end
 
     def put_back(self, buffer: bytes, start: int, count: int = 1) -> None:
-        """Give the frames that were taken last out of `buffer` again, the first of which begins here."""
+        """Return the last `count` frames to the decoder; the first of them begins at `start` in `buffer`."""
         self.buffer, self._position, self._missing = buffer, start - LENGTH_SIZE, 0
         self.taken -= count
 
 
 def check_mark(buffer: memoryview | bytes, position: int, frame_length: int) -> tuple[int, int]:
-    """Serialize type and header length out of the mark word at a position, if the frame can hold the header."""
+    """Return serialize type and header length of the mark at a position.
+
+    Raises:
+        ProtocolError: the header exceeds the frame.
+    """
     (mark,) = _mark_at(buffer, position)
     length = mark & 0xFFFFFF
     if length > frame_length - MARK_SIZE:
@@ -113,7 +117,7 @@ def check_mark(buffer: memoryview | bytes, position: int, frame_length: int) -> 
 
 
 def _not_a_frame(length: int) -> str | None:
-    """Name the protocol whose first four bytes were read as a length; None: unknown."""
+    """Describe the protocol whose first four bytes were decoded as a length; None if it is unknown."""
     if length >> 16 == _TLS_HANDSHAKE:
         return "a TLS handshake on a plain-text connection: the server has no tlsCertPath, or tlsServerMode=disabled"
     if length >> 16 == _TLS_ALERT:

@@ -1,4 +1,4 @@
-"""Reading typed fields out of a command's ext map, where every value is a string."""
+"""Typed header fields, decoded from a command's ext map of strings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MAX_DIGITS = 20
 
 
 class BadHeader(BrokerError):
-    """A field is missing or of the wrong type: this request fails, the connection lives."""
+    """A field is missing or of the wrong type; the request fails, but the connection continues."""
 
     def __init__(self, remark: str) -> None:
         super().__init__(ResponseCode.SYSTEM_ERROR, remark)
 
 
 def require_str(ext: Mapping[str, str], name: str) -> str:
-    """The field, which may be empty but not missing."""
+    """Return a required field, which may be empty. Raises BadHeader."""
     value = ext.get(name)
     if value is None:
         raise BadHeader(f"the custom field <{name}> is null")
@@ -35,18 +35,18 @@ def require_str(ext: Mapping[str, str], name: str) -> str:
 
 
 def require_int(ext: Mapping[str, str], name: str) -> int:
-    """A 64-bit number."""
+    """Return a required 64-bit number. Raises BadHeader."""
     return _to_int(name, require_str(ext, name))
 
 
 def optional_int(ext: Mapping[str, str], name: str, default: int) -> int:
-    """A 64-bit number or the default when the field is missing or empty."""
+    """Return a 64-bit number, or the default if the field is missing or empty. Raises BadHeader."""
     value = ext.get(name)
     return _to_int(name, value) if value else default
 
 
 def optional_bool(ext: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """Java's reading of a truth value: "true" in any case, all else is false."""
+    """Return a boolean as Java decodes it: "true" in any case is true, everything else is false."""
     value = ext.get(name)
     return value.lower() == "true" if value is not None else default
 
@@ -62,7 +62,7 @@ def _to_int(name: str, value: str) -> int:
 
 
 def parse_header(ext: Mapping[str, str], header: type[HeaderT]) -> HeaderT:
-    """Fill a header struct from the ext map; unknown fields are ignored."""
+    """Decode a header struct from the ext map; unknown fields are ignored. Raises BadHeader."""
     try:
         return msgspec.convert(ext, header, strict=False)
     except msgspec.ValidationError as error:
@@ -70,7 +70,7 @@ def parse_header(ext: Mapping[str, str], header: type[HeaderT]) -> HeaderT:
 
 
 class SendMessageHeader(msgspec.Struct, rename="camel", gc=False):
-    """Fields of SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324) under their long names."""
+    """Fields of SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324), with long names."""
 
     producer_group: str
     topic: str
@@ -88,7 +88,7 @@ class SendMessageHeader(msgspec.Struct, rename="camel", gc=False):
 
 
 class _SendMessageHeaderV2(SendMessageHeader, gc=False):
-    """The same fields under the one-letter names of 310, 320 and 325."""
+    """The fields of a send with the one-letter names of codes 310, 320 and 325."""
 
     producer_group: str = msgspec.field(name="a")
     topic: str = msgspec.field(name="b")
@@ -120,7 +120,7 @@ def send_v2_fields(
     max_reconsume_times: int | None = None,
     is_batch: bool = False,
 ) -> dict[str, str]:
-    """The header as clients write it: one that may come again says how often at most."""
+    """Encode a send header as clients do; `max_reconsume_times` is set only for a message sent back."""
     fields = {
         "a": group,
         "b": topic,
@@ -149,12 +149,12 @@ class SendV2Frame(msgspec.Struct, gc=False):
     header: _SendMessageHeaderV2 = msgspec.field(name="extFields")
 
 
-# A field's number as clients write it; one that is not there is nothing. To look up costs half of writing anew.
+# Numbers as clients format them; a missing one is empty. A lookup costs half as much as formatting.
 _DECIMAL: dict[int | None, str] = {None: ""} | {number: str(number) for number in range(1024)}
 
 
 class _AnyDecimal(dict[int | None, str]):
-    """The same of every number. Python looks up in a plain dict in half the time."""
+    """A table of all numbers; a lookup in a plain dict takes half the time."""
 
     def __missing__(self, number: int | None) -> str:
         return str(number)
@@ -165,7 +165,7 @@ _TRUTH = {None: "", False: "false", True: "true"}
 
 
 class SignedSendHeaderV2(_SendMessageHeaderV2, gc=False, forbid_unknown_fields=True):
-    """Every field that a signed SEND_MESSAGE_V2 of a usual client has; one with another field is none of these."""
+    """All fields of a signed SEND_MESSAGE_V2 of common clients; a request with further fields is rejected."""
 
     access_key: str = msgspec.field(name=ACCESS_KEY, default="")
     signature: str = msgspec.field(name=SIGNATURE, default="")
@@ -173,7 +173,7 @@ class SignedSendHeaderV2(_SendMessageHeaderV2, gc=False, forbid_unknown_fields=T
 
 
 class SignedSendV2Frame(msgspec.Struct, gc=False):
-    """As `SendV2Frame`, where requests are signed."""
+    """The header of a signed `SendV2Frame`."""
 
     flag: Int32
     opaque: Int32
@@ -181,9 +181,9 @@ class SignedSendV2Frame(msgspec.Struct, gc=False):
 
 
 def covered(headers: list[SignedSendHeaderV2]) -> list[str]:
-    """What signatures cover of sends beside the bodies: the values in the order of their names, as Java writes them.
+    """Return the texts that the signatures of sends cover beside their bodies: the values in the order of their names.
 
-    A client that writes a value in another way has signed another text, and is not known by this one.
+    Values are formatted as Java does. The signature of a client that formats a value differently does not match.
     """
     try:
         return _covered(headers, _DECIMAL)
@@ -223,5 +223,5 @@ _LONG_NAMES = frozenset((RequestCode.SEND_MESSAGE.value, RequestCode.SEND_REPLY_
 
 
 def parse_send_header(code: int, ext: Mapping[str, str]) -> SendMessageHeader:
-    """The send header of any of the five send codes."""
+    """Decode the header of any of the five send codes. Raises BadHeader."""
     return parse_header(ext, SendMessageHeader if code in _LONG_NAMES else _SendMessageHeaderV2)

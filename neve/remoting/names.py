@@ -1,7 +1,7 @@
-"""Names, permissions and attributes, as the protocol has them.
+"""Names, permissions and attributes of the protocol.
 
-Source: RocketMQ's TopicValidator, MixAll, PermName, KeyBuilder, TopicAttributes. What a name of a retry topic can mean
-where it is ambiguous, only the tables of a broker say: broker.tables.retry_names.
+Source: RocketMQ's TopicValidator, MixAll, PermName, KeyBuilder, TopicAttributes. An ambiguous name of a retry topic is
+resolved with a broker's tables (broker.tables.retry_names).
 """
 
 import re
@@ -21,18 +21,18 @@ OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 BENCHMARK_TOPIC = "BenchmarkTest"
 WHEEL_TIMER_TOPIC = "rmq_sys_wheel_timer"
-# What still waits in one of these says so (`broker.archiving.pins`); the rest of it nobody needs.
+# Topics whose pending records are pinned (`broker.archiving.pins`); their other records can be deleted.
 PINNED_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, WHEEL_TIMER_TOPIC})
 SYSTEM_PREFIX = "rmq_sys_"
 REVIVE_LOG_PREFIX = "rmq_sys_REVIVE_LOG_"
-#: Changes of topics, groups, users and positions (`broker.tables.changes`). In no table of topics: no client sees it.
+#: Changes of topics, groups, users and offsets (`broker.tables.changes`). Hidden from clients.
 METADATA_LOG = "rmq_sys_METADATA_LOG"
 
 SYSTEM_TOPICS = frozenset(
     {DEFAULT_TOPIC, SCHEDULE_TOPIC, BENCHMARK_TOPIC, HALF_TOPIC, TRACE_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC}
     | {SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
-#: Topics that only brokers write to.
+#: Topics that only brokers write.
 NOT_FOR_SENDING = frozenset(
     {SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC}
 )
@@ -51,16 +51,16 @@ _ATTRIBUTE_VALUES = {
     "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION"),
 }
 _UNCHANGEABLE = ("queue.type", "cleanup.policy")
-#: Attributes that are stored and reported, and have no effect: the topic is an ordinary one.
+#: Attribute values that are stored and reported but have no effect.
 WITHOUT_EFFECT = {"queue.type": "BatchCQ", "cleanup.policy": "COMPACTION"}
 _RESERVE_TIME_MAX = 2**53
 
 
 def topic_fault(topic: str) -> str | None:
-    """Why the name can't be a topic's, or None."""
+    """Return why a topic name is invalid; None if it is valid."""
     if not topic or topic.isspace():
         return "The specified topic is blank."
-    # What comes back to a pair of group and topic may have the + of V2 between the two.
+    # A pop-retry topic of version 2 has a + between group and topic.
     plain = topic.replace("+", "", 1) if topic.startswith(RETRY_PREFIX) else topic
     if _ILLEGAL.search(plain):
         return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
@@ -71,6 +71,7 @@ def topic_fault(topic: str) -> str | None:
 
 
 def group_fault(group: str) -> str | None:
+    """Return why a group name is invalid; None if it is valid."""
     if not group or group.isspace():
         return "The specified group is blank."
     if _ILLEGAL.search(group):
@@ -80,7 +81,7 @@ def group_fault(group: str) -> str | None:
     return None
 
 
-#: Groups of the servers and tools themselves.
+#: Groups of RocketMQ's servers and tools.
 SYSTEM_GROUPS = (
     "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_OWNER",
     "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL", "CID_ONS-HTTP-PROXY", "CID_RMQ_SYS_TRANS",
@@ -89,50 +90,53 @@ _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 
 def is_system_group(group: str) -> bool:
+    """Return whether a group belongs to RocketMQ's servers and tools."""
     return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
 
 
 def is_retry_or_dlq(topic: str) -> bool:
+    """Return whether a topic is a group's retry or dead-letter topic."""
     return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
 
 
-#: Where a popped message lies, as a receipt says it: its topic, or the pair's retry topic in the old or new form.
+#: The topic of a popped message in a receipt: the topic itself, or the retry topic of group and topic in either form.
 NORMAL, RETRY_V1, RETRY_V2 = "0", "1", "2"
 
 
 def real_topic(topic: str, group: str, retry: str) -> str:
-    """The topic that a receipt or an acknowledgement in its short form means; it may say anything."""
+    """Return the topic of a receipt or of a short acknowledgement, whose values are not validated."""
     return topic if retry == NORMAL else f"{RETRY_PREFIX}{group}{'+' if retry == RETRY_V2 else '_'}{topic}"
 
 
 def retry_version(stored: str, group: str, topic: str) -> str:
-    """How a receipt says in which topic its message is stored."""
+    """Return the marker of a receipt for the topic that stores its message."""
     if stored == topic:
         return NORMAL
     return RETRY_V2 if stored == real_topic(topic, group, RETRY_V2) else RETRY_V1
 
 
 def may_be_sent_to(topic: str) -> bool:
-    """By a client: not what the broker writes for itself."""
+    """Return whether clients may send to a topic, because the broker does not write it itself."""
     return topic not in NOT_FOR_SENDING and not topic.startswith(_EXECUTED)
 
 
 def is_internal(topic: str) -> bool:
-    """Whether only a broker's own modules write to the topic, and messages of clients never arrive there."""
+    """Return whether only a broker's own modules write to a topic."""
     return not may_be_sent_to(topic)
 
 
 def is_hidden(topic: str) -> bool:
-    """Whether no client may read the topic or see it in a table: its records hold users' secrets."""
+    """Return whether a topic is hidden from clients, because its records contain users' secrets."""
     return topic == METADATA_LOG
 
 
 def is_system_topic(topic: str) -> bool:
+    """Return whether a topic belongs to RocketMQ itself."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
 def parse_attributes(text: str) -> dict[str, str]:
-    """`+k1=v1,-k2` as it stands: name with its sign → value. Raises ValueError."""
+    """Parse `+k1=v1,-k2` into signed name → value. Raises ValueError."""
     changes: dict[str, str] = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
         name, separator, value = part.partition("=")
@@ -145,7 +149,7 @@ def parse_attributes(text: str) -> dict[str, str]:
 
 
 def apply_attributes(current: Mapping[str, str], changes: Mapping[str, str], *, creating: bool) -> dict[str, str]:
-    """The attributes after the changes. Raises ValueError for a key or value that RocketMQ or neve doesn't have."""
+    """Return the attributes after the changes. Raises ValueError for an unsupported key or value."""
     result = dict(current)
     for signed, value in changes.items():
         name = signed[1:]
@@ -165,7 +169,7 @@ def apply_attributes(current: Mapping[str, str], changes: Mapping[str, str], *, 
 
 
 def check_reserve_time(value: str) -> None:
-    """A topic's time to live: whole hours; -1 is the broker's default. 0 would delete what was just sent."""
+    """Check a topic's TTL in whole hours; -1 is the broker's default. Raises ValueError, also for 0."""
     try:
         hours = int(value if value.isascii() else "")
     except ValueError as error:

@@ -1,13 +1,13 @@
-"""Which release of RocketMQ's a client is of, or came to be: the number in each of its requests."""
+"""The RocketMQ release of a client, from the version number in its requests."""
 
 from typing import NamedTuple
 
-# From here on a version's number goes up by two for each release, without an exception: 4.9.4.
+# From 4.9.4 on the version number increases by exactly two with each release.
 _VERSIONS_FROM, _VERSION_4_0_0 = 401, 213
 
 
 class Release(NamedTuple):
-    """As RocketMQ counts them: each part below ten."""
+    """A release of RocketMQ; each part is below ten."""
 
     major: int
     minor: int
@@ -16,7 +16,7 @@ class Release(NamedTuple):
 
 
 def release_of(version: int) -> Release | None:
-    """None: older than 4.9.4, or nobody's."""
+    """Return the release of a version number; None if it is older than 4.9.4."""
     if version < _VERSIONS_FROM:
         return None
     releases = (version - _VERSION_4_0_0 + 1) // 2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neve.archive.catalog.journal_reader import catalogs
-from neve.archive.read.verify import Fault, VerifySource, head_faults, queue_faults
+from neve.archive.read.verify import Fault, VerifySource, object_faults, queue_faults
 from neve.archive.store.source import open_source
 from neve.spark.builder import is_remote
 from neve.spark.known_topics import check_known
@@ -244,10 +244,10 @@ def _check_objects(store: str, deep: bool, names: Sequence[Numbered]) -> Iterato
 
 
 def _rows_of_object(at: int, name: CommittedObject, source: VerifySource, *, deep: bool) -> list[dict[str, Any]]:
-    from neve.archive.read.verify_rows import whole_object_faults
+    from neve.archive.read.verify_rows import row_faults
 
     try:
-        faults = list(whole_object_faults(name, source) if deep else (fault for fault, _ in head_faults(name, source)))
+        faults = list(object_faults(name, source, row_faults if deep else None))
     except Exception as error:  # noqa: BLE001 - any error of a store is reported, and the other objects are checked
         return [{"at": at, "unread": f"{type(error).__name__}: {error}"}]
     return [{"at": at, **fault._asdict()} for fault in faults]

@@ -273,7 +273,7 @@ def test_a_deep_check_reads_the_objects(tmp_path: Path, neve_up: Up) -> None:
         assert post(neve, "/archive/verify")[0] == {"objects": 1, "rows": 1, "findings": []}
         (found,) = post(neve, "/archive/verify?deep=true")[0]["findings"]
         assert path.name in found
-        assert "the journal says" in found
+        assert "the journal records" in found
         neve_cli = [NEVE, "archive", "verify", "--deep"]
         for where in (["--admin", neve.admin], ["--store", f"dir:{store}"]):
             ended = subprocess.run([*neve_cli, *where], capture_output=True, text=True, timeout=60, check=False)

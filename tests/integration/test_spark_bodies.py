@@ -82,7 +82,7 @@ def test_packed_bodies_are_inflated_and_say_why_when_they_are_not(topics: tuple[
     found = told(decode_bodies(topics[1], "bytes", max_body=1000), "body")
     assert [found[at] for at in range(3)] == [(BODIES[at], None) for at in range(3)]
     assert found[3][0] is None
-    assert str(found[3][1]).startswith("the body is not what its sysFlag says: Error -3")
+    assert str(found[3][1]).startswith("the body does not match the compression in its sysFlag: Error -3")
     assert found[4] == (None, "the body is longer than 1000 bytes when inflated")
     text = told(decode_bodies(topics[1].where("queue_offset < 3"), "text"), "text")
     assert text == {at: ((BODIES[at] or b"").decode(), None) for at in range(3)}

@@ -201,7 +201,7 @@ class CatalogReader:
         return (name for one in self._each() for name in one.names_at(physical_offset))
 
     def from_highest(self, floor: Callable[[str], int], end: int) -> Iterator[CommittedObject]:
-        """Yield the objects whose CommitLog range lies within [floor(topic), end), the highest end first.
+        """Yield the objects whose CommitLog range is within [floor(topic), end), the highest end first.
 
         Among equal ends, the object with fewer wire bytes is first. Blocks are unpacked one after another.
         """

@@ -364,7 +364,7 @@ class TopicCatalog:
             held.spans = held.spans.exchanged(out.get(queue, ()), into.get(queue, ()))
 
     def _lay_spans(self) -> None:
-        """Give each queue its spans, if there are so many ranges that a search on demand would be slow."""
+        """Give each queue its spans, if a search on demand would be slow because of many ranges."""
         if not self._is_laid and _ranges_of(self.blocks) <= LAID_WHEN_ASKED:
             return
         self._is_laid = True

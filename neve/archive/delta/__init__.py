@@ -1,1 +1,1 @@
-"""A topic's archive as a Delta table for other engines: what stands in its log, and how that is read. No pyarrow."""
+"""A topic's archive as a Delta table for other engines: the format of its log and its reader. Without Arrow."""

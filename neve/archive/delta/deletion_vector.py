@@ -1,13 +1,13 @@
-"""Deletion vectors: which rows of a file a reader of a Delta table leaves out, as they stand in an `add`.
+"""Deletion vectors: the hidden rows of a file, in the inline form of an `add` action.
 
-    z85( magic 1681511377 <i4 | bitmaps 1 <i8 | high bits 0 <i4 | roaring bitmap ), filled up to a multiple of 4 with 0
+    z85( magic 1681511377 <i4 | bitmaps 1 <i8 | high bits 0 <i4 | roaring bitmap ), zero-padded to a multiple of 4
     roaring bitmap, portable: 12347 | (containers - 1) << 16 <u4
-                              a bit for each container: it holds runs (all do here)
+                              a bit for each container: whether it has runs (all have here)
                               (high 16 bits, rows - 1) <u2 of each container
-                              where it begins <u4 of each, if there are 4 or more
+                              offset <u4 of each container, if there are 4 or more
                               runs <u2, (first, length - 1) <u2 of each run, of each container
 
-Delta's protocol, "Deletion Vector Format", and the Roaring format specification.
+Sources: Delta's protocol, "Deletion Vector Format"; the Roaring format specification.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _MAGIC = 1681511377
 _RUNS_COOKIE = 12347
 _OFFSETS_FROM = 4  # containers
 _CONTAINER = 1 << 16
-ROWS_MAX = 1 << 32  # one bitmap has as many
+ROWS_MAX = 1 << 32  # of one bitmap
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _TO_Z85 = bytes.maketrans(_B85, _Z85)
 
 
 class DeletionVector(NamedTuple):
-    """One that stands in the log itself."""
+    """An inline deletion vector."""
 
     inline: str
-    size: int  # bytes, as they are before z85
+    size: int  # bytes before z85 encoding
     rows: int
 
     def action(self) -> dict[str, object]:
-        """As an action says it."""
+        """Return the fields of an action."""
         return {
             "storageType": "i",
             "pathOrInlineDv": self.inline,
@@ -45,7 +45,7 @@ class DeletionVector(NamedTuple):
 
 
 def deletion_vector(spans: Sequence[tuple[int, int]]) -> DeletionVector:
-    """`spans`: (first row, last row), in order and apart; at least one."""
+    """Make a deletion vector from one or more ordered, disjoint spans of (first row, last row)."""
     assert spans and spans[0][0] >= 0 and spans[-1][1] < ROWS_MAX
     raw = struct.pack("<iqi", _MAGIC, 1, 0) + _roaring(spans)
     padded = raw + bytes(-len(raw) % 4)

@@ -1,7 +1,7 @@
-"""What a Delta log adds up to, read from a store: of tables that neve writes, whose commits and checkpoints are JSON.
+"""Read Delta logs that neve writes, whose commits and checkpoints are JSON, from a store.
 
-A listing says which versions there are. The newest checkpoint is taken, and the commits behind it are applied; they are
-dense. No `_last_checkpoint` is asked for, or written: nothing in the log is ever overwritten.
+A listing shows the versions. The newest checkpoint is loaded, and the dense commits behind it are applied. Neither
+reading nor writing uses `_last_checkpoint`: no object of the log is ever overwritten.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _FILE = re.compile(r"(?P<version>\d{20})(?P<checkpoint>\.checkpoint\.[0-9a-f-]+)
 _ANY = re.compile(r"(?P<version>\d{20})\..+")
 NO_VERSION = -1
 
-Key = tuple[str, str]  # of a file in a table: its path, and which deletion vector it has
+Key = tuple[str, str]  # of a file in a table: its path and its deletion vector
 
 
 class ForeignTable(ValueError):
-    """A Delta log that neve did not write, or that somebody else has written to."""
+    """A Delta log that neve did not write, or that another program has written to."""
 
 
 class Listed(Protocol):
-    """An object as a listing names it."""
+    """An object in a listing."""
 
     @property
     def key(self) -> str: ...
 
 
 class LogSource(Protocol):
-    """What reading a log asks of a store; `get` raises FileNotFoundError where there is no object."""
+    """A store to read from; `get` raises FileNotFoundError if there is no such object."""
 
     def get(self, key: str) -> bytes: ...
 
@@ -41,7 +41,7 @@ class LogSource(Protocol):
 
 
 class LogFile(NamedTuple):
-    """A commit, or a checkpoint."""
+    """A commit or a checkpoint."""
 
     version: int
     is_checkpoint: bool
@@ -49,71 +49,71 @@ class LogFile(NamedTuple):
 
 
 class TableState:
-    """What the commits up to `version` say."""
+    """The state of a table after the commits up to `version`."""
 
     def __init__(self) -> None:
         self.version = NO_VERSION
         self.protocol: dict[str, Any] | None = None
         self.metadata: dict[str, Any] | None = None
-        self.transactions: dict[str, int] = {}  # application -> how far it is
-        self.files: dict[Key, dict[str, Any]] = {}  # those that readers see: what their `add` says
+        self.transactions: dict[str, int] = {}  # application -> its last transaction
+        self.files: dict[Key, dict[str, Any]] = {}  # the `add` of each file in view
         self.removed: dict[Key, dict[str, Any]] = {}
-        self.since_checkpoint = 0  # commits
+        self.since_checkpoint = 0  # number of commits
 
     def apply(self, version: int, actions: Iterable[Action]) -> None:
-        """A commit's, or a checkpoint's. Raises ForeignTable."""
+        """Apply the actions of a commit or a checkpoint. Raises ForeignTable."""
         for action in actions:
-            for kind, told in action.items():
+            for kind, content in action.items():
                 try:
-                    self._apply(kind, told)
+                    self._apply(kind, content)
                 except (LookupError, TypeError) as error:
                     raise ForeignTable(
-                        f"version {version} of its log has a {kind} without what it needs: {error!r}"
+                        f"version {version} of its log has an incomplete {kind} action: {error!r}"
                     ) from error
         self.version = version
 
-    def _apply(self, kind: str, told: dict[str, Any]) -> None:
+    def _apply(self, kind: str, content: dict[str, Any]) -> None:
         match kind:
             case "protocol":
-                self.protocol = told
+                self.protocol = content
             case "metaData":
-                self.metadata = told
+                self.metadata = content
             case "txn":
-                self.transactions[told["appId"]] = told["version"]
+                self.transactions[content["appId"]] = content["version"]
             case "add":
-                self.removed.pop(file_key(told), None)
-                self.files[file_key(told)] = told
+                self.removed.pop(file_key(content), None)
+                self.files[file_key(content)] = content
             case "remove":
-                self.files.pop(file_key(told), None)
-                self.removed[file_key(told)] = told
+                self.files.pop(file_key(content), None)
+                self.removed[file_key(content)] = content
             case _:
                 pass  # commitInfo, checkpointMetadata
 
     def of_broker(self, broker: str) -> dict[Key, dict[str, Any]]:
-        """The files that readers see of one broker."""
-        return {key: told for key, told in self.files.items() if _broker_of(told) == broker}
+        """Return the files in view of one broker."""
+        return {key: content for key, content in self.files.items() if _broker_of(content) == broker}
 
     def checkpoint(self, kept_since_ms: int) -> list[Action]:
-        """All of it; of what was removed, what nobody looks at from this time on."""
+        """Return the actions of a checkpoint; removed files are included if they were removed after `kept_since_ms`."""
         assert self.protocol is not None and self.metadata is not None
         return [
             {"checkpointMetadata": {"version": self.version}},
             {"protocol": self.protocol},
             {"metaData": self.metadata},
             *({"txn": {"appId": app, "version": at}} for app, at in sorted(self.transactions.items())),
-            *({"add": {**told, "dataChange": False}} for _, told in sorted(self.files.items())),
+            *({"add": {**content, "dataChange": False}} for _, content in sorted(self.files.items())),
             *(
-                {"remove": {**told, "dataChange": False}}
-                for _, told in sorted(self.removed.items())
-                if told.get("deletionTimestamp") is None or told["deletionTimestamp"] >= kept_since_ms
+                {"remove": {**content, "dataChange": False}}
+                for _, content in sorted(self.removed.items())
+                if content.get("deletionTimestamp") is None or content["deletionTimestamp"] >= kept_since_ms
             ),
         ]
 
 
-def file_key(told: dict[str, Any]) -> Key:
-    """By which a `remove` finds its `add`."""
-    vector = told.get("deletionVector")
-    return told["path"], "" if vector is None else vector["pathOrInlineDv"]
+def file_key(content: dict[str, Any]) -> Key:
+    """Return the key that connects a `remove` with its `add`."""
+    vector = content.get("deletionVector")
+    return content["path"], "" if vector is None else vector["pathOrInlineDv"]
 
 
 def _broker_of(added: dict[str, Any]) -> object:
@@ -122,55 +122,55 @@ def _broker_of(added: dict[str, Any]) -> object:
 
 
 def log_folder(root: str) -> str:
-    """Listing this names the files of a table's log."""
+    """Return the prefix whose listing shows the files of a table's log."""
     return f"{root}/_delta_log/"
 
 
 def commit_key(root: str, version: int) -> str:
-    """The name of a commit."""
+    """Return the key of a commit."""
     return f"{log_folder(root)}{version:020d}.json"
 
 
 def checkpoint_file_key(root: str, version: int, name: str) -> str:
-    """The name of a checkpoint; `name`: 32 hex digits that nobody else has."""
+    """Return the key of a checkpoint; `name` is 32 unique hex digits."""
     uuid = "-".join((name[:8], name[8:12], name[12:16], name[16:20], name[20:]))
     return f"{log_folder(root)}{version:020d}.checkpoint.{uuid}.json"
 
 
 def log_files(source: LogSource, root: str) -> list[LogFile]:
-    """By version; of a commit and a checkpoint the commit first."""
+    """Return the files of a log, ordered by version; a commit precedes a checkpoint of the same version."""
     found = (parse_log_key(one.key) for one in source.list(log_folder(root)))
     return sorted(one for one in found if one is not None)
 
 
 def parse_log_key(key: str) -> LogFile | None:
-    """None for a file that neve does not write."""
+    """Parse a key of a log; None for a file that neve does not write."""
     match = _FILE.fullmatch(key.rpartition("/")[2])
     return None if match is None else LogFile(int(match["version"]), match["checkpoint"] is not None, key)
 
 
 def version_in(key: str) -> int | None:
-    """Of any file in a log, whoever wrote it; None where it has none."""
+    """Return the version in the name of any file of a log; None if it has none."""
     match = _ANY.fullmatch(key.rpartition("/")[2])
     return None if match is None else int(match["version"])
 
 
 def decode_lines(data: bytes) -> Iterator[Action]:
-    """A file of the log. Raises ForeignTable: it is none."""
+    """Decode a file of the log. Raises ForeignTable if it is invalid."""
     for line in data.splitlines():
         if line:
             try:
                 yield msgspec.json.decode(line, type=dict[str, dict[str, Any]])
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise ForeignTable(f"a line of its log can't be read: {error}") from error
+                raise ForeignTable(f"a line of its log cannot be read: {error}") from error
 
 
 def read_table(source: LogSource, root: str) -> TableState:
-    """As its log stands; `version` is NO_VERSION where there is none.
+    """Read a table from its log; `version` is NO_VERSION if there is none.
 
     Raises:
-        ForeignTable: commits are missing or damaged, or another program's table lies here.
-        FileNotFoundError: a file of the log was deleted meanwhile; who reads again finds a newer checkpoint.
+        ForeignTable: commits are missing or damaged, or the table is another program's.
+        FileNotFoundError: a file of the log was deleted meanwhile; a retry finds a newer checkpoint.
     """
     files = log_files(source, root)
     state = TableState()

@@ -1,10 +1,10 @@
-"""What the log of a topic's Delta table says: its schema, who may write it, and which files a reader sees.
+"""The log of a topic's Delta table: its schema, its protocol and the actions that add and remove files. Pure.
 
     <prefix>/topic=<T>/_delta_log/<version, 20 digits>.json                        one commit: a line for each action
-    <prefix>/topic=<T>/_delta_log/<version, 20 digits>.checkpoint.<uuid>.json      what all commits up to it add up to
+    <prefix>/topic=<T>/_delta_log/<version, 20 digits>.checkpoint.<uuid>.json      the state after that commit
 
-Files are the topic's objects, where they lie; `dt` and `broker` are partition values, from the key. Rows that have
-expired in an object that is in view are left out by a deletion vector. Pure.
+The files are the topic's objects in place; `dt` and `broker` are partition values from the key. A deletion vector hides
+expired rows of an object in view.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from neve.archive.format.keys import topic_component
 
 Action = dict[str, dict[str, Any]]
 
-#: A feature that no other writer knows: by Delta's protocol none of them may write, delete, compact or clean here.
+#: A writer feature unknown to other programs: Delta's protocol forbids them to write, compact or vacuum the table.
 LOCK = "neveManaged"
-# The second lets checkpoints be JSON. And it keeps out who looks deletion vectors up by a path's text, as Polars 2.1
-# does: where a name has a `%` it finds none, and shows rows that are hidden.
+# v2Checkpoint allows JSON checkpoints. It also excludes readers such as Polars 2.1, which look up deletion vectors by
+# the text of a path: for a name with a `%` they find none, and return hidden rows.
 READER_FEATURES = ("deletionVectors", "v2Checkpoint")
 PROTOCOL: Action = {
     "protocol": {
@@ -41,7 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _TEXTS = {"type": "array", "elementType": "string", "containsNull": True}
 _PROPERTIES = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
-#: The objects' columns, by Delta's names of their types; a test holds them against `neve.archive.rows.schema`.
+#: The columns of objects with Delta's type names; a test compares them with `neve.archive.rows.schema`.
 COLUMNS: tuple[tuple[str, str | dict[str, Any]], ...] = (
     ("queue_id", "integer"),
     ("queue_offset", "long"),
@@ -71,18 +71,19 @@ COLUMNS: tuple[tuple[str, str | dict[str, Any]], ...] = (
 
 
 class VisibleFile(NamedTuple):
-    """A file that readers see, and which of its rows they do not."""
+    """A file in view and its hidden rows."""
 
     name: CommittedObject
-    hidden: tuple[tuple[int, int], ...]  # (first row, last row), in order and apart
+    hidden: tuple[tuple[int, int], ...]  # (first row, last row), ordered and disjoint
 
     @property
     def vector(self) -> DeletionVector | None:
+        """The deletion vector of the hidden rows; None if no row is hidden."""
         return deletion_vector(self.hidden) if self.hidden else None
 
 
 def visible_file(name: CommittedObject, minimums: Mapping[int, int]) -> VisibleFile | None:
-    """An object in view, by the minimums of its topic's queues; None: all of its rows have expired."""
+    """Return the file of an object in view, given the minimums of queues; None if all its rows have expired."""
     spans: list[tuple[int, int]] = []
     for group in name.row_groups:
         row = group.first_row
@@ -98,35 +99,35 @@ def visible_file(name: CommittedObject, minimums: Mapping[int, int]) -> VisibleF
 
 
 def table_root(prefix: str, topic: str) -> str:
-    """Where the table lies, in the store."""
+    """Return the key prefix of the table."""
     return "/".join(part for part in (prefix.strip("/"), topic_component(topic)) if part)
 
 
 def app_id(broker: str) -> str:
-    """By which the log knows how far it has a broker's journal: the `txn` of this id has the entry's number."""
+    """Return the application id of a broker: its `txn` action contains the number of the last mirrored entry."""
     return f"{_APP}{broker}"
 
 
 def is_locked(protocol: Mapping[str, Any]) -> bool:
-    """Whether a table is one of these."""
+    """Return whether neve manages a table with this protocol."""
     return LOCK in protocol.get("writerFeatures", ())
 
 
 def metadata(topic: str, table_id: str, created_ms: int) -> Action:
-    """Which columns there are."""
+    """Return the metaData action: the columns and the settings of the table."""
     fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in COLUMNS]
     schema = msgspec.json.encode({"type": "struct", "fields": fields}).decode()
     return {
         "metaData": {
             "id": table_id,
             "name": topic,
-            "description": "Written by neve from its archive's journal; nobody else may write here.",
+            "description": "Written by neve from its archive's journal; no other program may write here.",
             "format": {"provider": "parquet", "options": {}},
             "schemaString": schema,
             "partitionColumns": list(PARTITIONS),
             "configuration": {
                 "delta.checkpointPolicy": "v2",
-                # What is old in the log goes as neve says: no other program's clean-up finds anything due.
+                # neve alone cleans up the log: with these values no other program finds expired files.
                 "delta.logRetentionDuration": _NEVER,
                 "delta.deletedFileRetentionDuration": _NEVER,
                 "delta.enableExpiredLogCleanup": "false",
@@ -138,9 +139,9 @@ def metadata(topic: str, table_id: str, created_ms: int) -> Action:
 
 
 def add(root: str, broker: str, file: VisibleFile, *, data_change: bool) -> Action:
-    """A file that enters the table, or has other rows hidden from here on."""
+    """Return the action that adds a file, or changes its hidden rows."""
     name, vector = file.name, file.vector
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "path": path_in(root, name.key),
         "partitionValues": {"topic": name.topic, "dt": name.day, "broker": broker},
         "size": name.size,
@@ -149,16 +150,16 @@ def add(root: str, broker: str, file: VisibleFile, *, data_change: bool) -> Acti
         "stats": msgspec.json.encode(_statistics(file)).decode(),
     }
     if vector is not None:
-        told["deletionVector"] = vector.action()
-    return {"add": told}
+        content["deletionVector"] = vector.action()
+    return {"add": content}
 
 
 def remove(added: Mapping[str, Any], *, time_ms: int, data_change: bool) -> Action:
-    """A file that leaves the table, or this view of it, as its `add` had it.
+    """Return the action that removes a file as its `add` described it.
 
-    `time_ms`: after which nobody reads it; who cleans up would count his retention from there.
+    `time_ms` is the time of the removal, from which retention counts.
     """
-    told = {
+    content = {
         "path": added["path"],
         "deletionTimestamp": time_ms,
         "dataChange": data_change,
@@ -167,23 +168,23 @@ def remove(added: Mapping[str, Any], *, time_ms: int, data_change: bool) -> Acti
         "size": added["size"],
     }
     if added.get("deletionVector") is not None:
-        told["deletionVector"] = added["deletionVector"]
-    return {"remove": told}
+        content["deletionVector"] = added["deletionVector"]
+    return {"remove": content}
 
 
 def path_in(root: str, key: str) -> str:
-    """A key as a path below the table's root: a URI, in which a key's own `%` is written `%25`."""
+    """Return a key as a path relative to the table: a URI, in which the key's own `%` becomes `%25`."""
     assert key.startswith(f"{root}/"), f"{key} is not below {root}"
     return key.removeprefix(f"{root}/").replace("%", "%25")
 
 
 def encode_lines(actions: Iterable[Action]) -> bytes:
-    """A file of the log."""
+    """Encode a file of the log."""
     return b"".join(msgspec.json.encode(action) + b"\n" for action in actions)
 
 
 def _statistics(file: VisibleFile) -> dict[str, Any]:
-    """By which readers leave files out. Of a file with hidden rows the bounds may be wide; of unknown times none is."""
+    """Return the statistics for data skipping; bounds are wide if rows are hidden, and absent for unknown times."""
     name = file.name
     low: dict[str, Any] = {
         "queue_id": min(name.queues),

@@ -3,19 +3,18 @@
     <prefix>/topic=<T>/dt=<YYYY-MM-DD>/broker=<B>/<start>-<end>-e<epoch>[.<n>].parquet   data
     <prefix>/_neve/<B>/journal/<seq:020d>.msgpack                                  journal
     <prefix>/_neve/<B>/checkpoint/<seq:020d>.catalog                               checkpoint
-    <prefix>/_neve/<B>/checkpoint/<seq:020d>-<n>.pack                              what it wrote of topics
+    <prefix>/_neve/<B>/checkpoint/<seq:020d>-<n>.pack                              its topics
     <prefix>/_neve/<B>/state/<slot>.msgpack                                        state slots
     <prefix>/_neve/format.msgpack                                                  format
 
-`<T>` and `<B>` carry every byte outside [A-Za-z0-9_.-] as %XX: Hive readers decode that, and no name can leave its
+`<T>` and `<B>` encode every byte outside [A-Za-z0-9_.-] as %XX: Hive readers decode it, and no name can leave its
 component. `_neve` begins with an underscore because Hadoop readers skip such directories.
 
-A topic whose component would be longer than MAX_COMPONENT is cut, between its letters, to what leaves room for `~` and
-the SHA-256 (64 hex digits) of the whole name. No other component has a `~`, so a cut one is known by it; the whole name
-is what the journal and the object's metadata say.
+A topic whose component would exceed MAX_COMPONENT is truncated, never within a %XX, and `~` and the SHA-256 (64 hex
+digits) of the whole name are appended. No other component contains a `~`. The journal and the object's metadata
+contain the whole name.
 
-`.<n>` (n >= 1) is in the name of an object that was made of others: what is written again of a range in the epoch that
-wrote it first has a name of its own.
+`.<n>` (n >= 1) marks an object that a rewrite made from others over the same range.
 """
 
 import hashlib
@@ -40,31 +39,31 @@ _CHECKPOINT_FILE = re.compile(r"(?P<seq>\d{20})(?:\.catalog|-(?P<pack>\d+)\.pack
 
 
 class NameTooLong(ValueError):
-    """A broker name whose path component would exceed what object stores and file systems take."""
+    """A broker name whose path component would exceed the limit of object stores and file systems."""
 
 
 class DataKey(NamedTuple):
     """The parts of a data object's key."""
 
     prefix: str
-    topic: str | None  # None: the name is too long for a key
+    topic: str | None  # None if the key contains a truncated name
     day: str
     broker: str
     start: int
     end: int
     epoch: int
-    rewrite: int = 0  # 0: written by an offload round, from the log
+    rewrite: int = 0  # 0 for an object of an offload round
 
 
 def escape(name: str) -> str:
-    """A name as one path component."""
+    """Encode a name as one path component."""
     escaped = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in _raw(name))
-    # "." and ".." would climb out of the archive in a directory store.
+    # "." and ".." would leave the archive in a directory store.
     return escaped.replace(".", "%2E") if escaped in {".", ".."} else escaped
 
 
 def unescape(component: str) -> str:
-    """The name that `escape` made a path component of."""
+    """Decode a path component that `escape` made."""
     raw = bytearray()
     position = 0
     for match in _ESCAPED.finditer(component):
@@ -76,7 +75,7 @@ def unescape(component: str) -> str:
 
 
 def topic_component(topic: str) -> str:
-    """`topic=…` for a data key; a name that is too long is cut and told apart by a hash."""
+    """Return `topic=…` for a data key; a name that is too long is truncated and identified by a hash."""
     component = f"topic={escape(topic)}"
     if len(component) <= MAX_COMPONENT:
         return component
@@ -85,25 +84,25 @@ def topic_component(topic: str) -> str:
 
 
 def fits_key(topic: str) -> bool:
-    """Whether the topic's component says its whole name."""
+    """Return whether the topic's component contains its whole name."""
     return _CUT not in topic_component(topic)
 
 
 def broker_component(broker: str) -> str:
-    """`broker=…` for a data key. Raises NameTooLong."""
+    """Return `broker=…` for a data key. Raises NameTooLong."""
     return _bounded(f"broker={escape(broker)}")
 
 
 def data_key(
     prefix: str, topic: str, day: str, broker: str, *, start: int, end: int, epoch: int, rewrite: int = 0
 ) -> str:
-    """The name of a Parquet object: CommitLog offsets [start, end) of a topic and day, written under an epoch."""
+    """Return the key of a data object: CommitLog offsets [start, end) of a topic and day, written under an epoch."""
     name = f"{start:020d}-{end:020d}-e{epoch}{f'.{rewrite}' if rewrite else ''}.parquet"
     return _join(prefix, topic_component(topic), f"dt={day}", broker_component(broker), name)
 
 
 def parse_data_key(key: str) -> DataKey | None:
-    """The parts of a data key; None for a key of something else."""
+    """Return the parts of a data key; None for any other key."""
     match = _DATA_KEY.fullmatch(key)
     if match is None:
         return None
@@ -120,59 +119,59 @@ def parse_data_key(key: str) -> DataKey | None:
 
 
 def parse_start(file: str) -> int | None:
-    """Where the object begins, by the last component of a data key; None for that of another key."""
+    """Return the start in the last component of a data key; None for any other key."""
     match = _DATA_FILE.fullmatch(file)
     return None if match is None else int(match["start"])
 
 
 def brokers_prefix(prefix: str) -> str:
-    """Listing this with a delimiter names the brokers that have an archive here."""
+    """Return the prefix whose listing with a delimiter shows the brokers with an archive."""
     return _join(prefix, "_neve") + "/"
 
 
 def broker_of(prefix: str, listed: str) -> str:
-    """The broker's name from one entry of that listing."""
+    """Return the broker of an entry of that listing."""
     return unescape(listed.removeprefix(brokers_prefix(prefix)).strip("/"))
 
 
 def journal_key(prefix: str, broker: str, seq: int) -> str:
-    """The name of the journal's entry `seq`."""
+    """Return the key of journal entry `seq`."""
     return _join(prefix, "_neve", _journal_of(broker), "journal", f"{seq:020d}.msgpack")
 
 
 def journals_prefix(prefix: str, broker: str) -> str:
-    """Listing this names the entries of a broker's journal."""
+    """Return the prefix whose listing shows the entries of a broker's journal."""
     return _join(prefix, "_neve", _journal_of(broker), "journal") + "/"
 
 
 def parse_journal_key(key: str) -> int | None:
-    """The number of an entry; None for a key of something else."""
+    """Return the number of an entry; None for any other key."""
     match = _JOURNAL_FILE.fullmatch(key.rpartition("/")[2])
     return None if match is None else int(match["seq"])
 
 
 def checkpoint_key(prefix: str, broker: str, seq: int) -> str:
-    """The name of the checkpoint that stands for entries up to `seq`."""
+    """Return the key of the checkpoint after entry `seq`."""
     return _join(prefix, "_neve", _journal_of(broker), "checkpoint", f"{seq:020d}.catalog")
 
 
 def pack_key(prefix: str, broker: str, seq: int, number: int) -> str:
-    """The name of a pack, the `number`th that the checkpoint after entry `seq` wrote."""
+    """Return the key of pack `number` of the checkpoint after entry `seq`."""
     return _join(prefix, "_neve", _journal_of(broker), "checkpoint", pack_file(seq, number))
 
 
 def pack_file(seq: int, number: int) -> str:
-    """The last component of a pack's name."""
+    """Return the last component of a pack's key."""
     return f"{seq:020d}-{number}.pack"
 
 
 def checkpoints_prefix(prefix: str, broker: str) -> str:
-    """Listing this names a broker's checkpoints and packs."""
+    """Return the prefix whose listing shows a broker's checkpoints and packs."""
     return _join(prefix, "_neve", _journal_of(broker), "checkpoint") + "/"
 
 
 def parse_checkpoint_key(key: str) -> tuple[int, int | None] | None:
-    """(seq, number of the pack; None: the checkpoint itself); None for a key of something else."""
+    """Return (seq, number of the pack or None for the checkpoint itself); None for any other key."""
     match = _CHECKPOINT_FILE.fullmatch(key.rpartition("/")[2])
     if match is None:
         return None
@@ -180,17 +179,17 @@ def parse_checkpoint_key(key: str) -> tuple[int, int | None] | None:
 
 
 def state_key(prefix: str, broker: str, slot: int) -> str:
-    """The name of one of the two state slots."""
+    """Return the key of a state slot."""
     return _join(prefix, "_neve", _journal_of(broker), "state", f"{slot}.msgpack")
 
 
 def format_key(prefix: str) -> str:
-    """The name of the object that says which format a prefix holds."""
+    """Return the key of the object with the format version of a prefix."""
     return _join(prefix, "_neve", "format.msgpack")
 
 
 def _journal_of(broker: str) -> str:
-    """A name that fits here but not into a data key is refused at the first entry, not at the first object."""
+    """Return the component of a broker; a name that would not fit a data key is rejected here as well."""
     return broker_component(broker).removeprefix("broker=")
 
 
@@ -206,7 +205,6 @@ def _join(prefix: str, *parts: str) -> str:
 def _bounded(component: str) -> str:
     if len(component) > MAX_COMPONENT:
         raise NameTooLong(
-            f"brokerName: the path component {component[:40]}… would have {len(component)} bytes, the limit is "
-            f"{MAX_COMPONENT}"
+            f"brokerName: the path component {component[:40]}… has {len(component)} bytes, the limit is {MAX_COMPONENT}"
         )
     return component

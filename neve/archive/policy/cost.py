@@ -1,19 +1,21 @@
-"""What an archive costs: requests, objects, bytes and money of a month, by a topic's traffic and the settings.
+"""The monthly cost of an archive: requests, objects, bytes and money, from a topic's traffic and the settings.
 
-A model of means, not a bill. A month has 30 days. For a topic whose messages come at random, one in `gap` seconds:
+The model uses means, so it is not a bill. A month has 30 days. The messages of a topic arrive at random, one in `gap`
+seconds on average:
 
-    wait       until a round takes it: archiveMaxAge, or archiveMinBytes of records, whichever is first, and no less
-               than archivePeriod. So much of it is in the local copies alone.
-    objects    a day: (one day + wait) / (wait + gap), and no more than messages: the oldest message waits, the next
-               round's comes after it, and a round that reaches over midnight makes an object for each day. One for
-               each day that has messages, where both age and bytes need a day or more: it goes when a day has ended
-    stored     records at the ratio of what is stored to what was on the wire, and OBJECT_BYTES for each object. With
-               compaction a closed day is as few objects as COMPACTED_BYTES allow, and what they were made of lies for
-               the grace beside them: the last two days are there in the old form, too
-    requests   a PUT for each object; compaction: a GET for each old object, a PUT for each new one, and three entries
-               of the journal for each topic and day that it makes less of. What no topic causes by itself stands under
-               BROKER: INTENT and COMMIT of each round, a state slot each statePeriod, the look at the journal each 3 s
-    local      what is produced in fileReservedTime, or archiveMaxAge if that is longer, on the disk of each replica
+    wait       seconds until a round archives a topic: archiveMaxAge, or archiveMinBytes of records, whichever is first,
+               and at least archivePeriod. During this time messages are in the local copies only.
+    objects    per day: (one day + wait) / (wait + gap), and at most one for each message. The oldest message waits, the
+               next round's first message arrives after it, and a round across midnight makes an object for each day.
+               If both age and bytes need a day or more, there is one object for each day with messages.
+    stored     records at the measured ratio of stored to wire bytes, and OBJECT_BYTES for each object. With compaction
+               a day has as few objects as COMPACTED_BYTES allow; its original objects remain during the grace period,
+               so the last two days are stored twice.
+    requests   a PUT for each object. A compaction makes a GET for each old object, a PUT for each new one, and three
+               journal entries for each topic and day that it reduces. Requests that no single topic causes are listed
+               under BROKER: INTENT and COMMIT of each round, a state slot each statePeriod, a GET of the journal
+               each 3 s.
+    local      the bytes produced in fileReservedTime, or archiveMaxAge if that is longer, on the disk of each replica.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ DAY_MS = DAY_S * 1000
 HOUR_MS = 3_600_000
 MONTH_DAYS = 30
 GB = 10**9
-OBJECT_BYTES = 3_400  # of an object beside its rows
+OBJECT_BYTES = 3_400  # fixed size of an object without its rows
 COMPACTED_BYTES = 128 << 20
 COMPACTION_ENTRIES = 3  # INTENT, REPLACE, DELETED
 COMPACTION_LAG_DAYS = 2
 BROKER = "(broker)"
 TOTAL = "(all)"
-_LOOK_S = 3  # an idle broker makes 20 GETs a minute
+_LOOK_S = 3  # seconds between two reads of the journal by an idle broker
 
 
 class StorePrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the object store bills."""
+    """The prices of the object store."""
 
     put_per_1000: float = 0.0
     get_per_1000: float = 0.0
@@ -50,7 +52,7 @@ class StorePrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DiskPrices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a broker's own disk costs."""
+    """The prices of a broker's own disk."""
 
     gb_month: float = 0.0
 
@@ -64,7 +66,7 @@ class Prices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What a topic brings in a day, by mean; `stored_ratio`: bytes of rows in an object for each on the wire."""
+    """The mean traffic of a topic per day; `stored_ratio` is stored bytes of rows per wire byte."""
 
     topic: str
     messages: float
@@ -73,7 +75,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """As the broker is configured, or may be; `keep_days`: how long messages stay, their TTL."""
+    """A configuration of the broker; `keep_days` is the TTL of messages in days."""
 
     max_age_s: float
     min_bytes: int = 8 << 20
@@ -86,20 +88,21 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Of a month, once messages lie as long as they are kept."""
+    """The cost of a month in the steady state, when as many messages expire as arrive."""
 
     topic: str
     objects_a_day: float = 0.0
-    objects: float = 0.0  # that are there
+    objects: float = 0.0  # stored at any time
     puts: float = 0.0
     gets: float = 0.0
     deletes: float = 0.0
     stored_bytes: float = 0.0
-    billed_bytes: float = 0.0  # with the smallest size that the store bills
+    billed_bytes: float = 0.0  # with the minimum billed size
     local_bytes: float = 0.0
-    unarchived_bytes: float = 0.0  # at most, in the local copies alone
+    unarchived_bytes: float = 0.0  # upper bound
 
     def money(self, prices: Prices) -> float:
+        """Return the price in the currency of the price table."""
         store = prices.store
         requests = (
             self.puts * store.put_per_1000 + self.gets * store.get_per_1000 + self.deletes * store.delete_per_1000
@@ -109,7 +112,7 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def costs_of(traffic: Sequence[Traffic], setting: Setting, prices: Prices) -> list[Cost]:
-    """Of each topic, of the broker itself, and the sum of all."""
+    """Return the costs of each topic, of the broker itself, and their sum."""
     topics = [_cost_of_topic(one, setting, prices) for one in traffic]
     by_day = any(one.messages and wait_of(one, setting) >= DAY_S for one in traffic)
     often = sum(objects_a_day(one, setting) for one in traffic if wait_of(one, setting) < DAY_S)
@@ -123,18 +126,18 @@ def costs_of(traffic: Sequence[Traffic], setting: Setting, prices: Prices) -> li
 
 
 def wait_of(one: Traffic, setting: Setting) -> float:
-    """Seconds from a topic's first message after a round to the next round that takes it."""
+    """Return the seconds from a topic's first message after a round to the round that archives it."""
     fills = setting.min_bytes * DAY_S / one.wire_bytes if one.wire_bytes else setting.max_age_s
     return max(setting.period_s, min(setting.max_age_s, fills))
 
 
 def objects_a_day(one: Traffic, setting: Setting) -> float:
-    """How many rounds make of a topic, before any compaction."""
+    """Return the objects per day of a topic before any compaction."""
     if not one.messages:
         return 0.0
     wait = wait_of(one, setting)
     if wait >= DAY_S:
-        return -expm1(-one.messages)  # days that have any
+        return -expm1(-one.messages)  # the share of days with messages
     return min(one.messages, (DAY_S + wait) / (wait + DAY_S / one.messages))
 
 
@@ -142,7 +145,7 @@ def _cost_of_topic(one: Traffic, setting: Setting, prices: Prices) -> Cost:
     made, rows = objects_a_day(one, setting), one.wire_bytes * one.stored_ratio
     left = float(ceil(rows / COMPACTED_BYTES)) if setting.compaction else made
     compacts = setting.compaction and left < made
-    count, kept = made, [(made, setting.keep_days)]  # objects of a day, and for how many days they are there
+    count, kept = made, [(made, setting.keep_days)]  # (objects per day, days that they are kept)
     puts, gets = made, 0.0
     if compacts:
         count, kept = left, [(left, setting.keep_days), (made, min(COMPACTION_LAG_DAYS, setting.keep_days))]
@@ -155,7 +158,7 @@ def _cost_of_topic(one: Traffic, setting: Setting, prices: Prices) -> Cost:
         objects=sum(number * days for number, days in kept),
         puts=MONTH_DAYS * puts,
         gets=MONTH_DAYS * gets,
-        deletes=MONTH_DAYS * (made + (left if compacts else 0.0)),  # as many go as come
+        deletes=MONTH_DAYS * (made + (left if compacts else 0.0)),  # as many are deleted as created
         stored_bytes=sum(size * days for size, _, days in sizes),
         billed_bytes=sum(max(size, number * least) * days for size, number, days in sizes),
         local_bytes=one.wire_bytes * max(setting.reserved_days, setting.max_age_s / DAY_S) * setting.replicas,
@@ -169,9 +172,9 @@ def _sum(costs: Sequence[Cost]) -> Cost:
 
 
 def traffic_seen(objects: Iterable[CommittedObject], days: float) -> list[Traffic]:
-    """Of the newest `days` that an archive has, its topics with the most on the wire first.
+    """Return the traffic of an archive's topics in its newest `days`, ordered by wire bytes.
 
-    The time runs to the newest message of any, and begins with the oldest if there is less; an hour at least.
+    The period ends at the newest message of any topic. It is shorter if the archive is, but at least an hour.
     """
     known = [one for one in objects if one.max_time >= 0]
     if not known:

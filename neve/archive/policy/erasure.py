@@ -1,10 +1,10 @@
-"""Which messages an erasure means: those of a topic that have a key, and what came of them in groups' retry topics.
+"""Decide which messages an erasure by key concerns: those of a topic with the key, and copies in retry topics. Pure.
 
-A key is one in RocketMQ's sense: a word of KEYS, or the unique key. Of a group's retry and dead-letter topics those
-rows are meant whose origin is the topic: a sent back message says so in a property, one that was popped and not
-acknowledged in the name of the topic that it is in. The broker replaces an origin that a client stated in an ordinary
-topic when it makes such a copy. Where a name may mean another topic, too, or contradicts the stated origin, the verdict
-is unknown. Pure.
+A key is RocketMQ's: a word of KEYS, or the unique key. A row of a group's retry or dead-letter topic belongs to the
+erasure if its origin is the topic. The origin of a message that a consumer sent back is in a property; that of a popped
+message that was not acknowledged is in the name of its retry topic. A client may set an origin property in an ordinary
+topic, but the broker replaces it in copies. If a name could also
+mean another topic, or contradicts the stated origin, the verdict is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RETRY, _DEAD_LETTERS = "%RETRY%", "%DLQ%"
 
 
 class Verdict(Enum):
-    """Whether a message is meant."""
+    """Whether a message belongs to an erasure."""
 
     YES = auto()
     NO = auto()
@@ -34,12 +34,19 @@ class Verdict(Enum):
 
 
 def topics_to_search(topics: Collection[str], topic: str, *, retries: bool) -> list[str]:
-    """Of those that an archive has: the topic, and what may hold copies of its messages."""
+    """Return the topics to search among those of an archive: the topic, and with `retries` all retry topics."""
     return [one for one in sorted(topics) if one == topic or (retries and one.startswith((_RETRY, _DEAD_LETTERS)))]
 
 
 def is_meant(record: MessageRecord, topic: str, key: str, topics: Collection[str]) -> Verdict:
-    """`topics`: all that are known."""
+    """Decide whether a record belongs to the erasure of a key.
+
+    Args:
+        record: the record.
+        topic: the topic of the erasure.
+        key: the key.
+        topics: all known topics, to detect ambiguous names.
+    """
     properties = record.properties
     words = properties.get(PROPERTY_KEYS, "").split(" ")
     if key not in words and properties.get(PROPERTY_UNIQUE_KEY) != key:
@@ -49,17 +56,17 @@ def is_meant(record: MessageRecord, topic: str, key: str, topics: Collection[str
     by_name = _comes_from(record.topic, topic, topics)
     origins = [properties[name] for name in (PROPERTY_RETRY_TOPIC, PROPERTY_DLQ_ORIGIN_TOPIC) if name in properties]
     if not origins or (record.topic.startswith(_RETRY) and "+" in record.topic):
-        return by_name  # the name is the broker's; a property may be a client's
+        return by_name  # the broker chose this name; a client may set a property
     stated = {_comes_from(origin, topic, topics) for origin in origins}
     if Verdict.YES in stated:
         return Verdict.YES
-    # A pop hands out what is in %RETRY%group_topic as a message of that topic, whatever origin it states. The name may
-    # also be that of the retry topic of a group `group_topic`, where the stated origin counts.
+    # A pop returns a record of %RETRY%group_topic as a message of that topic, whatever its origin property. The name may
+    # also be the retry topic of a group `group_topic`, for which the origin property counts.
     return Verdict.NO if stated == {by_name} == {Verdict.NO} else Verdict.UNKNOWN
 
 
 def _comes_from(origin: str, topic: str, topics: Collection[str]) -> Verdict:
-    """The topic itself, or what a group popped from it: %RETRY%group+topic, or %RETRY%group_topic in the older form."""
+    """Match an origin: the topic itself, or its pop-retry topic %RETRY%group+topic or, in V1, %RETRY%group_topic."""
     if origin == topic:
         return Verdict.YES
     if not origin.startswith(_RETRY):
@@ -75,19 +82,19 @@ def _comes_from(origin: str, topic: str, topics: Collection[str]) -> Verdict:
 
 
 def erased_of(gaps: Iterable[Gap], erase_id: str) -> list[tuple[str, int, int, int]]:
-    """(topic, queue, first, last) of what an erasure took, as far as it has come."""
+    """Return (topic, queue, first, last) of the rows that an erasure has removed so far."""
     reason = f"{ERASED}{erase_id}"
     found = [(gap.topic, gap.queue, gap.first, gap.last) for gap in gaps if gap.reason == reason]
     return sorted(found)
 
 
 def erased_rows(gaps: Iterable[Gap]) -> list[tuple[str, int, int, int]]:
-    """(topic, queue, first, last) of what any erasure took."""
+    """Return (topic, queue, first, last) of the rows that any erasure removed."""
     return [(gap.topic, gap.queue, gap.first, gap.last) for gap in gaps if gap.is_erased]
 
 
 def spans_of_rows(rows: Collection[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:
-    """queue -> (first, last) of offsets that follow one another, in order."""
+    """Group (queue, offset) rows: queue -> ordered (first, last) of consecutive offsets."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for queue, offset in sorted(set(rows)):
         held = spans.setdefault(queue, [])
@@ -99,5 +106,5 @@ def spans_of_rows(rows: Collection[tuple[int, int]]) -> dict[int, list[tuple[int
 
 
 def holds(name: CommittedObject, spans: Mapping[int, Sequence[tuple[int, int]]]) -> bool:
-    """Whether an object has a row of these, which lie apart in order, by queue."""
+    """Return whether an object has a row in these spans: queue -> ordered, disjoint (first, last)."""
     return any(touching(spans.get(queue, ()), first, last) for queue, first, last in name.runs)

@@ -1,8 +1,8 @@
-"""What of a topic has expired: one pure decision, for the broker that acts on it and for the dry run that shows it.
+"""Decide which objects and rows of a topic have expired; the broker's sweep and its dry run share this decision. Pure.
 
-Objects are looked at in log order, up to the first that has something live. Store times run backwards in a log only
-where the clock was set back: what lies behind a time too late is kept as long. Times are milliseconds; one below 0 is
-unknown, and is kept.
+Objects are examined in log order, up to the first with a live row. Store times decrease in a log only after the clock
+was set back; objects behind one with a too high time are kept longer. Times are milliseconds. A negative time is
+unknown, and a row of unknown time never expires.
 """
 
 import functools
@@ -15,16 +15,21 @@ from neve.archive.format.journal import CommittedObject
 
 
 class TopicExpiry(NamedTuple):
-    """Objects that leave the readers' view whole, and the queues' new minimums: those of the object after them too."""
+    """The keys of fully expired objects, and the new minimums of queues, which may also cut into the next object."""
 
     keys: list[str]
     minimums: dict[int, int]
 
 
 def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int, most: int | None = None) -> TopicExpiry:
-    """What has expired of a topic in a broker's catalog: what its sweep does, and what the dry run shows.
+    """Decide the expiry of a topic in a broker's catalog.
 
-    `most`: of how many objects the oldest are enough, or a few more.
+    Args:
+        catalog: the catalog.
+        topic: the topic.
+        ttl_ms: its TTL; None if it is unlimited.
+        now_ms: the current time.
+        most: stop after about this many objects.
     """
     if ttl_ms is None or not catalog.topic(topic).may_expire(now_ms - ttl_ms):
         return TopicExpiry([], {})
@@ -48,9 +53,13 @@ def expire_topic(catalog: Catalog, topic: str, ttl_ms: int | None, now_ms: int, 
 def plan_expiry(
     objects: Iterable[CommittedObject], ttl_ms: int, now_ms: int, minimum: Callable[[int], int] = lambda queue: 0
 ) -> TopicExpiry:
-    """For the objects of one topic of one broker, in log order; `minimum` is what is recorded of a queue.
+    """Decide the expiry of the objects of one topic of one broker.
 
-    Takes no more of `objects` than it must: the expired ones and one behind them.
+    Args:
+        objects: the objects in log order; consumed up to the first that has not expired.
+        ttl_ms: the TTL.
+        now_ms: the current time.
+        minimum: returns the recorded minimum of a queue.
     """
     keys: list[str] = []
     minimums: dict[int, int] = {}
@@ -66,7 +75,7 @@ def plan_expiry(
 
 
 def plan_dropped(objects: Iterable[CommittedObject], minimums: Mapping[int, int]) -> list[str]:
-    """Objects of a topic's former life: from the lowest on, those that lie wholly below where its queues go on."""
+    """Return the keys of the first objects whose offsets are all below the minimums of a deleted topic's queues."""
     keys: list[str] = []
     for name in objects:
         if any(last >= minimums.get(queue, 0) for queue, (_, last, _) in name.queues.items()):
@@ -76,7 +85,7 @@ def plan_dropped(objects: Iterable[CommittedObject], minimums: Mapping[int, int]
 
 
 def rows_below(name: CommittedObject, minimum: Callable[[int], int]) -> int:
-    """How many rows of an object lie below the minimums of their queues."""
+    """Return the number of rows of an object below the minimums of their queues."""
     return sum(max(0, min(last + 1, minimum(queue)) - first) for queue, first, last in name.runs)
 
 
@@ -86,7 +95,7 @@ def _raise(minimums: dict[int, int], ends: Mapping[int, int]) -> None:
 
 
 def expired_ends(name: CommittedObject, ttl_ms: int, now_ms: int) -> dict[int, int]:
-    """For each queue, one above its last offset in the expired row groups at its beginning."""
+    """Return for each queue one above its last offset in the expired row groups at the beginning of an object."""
     ends: dict[int, int] = {}
     live: set[int] = set()
     for group in name.row_groups:

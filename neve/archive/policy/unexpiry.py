@@ -1,12 +1,12 @@
-"""What of the expired comes back: one pure decision, the reverse of `expiry`.
+"""Decide which expired objects return to the readers' view: the reverse of `expiry`. Pure.
 
-An UNEXPIRE entry brings names back into the readers' view and sets the minimums of their queues, which move down by
-nothing else. What comes back is what has not expired by the TTL and the time as they are now: in each topic from its
-newest expired object down to the first that has, or is gone; no further down than without a hole.
+An UNEXPIRE entry returns objects to view and sets the minimums of their queues, which no other entry lowers. In each
+topic the objects are examined from the newest expired one down. Those return that have not expired by the current TTL
+and time, down to the first that has expired or is deleted, and not below a hole in a queue.
 
-What a REPLACE took out of view stays out: its rows are in another object, live or expired itself. It is known by its
-key: the other's has its range, or more, and a higher rewrite number. So does what an ERASE took: rows of it are in a
-gap that says so.
+An object that a REPLACE removed stays out, because its rows are in another object, live or expired. The other object is
+recognized by its key: its range contains this one's, and its rewrite number is higher. An object that an ERASE removed
+stays out as well; some of its rows are in a gap with an erasure as its reason.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ Minimums = dict[str, dict[int, int]]
 
 
 class Undo(NamedTuple):
-    """What an UNEXPIRE entry says."""
+    """The content of an UNEXPIRE entry."""
 
     keys: list[str]
     minimums: Minimums
@@ -35,7 +35,15 @@ def plan_unexpiry(
     now_ms: int,
     exists: Callable[[str], bool],
 ) -> Undo:
-    """`local`: from where on the local log has each queue."""
+    """Plan an UNEXPIRE.
+
+    Args:
+        catalog: the catalog.
+        local: topic -> queue -> the first offset in the local log.
+        ttl_ms: returns the TTL of a topic.
+        now_ms: the current time.
+        exists: returns whether the store has an object.
+    """
     keys: list[str] = []
     minimums: Minimums = {}
     for topic in sorted({*catalog.topics(), *catalog.expiring_topics(), *local}):
@@ -46,7 +54,7 @@ def plan_unexpiry(
         left = _not_erased(_not_replaced(expiring, live), catalog.gaps(topic))
         back = _back(left, hidden, ttl_ms(topic), now_ms, exists)
         names = sorted([*back, *live], key=lambda name: name.start)
-        # Of a queue that no object has, the archive knows only what expired before a round took it.
+        # A queue without objects has a minimum in the archive if its messages expired before a round archived them.
         lower = {**local.get(topic, {}), **_minimums(catalog, topic, names, ttl_ms(topic), now_ms)}
         for queue, offset in lower.items():
             if (offset := max(offset, hidden.get(queue, 0))) < catalog.recorded_minimum(topic, queue):
@@ -56,7 +64,7 @@ def plan_unexpiry(
 
 
 def _not_replaced(expiring: list[CommittedObject], live: Iterable[CommittedObject]) -> list[CommittedObject]:
-    """Those whose rows are in no object that was made of them."""
+    """Return the objects whose rows are in no object that a rewrite made from them."""
     made: dict[str, list[tuple[int, CommittedObject]]] = {}
     for name in (*expiring, *live):
         if number := _rewrite_of(name):
@@ -72,18 +80,18 @@ def _not_replaced(expiring: list[CommittedObject], live: Iterable[CommittedObjec
 
 
 def may_come_back(catalog: Catalog, name: CommittedObject) -> bool:
-    """Whether an UNEXPIRE may name it, as far as nothing else has taken its place."""
-    left = _not_replaced([name], catalog.topic(name.topic).around(name))  # what was made of it has its range
+    """Return whether an object may return to view: no rewrite replaced it and none of its rows was erased."""
+    left = _not_replaced([name], catalog.topic(name.topic).around(name))  # an object made from it contains its range
     return bool(_not_erased(left, catalog.gaps(name.topic)))
 
 
 def stays_out(catalog: Catalog, name: CommittedObject) -> bool:
-    """Whether none may name it, whatever becomes of what has taken its place: something in it was erased."""
+    """Return whether an object stays out of view for good, because some of its rows were erased."""
     return not _not_erased([name], catalog.gaps(name.topic))
 
 
 def _not_erased(expiring: list[CommittedObject], gaps: Iterable[Gap]) -> list[CommittedObject]:
-    """A message that exists beats a gap: were one of them in view again, what was erased would be."""
+    """Return the objects without erased rows; a row in view would override the gap of its erasure."""
     erased: dict[int, list[tuple[int, int]]] = {}
     for gap in gaps:
         if gap.is_erased:
@@ -93,7 +101,7 @@ def _not_erased(expiring: list[CommittedObject], gaps: Iterable[Gap]) -> list[Co
 
 
 def _rewrite_of(name: CommittedObject) -> int:
-    """0: an offload round's."""
+    """Return the rewrite number in the key; 0 for an object of an offload round."""
     parts = parse_data_key(name.key)
     return 0 if parts is None else parts.rewrite
 
@@ -108,7 +116,7 @@ def _back(
     back = []
     for name in sorted(names, key=lambda name: name.start, reverse=True):
         if all(last < hidden.get(queue, 0) for queue, (_, last, _) in name.queues.items()):
-            continue  # of a topic that was deleted
+            continue  # its topic was deleted
         expired = ttl_ms is not None and all(group.has_expired(ttl_ms, now_ms) for group in name.row_groups)
         if expired or not exists(name.key):
             break
@@ -119,14 +127,14 @@ def _back(
 def _minimums(
     catalog: Catalog, topic: str, names: list[CommittedObject], ttl_ms: int | None, now_ms: int
 ) -> dict[int, int]:
-    """For each queue of the names, in log order, its first offset that has not expired and has no hole above."""
+    """Return for each queue the first offset that has not expired and has no hole above it."""
     first_alive: dict[int, int] = {}
     settled: set[int] = set()
     spans: dict[int, list[tuple[int, int]]] = {}
     for name in names:
         ends = {} if ttl_ms is None else expired_ends(name, ttl_ms, now_ms)
         for queue, first, last in name.runs:
-            spans.setdefault(queue, []).append((first, last))  # what was erased lies between them
+            spans.setdefault(queue, []).append((first, last))  # erased rows are between the runs
         for queue, (first, last, _) in name.queues.items():
             if queue not in settled:
                 first_alive[queue] = max(first, ends.get(queue, first))
@@ -139,7 +147,7 @@ def _minimums(
 
 
 def _without_hole(spans: list[tuple[int, int]]) -> int:
-    """The first offset of the topmost spans that follow one another."""
+    """Return the first offset of the contiguous spans at the end."""
     lowest: int | None = None
     for first, last in sorted(spans, reverse=True):
         if lowest is not None and last + 1 < lowest:

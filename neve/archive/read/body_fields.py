@@ -1,6 +1,6 @@
-"""Which fields, of which types, the JSON bodies of a topic had by month, and at which offsets each came and went.
+"""The fields and types of a topic's JSON bodies by month, with the first and last offset of each. Pure.
 
-Pure: rows in, lines out; and which row groups make a sample. First and last are of what was looked at.
+It also selects the row groups of a sample. First and last occurrences are those within the sample.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import msgspec
 from neve.archive.read.selection import Chosen
 
 COLUMNS = ("broker", "queue_id", "queue_offset", "store_timestamp", "body", "body_error")
-_GROUPS_MIN = 8  # of a month and broker, where there are so many
-_PATHS_MAX = 2_000  # an object whose names are ids has no end of them
+_GROUPS_MIN = 8  # row groups of a month and broker, if there are as many
+_PATHS_MAX = 2_000  # bounds the fields of objects whose names are ids
 _DEPTH_MAX = 12
 _MORE = "(more names)"
 _TYPES = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "STRING", type(None): "NULL"}
 
 
 class Place(NamedTuple):
-    """A message; the earlier one comes first."""
+    """The place of a message; places are ordered by time."""
 
     time_ms: int
     broker: str
@@ -32,18 +32,19 @@ class Place(NamedTuple):
     offset: int
 
     def text(self) -> str:
+        """Return `broker/queue@offset`."""
         return f"{self.broker}/{self.queue}@{self.offset}"
 
 
 class Field(NamedTuple):
-    """A name in a body, `a.b` within an object and `a[]` within a list, and what stood there."""
+    """A name in a body, `a.b` within an object and `a[]` within a list, and the type of its value."""
 
     name: str
     type: str
 
 
 class Seen(NamedTuple):
-    """A field in the messages of a month: in how many, and the first and the last of them."""
+    """The occurrences of a field in a month: their number, the first and the last."""
 
     messages: int
     first: Place
@@ -51,24 +52,24 @@ class Seen(NamedTuple):
 
 
 class MonthOfField(NamedTuple):
-    """A line of the answer; `change` is + where the month before had not the field, - where this one has it no more."""
+    """A line of the report; `change` is + for a field new in the month, - for one that the month lacks."""
 
     month: str
     field: Field
     change: str
-    of: int  # messages of the month that were looked at
+    of: int  # sampled messages of the month
     seen: Seen
 
 
 class BodyFields:
-    """What has been seen so far."""
+    """The fields seen so far."""
 
     def __init__(self) -> None:
         self._months: dict[str, dict[Field, Seen]] = {}
-        self.messages: Counter[str] = Counter()  # looked at, by month
+        self.messages: Counter[str] = Counter()  # sampled, by month
 
-    def look_at(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Rows with `COLUMNS`."""
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add rows with `COLUMNS`."""
         for row in rows:
             at: datetime | None = row["store_timestamp"]
             month = "unknown" if at is None else at.strftime("%Y-%m")
@@ -88,7 +89,7 @@ class BodyFields:
                 month[known] = Seen(seen.messages + 1, min(seen.first, place), max(seen.last, place))
 
     def lines(self) -> Iterator[MonthOfField]:
-        """By month; in it by field."""
+        """Yield the lines ordered by month and field."""
         before: dict[Field, Seen] | None = None
         for month, fields in sorted(self._months.items()):
             gone = {} if before is None else {field: seen for field, seen in before.items() if field not in fields}
@@ -100,7 +101,7 @@ class BodyFields:
 
 
 def fields_of(body: bytes | None, error: str | None = None) -> Iterator[Field]:
-    """The fields of a body; of one that is no JSON object what it is instead."""
+    """Yield the fields of a body; for one that is not a JSON object, a description."""
     if body is None:
         yield Field("(body)", "damaged" if error is None else "does not inflate")
         return
@@ -131,7 +132,7 @@ def _fields(value: Any, name: str, depth: int) -> Iterator[Field]:
 
 
 def sampled(chosen: Iterable[Chosen], messages: int) -> list[Chosen]:
-    """Row groups of about so many messages of each month and broker, at even distances from the first to the last."""
+    """Select row groups of about `messages` messages per month and broker, evenly spaced."""
     objects = list(chosen)
     places: dict[tuple[str, str], list[tuple[int, int, int]]] = {}  # (time, object, row group)
     for number, (broker, name, groups, _) in enumerate(objects):

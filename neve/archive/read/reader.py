@@ -1,4 +1,4 @@
-"""Reading the archive from a program, with no broker: `neve.archive.open(url).topic("orders").read(queue=3)`."""
+"""Read an archive from a program without a broker: `neve.archive.open(url).topic("orders").read(queue=3)`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from neve.record.codec import MessageRecord, decode_record
 
 
 class ObjectSource(Protocol):
-    """What reading asks of a store. All but the listing raise FileNotFoundError where there is no object."""
+    """A store to read from; all methods except the listings raise FileNotFoundError if there is no such object."""
 
     def get(self, key: str) -> bytes: ...
 
@@ -26,19 +26,20 @@ class ObjectSource(Protocol):
 
 
 class NotCommitted(LookupError):
-    """An offset between two that are in the archive lies in a round that is not committed yet: read again later."""
+    """An offset between archived ones is in a round that is not committed yet; retry later."""
 
     def __init__(self, topic: str, queue: int, offset: int) -> None:
-        super().__init__(f"topic {topic}, queue {queue}: offset {offset} lies in a round that is not committed yet")
+        super().__init__(f"topic {topic}, queue {queue}: offset {offset} is in a round that is not committed yet")
         self.offset = offset
 
 
 class Archive:
-    """The catalogs of all brokers below a prefix, as their journals stood when it was opened.
+    """The catalogs of all brokers below a prefix, as of the moment of opening.
 
-    Who keeps one for hours should open it again now and then: objects that it names are deleted in time, and once the
-    checkpoints have gone that it was opened by, a topic that nobody has asked for is read with the whole journal or,
-    where that has been shortened, is `neve.archive.catalog.journal_reader.CheckpointsGone`.
+    A program that runs for hours should open the archive again from time to time, because referenced objects are
+    deleted eventually. Once the checkpoints of the opening are deleted, a topic that is queried for the first time is
+    rebuilt from the whole journal; if that is shortened, the query raises CheckpointsGone
+    (`neve.archive.catalog.journal_reader`).
     """
 
     def __init__(self, source: ObjectSource, prefix: str = "") -> None:
@@ -46,14 +47,15 @@ class Archive:
         self.catalogs: dict[str, Catalog] = catalogs(source, prefix=prefix)
 
     def topics(self) -> list[str]:
+        """Return the topics of all brokers, sorted."""
         return sorted({topic for catalog in self.catalogs.values() for topic in catalog.topics()})
 
     def keys(self, topic: str) -> list[str]:
-        """The objects that readers of a topic see now, of all brokers: what to hand to another Parquet reader."""
+        """Return the keys of a topic's objects of all brokers, for another Parquet reader."""
         return [one.key for catalog in self.catalogs.values() for one in catalog.objects(topic)]
 
     def topic(self, name: str, broker: str | None = None) -> "TopicReader":
-        """Raises LookupError when no broker, or more than one, has the topic and none is named."""
+        """Return a reader of one topic. Raises LookupError if no broker, or more than one, has it and none is named."""
         having = [of for of, catalog in self.catalogs.items() if broker in (None, of) and catalog.has_topic(name)]
         if len(having) != 1:
             raise LookupError(f"topic {name}: found at {', '.join(having) or 'no broker'}; name one")
@@ -61,23 +63,26 @@ class Archive:
 
 
 class TopicReader:
-    """One topic of one broker."""
+    """A reader of one topic of one broker."""
 
     def __init__(self, source: ObjectSource, catalog: Catalog, topic: str) -> None:
         self._source, self._catalog, self._topic = source, catalog, topic
-        self._footer: tuple[str, Any] = ("", None)  # of the object read last
+        self._footer: tuple[str, Any] = ("", None)  # key and footer of the object read last
 
     def queues(self) -> list[int]:
+        """Return the queues of the topic."""
         return self._catalog.queues(self._topic)
 
     def min_offset(self, queue: int) -> int | None:
+        """Return the lowest archived offset; None if there is none."""
         return self._catalog.min_offset(self._topic, queue)
 
     def max_offset(self, queue: int) -> int | None:
+        """Return one above the highest archived offset; None if there is none."""
         return self._catalog.max_offset(self._topic, queue)
 
     def gaps(self, queue: int) -> list[Gap]:
-        """Offsets that reading steps over, because they exist nowhere."""
+        """Return the gaps that reading skips, because their offsets do not exist."""
         return [gap for gap in self._catalog.gaps(self._topic) if gap.queue == queue]
 
     def span(self, queue: int, since: int | None, until: int | None) -> tuple[int, int]:
@@ -102,16 +107,16 @@ class TopicReader:
         return first, max(first, end)
 
     def read(self, queue: int, offset: int | None = None) -> Iterator[MessageRecord]:
-        """Records from an offset (default: the lowest) to the archive's end.
+        """Yield the records from an offset (default: the lowest) to the archive's end.
 
         Raises:
-            NotCommitted: a range is on its way and not in the archive yet; what lies before it has been given.
+            NotCommitted: the next offset is in a round that is not committed yet; all records before it were yielded.
         """
         for record in self.read_raw(queue, offset):
             yield decode_record(record)
 
     def read_raw(self, queue: int, offset: int | None = None) -> Iterator[memoryview]:
-        """The stored records, byte for byte, damaged ones included. Raises as `read`."""
+        """Yield the stored bytes of the records, including damaged ones. Raises as `read`."""
         low, high = self.min_offset(queue), self.max_offset(queue)
         position = max(low or 0, offset if offset is not None else 0)
         while (found := self._catalog.find(self._topic, queue, position)) is not None:

@@ -1,7 +1,7 @@
-"""Which objects and row groups a reader of many rows opens: of what the catalogs hold of a topic, what is asked for.
+"""Select the objects and row groups of a topic that a reader has to open, from the catalogs. Pure.
 
-Pure: catalogs in, a decision out. A row group that may hold a row that is asked for is chosen; of the rows in it those
-that have expired, and those that are not asked for, are the reader's to leave out.
+A row group that may contain a requested row is selected. The reader filters out the expired and the unrequested rows of
+selected row groups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Instant = datetime | int | str
 
 
 class Selection(NamedTuple):
-    """Which rows of a topic: store time in [start, end) in milliseconds, queues, offsets in [first, last]."""
+    """The requested rows of a topic: store time in [start, end) in milliseconds, queues, offsets in [first, last]."""
 
     start: int | None = None
     end: int | None = None
@@ -27,16 +27,16 @@ class Selection(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """An object with rows that are asked for."""
+    """An object that may contain requested rows."""
 
     broker: str
     name: CommittedObject
-    groups: list[int]  # the row groups that may hold one
-    minimums: dict[int, int]  # queue -> rows of it below that have expired although they are in these row groups
+    groups: list[int]  # indexes of the row groups to read
+    minimums: dict[int, int]  # queue -> the offset below which rows of these row groups have expired
 
 
 def choose(catalogs: Mapping[str, Catalog], topic: str, selection: Selection) -> Iterator[Chosen]:
-    """What the catalogs, by broker, hold of a topic now."""
+    """Yield the objects of a topic with requested rows; `catalogs` are by broker."""
     for broker, catalog in sorted(catalogs.items()):
         minimums = {queue: catalog.recorded_minimum(topic, queue) for queue in catalog.queues(topic)}
         is_of_any_time = selection.start is None and selection.end is None
@@ -48,7 +48,7 @@ def choose(catalogs: Mapping[str, Catalog], topic: str, selection: Selection) ->
 
 
 def _may_hold(group: RowGroup, minimums: Mapping[int, int], selection: Selection) -> bool:
-    """A row of unknown time may be of any."""
+    """Return whether a row group may contain a requested row; a row of unknown time matches any time."""
     if selection.start is not None and 0 <= group.newest_ms < selection.start:
         return False
     if selection.end is not None and group.oldest_ms >= selection.end:
@@ -68,7 +68,7 @@ def _cut(name: CommittedObject, groups: list[int], minimums: Mapping[int, int]) 
 
 
 def instant_ms(value: Instant | None) -> int | None:
-    """Milliseconds since 1970 of a datetime, ISO 8601 text or milliseconds; what carries no zone is UTC."""
+    """Convert a datetime, ISO 8601 text or milliseconds to milliseconds since 1970; without a zone it is UTC."""
     if value is None or isinstance(value, int):
         return value
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value

@@ -1,8 +1,8 @@
-"""A topic's archive as a `pyarrow.dataset.Dataset`, which DuckDB, Polars and pandas take as it is.
+"""A topic's archive as a `pyarrow.dataset.Dataset`, which DuckDB, Polars and pandas read directly.
 
-They ask it for columns and give it their filters, and get Arrow batches without a copy. It shows what the catalogs held
-when it was made, each row once, and bodies as the producer had them. What PyArrow can't say itself, rows by their keys
-and inflated bodies, is done batch by batch between PyArrow's own scan of the files and the engine.
+Engines request columns and filters, and receive Arrow batches without a copy. The dataset contains each row once, as of
+the moment of its creation, with bodies as the producer sent them. PyArrow cannot express filters by key and
+decompressed bodies; both are applied batch by batch between PyArrow's own scan and the engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Columns = Sequence[str] | Mapping[str, pc.Expression] | None
 
 
 class RowFilter(NamedTuple):
-    """What is left of the rows of the objects that were opened."""
+    """The filters of rows within the opened objects."""
 
     selection: Selection
     tags: frozenset[str] | None = None
@@ -40,15 +40,15 @@ class RowFilter(NamedTuple):
 
 
 class Bodies(NamedTuple):
-    """How bodies are given."""
+    """The form of bodies."""
 
     inflate: bool
-    stop: bool  # at one that can't be
-    max_bytes: int  # of one, inflated
+    stop: bool  # raise at a body that cannot be decompressed
+    max_bytes: int  # of a decompressed body
 
 
 def open_files(url: str) -> tuple[fs.FileSystem, str]:
-    """PyArrow's file system for a store's URL, and what stands before a key in it."""
+    """Return PyArrow's file system for a store URL, and the prefix of keys in it."""
     where = parse_store_url(url)
     if isinstance(where, DirUrl):
         return fs.LocalFileSystem(), f"{where.path.absolute()}/"
@@ -58,21 +58,22 @@ def open_files(url: str) -> tuple[fs.FileSystem, str]:
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]  # untyped there
-    """Rows of one topic. Like any other dataset, but it hands out no fragments: a file's rows are not all its own."""
+    """The rows of one topic. It exposes no fragments, because a file may contain expired rows."""
 
     def __init__(
         self, files: ds.Dataset, rows: pc.Expression | None, keys: frozenset[str] | None, bodies: Bodies
-    ) -> None:  # not the base class's, which has one constructor for each of its own kinds
+    ) -> None:  # the base class has no constructor for subclasses
         self._files, self._rows, self._keys, self._bodies = files, rows, keys, bodies
         error = [pa.field(_ERROR, pa.string())] if bodies.inflate else []
         self._schema = pa.schema([*files.schema, *error])
 
     @property
     def schema(self) -> pa.Schema:
+        """The columns of the archive, the path columns, and `body_error` for decompressed bodies."""
         return self._schema
 
     def scanner(self, columns: Columns = None, filter: pc.Expression | None = None, **options: Any) -> ds.Scanner:
-        """As of any dataset. A filter that asks for `body` or `body_error` is applied once they are there."""
+        """Return a scanner; a filter by `body` or `body_error` is applied after decompression."""
         asked = list(self._schema.names) if columns is None else columns
         wanted = self._asked_for(asked)
         of_filter = self._named_by(filter)
@@ -90,22 +91,24 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # untyped there
         return _StepwiseScanner(finish.schema, lambda: finish.each(self._stepwise(source, with_bodies)))
 
     def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:
+        """Return the number of rows."""
         return int(self.scanner(columns=[], filter=filter, **options).count_rows())
 
     def filter(self, expression: pc.Expression) -> TopicDataset:
-        """The same without the rows for which the expression does not hold; it names no `body`."""
+        """Return the dataset of the rows that match an expression without `body`."""
         if self._bodies.inflate and self._named_by(expression) & _BODY:
-            raise ValueError("a filter by bodies goes to the scan: scanner(filter=…), to_table(filter=…)")
+            raise ValueError("a filter by body must be passed to the scan: scanner(filter=…), to_table(filter=…)")
         return TopicDataset(self._files, _both(self._rows, expression), self._keys, self._bodies)
 
     def get_fragments(self, filter: pc.Expression | None = None) -> NoReturn:
-        raise NotImplementedError("an object may hold rows that have expired: scan the dataset, not its files")
+        raise NotImplementedError("an object may contain expired rows: scan the dataset, not its files")
 
     def replace_schema(self, schema: pa.Schema) -> NoReturn:
-        raise NotImplementedError("its columns are the archive's: rename and cast where you read them")
+        raise NotImplementedError("the columns are those of the archive: rename and cast them in the query")
 
     @property
     def partition_expression(self) -> pc.Expression:
+        """True: the dataset is not part of a partition."""
         return pc.scalar(True)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -120,7 +123,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # untyped there
         return frozenset().union(*(self._named_by(expression) for expression in columns.values()))
 
     def _named_by(self, expression: pc.Expression | None) -> frozenset[str]:
-        """The columns that an expression asks for: those without which PyArrow does not take it."""
+        """Return the columns of an expression: those without which PyArrow rejects it."""
         if expression is None:
             return frozenset()
         names = self._schema.names
@@ -140,7 +143,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]  # untyped there
 
 
 class _StepwiseScanner(ds.Scanner):  # type: ignore[misc]  # untyped there
-    """What engines ask of a scanner, over batches that are made one after the other."""
+    """A scanner over batches that are computed one after another."""
 
     def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
         self._schema, self._batches = schema, batches
@@ -172,7 +175,7 @@ class _StepwiseScanner(ds.Scanner):  # type: ignore[misc]  # untyped there
         return self.to_table().take(indices)
 
     def scan_batches(self) -> Iterator[ds.TaggedRecordBatch]:
-        raise NotImplementedError("these batches are of no single file: to_batches()")
+        raise NotImplementedError("batches do not belong to single files: use to_batches()")
 
     def _first(self, rows: int) -> pa.Table:
         kept: list[pa.RecordBatch] = []
@@ -185,7 +188,7 @@ class _StepwiseScanner(ds.Scanner):  # type: ignore[misc]  # untyped there
 
 
 class _Finish:
-    """The engine's filter and columns, over batches in memory."""
+    """Applies the engine's filter and columns to batches in memory."""
 
     def __init__(
         self, columns: Sequence[str] | Mapping[str, pc.Expression], rows: pc.Expression | None, read: pa.Schema
@@ -212,10 +215,10 @@ def topic_dataset(chosen: Iterable[Chosen], topic: str, store: str, wanted: RowF
     fragments, rows = [], _rows(wanted)
     minimums: set[tuple[str, int, int]] = set()
     for broker, name, groups, cut in chosen:
-        told = (pc.field("topic") == topic) & (pc.field("dt") == name.day) & (pc.field("broker") == broker)
+        partition = (pc.field("topic") == topic) & (pc.field("dt") == name.day) & (pc.field("broker") == broker)
         fragments.append(
             parquet.make_fragment(
-                root + name.key, files, partition_expression=told, row_groups=groups, file_size=name.size
+                root + name.key, files, partition_expression=partition, row_groups=groups, file_size=name.size
             )
         )
         minimums.update((broker, queue, minimum) for queue, minimum in cut.items())
@@ -257,7 +260,7 @@ def _binds(expression: pc.Expression, schema: pa.Schema) -> bool:
 
 
 def with_key(rows: pa.RecordBatch, keys: frozenset[str]) -> pa.Array:
-    """RocketMQ's sense of a key: a word of KEYS, or the unique key."""
+    """Return which rows have one of the keys: a word of KEYS, or the unique key."""
     asked = pa.array(sorted(keys), pa.string())
     having = pc.filter(pc.list_parent_indices(rows["keys"]), pc.is_in(pc.list_flatten(rows["keys"]), asked))
     mask = pc.is_in(rows["msg_id"], asked).to_numpy(zero_copy_only=False).copy()

@@ -1,13 +1,13 @@
-"""Are the rows of an object the ones that the journal says: decoded, rebuilt to records, counted, and checked.
+"""Verify the rows of an object: decode them, rebuild the records, and compare both with the journal.
 
-Each byte is asked for once but for the footer's. What is wrong with a row group is said of its offsets, and of one row
-where that can be told. Memory: a row group, compressed and decoded.
+Each byte is read once, except for the footer. A fault names a row group's offsets, or one row if that is known. The
+memory used is one row group, compressed and decoded.
 
-    page checksums, the rebuilt length, and SHA-256 over all records     bytes that are not those committed
-    queue and offset of each row against the journal's runs              a hole, a row twice, another object's rows
-    body_crc of each row that is not marked damaged                      a message that was archived broken
-    records kept as they came                                            one that is framed wrongly and not marked
-    store time against the row group's bounds                            what TTL and readers by time go by
+    page checksums, the rebuilt length, and SHA-256 over all records     detect bytes other than those committed
+    queue and offset of each row against the journal's runs              detect missing, repeated and foreign rows
+    body_crc of each row that is not marked damaged                      detects a message that was archived damaged
+    records stored as they were                                          detect wrong framing that is not marked
+    store time against the row group's bounds                            detects wrong bounds for TTL and time queries
 """
 
 from __future__ import annotations
@@ -23,38 +23,29 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from neve.archive.format.journal import CommittedObject, RowGroup
-from neve.archive.read.verify import Content, Fault, VerifySource, head_faults
+from neve.archive.read.verify import PART_BYTES, Fault, ObjectChecksum, VerifySource
 from neve.archive.rows.rebuild import Records, rebuild
 from neve.archive.rows.row_groups import read_group
 from neve.archive.rows.schema import SCHEMA, DamagedObject, parse_footer
 from neve.record.codec import MalformedRecord, decode_record
 
-_PART = 8 << 20
-_COLUMNS = tuple(SCHEMA.names)  # those too that no record is rebuilt from: who searches goes by them
-_TOLD = 10  # rows of a row group that are named one by one
-_CUT_SHORT = "it became shorter while it was read"
-# What decoding raises on bytes that are not those written; of a damaged footer nearly anything.
+_COLUMNS = tuple(SCHEMA.names)  # including those that serve queries only
+_LISTED = 10  # rows of a row group that are reported one by one
+_CUT_SHORT = "the object became shorter while it was read"
+# Raised when damaged bytes are decoded; a damaged footer may raise any of these.
 _BROKEN = (DamagedObject, pa.ArrowException, ValueError, LookupError, OverflowError)
 
 
-def whole_object_faults(name: CommittedObject, source: VerifySource) -> Iterator[Fault]:
-    """All that can be found out about one object. Raises what the store raises, but FileNotFoundError."""
-    is_whole = True
-    for fault, is_readable in head_faults(name, source):
-        is_whole &= is_readable
-        yield fault
-    if is_whole:
-        try:
-            yield from _Check(name, source).faults()
-        except FileNotFoundError:
-            yield Fault(name.topic, name.key, "the object went while it was read")
+def row_faults(name: CommittedObject, source: VerifySource) -> Iterator[Fault]:
+    """Yield all faults in the content of an object: a content check of `object_faults`."""
+    yield from _Check(name, source).faults()
 
 
 class _Check:
     def __init__(self, name: CommittedObject, source: VerifySource) -> None:
         self._name, self._source = name, source
-        self._content = Content(name)
-        self._wire: hashlib._Hash | None = hashlib.sha256()  # None: some rows could not be rebuilt
+        self._content = ObjectChecksum(name)
+        self._wire: hashlib._Hash | None = hashlib.sha256()  # None once a row group could not be rebuilt
 
     def faults(self) -> Iterator[Fault]:
         name = self._name
@@ -62,32 +53,32 @@ class _Check:
         try:
             metadata = _parsed(footer, name)
         except _BROKEN as error:
-            yield from self._of_all(f"its footer is damaged: {error}")
+            yield from self._whole(f"the footer is damaged: {error}")
             metadata = None
         position = 0
         for index, group in enumerate(name.row_groups):
-            self._pass(position, group.offset)
+            self._skip(position, group.offset)
             data = self._source.get_range(name.key, group.offset, group.length)
             if len(data) != group.length:
-                yield from self._of_all(_CUT_SHORT)
+                yield from self._whole(_CUT_SHORT)
                 return
             self._content.add(data)
             position = group.offset + group.length
             if metadata is not None:
                 yield from self._group_faults(metadata, index, group, data)
-        self._pass(position, name.size)
+        self._skip(position, name.size)
         yield from self._content.faults()
         if metadata is not None and self._wire is not None and name.sha256:
             found = self._wire.hexdigest()
             if found != name.sha256:
-                yield from self._of_all(f"SHA-256 of its records {found}, the journal says {name.sha256}")
+                yield from self._whole(f"SHA-256 of its records {found}, the journal records {name.sha256}")
 
-    def _pass(self, start: int, end: int) -> None:
-        """What lies between row groups, and behind them: filters, indexes, the footer."""
-        for at in range(start, end, _PART):
-            self._content.add(self._source.get_range(self._name.key, at, min(_PART, end - at)))
+    def _skip(self, start: int, end: int) -> None:
+        """Add the bytes outside row groups to the checksum: filters, indexes, the footer."""
+        for at in range(start, end, PART_BYTES):
+            self._content.add(self._source.get_range(self._name.key, at, min(PART_BYTES, end - at)))
 
-    def _of_all(self, text: str) -> Iterator[Fault]:
+    def _whole(self, text: str) -> Iterator[Fault]:
         for queue, (first, last, _) in sorted(self._name.queues.items()):
             yield Fault(self._name.topic, self._name.key, text, queue, first, last)
 
@@ -108,7 +99,7 @@ class _Check:
         table = table.combine_chunks()
         yield from (
             Fault(name.topic, name.key, text, queue, offset, offset)
-            for queue, offset, text in _named(table, index, group, records)
+            for queue, offset, text in _row_problems(table, index, group, records)
         )
 
 
@@ -116,43 +107,54 @@ def _parsed(footer: bytes, name: CommittedObject) -> pq.FileMetaData:
     metadata = parse_footer(footer)
     if metadata.num_row_groups != len(name.row_groups) or metadata.num_rows != name.rows:
         text = f"{metadata.num_rows} rows in {metadata.num_row_groups} row groups"
-        raise DamagedObject(f"{text}, the journal says {name.rows} in {len(name.row_groups)}")
+        raise DamagedObject(f"{text}, the journal records {name.rows} in {len(name.row_groups)}")
     return metadata
 
 
-def _named(table: pa.Table, index: int, group: RowGroup, records: Records) -> Iterator[tuple[int, int, str]]:
-    """(queue, offset, what is wrong) of the first rows of each kind, by what the rows themselves say."""
+def _row_problems(table: pa.Table, index: int, group: RowGroup, records: Records) -> Iterator[tuple[int, int, str]]:
+    """Yield (queue, offset, problem) for the first rows of each kind of problem."""
     queues, offsets = _numbers(table, "queue_id"), _numbers(table, "queue_offset")
-    yield from _of_other_places(queues, offsets, index, group)
+    yield from _misplaced(queues, offsets, index, group)
     for text, rows in (
-        ("its body is not what its CRC says, and it is not marked as damaged", _of_wrong_crc(table)),
-        ("its record is framed wrongly, and it is not marked as damaged", _framed_wrongly(table, records)),
-        (f"its store time is outside what the journal says of row group {index}", _of_other_times(table, group)),
+        ("the body does not match its CRC, and the row is not marked as damaged", _wrong_crc(table)),
+        ("the record is framed wrongly, and the row is not marked as damaged", _misframed(table, records)),
+        (
+            f"the store time is outside the recorded bounds of row group {index}",
+            _outside_times(table, group),
+        ),
     ):
-        for row in rows[:_TOLD]:
+        for row in rows[:_LISTED]:
             yield int(queues[row]), int(offsets[row]), text
-        if len(rows) > _TOLD:
-            row = rows[_TOLD]
-            yield int(queues[row]), int(offsets[row]), f"{text}; so are {len(rows) - _TOLD - 1} rows more of row group"
+        if len(rows) > _LISTED:
+            row = rows[_LISTED]
+            yield (
+                int(queues[row]),
+                int(offsets[row]),
+                f"{text} (and {len(rows) - _LISTED - 1} more rows)",
+            )
 
 
-def _of_other_places(
+def _misplaced(
     queues: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], index: int, group: RowGroup
 ) -> Iterator[tuple[int, int, str]]:
     expected_queues = np.concatenate([np.full(last - first + 1, queue) for queue, first, last in group.runs])
     expected_offsets = np.concatenate([np.arange(first, last + 1) for _, first, last in group.runs])
     if len(offsets) != len(expected_offsets):
         queue, first, _ = group.runs[0]
-        yield queue, first, f"row group {index} has {len(offsets)} rows, the journal says {len(expected_offsets)}"
+        yield queue, first, f"row group {index} has {len(offsets)} rows, the journal records {len(expected_offsets)}"
         return
     wrong = np.flatnonzero((queues != expected_queues) | (offsets != expected_offsets))
     if len(wrong):
         at = wrong[0]
         found = f"queue {queues[at]} offset {offsets[at]}"
-        yield int(expected_queues[at]), int(expected_offsets[at]), f"in its place is {found} (of {len(wrong)} rows)"
+        yield (
+            int(expected_queues[at]),
+            int(expected_offsets[at]),
+            f"the row is of {found} (one of {len(wrong)} such rows)",
+        )
 
 
-def _of_wrong_crc(table: pa.Table) -> list[int]:
+def _wrong_crc(table: pa.Table) -> list[int]:
     bodies, crcs = _column(table, "body"), _column(table, "body_crc").to_pylist()
     sound = pc.and_(pc.is_valid(bodies), pc.invert(pc.fill_null(_column(table, "damaged"), False)))
     _, offsets, data = bodies.buffers()
@@ -165,8 +167,8 @@ def _of_wrong_crc(table: pa.Table) -> list[int]:
     ]
 
 
-def _framed_wrongly(table: pa.Table, records: Records) -> list[int]:
-    """Of those that are kept as they came; the others are framed by being rebuilt."""
+def _misframed(table: pa.Table, records: Records) -> list[int]:
+    """Return the rows whose stored record is framed wrongly; rebuilt records are always framed correctly."""
     kept = pc.is_valid(_column(table, "wire"))
     sound = pc.and_(kept, pc.invert(pc.fill_null(_column(table, "damaged"), False)))
     wrong = []
@@ -176,13 +178,13 @@ def _framed_wrongly(table: pa.Table, records: Records) -> list[int]:
             if decode_record(record).size != len(record):
                 wrong.append(row)
         except MalformedRecord:
-            # a magic from the future frames itself otherwise: then its size alone is known
+            # A record with an unknown magic has an unknown framing; only its size can be checked.
             if int.from_bytes(record[:4], "big") != len(record):
                 wrong.append(row)
     return wrong
 
 
-def _of_other_times(table: pa.Table, group: RowGroup) -> list[int]:
+def _outside_times(table: pa.Table, group: RowGroup) -> list[int]:
     if group.newest_ms < 0:
         return []
     times = pc.fill_null(_column(table, "store_timestamp").cast(pa.int64()), group.newest_ms).to_numpy()

@@ -26,7 +26,7 @@ from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE
 
 try:
     from zlib_ng.zlib_ng import crc32
-except ModuleNotFoundError:  # of the server; the same sum, somewhat slower
+except ModuleNotFoundError:  # a server package; zlib computes the same, more slowly
     from zlib import crc32
 
 Int64s = npt.NDArray[np.int64]
@@ -34,7 +34,10 @@ Bools = npt.NDArray[np.bool_]
 
 
 def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool = True) -> pa.Table:
-    """Rows that rebuild to exactly these records; without `compare_all` the common ones only should."""
+    """Encode records as rows that rebuild to exactly these records.
+
+    Without `compare_all`, the caller has to compare the rows of the common shape.
+    """
     parts, order = common_tables(entries, sealed, TopicFields.of(topic))
     is_left = np.ones(len(entries.size), np.bool_)
     for rows in order:
@@ -52,7 +55,7 @@ def table_of(entries: Entries, sealed: Records, topic: str, *, compare_all: bool
 
 
 def common_tables(entries: Entries, sealed: Records, topics: TopicFields) -> tuple[list[pa.Table], list[Int64s]]:
-    """Tables of rows of the common shape, and which rows each has; the others are in none."""
+    """Return tables of rows of the common shape, and the row numbers of each; other rows are in no table."""
     parts: list[pa.Table] = []
     order: list[Int64s] = []
     for framed in _common_rows(entries, sealed, topics):
@@ -70,12 +73,12 @@ def common_tables(entries: Entries, sealed: Records, topics: TopicFields) -> tup
 
 @lru_cache(4)
 def _head(born_width: int, store_width: int) -> np.dtype[np.void]:
-    """The record up to the body, under the names of the archive's columns."""
+    """Return the type of a record up to the body, with the column names of the archive."""
     return np.dtype([(COLUMN_OF.get(name, name), kind) for name, kind in dtype_of(born=born_width, store=store_width)])
 
 
 class _Common(NamedTuple):
-    """Rows of the common shape, with where their parts lie in the sealed bytes."""
+    """Rows of the common shape, with the positions of their parts in the sealed bytes."""
 
     rows: Int64s
     heads: npt.NDArray[np.void]
@@ -92,7 +95,7 @@ class _Common(NamedTuple):
 
 
 def _common_rows(entries: Entries, sealed: Records, topics: TopicFields) -> list[_Common]:
-    """At most one group for each combination of host widths."""
+    """Return the rows of the common shape, one group for each combination of host widths."""
     begins, ends = sealed.positions[:-1], sealed.positions[1:]
     rows = np.flatnonzero(ends - begins >= RECORD_SIZE_MIN)
     hosts = _gather(sealed, begins[rows] + SYS_FLAG_AT, np.dtype(">i4")) >> 4 & 3
@@ -110,7 +113,7 @@ def _common_rows(entries: Entries, sealed: Records, topics: TopicFields) -> list
 
 
 def _agrees(heads: npt.NDArray[np.void], entries: Entries, sizes: Int64s) -> Bools:
-    """Whether each record is the one that its queue entry means, with times that the columns can hold."""
+    """Return which records match their queue entries and have times that the columns can represent."""
     agrees: Bools = (heads["size"] == entries.size) & (sizes == entries.size)
     agrees &= (heads["queue_id"] == entries.queue_id) & (heads["queue_offset"] == entries.queue_offset)
     agrees &= heads["commit_log_offset"] == entries.physical
@@ -120,7 +123,7 @@ def _agrees(heads: npt.NDArray[np.void], entries: Entries, sizes: Int64s) -> Boo
 
 
 def _framed(sealed: Records, rows: Int64s, heads: npt.NDArray[np.void], topics: TopicFields) -> _Common:
-    """Those of the rows whose parts fill the record, of their topic, with a body that its CRC fits."""
+    """Return the rows whose parts fill the record, with the right topic and body CRC."""
     fields = topics.at(rows)
     body_at = sealed.positions[rows] + heads.dtype.itemsize
     topic_at = body_at + heads["body_length"]
@@ -142,7 +145,7 @@ def _framed(sealed: Records, rows: Int64s, heads: npt.NDArray[np.void], topics: 
 
 
 def _gather(sealed: Records, at: Int64s, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """One value of this type from each position, whatever its alignment."""
+    """Read a value of this type at each position, without alignment."""
     if not len(at):
         return np.empty(0, kind)
     return np.ndarray((len(sealed.wire) - kind.itemsize + 1,), kind, sealed.wire, strides=(1,))[at]
@@ -152,7 +155,7 @@ def _gather(sealed: Records, at: Int64s, kind: np.dtype[Any]) -> npt.NDArray[Any
 
 
 class _Properties:
-    """The rows' property strings one after another, each non-empty one ended by 0x02."""
+    """The concatenated property strings of rows, each non-empty one terminated by 0x02."""
 
     def __init__(self, strings: pa.Array, tail: Bools) -> None:
         self._strings = strings
@@ -178,7 +181,7 @@ class _Properties:
         return type(self)(self._strings.filter(pa.array(mask)), self.tail[mask])
 
     def plain(self) -> Bools:
-        """The rows that are UTF-8 and in which 0x01 and 0x02 take turns, so that the map holds every byte."""
+        """Return the rows that are UTF-8 with alternating 0x01 and 0x02, which the map represents exactly."""
         plain = np.ones(len(self.tail), np.bool_)
         rows = np.searchsorted(self.ends, self._separators, "right") - 1
         within = np.arange(len(rows)) - np.searchsorted(rows, rows)
@@ -194,7 +197,7 @@ class _Properties:
 
     @cached_property
     def pairs(self) -> tuple[Int64s, pa.Array, pa.Array]:
-        """(each row's first pair and the end, names as a dictionary array, values) of plain rows."""
+        """(first pair of each row and the end, names as a dictionary array, values) of plain rows."""
         name_ends, value_ends = self._separators[0::2], self._separators[1::2]
         begins = np.concatenate([np.zeros(min(len(name_ends), 1), np.int64), value_ends[:-1] + 1])
         data = pa.py_buffer(self.data)
@@ -203,7 +206,7 @@ class _Properties:
         return np.searchsorted(value_ends, self.ends), names.dictionary_encode(), values
 
     def _distinct(self) -> Bools:
-        """The rows in which no name comes twice."""
+        """Return the rows without a repeated name."""
         first, encoded, _ = self.pairs
         names = max(len(encoded.dictionary), 1)
         rows = np.repeat(np.arange(len(self.tail)), np.diff(first))
@@ -222,7 +225,7 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def _cut(data: pa.Buffer, begins: Int64s, ends: Int64s) -> pa.Array:
-    """data[begin:end] for each pair, which come in order and do not overlap."""
+    """Return data[begin:end] for each pair; pairs are ordered and disjoint."""
     offsets = np.empty(2 * len(begins) + 1, np.int32)
     offsets[0:-1:2], offsets[1::2] = begins, ends
     offsets[-1] = offsets[-2] if len(begins) else 0
@@ -269,7 +272,7 @@ def _property_columns(properties: _Properties) -> dict[str, pa.Array]:
     codes = encoded.indices.to_numpy()
 
     def named(name: str) -> pa.Array:
-        """Each row's value of this name, or null."""
+        """Return each row's value of a property, or null."""
         pairs = np.flatnonzero(codes == known.get(name, -1))
         rows = np.searchsorted(first, pairs, "right") - 1
         chosen = np.zeros(len(first) - 1, np.int64)
@@ -287,7 +290,7 @@ def _property_columns(properties: _Properties) -> dict[str, pa.Array]:
 
 
 def _words(texts: pa.Array) -> pa.Array:
-    """Split at blanks, without what is empty between two of them."""
+    """Split at blanks, without empty words."""
     split = pc.split_pattern(pc.fill_null(texts, ""), " ")
     words = split.flatten()
     filled = pc.not_equal(words, "")

@@ -1,4 +1,4 @@
-"""Bodies of many rows as the producer had them: inflated where their sysFlag says that they are packed."""
+"""Decompress the bodies of many rows according to their sysFlag."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import pyarrow.compute as pc
 from neve.record.bodies import inflate
 from neve.record.layout import COMPRESSED
 
-#: Inflated bodies of one piece together, less the last of them: an Arrow array of bytes holds 2 GiB.
+#: Decompressed bytes after which a piece ends: an Arrow array of bytes is limited to 2 GiB.
 PIECE_BYTES = 64 << 20
 
 
 class BadBody(ValueError):
-    """A body is not what its row says; the text begins with the place of the row."""
+    """A body cannot be decompressed; the text begins with the place of the row."""
 
 
 def inflated_pieces(rows: pa.RecordBatch, body_max: int) -> Iterator[tuple[pa.RecordBatch, pa.Array, pa.Array]]:
-    """The rows in pieces, the body of each, and why it has none: null for a body that is there, or was null before.
+    """Yield the rows in pieces: (rows, decompressed bodies, errors).
+
+    An error is null if its body was decompressed, was not compressed, or was null.
 
     Raises:
-        ImportError: a body needs `lz4` or `zstandard`, and that is not installed.
+        ImportError: a body needs `lz4` or `zstandard`, which is not installed.
     """
     packed = _packed(rows)
     start = size = 0
@@ -61,4 +63,4 @@ def _inflated(body: bytes, sys_flag: int, body_max: int) -> tuple[bytes | None, 
     except ValueError as error:
         return None, str(error)
     except ModuleNotFoundError as missing:
-        raise ImportError(f"a body is packed with {missing.name}: pip install {missing.name}") from None
+        raise ImportError(f"a body is compressed with {missing.name}: pip install {missing.name}") from None

@@ -1,14 +1,14 @@
-"""Rows back to records, byte for byte; vectorised, so that a cold read costs no Python per message.
+"""Rebuild records from rows, byte for byte; vectorized, so that a cold read runs no Python code per message.
 
-A record is the join of these parts (layout: neve.record.layout); all before the body is one big-endian structure of
-numpy, whose width goes by the kinds of the two addresses; the texts are Arrow arrays. What stands behind the body is
-joined first; head, body and rest are then described as Arrow views, which one cast copies together, so a body is
-copied once. The cast's buffers are the answer:
+A record is the concatenation of these parts (layout: neve.record.layout). Everything before the body is one big-endian
+numpy structure, whose width depends on the kinds of the two addresses; the texts are Arrow arrays. The parts behind the
+body are joined first. Head, body and rest are then described as Arrow views, and one cast copies them together, so a
+body is copied once. The buffers of the cast are the result:
 
     head, 88 to 112 | body | topic length 1/2, topic | properties length 2, properties
 
-Not stored, because it follows: the size; the magic and the width of the topic length (version 2 exactly when the topic
-is longer than 127 bytes). A row that this would rebuild differently has `wire`, and that wins.
+The size, the magic and the width of the topic length are derived (version 2 exactly if the topic is longer than 127
+bytes). A row that would be rebuilt differently has `wire`, which takes precedence.
 """
 
 import ipaddress
@@ -25,7 +25,7 @@ from neve.record.codec import MalformedRecord, decode_record
 from neve.record.layout import HOST_V4_SIZE, I32, dtype_of, topic_field
 from neve.record.properties import PROPERTY_TAGS, tags_code
 
-#: Columns that have another name than the field of the record.
+#: Columns whose names differ from the record's fields.
 COLUMN_OF = {"physical_offset": "commit_log_offset"}
 
 
@@ -48,13 +48,13 @@ _NUMBERS = (
     "prepared_transaction_offset",
 )
 
-#: What `rebuild` and `tag_codes` ask of a row; the other columns are for who searches.
+#: The columns that `rebuild` and `tag_codes` need; the others serve queries.
 COLUMNS = (*_NUMBERS, "born_host", "store_host", "body", "properties", "properties_tail", "tags", "wire")
-#: Of these a row group has few values.
+#: Columns with few distinct values in a row group.
 REPEATED = ("born_host", "store_host", "tags")
 
-# Arrow's view of a string: up to 12 bytes stand in it, of a longer one where it lies. The first 4 of that, which who
-# compares would look at, are left 0: the views are only cast, and to gather them costs a look at each string.
+# Arrow's view of a string: it contains up to 12 bytes, or the place of a longer string. The prefix of a longer string,
+# which comparisons use, is left 0: the views are only cast, and gathering the prefixes would read each string.
 _VIEW = np.dtype([("length", "<i4"), ("prefix", "<i4"), ("buffer", "<i4"), ("position", "<i4")])
 _INLINE = np.dtype([("length", "<i4"), ("text", "V12")])
 _INLINE_MAX = _INLINE["text"].itemsize
@@ -69,19 +69,22 @@ class Records(NamedTuple):
 
     @staticmethod
     def of(records: Sequence[bytes | memoryview]) -> "Records":
+        """Concatenate records."""
         return Records(memoryview(b"".join(records)), np.cumsum([0, *map(len, records)], dtype=np.int64))
 
     def record(self, row: int) -> memoryview:
+        """Return one record."""
         return self.wire[self.positions[row] : self.positions[row + 1]]
 
     def same_as(self, other: "Records") -> bool:
-        # Arrow compares buffers as memory; memoryview goes byte by byte.
+        """Return whether both have the same records."""
+        # Arrow compares buffers as memory; memoryview compares byte by byte.
         same_bytes: bool = pa.py_buffer(self.wire).equals(pa.py_buffer(other.wire))
         return same_bytes and np.array_equal(self.positions, other.positions)
 
 
 class TopicFields(NamedTuple):
-    """What a record says of its topic: of all rows the same, or of each row its own."""
+    """The topic fields of records: the same for all rows, or one for each row."""
 
     magic: Any
     length: Any
@@ -94,7 +97,7 @@ class TopicFields(NamedTuple):
 
     @classmethod
     def of_each(cls, topics: Sequence[str], counts: Sequence[int] | npt.NDArray[np.int64]) -> "TopicFields":
-        """`counts` rows of each topic, one topic after the other."""
+        """Return the fields of `counts` rows of each topic, one topic after another."""
         fields = [topic_field(topic.encode("utf-8", "surrogateescape")) for topic in topics]
         rows = np.repeat(np.arange(len(topics)), counts)
         magics = np.array([magic for magic, _ in fields], np.int64)
@@ -109,12 +112,12 @@ class TopicFields(NamedTuple):
 
 
 def rebuild(rows: pa.Table, topic: str) -> Records:
-    """The stored records of a topic's rows."""
+    """Rebuild the records of a topic's rows."""
     return rebuild_of(rows, TopicFields.of(topic))
 
 
 def rebuild_of(rows: pa.Table, topics: TopicFields) -> Records:
-    """The same of rows of several topics."""
+    """Rebuild the records of rows of several topics."""
     if not len(rows):
         return Records(memoryview(b""), np.zeros(1, np.int64))
     table = rows.combine_chunks()
@@ -127,7 +130,7 @@ def rebuild_of(rows: pa.Table, topics: TopicFields) -> Records:
 
 
 class _Texts(NamedTuple):
-    """One for each row, anywhere in the source."""
+    """A text for each row, anywhere in a buffer."""
 
     source: Any
     begins: npt.NDArray[Any]
@@ -143,7 +146,7 @@ class _Texts(NamedTuple):
 def _heads(
     table: pa.Table, magic: Any, body_lengths: npt.NDArray[np.int64], rest_lengths: npt.NDArray[np.int64]
 ) -> _Texts:
-    """All before the body; the rows of each kind of addresses together, of which there is nearly always one."""
+    """Build the parts before the bodies, grouped by the kinds of addresses; there is nearly always one group."""
     born, store = _Hosts.of(_column(table, "born_host")), _Hosts.of(_column(table, "store_host"))
     kinds = born.sizes * 256 + store.sizes
     widths = np.unique(kinds)
@@ -169,7 +172,7 @@ def _heads(
 
 
 class _Hosts(NamedTuple):
-    """As a record has them, each distinct one once."""
+    """The packed hosts of rows, each distinct one once."""
 
     distinct: list[bytes]
     indices: npt.NDArray[np.int32]
@@ -186,14 +189,14 @@ class _Hosts(NamedTuple):
         return cls(distinct, numbers, np.array([len(host) for host in distinct], np.int64)[numbers])
 
     def at(self, rows: Any, width: int) -> npt.NDArray[np.void]:
-        """Of rows whose hosts are so wide."""
+        """Return the hosts of rows, whose hosts have this width."""
         hosts = b"".join(host if len(host) == width else bytes(width) for host in self.distinct)
         found: npt.NDArray[np.void] = np.frombuffer(hosts, f"V{width}")[self.indices[rows]]
         return found
 
 
 def tag_codes(rows: pa.Table, rebuilt: Records) -> npt.NDArray[np.int64]:
-    """Java's hash of each row's tags, as the queue entries of the hot store have it."""
+    """Return the Java hash of each row's tags, as in the queue entries of the hot store."""
     table = rows.combine_chunks()
     encoded = _column(table, "tags").dictionary_encode()
     known = np.array([tags_code(tags) for tags in encoded.dictionary.to_pylist()] + [0], np.int64)
@@ -205,7 +208,7 @@ def tag_codes(rows: pa.Table, rebuilt: Records) -> npt.NDArray[np.int64]:
 
 
 def _lenient_tags(record: bytes) -> str | None:
-    """Tags that are no valid UTF-8 hash as RocketMQ's reader would see them; a damaged record has none."""
+    """Return the tags as RocketMQ's reader decodes invalid UTF-8; None for a damaged record."""
     try:
         return decode_record(record).properties.get(PROPERTY_TAGS)
     except MalformedRecord:
@@ -232,7 +235,7 @@ def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _packed(values: npt.NDArray[Any]) -> pa.Array:
-    """A numpy array of fixed structures as a binary array."""
+    """Convert a numpy array of fixed-size structures to a binary array."""
     width = pa.binary(values.dtype.itemsize)
     return pa.Array.from_buffers(width, len(values), [None, pa.py_buffer(values)]).cast(pa.binary())
 
@@ -245,7 +248,7 @@ def _host_bytes(text: str | None) -> bytes:
 
 
 def _properties(table: pa.Table) -> pa.Array:
-    """name 0x01 value, joined by 0x02, and the last 0x02 where it stood."""
+    """Join names and values as `name 0x01 value`, separated by 0x02, with a final 0x02 if the record had one."""
     column = _column(table, "properties")
     keys, items = column.keys.cast(pa.binary()), column.items.cast(pa.binary())
     pairs = pc.binary_join_element_wise(keys, items, pa.scalar(b"\x01", pa.binary()))
@@ -260,7 +263,7 @@ def _properties(table: pa.Table) -> pa.Array:
 
 
 def views(source: Any, begins: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> npt.NDArray[np.void]:
-    """Arrow's views of source[begin:begin + size], which may lie in any order."""
+    """Return Arrow views of source[begin:begin + size], in any order."""
     described = np.empty(len(begins), _VIEW)
     _describe(described, source, begins, sizes)
     return described
@@ -269,7 +272,7 @@ def views(source: Any, begins: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> npt
 def _describe(
     described: npt.NDArray[np.void], source: Any, begins: npt.NDArray[Any], sizes: npt.NDArray[Any], buffer: int = 0
 ) -> None:
-    """`buffer`: the source's number among those of the views."""
+    """Fill in views; `buffer` is the index of the source among the buffers of the views."""
     described["length"], described["position"] = sizes, begins
     described["buffer"], described["prefix"] = buffer, 0
     inline = np.flatnonzero(sizes <= _INLINE_MAX)
@@ -282,14 +285,14 @@ def _describe(
 
 
 def joined_views(described: npt.NDArray[np.void], sources: Sequence[Any]) -> pa.Array:
-    """What the views show, copied together."""
+    """Copy the viewed texts into one array."""
     buffers = [pa.py_buffer(source) for source in sources]
     viewed = pa.Array.from_buffers(pa.binary_view(), len(described), [None, pa.py_buffer(described), *buffers])
     return viewed.cast(pa.binary())
 
 
 def _woven(parts: Sequence[_Texts]) -> pa.Array:
-    """The parts' elements joined row by row."""
+    """Concatenate the elements of the parts row by row."""
     described = np.empty((len(parts[0].begins), len(parts)), _VIEW)
     for number, part in enumerate(parts):
         _describe(described[:, number], *part, number)
@@ -301,6 +304,6 @@ def _woven(parts: Sequence[_Texts]) -> pa.Array:
 def _as_buffer(records: pa.Array) -> Records:
     _, offsets, data = records.buffers()
     positions = np.frombuffer(offsets, np.int32)[records.offset : records.offset + len(records) + 1].astype(np.int64)
-    # Arrow exports signed bytes; compared with ordinary ones they would differ above 0x7F.
+    # Arrow exports signed bytes, which would differ from unsigned ones above 0x7F.
     wire = memoryview(data if data is not None else b"").cast("B")[positions[0] : positions[-1]]
     return Records(wire, positions - positions[0])

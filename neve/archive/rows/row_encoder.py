@@ -1,8 +1,7 @@
-"""Stored records to rows, one by one: understands every shape, for what neve.archive.rows.column_encoder does not take.
+"""Encode stored records as rows one by one, for records of any shape; `column_encoder` encodes the common ones.
 
-A value that its column cannot hold exactly is left out; the segment writer then compares what the row rebuilds with the
-record and keeps the record itself in `wire` where they differ. So exactness never rests on this parser knowing
-every variant.
+A value that its column cannot represent exactly is left out. The segment writer compares each rebuilt row with its
+record, and stores the record itself in `wire` if they differ. So exactness does not depend on this parser.
 """
 
 import zlib
@@ -23,7 +22,7 @@ from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE
 
 
 class QueueEntry(NamedTuple):
-    """What the ConsumeQueue says of a record; for a damaged one, all that is left to trust."""
+    """A record's entry in the ConsumeQueue; of a damaged record, only these values are reliable."""
 
     queue_id: int
     queue_offset: int
@@ -47,13 +46,13 @@ class Entries(NamedTuple):
 
 
 def exact_rows(entries: Sequence[QueueEntry], records: Sequence[memoryview], topic: str) -> pa.Table:
-    """Rows that hold all that their columns can; `with_wire` adds what they cannot."""
+    """Encode records as rows without `wire`; `with_wire` adds it where it is needed."""
     rows = [_row(entry, record, topic) for entry, record in zip(entries, records, strict=True)]
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
 def with_wire(table: pa.Table, sealed: Records, topic: str) -> pa.Table:
-    """The table, with `wire` wherever the other columns do not rebuild the record."""
+    """Return the table with `wire` set in rows whose other columns do not rebuild the record."""
     rebuilt = rebuild(table, topic)
     if rebuilt.same_as(sealed):
         return table
@@ -85,7 +84,7 @@ def _row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any]:
     try:
         record = decode_record(raw)
     except MalformedRecord:
-        # A magic from the future may frame itself otherwise; only a known one can be said to be broken.
+        # An unknown magic may have an unknown framing; only a known one can be called damaged.
         magic = int.from_bytes(raw[4:8], "big", signed=True)
         row["damaged"] = magic in (MAGIC_V1, MAGIC_V2) or int.from_bytes(raw[:4], "big") != len(raw)
         row["wire"] = bytes(raw)
@@ -99,13 +98,13 @@ def _row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any]:
 
 
 def _common_row(entry: QueueEntry, raw: memoryview, topic: str) -> dict[str, Any] | None:
-    """The shape of nearly all records (version 1, two IPv4 hosts, sound) in one unpacking; None: look closer."""
+    """Encode the shape of nearly all records: version 1, two IPv4 hosts, undamaged; None for any other."""
     if len(raw) < HEAD_V4.size:
         return None
     (size, magic, crc, queue, flag, offset, physical, sys_flag, born, born_host, stored, store_host,
      reconsumed, prepared, body_length) = HEAD_V4.unpack_from(raw)  # fmt: skip
-    said = (queue, offset, physical, size)
-    if magic != MAGIC_V1 or sys_flag & (BORN_HOST_V6 | STORE_HOST_V6) or said != entry or size != len(raw):
+    is_entry = (queue, offset, physical, size) == entry
+    if magic != MAGIC_V1 or sys_flag & (BORN_HOST_V6 | STORE_HOST_V6) or not is_entry or size != len(raw):
         return None
     topic_part = topic.encode("utf-8", "surrogateescape")
     topic_at = HEAD_V4.size + body_length
@@ -141,9 +140,9 @@ _host_text = lru_cache(4096)(host_text)
 
 
 def _agrees(record: MessageRecord, entry: QueueEntry, topic: str, length: int) -> bool:
-    """Whether the record is the one that its queue entry means."""
-    said = QueueEntry(record.queue_id, record.queue_offset, record.physical_offset, record.size)
-    return said == entry and record.size == length and record.topic == topic
+    """Return whether a record matches its queue entry and topic."""
+    found = QueueEntry(record.queue_id, record.queue_offset, record.physical_offset, record.size)
+    return found == entry and record.size == length and record.topic == topic
 
 
 def _columns(record: MessageRecord) -> dict[str, Any]:
@@ -166,7 +165,7 @@ def _columns(record: MessageRecord) -> dict[str, Any]:
 def _property_columns(raw: bytes) -> dict[str, Any]:
     pairs, tail = exact_pairs(raw)
     named = dict(pairs)
-    seen = named | bytes_to_properties(raw)  # where a name comes twice or is no UTF-8: what a query by key compares
+    seen = named | bytes_to_properties(raw)  # of a repeated name, the value that a query by key compares
     return {
         "msg_id": seen.get(PROPERTY_UNIQUE_KEY),
         "tags": named.get(PROPERTY_TAGS),

@@ -1,4 +1,4 @@
-"""One row group from its byte range and the object's footer: a cold read costs one range GET."""
+"""Decode one row group from its byte range and the object's footer, so that a cold read needs one range GET."""
 
 import io
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class _OneRange:
-    """An object of which only one range is at hand; Parquet reads nothing else when it is given the footer."""
+    """A file of which only one range is available; given the footer, Parquet reads nothing else."""
 
     def __init__(self, start: int, data: bytes, size: int) -> None:
         self._start, self._data, self._size = start, pa.py_buffer(data), size
@@ -35,20 +35,20 @@ class _OneRange:
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Arrow asks for it where it does not take a buffer."""
+        """Read bytes; Arrow calls this if it cannot use a buffer."""
         return bytes(self.read_buffer(size))
 
     def read_buffer(self, size: int = -1) -> pa.Buffer:
-        """A slice; nothing is copied."""
+        """Return a slice without copying."""
         begin = self._position - self._start
         if size < 0 or begin < 0 or begin + size > len(self._data):
-            raise DamagedObject(f"a read of {size} bytes at {self._position} leaves the row group")
+            raise DamagedObject(f"a read of {size} bytes at {self._position} is outside the row group")
         self._position += size
         return self._data.slice(begin, size)
 
 
 class DecodedRows:
-    """A row group as records, with what slicing by offset, tag and time asks."""
+    """The records of a row group, with the columns that select by offset, tag and time."""
 
     __slots__ = ("offsets", "positions", "tags", "times", "wire")
 
@@ -57,7 +57,7 @@ class DecodedRows:
 
 
 def may_span(metadata: pq.FileMetaData, index: int, physical_offset: int) -> bool:
-    """Whether a row group may hold the record from this place in the log; without statistics it may."""
+    """Return whether a row group may contain the record at a physical offset; without statistics it may."""
     group = metadata.row_group(index)
     for column in range(group.num_columns):
         chunk = group.column(column)
@@ -69,7 +69,7 @@ def may_span(metadata: pq.FileMetaData, index: int, physical_offset: int) -> boo
 def decode_group(
     metadata: pq.FileMetaData, index: int, start: int, data: bytes, *, size: int, topic: str, wire_bytes: int
 ) -> DecodedRows:
-    """Raises DamagedObject when a checksum or a length does not hold."""
+    """Decode a row group into records. Raises DamagedObject if a checksum or a length is wrong."""
     table = read_group(metadata, index, start, data, size=size, columns=COLUMNS)
     rebuilt = rebuild(table, topic)
     if len(rebuilt.wire) != wire_bytes:
@@ -82,7 +82,7 @@ def decode_group(
 def read_group(
     metadata: pq.FileMetaData, index: int, start: int, data: bytes, *, size: int, columns: Sequence[str]
 ) -> pa.Table:
-    """Columns of a row group from its bytes, which begin at `start`. Raises DamagedObject."""
+    """Read columns of a row group from its bytes, which begin at `start` in the object. Raises DamagedObject."""
     try:
         source = pa.PythonFile(_OneRange(start, data, size), mode="r")
         with pq.ParquetFile(
@@ -90,4 +90,4 @@ def read_group(
         ) as file:
             return file.read_row_group(index, columns=list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
-        raise DamagedObject(f"row group {index} can't be decoded: {error}") from error
+        raise DamagedObject(f"row group {index} cannot be decoded: {error}") from error

@@ -1,4 +1,4 @@
-"""The columns of a data object, how they are written, and the file metadata beside them.
+"""The columns of a data object, its Parquet settings and its file metadata.
 
     column                                          type                    from the record
     queue_id                                        int32
@@ -13,13 +13,13 @@
     sys_flag, flag, reconsume_times, body_crc       int32
     prepared_transaction_offset, commit_log_offset  int64
     born_host, store_host                           string                  ip:port, [ip]:port for IPv6
-    wire                                            binary                  the stored record, where the rest
-                                                                            does not rebuild it exactly
-    damaged                                         bool                    CRC or framing did not hold
+    wire                                            binary                  the stored record, if the other columns
+                                                                            do not rebuild it exactly
+    damaged                                         bool                    wrong CRC or framing
 
-File metadata (all keys begin with `neve.`) repeats what the journal says of the object, so that a catalog can be
-rebuilt from the objects alone. Bloom filters stand on `msg_id` and `keys.list.element` (pyarrow 26 writes them);
-`neve.filters` says that these columns hold all that a query by key may ask for, so that no means no.
+File metadata, with keys that begin with `neve.`, repeats the journal's record of the object, so that a catalog can be
+rebuilt from the objects alone. `msg_id` and `keys.list.element` have bloom filters (pyarrow 26 writes them). The mark
+`neve.filters` guarantees that these columns contain every key that a query may ask for, so a negative result is final.
 """
 
 import json
@@ -32,11 +32,11 @@ import pyarrow.parquet as pq
 from neve.archive.format.journal import FORMAT_VERSION, CommittedObject, NewerFormat, PlannedObject, RowGroup
 from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_MASK, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 
-FIELD_ID: Final = "PARQUET:field_id"  # as Arrow calls it
-_TIME: Final = pa.timestamp("ms", tz="UTC")  # what a record has: no other unit says more
+FIELD_ID: Final = "PARQUET:field_id"  # Arrow's metadata key
+_TIME: Final = pa.timestamp("ms", tz="UTC")  # the unit of a record's times
 
-# Numbers that stand in each object for good: engines that read by id find a column whatever it is called. One that is
-# added takes the next, one that goes leaves a hole; those of what is nested count on.
+# Permanent ids, by which engines find renamed columns. A new column takes the next number; a removed number is not used
+# again. Nested fields are numbered after the columns.
 _IDS: Final = {
     "queue_id": 1,
     "queue_offset": 2,
@@ -99,7 +99,7 @@ TIME_END_MS: Final = 253_402_300_800_000  # 10000-01-01: beyond it, Spark fails 
 GROUP_BYTES: Final = 4 << 20
 GROUP_BYTES_AT_QUEUE_CHANGE: Final = 256 << 10
 PAGE_BYTES: Final = 1 << 20
-TINY_BYTES: Final = 64 << 10  # of wire: who wants a row of such an object reads it whole
+TINY_BYTES: Final = 64 << 10  # of wire; a reader of one row reads such an object whole
 STATISTICS: Final = [
     "queue_id",
     "queue_offset",
@@ -110,11 +110,11 @@ STATISTICS: Final = [
     "commit_log_offset",
     "damaged",
 ]
-TINY_STATISTICS: Final = ["commit_log_offset"]  # rules an object out for who looks for a place in the log
+TINY_STATISTICS: Final = ["commit_log_offset"]  # excludes objects in a search by physical offset
 DICTIONARY: Final = ["tags", "body_codec", "born_host", "store_host", "properties.key_value.key", "sys_flag", "flag"]
 FILTERED: Final = ("msg_id", "keys.list.element")
 FEW_ROWS: Final = 16
-# What few rows may have so much of that there is something to compress; of a lone small one its body alone.
+# The columns worth compressing in an object of few rows; in one of a few small rows, only the body is.
 TEXTS: Final = [
     "msg_id",
     "keys.list.element",
@@ -130,11 +130,11 @@ FILTERS_MARK: Final = "neve.filters"
 
 
 class DamagedObject(ValueError):
-    """The object's bytes do not hold what they say."""
+    """The bytes of an object are inconsistent."""
 
 
 class ObjectFacts(NamedTuple):
-    """What the file metadata names beside the columns."""
+    """The facts in the file metadata."""
 
     cluster: str
     broker: str
@@ -145,24 +145,24 @@ class ObjectFacts(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, name: PlannedObject, told: Mapping[str, str]) -> Self:
-        """`told`: what the intent does not name, as a worker is sent it."""
+    def of(cls, name: PlannedObject, further: Mapping[str, str]) -> Self:
+        """Combine a planned object with the `further` facts that a worker receives: cluster, broker and round."""
         return cls(
-            cluster=told.get("cluster", ""),
-            broker=told.get("broker", ""),
+            cluster=further.get("cluster", ""),
+            broker=further.get("broker", ""),
             topic=name.topic,
             day=name.day,
-            round=int(told.get("round", "0")),
+            round=int(further.get("round", "0")),
             start=name.start,
             end=name.end,
         )
 
 
 def writer_options(rows: int, wire_bytes: int) -> dict[str, Any]:
-    """Arguments of ParquetWriter, for the rows at hand: their number sizes the bloom filters.
+    """Return the arguments of ParquetWriter for an object of this size.
 
-    What helps to leave out parts of an object costs as much for one row as for a million, and more than a tiny object
-    has. Its filters stay: a query by key reads so many row groups, and no more.
+    The indexes that let a reader skip parts of an object have a fixed cost, which exceeds the content of a tiny object,
+    so a tiny one has only bloom filters. They limit the number of objects that a query by key reads.
     """
     is_tiny = wire_bytes <= TINY_BYTES
     distinct = max(16, min(rows, 1 << 20))
@@ -183,9 +183,9 @@ def writer_options(rows: int, wire_bytes: int) -> dict[str, Any]:
 
 
 def _compressed(rows: int, wire_bytes: int) -> Sequence[str]:
-    """The columns that are worth it, of few rows; empty: all of them are.
+    """Return the columns worth compressing; empty means all.
 
-    A column has a compressor of its own, which takes longer to set up than to write some bytes as they are.
+    Each column needs its own compressor, whose set-up takes longer than writing a few bytes uncompressed.
     """
     if rows >= FEW_ROWS:
         return ()
@@ -193,7 +193,7 @@ def _compressed(rows: int, wire_bytes: int) -> Sequence[str]:
 
 
 def body_codec(sys_flag: int) -> str:
-    """The name of a body's compression; old clients set no type bits and mean zlib."""
+    """Return the name of a body's compression; old clients set no type bits and use zlib."""
     if not sys_flag & COMPRESSED:
         return "none"
     types = {0: "zlib", COMPRESSION_ZLIB: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd"}
@@ -201,14 +201,14 @@ def body_codec(sys_flag: int) -> str:
 
 
 def file_metadata(facts: ObjectFacts, sha256: str, groups: list[RowGroup]) -> dict[str, str]:
-    """Byte ranges are left out: the Parquet footer itself has them."""
+    """Return the file metadata; byte ranges are left out, because the Parquet footer has them."""
     described = [[g.wire_bytes, g.oldest_ms, g.newest_ms, g.runs] for g in groups]
     values = {**facts._asdict(), "format_version": FORMAT_VERSION, "sha256": sha256, "groups": json.dumps(described)}
     return {**{f"neve.{name}": str(value) for name, value in values.items()}, FILTERS_MARK: "1"}
 
 
 def parse_footer(footer: bytes | memoryview) -> pq.FileMetaData:
-    """The file metadata from the object's last `CommittedObject.footer` bytes."""
+    """Parse the Parquet footer: the last `CommittedObject.footer` bytes of an object. Raises DamagedObject."""
     try:
         return pq.read_metadata(pa.BufferReader(b"PAR1" + bytes(footer)))
     except (pa.ArrowException, OSError) as error:
@@ -216,7 +216,7 @@ def parse_footer(footer: bytes | memoryview) -> pq.FileMetaData:
 
 
 def group_range(metadata: pq.FileMetaData, index: int) -> tuple[int, int]:
-    """(offset, length) of a row group: its column chunks lie side by side."""
+    """Return (offset, length) of a row group, whose column chunks are contiguous."""
     group = metadata.row_group(index)
     start, end = 1 << 62, 0
     for column in range(group.num_columns):
@@ -228,10 +228,15 @@ def group_range(metadata: pq.FileMetaData, index: int) -> tuple[int, int]:
     return start, end - start
 
 
-def describe(  # what a journal says of an object, from its footer
+def describe(
     metadata: pq.FileMetaData, *, key: str, size: int, footer: int, etag: str, checksum: tuple[str, str]
 ) -> CommittedObject:
-    """Raises NewerFormat, or DamagedObject when the file is none of neve's."""
+    """Build the journal's record of an object from its footer.
+
+    Raises:
+        NewerFormat: the object has a higher format version.
+        DamagedObject: neve did not write the file.
+    """
     raw = {name.decode(): value.decode() for name, value in (metadata.metadata or {}).items() if name[:5] == b"neve."}
     try:
         if int(raw["neve.format_version"]) > FORMAT_VERSION:
@@ -269,4 +274,4 @@ def describe(  # what a journal says of an object, from its footer
             row_groups=groups,
         )
     except (KeyError, IndexError, TypeError) as error:
-        raise DamagedObject(f"{key} has no description of its rows: {error!r}") from error
+        raise DamagedObject(f"{key} lacks the metadata of its rows: {error!r}") from error

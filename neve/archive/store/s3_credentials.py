@@ -1,7 +1,7 @@
-"""AWS credentials from files, through boto3: read again when a file changes, and when a store refuses them.
+"""AWS credentials from files, through boto3: reloaded when a file changes, and when a store refuses them.
 
-botocore renews credentials that expire (a role, SSO, a `credential_process` with an expiration). It reads files once in
-the life of a session, so programs that rewrite them (agents, `cron`) need a new session.
+botocore renews credentials that expire (a role, SSO, a `credential_process` with an expiration). It reads files once
+per session, so programs that rewrite them (agents, `cron`) need a new session.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def has_profiles() -> bool:
-    """Whether there is a file that may name credentials."""
+    """Return whether a file exists that may contain credentials."""
     return any(path is not None and path.is_file() for path in _paths()[:2])
 
 
 def files_stamp() -> Stamp:
-    """Return a value that changes when a file with credentials is written again, made or removed."""
+    """Return a value that changes when a file with credentials is created, rewritten or removed."""
     return tuple(_stamp(path) for path in _paths())
 
 
 def is_static() -> bool:
-    """Whether the credentials are in the environment, which does not change in the life of a process."""
+    """Return whether the credentials are in the environment, which is constant for a process."""
     return bool(os.environ.get("AWS_ACCESS_KEY_ID"))
 
 

@@ -1,4 +1,4 @@
-"""An archive store read directly, with no broker: a directory, or S3 through boto3."""
+"""Read an archive store without a broker: a directory, or S3 through boto3."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from neve.extras import install_command
 
 _MISSING = frozenset({"404", "NoSuchKey"})
 _BEYOND = "InvalidRange"
-#: The answer to a HEAD has no body: its code is the status, whatever the cause.
+#: A HEAD response has no body, so its code is the HTTP status.
 _MAY_BE_CREDENTIALS = REFUSED | {"400", "401", "403"}
 _NO_RIGHTS = REFUSED | {"401", "403", "AccessDenied", "Forbidden"}
 T = TypeVar("T")
 
 
 class BadSource(ValueError):
-    """A store's URL that is none, or a library that reading it needs is not installed."""
+    """The URL is invalid, or a library that reading needs is not installed."""
 
 
 class Head(NamedTuple):
-    """What is told of an object. No etag: it may have been copied here, and would have another."""
+    """The answer to a HEAD request. The etag is empty: a copied object would have another one."""
 
     size: int
     etag: str = ""
@@ -33,13 +33,13 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object as a listing names it."""
+    """An object in a listing."""
 
     key: str
 
 
 class Source(Protocol):
-    """What the archive verbs and the archive's reader ask of a store."""
+    """A store as the archive commands and readers use it."""
 
     def get(self, key: str) -> bytes: ...
 
@@ -53,7 +53,12 @@ class Source(Protocol):
 
 
 def open_source(url: str) -> Source:
-    """`store_url` says what stands in it. Raises BadSource; FileNotFoundError where there is no such directory."""
+    """Open a store by its URL (`url`).
+
+    Raises:
+        BadSource: the URL is invalid, or boto3 is missing.
+        FileNotFoundError: there is no such directory.
+    """
     try:
         where = parse_store_url(url)
     except BadUrl as error:
@@ -66,7 +71,7 @@ def open_source(url: str) -> Source:
 
 
 class DirectorySource:
-    """An archive in a directory, read only. Raises FileNotFoundError for a key without an object."""
+    """A read-only directory store. Raises FileNotFoundError for a key without an object."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -95,15 +100,15 @@ class DirectorySource:
 
 
 class S3Source:
-    """An archive in a bucket, read only, through boto3; safe to share between threads.
+    """A read-only bucket store through boto3. Thread-safe.
 
-    Credentials are read again when one of their files changes, and when the store refuses them; the refused request is
-    sent once more. Raises FileNotFoundError for a key without an object, and PermissionError for lacking rights.
+    Credentials are reloaded when one of their files changes and when the store refuses them; a refused request is then
+    sent once more. Raises FileNotFoundError for a key without an object, and PermissionError for missing rights.
     """
 
     def __init__(self, bucket: str, prefix: str, endpoint: str | None, region: str | None) -> None:
         try:
-            import boto3  # noqa: F401 - whether it is there
+            import boto3  # noqa: F401 - tests that it is installed
         except ModuleNotFoundError as missing:
             raise BadSource(f"reading an S3 store needs boto3: {install_command('archive')}") from missing
         self.bucket = bucket
@@ -123,7 +128,7 @@ class S3Source:
         )
 
     def ask(self, work: Callable[[Any], T]) -> T:
-        """Run requests of boto3's client; once more with other credentials where the store refused the first ones."""
+        """Run requests with boto3's client; retry once with reloaded credentials if the store refuses them."""
         from botocore.exceptions import ClientError
 
         client = self._current()
@@ -148,7 +153,7 @@ class S3Source:
             return self._client
 
     def _reopen(self, stamp: Stamp) -> None:
-        """Keep the client if there are no credentials to be read: a program may be writing the file."""
+        """Replace the client, unless no credentials can be read: a program may be writing the file."""
         from botocore.exceptions import BotoCoreError
 
         try:
@@ -165,7 +170,7 @@ class S3Source:
         return self._read(Key=self.name(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """What there is of it."""
+        """Return the bytes of the range that exist."""
         from botocore.exceptions import ClientError
 
         try:
@@ -215,7 +220,7 @@ def _code(error: Any) -> str:
 
 
 def _translated(error: Any, what: str) -> Exception:
-    """As what Python calls it; anything else as it came."""
+    """Translate a missing object or missing rights to Python's errors; return any other error unchanged."""
     code = _code(error)
     if code in _MISSING:
         return FileNotFoundError(f"{what} is not in the store")

@@ -1,10 +1,10 @@
-"""A store's URL, for the broker, the reader, the command line and Spark alike.
+"""The URL of a store, for the broker, the reader, the command line and Spark.
 
     dir:PATH
     s3://BUCKET/PREFIX?endpoint=URL&region=NAME&multipartAbove=BYTES
 
-%XX in a prefix and in options is decoded. A URL is refused if programs could read one of its parts differently. It has
-no credentials: they come from AWS_* variables, a profile or the machine's role.
+%XX in the prefix and in options is decoded. A URL is refused if programs could interpret one of its parts differently.
+It contains no credentials: they come from AWS_* variables, a profile or the machine's role.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-# A write that was sent under a lease may land after it, over an entry of the next owner, and no clock can prevent that.
-NO_LEASE = "a lease can't replace that (fencing=lease is not offered, docs/archive-format.md says why)"
-#: S3 takes no part below 5 MiB but the last, and no single PUT above 5 GiB.
+# A write that was sent under a lease may take effect after it, over an entry of the next owner; no clock prevents that.
+NO_LEASE = "a lease cannot replace it (docs/archive-format.md explains why there is no fencing=lease)"
+#: S3 accepts no part below 5 MiB, except the last, and no single PUT above 5 GiB.
 MULTIPART_ABOVE_MIN, MULTIPART_ABOVE_MAX = 5 << 20, 5 << 30
 _OPTIONS = ("endpoint", "region", "multipartAbove")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -25,7 +25,7 @@ _REGION = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class BadUrl(ValueError):
-    """The URL does not name a store, or carries what must not stand in a URL."""
+    """The URL does not identify a store, or contains a part that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DirUrl:
 
 @dataclass(frozen=True, slots=True)
 class S3Url:
-    """A bucket, and below which name in it; empty, or 0: the URL does not say."""
+    """A bucket and a prefix; an option that the URL lacks is empty or 0."""
 
     bucket: str
     prefix: str = ""
@@ -47,7 +47,7 @@ class S3Url:
 
 
 def parse_store_url(url: str) -> DirUrl | S3Url:
-    """Raises BadUrl, whose text names the part that is refused and repeats no secret."""
+    """Parse a store URL. Raises BadUrl, whose text names the refused part and contains no secret."""
     if _CONTROL.search(url):
         raise BadUrl("storeUrl has a control character")
     if url.startswith("dir:"):
@@ -110,7 +110,7 @@ def _options(parts: SplitResult) -> dict[str, str]:
 
 
 def _prefix(path: str) -> str:
-    """Without the slashes around it."""
+    """Return the decoded prefix without slashes around it."""
     try:
         prefix = unquote(path, errors="strict").removeprefix("/").removesuffix("/")
     except UnicodeDecodeError as error:
@@ -130,7 +130,7 @@ def _endpoint(endpoint: str | None) -> str:
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises BadUrl."""
+    """Check the URL of an S3 endpoint. Raises BadUrl."""
     if "@" in endpoint:
         raise BadUrl("credentials don't belong in the endpoint: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     try:

@@ -32,7 +32,7 @@ def test_a_range_that_is_not_committed_yet_ends_the_reading_and_says_so() -> Non
     catalog.apply(1, Commit(round=2, names=[name_of(2)]))
     reader = TopicReader(None, catalog, "t")  # type: ignore[arg-type]
     found: list[object] = []
-    with pytest.raises(NotCommitted, match="queue 0: offset 5 lies in a round that is not committed yet"):
+    with pytest.raises(NotCommitted, match="queue 0: offset 5 is in a round that is not committed yet"):
         for record in reader.read_raw(0):
             found.append(record)
     assert found == [0, 1, 2, 3, 4]

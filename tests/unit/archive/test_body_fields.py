@@ -59,8 +59,8 @@ def rows_of(month: int, queue: int, first: int, *bodies: bytes) -> Iterator[dict
 
 def test_what_came_and_what_went_is_marked_with_its_offsets() -> None:
     found = BodyFields()
-    found.look_at(rows_of(2, 0, 13, b'{"n": "1"}', b'{"n": "2", "m": 1}'))
-    found.look_at(rows_of(1, 0, 10, b'{"n": 1}', b'{"n": 2, "o": 1}', b'{"n": 2}'))
+    found.add(rows_of(2, 0, 13, b'{"n": "1"}', b'{"n": "2", "m": 1}'))
+    found.add(rows_of(1, 0, 10, b'{"n": 1}', b'{"n": 2, "o": 1}', b'{"n": 2}'))
     told = [
         (one.month, one.change, *one.field, one.seen.messages, one.of, one.seen.first.text(), one.seen.last.text())
         for one in found.lines()
@@ -78,7 +78,7 @@ def test_what_came_and_what_went_is_marked_with_its_offsets() -> None:
 def test_names_without_end_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_fields, "_PATHS_MAX", 3)
     found = BodyFields()
-    found.look_at(rows_of(1, 0, 0, *(b'{"%d": 1}' % n for n in range(10))))
+    found.add(rows_of(1, 0, 0, *(b'{"%d": 1}' % n for n in range(10))))
     assert [(one.field.name, one.seen.messages) for one in found.lines()] == [
         ("(more names)", 7), ("0", 1), ("1", 1), ("2", 1)
     ]  # fmt: skip

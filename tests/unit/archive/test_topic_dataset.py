@@ -229,7 +229,7 @@ def test_each_packing_is_undone_and_what_does_not_inflate_says_why(
             assert (row["body"], row["body_error"]) == (b"message %d " % row["queue_offset"] * 20, None)
         elif kind < 8:
             assert row["body"] is None
-            assert row["body_error"].startswith("the body is not what its sysFlag says")
+            assert row["body_error"].startswith("the body does not match the compression in its sysFlag")
         else:
             assert (row["body"], row["body_error"]) == ((b"", None) if kind == 8 else (None, None))
     bad = neve.archive.dataset(packed, "t").to_table(filter=pc.field("body_error").is_valid())

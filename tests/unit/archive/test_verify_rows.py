@@ -1,4 +1,4 @@
-"""A deep check of one object: whatever is done to its bytes, or to what the journal says, is found."""
+"""A deep check of one object: whatever is done to its bytes, or to what the journal records, is found."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from neve.archive.format.journal import CommittedObject, RowGroup
-from neve.archive.read.verify import Fault
-from neve.archive.read.verify_rows import whole_object_faults
+from neve.archive.read.verify import Fault, object_faults
+from neve.archive.read.verify_rows import row_faults
 from neve.archive.rows.rebuild import rebuild
 from neve.archive.rows.schema import SCHEMA, ObjectFacts, describe, file_metadata, parse_footer
 from neve.archive.store.source import Head
@@ -82,7 +82,7 @@ NAME, DATA = written(ROWS)
 
 
 def faults(data: bytes, name: CommittedObject = NAME) -> list[Fault]:
-    return list(whole_object_faults(name, OneObject(data)))
+    return list(object_faults(name, OneObject(data), row_faults))
 
 
 def test_a_sound_object_has_no_fault() -> None:
@@ -135,8 +135,8 @@ def test_another_object_in_its_place_is_found_though_it_is_sound_itself() -> Non
             for one, other in zip(NAME.row_groups, name.row_groups, strict=True)
         ],
     )
-    texts = [one.told() for one in faults(data, padded)]
-    assert any("in its place is queue 1 offset 6" in text for text in texts)
+    texts = [one.message() for one in faults(data, padded)]
+    assert any("the row is of queue 1 offset 6" in text for text in texts)
     assert any("SHA-256 of its records" in text for text in texts)
 
 
@@ -145,9 +145,9 @@ def test_missing_cut_short_and_shrinking_objects_are_found() -> None:
         def head(self, key: str) -> Head:
             raise FileNotFoundError(key)
 
-    assert [one.text for one in whole_object_faults(NAME, Nothing(b""))] == ["the object is missing"]
-    assert "the journal says" in faults(DATA[:-5])[0].text
-    shrinking = list(whole_object_faults(NAME, OneObject(DATA[:200], len(DATA))))
+    assert [one.text for one in object_faults(NAME, Nothing(b""), row_faults)] == ["the object is missing"]
+    assert "the journal records" in faults(DATA[:-5])[0].text
+    shrinking = list(object_faults(NAME, OneObject(DATA[:200], len(DATA)), row_faults))
     assert shrinking
 
 
@@ -159,8 +159,8 @@ def test_what_was_archived_broken_is_told_row_by_row() -> None:
     name, data = written([[row(0, 2), bad, marked, framed]])
     found = [(one.queue, one.first, one.last, one.text.partition(",")[0]) for one in faults(data, name)]
     assert found == [
-        (0, 3, 3, "its body is not what its CRC says"),
-        (0, 5, 5, "its record is framed wrongly"),
+        (0, 3, 3, "the body does not match its CRC"),
+        (0, 5, 5, "the record is framed wrongly"),
     ]
 
 

@@ -33,11 +33,9 @@ from neve.archive.format.journal import (
     Gap,
     Intent,
     MalformedEntry,
-    NewerFormat,
     PlannedObject,
     Replace,
     Topic,
-    decode_entry,
 )
 from neve.archive.format.keys import data_key
 from neve.archive.policy.erasure import Verdict, erased_of
@@ -827,16 +825,6 @@ def test_a_long_search_is_told_of_now_and_then(new: New) -> None:
         seen: list[dict[str, Any]] = []
         rig.lifecycle.erase.now(Wanted(TOPIC, "nobody"), dry_run=dry_run, progress=seen.append)
         assert [item["objects"] for item in seen if item["event"] == "searched"] == [3]
-
-
-def test_an_older_program_refuses_the_journal(new: New) -> None:
-    rig = new()
-    rig.erase()
-    (first, *_) = rig.entries(Erase)
-    assert first.version == 2
-    assert {entry.kind for entry in rig.entries(Intent) if entry.kind} == {ERASE}
-    with pytest.raises(NewerFormat, match="ERASE is of format 3"):
-        decode_entry(msgspec.msgpack.encode({**msgspec.to_builtins(first), "version": 3}))
 
 
 def test_a_checkpoint_says_the_same(new: New, log: Log) -> None:

@@ -16,7 +16,7 @@ from infra.loop.threads import SystemThreads
 from lifecycle.lifecycle import LocalLifecycle
 from lifecycle.retention import Policy
 from lifecycle.safe_clock import SafeClock
-from neve.archive.format.journal import AnyEntry, Expire, NewerFormat, Topic, Unexpire, decode_entry, encode_entry
+from neve.archive.format.journal import AnyEntry, Expire, Topic, Unexpire
 from tests.doubles.catalog_state import expiring_keys
 from tests.unit.lifecycle.fakes import Rig
 from tests.waiting import wait_until
@@ -226,13 +226,3 @@ def test_without_an_archive_what_the_log_still_has_comes_back(tmp_path: Path) ->
     local.safe_clock.confirm()
     assert local.unexpire.run() == {"objects": 0, "local_queues": 1}
     assert rig.hot.min_offset("a", 0) == 0
-
-
-def test_a_program_that_does_not_know_it_refuses_the_journal() -> None:
-    data = encode_entry(Unexpire(keys=["x"]))
-    assert decode_entry(data) == Unexpire(keys=["x"])
-    assert Unexpire(keys=[]).version == 2
-    with pytest.raises(NewerFormat, match="of format 3"):
-        decode_entry(encode_entry(Unexpire(keys=["x"], version=3)))
-    with pytest.raises(NewerFormat):
-        decode_entry(data.replace(b"UNEXPIRE", b"SOMETHIN"))

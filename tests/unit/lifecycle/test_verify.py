@@ -32,8 +32,8 @@ def test_missing_other_and_torn_objects_are_named(rig: Rig) -> None:
     problems = verify(rig.journal.catalog, rig.store).problems
     assert [problem.split(": ")[1] for problem in problems] == [
         "the object is missing",
-        "the object is another than the one committed (etag " + rig.store.head(keys["other"]).etag + ")",
-        "0 bytes, the journal says " + str(next(n.size for n in rig.journal.catalog.objects("torn"))),
+        "the object is not the committed one (etag " + rig.store.head(keys["other"]).etag + ")",
+        "0 bytes, the journal records " + str(next(n.size for n in rig.journal.catalog.objects("torn"))),
     ]
 
 
