@@ -27,7 +27,7 @@ from lifecycle.scheduler import JobScheduler
 from neve.archive.format.broker_state import StateTooLarge
 from neve.archive.format.journal import MalformedEntry, NewerFormat
 from tiered.journal.errors import ArchiveRefused, Fenced
-from tiered.journal.writer import GoOnFrom
+from tiered.journal.writer import ResumePoint
 from tiered.worker.client import WorkerClient
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Archive:
         self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
         self.unsettled = ""  # why `settle` waits
-        self._go_on_from: GoOnFrom | None = None
+        self._go_on_from: ResumePoint | None = None
 
     @property
     def state(self) -> State:
@@ -239,9 +239,9 @@ class Archive:
             expected = isinstance(error, NotSettled | ObjectStoreError | ArchiveRefused | NewerFormat | MalformedEntry)
             log.error("nothing is appended until the archive is settled: %s", text, exc_info=not expected)
 
-    def _settle(self) -> GoOnFrom | None:
+    def _settle(self) -> ResumePoint | None:
         """None: the set does not have yet what this member had at its promotion, or the broker stops."""
-        go_on = self.journal.go_on_above()
+        go_on = self.journal.resume_above()
         if go_on.resume_at is None:
             return go_on
         if not self.lifecycle.is_settled():
@@ -251,7 +251,7 @@ class Archive:
             raise NotSettled(f"what it misses of this log can't go there: {failed[0]}")
         if self.state is State.STOPPING:
             return None  # rounds leave open what they have not begun
-        return self.journal.go_on_above()
+        return self.journal.resume_above()
 
     @property
     def may_go_on_above(self) -> bool:

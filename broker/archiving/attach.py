@@ -29,7 +29,7 @@ from neve.archive.format.broker_state import StateTooLarge
 from neve.archive.format.journal import CommittedObject, MalformedEntry, NewerFormat
 from neve.archive.format.keys import NameTooLong
 from tiered.journal.errors import ArchiveRefused, Fenced
-from tiered.journal.writer import WAY_OUT, GoOnFrom, JournalWriter, Proof
+from tiered.journal.writer import WAY_OUT, JournalWriter, Proof, ResumePoint
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
 from tiered.write.own_range import is_archive_of
@@ -95,7 +95,7 @@ async def _settle(
     local: LocalSide, restore: Restore | None, cold_groups: int, promote: Callable[[], None] | None
 ) -> Attached:
     config, in_thread = local.config, local.outside.in_thread
-    go_on: GoOnFrom | None = None
+    go_on: ResumePoint | None = None
     with _refusing(config.store_url):
         store = local.outside.open_store(config.store_url)
         journal = JournalWriter(
@@ -237,7 +237,7 @@ def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient
 
 async def _go_on_above(
     local: LocalSide,
-    go_on: GoOnFrom,
+    go_on: ResumePoint,
     journal: JournalWriter,
     lifecycle: ArchiveLifecycle,
     promote: Callable[[], None] | None,
@@ -251,7 +251,7 @@ async def _go_on_above(
     go_on_above(local.store, go_on, journal.catalog)
 
 
-def _refuse_begun_again(local: LocalSide, go_on: GoOnFrom, journal: JournalWriter) -> None:
+def _refuse_begun_again(local: LocalSide, go_on: ResumePoint, journal: JournalWriter) -> None:
     again = begun_again(local.store, go_on.queue_next, journal.catalog)
     if again:
         more = ", …" if len(again) > _NAMED_MOST else ""

@@ -11,10 +11,10 @@ from broker.store.message_store import MessageStore
 from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.policy.erasure import erased_rows as rows_of
-from tiered.journal.writer import GoOnFrom
+from tiered.journal.writer import ResumePoint
 
 
-def go_on_above(store: MessageStore, go_on: GoOnFrom, catalog: Catalog) -> dict[str, dict[int, int]]:
+def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> dict[str, dict[int, int]]:
     """What the log has is archived where it goes on higher (`resume_at`). On the loop, before an own append.
 
     Returns where queues go on above their last record: whoever has a copy of the log has to be told. Also what was

@@ -202,7 +202,7 @@ def test_the_bucket_of_another_cluster_and_a_newer_format_are_refused(tmp_path: 
     (store / format_key("")).write_bytes(msgspec.msgpack.encode(newer))
     for data in (tmp_path / "data", tmp_path / "new"):
         said = refusal(data, f"dir:{store}")
-        assert f"is of archive format {FORMAT_VERSION + 1}; this program knows up to {FORMAT_VERSION}" in said
+        assert f"has archive format {FORMAT_VERSION + 1}; this program knows formats up to {FORMAT_VERSION}" in said
 
 
 def test_the_older_of_two_brokers_with_one_name_is_fenced(tmp_path: Path, neve_up: Up) -> None:
@@ -217,7 +217,7 @@ def test_the_older_of_two_brokers_with_one_name_is_fenced(tmp_path: Path, neve_u
         assert send(old, b"of the old") == [1]
         before = len(journal_of(store))
         said = offload(old, "?roll=1&evict=1")["error"]
-        assert "no more archiving, deleting or evicting here" in said
+        assert "this broker no longer archives, deletes or evicts" in said
         post(old, "/jobs/retention/run")
         wait_until(lambda: "retention" in get(old, "/archive/status")["errors"])
         status = get(old, "/archive/status")

@@ -178,7 +178,7 @@ def test_a_broker_that_still_lives_is_fenced_by_the_restore(tmp_path: Path, neve
         with neve_up(tmp_path / "new", "--restore-from", f"dir:{store}", *OFTEN) as new:
             after = send(old, b"of the old")[0]
             assert send(new, b"of the new")[0] > after
-            assert "no more archiving, deleting or evicting here" in offload(old)["error"]
+            assert "this broker no longer archives, deletes or evicts" in offload(old)["error"]
             assert get(old, "/archive/status")["archive"] == "fenced"
             assert offload(new)["objects"] == 1
             assert list(read_all(new).values()) == [b"0", b"1", b"of the new"]

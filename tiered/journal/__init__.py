@@ -1,1 +1,1 @@
-"""The journal of one archive: written, followed from a local copy, planned from, checked."""
+"""The journal of one archive: its writer, its local copy, its plans and its checks."""

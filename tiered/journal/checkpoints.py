@@ -1,7 +1,7 @@
-"""Checkpoints: the catalog is written down when the journal has grown; the newest few stay.
+"""Write checkpoints of the catalog as the journal grows, and delete old ones.
 
-First the packs of what changed, then the checkpoint that names them, then the entry that names that. A crash on the way
-leaves objects that no entry names; they go with those of the checkpoints that are dropped.
+First the packs with changed topics are stored, then the head of the checkpoint, then its CHECKPOINT entry. A crash in
+between leaves unreferenced objects, which are deleted together with old checkpoints.
 """
 
 from __future__ import annotations
@@ -21,27 +21,31 @@ from tiered.journal.tail import JournalTail
 
 log = logging.getLogger(__name__)
 CHECKPOINT_ENTRIES = 256
-CHECKPOINTS_KEPT = 3  # the newest, and those that serve when it is damaged
+CHECKPOINTS_KEPT = 3  # the newest and its fallbacks
 
-assert CHECKPOINTS_KEPT >= 2, "one that is damaged needs one before it"
+assert CHECKPOINTS_KEPT >= 2, "a damaged checkpoint needs a fallback"
 
 
-class _Anothers(Exception):
-    """What stands under a name is not what we wrote, or nothing does."""
+class _ForeignObject(Exception):
+    """The object under a key is missing or is not the one that was written."""
 
 
 class Checkpoints:
-    """One after each `period` entries."""
+    """Writes a checkpoint after each `period` entries."""
 
     def __init__(self, tail: JournalTail, period: int) -> None:
         self._tail, self.period = tail, period
 
     def is_due(self) -> bool:
+        """Return whether enough entries were appended since the last checkpoint."""
         catalog = self._tail.catalog
         return catalog.next_seq - 1 - catalog.checkpoint >= self.period
 
     def write(self, append: Callable[[AnyEntry], int]) -> bool:
-        """False: what stands under its name is another's. `append` puts the entry that names it."""
+        """Write a checkpoint, and append its CHECKPOINT entry with `append`.
+
+        Returns False if another writer's object has its key; then a later entry gets a checkpoint.
+        """
         tail = self._tail
         through = tail.catalog.next_seq - 1
         key = keys.checkpoint_key(tail.prefix, tail.broker, through)
@@ -49,14 +53,14 @@ class Checkpoints:
             written = tail.catalog.write_checkpoint(tail.broker, self._put_pack)
             failpoint.hit("journal.after_packs")
             self._put(key, written.content)
-        except _Anothers as error:
-            log.warning("%s is not there, or is another's; a later entry gets a checkpoint", error)
+        except _ForeignObject as error:
+            log.warning("checkpoint not written: missing or foreign object: key=%s", error)
             return False
         failpoint.hit("journal.after_checkpoint")
         last = tail.store.get(tail.key_of(through))
         tail.catalog.adopt_checkpoint(written)
         append(Checkpoint(key=key, through_seq=through, sha256=hashlib.sha256(written.content).hexdigest()))
-        tail.copy_goes_on_at(written.content, through, last, written.packed.sizes)
+        tail.restart_copy(written.content, through, last, written.packed.sizes)
         self._drop_old(through, written.packed.sizes.keys())
         return True
 
@@ -67,34 +71,34 @@ class Checkpoints:
         tail.keep_pack(PackName(through, number), data)
 
     def _put(self, key: str, data: bytes) -> None:
-        """Raises _Anothers."""
+        """Store an object. Raises _ForeignObject."""
         tail = self._tail
         try:
             tail.store.put(key, data, if_absent=True)
         except (PreconditionFailed, UnknownOutcome):
             if tail.read_back(key) != data:
-                raise _Anothers(key) from None
+                raise _ForeignObject(key) from None
 
     def _drop_old(self, newest: int, named: Collection[PackName]) -> None:
-        """Checkpoints that few would fall back to go, and what they alone name.
+        """Delete the checkpoints before the kept ones, and the packs that only they reference.
 
-        A checkpoint names packs of its own and of the one before it in the journal, so what none that stays names, no
-        later one will. Where one of them can't be read, all stays.
+        A checkpoint references only packs of its own and of its predecessor, so a pack that no kept checkpoint
+        references is never referenced again. If a kept checkpoint cannot be read, nothing is deleted.
         """
         tail, kept = self._tail, set(named)
-        staying = [seq for seq in checkpoints(tail.store, tail.broker, tail.prefix) if seq <= newest][:CHECKPOINTS_KEPT]
-        if len(staying) < CHECKPOINTS_KEPT:
+        found = [seq for seq in checkpoints(tail.store, tail.broker, tail.prefix) if seq <= newest]
+        kept_seqs = found[:CHECKPOINTS_KEPT]
+        if len(kept_seqs) < CHECKPOINTS_KEPT:
             return
-        oldest = staying[-1]
-        for seq in staying[1:]:
+        oldest = kept_seqs[-1]
+        for seq in kept_seqs[1:]:
             try:
-                found = decode_checkpoint(
-                    tail.store.get(keys.checkpoint_key(tail.prefix, tail.broker, seq)), tail.broker, seq
-                )
+                data = tail.store.get(keys.checkpoint_key(tail.prefix, tail.broker, seq))
+                head = decode_checkpoint(data, tail.broker, seq)
             except (Damaged, NotFound) as error:
-                log.warning("checkpoints before %d stay for now: %s", oldest, error)
+                log.warning("old checkpoints kept: a newer one cannot be read: before=%d error=%s", oldest, error)
                 return
-            kept.update(found.sizes())
+            kept.update(head.sizes())
         for info in list(tail.store.list(keys.checkpoints_prefix(tail.prefix, tail.broker))):
             parsed = keys.parse_checkpoint_key(info.key)
             if parsed is None or parsed[0] >= oldest:

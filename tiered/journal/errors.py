@@ -1,4 +1,4 @@
-"""What a journal refuses, and why."""
+"""Errors of a journal."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from infra.objects.store import StoreUnavailable
 
 
 class Fenced(Exception):
-    """Another process owns this archive now: no more archiving, deleting or unlinking here."""
+    """Another process owns the archive now; this one must not archive, delete or evict."""
 
 
 class NotMaster(Fenced):
-    """This member of a broker set follows the archive of its master: it appends nothing."""
+    """This member of a broker set is not the master, so it does not append to the archive."""
 
 
 class ArchiveRefused(Exception):
-    """The archive in this place is not this broker's; the message says what to do."""
+    """The archive in this store is not this broker's; the message contains the remedy."""
 
 
 class WouldLoseRows(Exception):
-    """An entry after which rows that are in view would be nowhere: a mistake of ours, and it is not written."""
+    """The entry would lose rows in view; this is a defect of the program, and the entry is not written."""
 
 
 class NotAttached(StoreUnavailable):

@@ -1,6 +1,6 @@
-"""What this data directory knows of its archive, whatever the store says: its owner, and how far it has named.
+"""The knowledge of a data directory about its archive without the store: its owner, and the offsets named so far.
 
-Kept by `identity`, synced before what it tells of can stand in the store.
+`identity` stores it; it is synced before the entry that it describes can be in the store.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from tiered.journal.named_topics import NamedTopics
 
 
 class KnownArchive:
-    """By the local identity: the epoch that the last start wanted, and the highest that stood in the store (`heard`).
+    """The local identity: the epoch that the last start tried to take, and the highest one seen in the store (`heard`).
 
-    A store that has not heard of the latter, or of the one before the former, is another store.
+    A store with a lower epoch than `least_epoch` is another store.
     """
 
     def __init__(self, file: IdentityFile, catalog: Catalog, broker: str, log_uuid: str) -> None:
         self._file, self._catalog, self.broker = file, catalog, broker
-        self.own_uuid = log_uuid  # of the log beside
-        self.log_uuid = log_uuid  # by which the archive knows it: a broker set's is the first master's
+        self.own_uuid = log_uuid  # of the local log
+        self.log_uuid = log_uuid  # the log's name in the archive: in a broker set, that of the first master
         self.named = NamedTopics(catalog)
         self.high = 0  # the highest CommitLog offset of any INTENT
         self.heard = 0
-        self.offline_from: int | None = None  # the log's end when a start first had to do without the store
+        self.offline_from: int | None = None  # the log's end at the first start without a reachable store
         self._wanted = 0
 
     def load(self) -> Identity | None:
-        """None: this directory never had an archive. Raises ArchiveRefused where it is another broker's."""
+        """Load the identity; None if there never was one. Raises ArchiveRefused if it is another broker's."""
         identity = self._file.read()
         if identity is None:
             return None
@@ -45,15 +45,15 @@ class KnownArchive:
 
     @property
     def least_epoch(self) -> int:
-        """The store that holds this archive has at least this one."""
+        """The lowest epoch that the store of this archive can have."""
         return max(self._wanted - 1, self.heard)
 
-    def goes_offline_at(self, log_end: int) -> None:
-        """What is appended from here on may collide with what an archive out of reach names: checked later."""
+    def start_offline(self, log_end: int) -> None:
+        """Record that the log continues from `log_end` without the store; collisions are checked later."""
         self.offline_from = log_end if self.offline_from is None else min(log_end, self.offline_from)
 
     def remember(self, entry: Intent | Expire, plan: int | None, epoch: int) -> None:
-        """What an entry is about to name; durable when this returns. Raises StalePlan."""
+        """Record the offsets of an entry before it is put; durable on return. Raises StalePlan."""
         lasts = self.named.remember(entry, plan)
         if isinstance(entry, Intent):
             self.high = max(self.high, *(name.end for name in entry.names), 0)
@@ -63,25 +63,25 @@ class KnownArchive:
             self.save(epoch)
 
     def may_have_given_again(self, log_end: int | None) -> bool:
-        """Whether offsets that we gave without the store are among those that the archive names and we never knew.
+        """Return whether offsets assigned without the store may be among those that the archive names.
 
-        A log that ends below all of them goes on above (`log_end`: at a start); one that has grown past them can't be
-        told apart.
+        A log that ends below all of them (`log_end`, at a start) resumes above them. For a log that has grown past them
+        the answer is True, because collisions cannot be detected.
         """
         end = self._catalog.rounds.intent_end
         is_news = self.offline_from is not None and end > max(self.high, self.offline_from)
         return is_news and (log_end is None or log_end >= end)
 
-    def count_what_stands(self) -> None:
-        """An EPOCH of ours stands: what was about to be put before it, and does not stand, never will.
+    def forget_pending(self) -> None:
+        """Forget the offsets of entries that are not in the journal; after our EPOCH, they never will be.
 
-        A member of a set must not go on above that when it is the master again: others gave these offsets meanwhile.
+        A member of a broker set must not skip them when it becomes master again: others have assigned these offsets.
         """
         self.high = self._catalog.rounds.intent_end
-        self.named.count_what_stands()
+        self.named.forget_pending()
 
     def save(self, epoch: int) -> None:
-        """All that is known, and nothing that is not any more; durable when this returns."""
+        """Write a snapshot of the current knowledge; durable on return."""
         self.high = max(self.high, self._catalog.rounds.intent_end)
         identity = Identity(
             self.broker,
@@ -93,6 +93,6 @@ class KnownArchive:
             self.heard,
             "" if self.log_uuid == self.own_uuid else self.log_uuid,
         )
-        assert identity.high >= self._catalog.rounds.intent_end, "what stands in the store is known here"
-        assert identity.heard <= max(epoch, self._catalog.epoch), "no epoch is heard of that nobody took"
+        assert identity.high >= self._catalog.rounds.intent_end, "the directory knows all that the journal names"
+        assert identity.heard <= max(epoch, self._catalog.epoch), "every epoch that was seen is ours or in the journal"
         self._file.write(identity)

@@ -1,11 +1,11 @@
-"""What a broker keeps of its journal on its own disk: all that it knows of the archive; who it is, `identity` keeps.
+"""A broker's local copy of its journal: its complete knowledge of the archive. `identity` stores the ownership.
 
-    <state>/journal.checkpoint   a checkpoint as it stands in the store; absent until the first one
-    <state>/packs/<seq>-<n>.pack the packs that it names, and perhaps some that it does not
-    <state>/journal.mirror       `numbered_frames`, by the entry's number: the entries since that checkpoint; older
-                                 ones may stand there and are passed over
+    <state>/journal.checkpoint   a checkpoint as in the store; absent before the first one
+    <state>/packs/<seq>-<n>.pack the packs that it references, and possibly others
+    <state>/journal.mirror       `numbered_frames`, numbered by entry: the entries since that checkpoint; older ones may
+                                 precede them and are ignored
 
-A damaged or torn file costs a longer start, never a wrong one: the store has the truth.
+A damaged or torn file makes the start longer, never wrong, because the store is authoritative.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class OtherBroker(ValueError):
-    """The local copy is of another broker's journal."""
+    """The local copy belongs to another broker's journal."""
 
 
 class LocalJournal:
-    """The mirror of the journal on the local disk.
+    """The copy of the journal on the local disk.
 
-    A mirror that is torn or damaged is cut where it stops being sound: the store has the rest.
+    A torn or damaged mirror is truncated at the first invalid frame, because the store has the rest.
     """
 
     def __init__(self, directory: Path, disk: Disk) -> None:
@@ -44,9 +44,18 @@ class LocalJournal:
         self._packs = directory / "packs"
 
     def replay(self, catalog: Catalog, broker: str, apply: Callable[[int, AnyEntry, bytes], None]) -> bytes | None:
-        """Bring an empty catalog to where the mirror ends; returns the last entry's bytes, None without one.
+        """Load the checkpoint and the mirror into an empty catalog.
 
-        Raises OtherBroker.
+        Args:
+            catalog: receives the checkpoint.
+            broker: the expected owner.
+            apply: applies an entry, given its number and bytes.
+
+        Returns:
+            The bytes of the last entry; None if there is none.
+
+        Raises:
+            OtherBroker: the copy belongs to another broker.
         """
         self._load_checkpoint(catalog, broker)
         if not self._disk.exists(self._mirror_path):
@@ -60,7 +69,7 @@ class LocalJournal:
                 apply(seq, _of(broker, decode_entry(entry)), entry)
             position, last = end, entry if seq == catalog.next_seq - 1 else last
         if position < len(data):
-            log.warning("%s: %d torn bytes at the end dropped", self._mirror_path, len(data) - position)
+            log.warning("torn bytes at the end dropped: path=%s bytes=%d", self._mirror_path, len(data) - position)
             self._disk.write_atomic(self._mirror_path, data[:position])
         return last
 
@@ -74,23 +83,23 @@ class LocalJournal:
                 raise OtherBroker(found.broker)
             catalog.restore(found, topics_in(found, self.read_pack))
         except (Damaged, FileNotFoundError) as error:
-            log.warning("%s is passed over: %s", self._checkpoint_path, error)
-            self._drop_packs(())  # which of them is damaged is not known: the store has them
+            log.warning("local checkpoint ignored: path=%s error=%s", self._checkpoint_path, error)
+            self._drop_packs(())  # any of them may be damaged, and the store has them
 
     # ---- packs
 
     def has_pack(self, name: PackName, size: int) -> bool:
-        """As far as its size tells."""
+        """Return whether a pack of this size exists locally."""
         path = self._packs / pack_file(*name)
         return self._disk.exists(path) and self._disk.size(path) == size
 
     def keep_pack(self, name: PackName, data: bytes) -> None:
-        """Before a checkpoint that names it."""
+        """Store a pack; called before the checkpoint that references it."""
         self._disk.make_dirs(self._packs)
         self._disk.write_atomic(self._packs / pack_file(*name), data)
 
     def read_pack(self, name: PackName) -> bytes:
-        """Raises FileNotFoundError."""
+        """Return the content of a pack. Raises FileNotFoundError."""
         return self._disk.read(self._packs / pack_file(*name))
 
     def _drop_packs(self, kept: Collection[PackName]) -> None:
@@ -104,17 +113,24 @@ class LocalJournal:
     # ---- entries
 
     def append(self, seq: int, entry: bytes) -> None:
+        """Append an entry; durable on return."""
         if not self._disk.exists(self._mirror_path):
-            self._disk.write_atomic(self._mirror_path, frame(seq, entry))  # its name has to be on the disk, too
+            self._disk.write_atomic(self._mirror_path, frame(seq, entry))  # makes the directory entry durable as well
             return
         self._disk.append(self._mirror_path, frame(seq, entry))
         self._disk.fdatasync(self._mirror_path)
 
     def begin_at(self, checkpoint: bytes, through_seq: int, last: bytes, packs: Collection[PackName]) -> None:
-        """The local copy goes on from a checkpoint; `last` is entry `through_seq`, by which a store is known again.
+        """Restart the local copy at a checkpoint.
 
-        `packs`: that it names; they are here. A crash between the two writes leaves entries that the checkpoint has
-        already, one after them packs that it does not name.
+        A crash between the two writes leaves entries that the checkpoint contains; a crash after them leaves
+        unreferenced packs.
+
+        Args:
+            checkpoint: the content of the checkpoint.
+            through_seq: its last entry.
+            last: the bytes of that entry, which identify the store at the next start.
+            packs: the packs that it references, all stored locally.
         """
         kept = [(through_seq, last)]
         if self._disk.exists(self._mirror_path):
@@ -126,7 +142,7 @@ class LocalJournal:
 
 
 def renamed(before: str, now: str) -> str:
-    """Why the data directory of one broker is refused to another."""
+    """Explain why a broker refuses the data directory of another."""
     return (
         f"the data directory has the archive of broker {before}, this is {now}: name it {before} again, or "
         "use another data directory"

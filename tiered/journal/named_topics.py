@@ -1,8 +1,8 @@
-"""Which offsets the archive has named, or may soon: what an entry is about to name is known here before it is put.
+"""The offsets that the archive has named or may name soon: an entry's offsets are recorded here before it is put.
 
-None of them is given twice, so a deleted topic begins at offset 0 again only while nothing of it is named. A plan that
-was made before a topic began again speaks of its former life and is refused. A tombstone is not remembered: what it
-names is on the local disk before it is put, in the log or as a deleted queue's end.
+No offset is assigned twice, so a deleted topic restarts at offset 0 only if none of its offsets is named. A plan made
+before the restart concerns the deleted topic and is refused. Tombstones are not recorded, because their offsets are on
+the local disk before the entry is put, in the log or as a deleted queue's end.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ Lasts = dict[str, dict[int, int]]  # topic -> queue -> highest offset
 
 
 class StalePlan(Exception):
-    """A topic of the plan was deleted after the plan was made, and may begin at offset 0 again: plan anew."""
+    """A topic of the plan was deleted after the plan was made and may restart at offset 0; make a new plan."""
 
 
 class NamedTopics:
-    """Changed by one thread at a time, the journal's; what the broker's loop asks is safe from there.
+    """Changed by the journal's thread only; the queries of the broker's loop are thread-safe.
 
-    The lock that the loop takes is held for as long as one entry needs, and over no request.
+    The lock that the loop takes is never held during a request.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()
-        self._named: Lasts = {}  # by entries of this data directory, whether they stand or not
+        self._named: Lasts = {}  # by entries of this data directory, in the journal or not
         self._marks = 0
-        self._begun_again: dict[str, int] = {}  # topic -> the mark from which on plans know of it
+        self._restarted: dict[str, int] = {}  # topic -> the first mark whose plans take the restart into account
 
     def load(self, named: Lasts) -> None:
-        """What an earlier process remembered."""
+        """Take the offsets that an earlier process recorded."""
         self._named = named
 
     def mark(self) -> int:
-        """Taken before a plan is made; goes with it to `remember`."""
+        """Return a mark to take before a plan is made, and to pass to `remember`."""
         with self._lock:
             return self._marks
 
@@ -47,33 +47,33 @@ class NamedTopics:
             return self._has(topic)
 
     def begin_again(self, topic: str) -> bool:
-        """False: the archive may know one of the topic's offsets."""
+        """Let a deleted topic restart at offset 0; return False if the archive may know one of its offsets."""
         with self._lock:
             if self._has(topic):
                 return False
             self._marks += 1
-            self._begun_again[topic] = self._marks
+            self._restarted[topic] = self._marks
             return True
 
     def remember(self, entry: Intent | Expire, plan: int | None) -> Lasts:
-        """An entry is about to be put, which names these. Raises StalePlan."""
+        """Record the offsets of an entry that is about to be put, and return them. Raises StalePlan."""
         lasts = _lasts_of(entry)
         with self._lock:
-            if plan is not None and any(self._begun_again.get(topic, 0) > plan for topic in lasts):
+            if plan is not None and any(self._restarted.get(topic, 0) > plan for topic in lasts):
                 raise StalePlan("a topic of the plan was deleted after it was made")
             for topic, queues in lasts.items():
                 raise_lasts(self._named.setdefault(topic, {}), queues)
         return lasts
 
-    def count_what_stands(self) -> bool:
-        """Nothing that was remembered can still come to stand: what the catalog has is all. False: it was before."""
+    def forget_pending(self) -> bool:
+        """Forget recorded offsets that cannot reach the journal any longer; return whether a topic was forgotten."""
         with self._lock:
             is_news = bool(self._named.keys() - set(self._catalog.named_topics()))
             self._named = {}
             return is_news
 
     def everything(self) -> Lasts:
-        """With what the catalog knows. On the journal's thread, without the lock: it is long."""
+        """Return the recorded offsets and those of the catalog. For the journal's thread; it takes no lock."""
         named = {topic: dict(queues) for topic, queues in self._named.items()}
         for topic in self._catalog.named_topics():
             raise_lasts(named.setdefault(topic, {}), self._catalog.named_offsets(topic))
@@ -95,5 +95,6 @@ def _lasts_of(entry: Intent | Expire) -> Lasts:
 
 
 def raise_lasts(known: dict[int, int], lasts: Mapping[int, int]) -> None:
+    """Raise the known last offsets of queues."""
     for queue, last in lasts.items():
         known[queue] = max(known.get(queue, -1), last)

@@ -1,6 +1,6 @@
-"""Frames of a local file that is only appended to; what a crash tore off its end is seen.
+"""Frames of a local append-only file; a frame that a crash has torn at the end is detected.
 
-Each is [u32 length][u32 crc32 of number and content][u64 number][content], big endian.
+A frame is [u32 length][u32 crc32 of number and content][u64 number][content], big endian.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Iterator
 
 _HEAD = struct.Struct(">IIQ")
 
-assert _HEAD.size == 16, "no padding: read with the same layout"
+assert _HEAD.size == 16, "the layout has no padding"
 
 
 def frame(number: int, content: bytes) -> bytes:
+    """Encode a frame."""
     return _HEAD.pack(len(content), zlib.crc32(number.to_bytes(8, "big") + content), number) + content
 
 
 def frames(data: bytes) -> Iterator[tuple[int, bytes, int]]:
-    """(number, content, end of the frame) up to the first that is torn."""
+    """Yield (number, content, end position) of each frame up to the first torn one."""
     position = 0
     while position + _HEAD.size <= len(data):
         length, crc, number = _HEAD.unpack_from(data, position)

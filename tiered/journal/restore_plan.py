@@ -1,8 +1,8 @@
-"""What a broker with an empty disk goes on with: a pure function of its archive and its last state slot.
+"""Plan a restore of a broker on an empty disk, from its archive and its last state slot. Pure.
 
-Every queue goes on above the highest offset that is known from anywhere, and above what may have been given since the
-last state slot: nobody can know that exactly, and offsets are plenty. The log goes on likewise. What lies between is
-lost, or was never there, and is recorded as a GAP.
+Every queue resumes above the highest offset known from any source, plus a margin for offsets assigned after the last
+state slot, whose exact number is unknown. The log resumes likewise. The offsets in between are lost or were never
+assigned, and are recorded as a GAP.
 """
 
 from __future__ import annotations
@@ -17,31 +17,29 @@ from neve.archive.catalog.journal_reader import JournalSource, entries
 from neve.archive.format.broker_state import BrokerState, read_state
 from neve.archive.format.journal import Gap, Topic
 
-# Far more than a broker gives out between two states, or in the hours that a store may be away.
+# Far more than a broker assigns between two state slots, or during hours without its store.
 QUEUE_MARGIN = 10_000_000
 LOG_MARGIN = 1 << 40
 GAPS_IN_ENTRY = 10_000
-GAP_REASON = "restored from the archive: not archived, or never given"
+GAP_REASON = "restored from the archive: not archived, or never assigned"
 
 Queues = dict[str, dict[int, int]]
 
 
 class Basis(msgspec.Struct):
-    """What a plan is made from, besides the catalog."""
+    """The input of a plan besides the catalog."""
 
     state: BrokerState | None
     deleted: list[str]  # topics whose tombstone is younger than the state
 
 
 class RestorePlan(msgspec.Struct, kw_only=True):
-    """What the new log, its queues, tables and offsets begin with; `report` says to an operator what was found and
-    lost.
-    """
+    """The initial log, queues, tables and offsets; `report` lists what was found and lost, for an operator."""
 
     log_start: int
-    newest_ms: int  # the newest store time: the new machine's goes on from there if its clock is a little behind
+    newest_ms: int  # the newest store time; a slightly slow clock of the new machine continues from it
     queues: Queues  # topic -> queue -> next offset
-    ended: Queues  # the same of topics that don't exist now: should they come again
+    ended: Queues  # the same for topics that do not exist, in case they are created again
     topics: list[dict[str, Any]]
     groups: list[dict[str, Any]]
     forbidden: dict[str, list[str]]
@@ -50,6 +48,7 @@ class RestorePlan(msgspec.Struct, kw_only=True):
 
 
 def read_basis(source: JournalSource, broker: str, prefix: str = "") -> Basis:
+    """Read the newest state slot, and the topics deleted after it."""
     state = read_state(source, broker, prefix)
     deleted: dict[str, bool] = {}
     if state is not None:
@@ -62,9 +61,14 @@ def read_basis(source: JournalSource, broker: str, prefix: str = "") -> Basis:
 def plan_restore(
     catalog: Catalog, basis: Basis, broker: str, *, segment: int, archived: Callable[[str], bool]
 ) -> RestorePlan:
-    """`segment` is the size of a CommitLog file in bytes: the log starts at a multiple of it.
+    """Plan the restore of a broker.
 
-    `archived` tells users' topics from the broker's own: what waits in those is counted as such, not as messages.
+    Args:
+        catalog: the catalog of its archive.
+        basis: the state slot, and the topics deleted since.
+        broker: its name.
+        segment: the size of a CommitLog file in bytes; the log starts at a multiple of it.
+        archived: returns whether a topic is a user's; records of the broker's own topics are not counted as messages.
     """
     state = basis.state or BrokerState(broker=broker)
     topics = _topics(catalog, state, set(basis.deleted))
@@ -72,12 +76,12 @@ def plan_restore(
     known = _known(catalog, state)
     for topic in topics:
         if archived(name := str(topic["topicName"])):
-            # a queue without a message by the last state may have got its first ones since
+            # A queue that was empty in the state slot may have received its first messages since.
             ends = known.setdefault(name, {})
             for queue in range(max(int(topic.get("readQueueNums", 0)), int(topic.get("writeQueueNums", 0)))):
                 ends.setdefault(queue, 0)
     for name, ends in known.items():
-        if archived(name):  # of a topic that was gone, or of a time before its last state: queues have no holes
+        if archived(name):  # the queues of a deleted topic, or of one newer than the state slot, have no holes
             ends.update({queue: 0 for queue in range(max(ends, default=0)) if queue not in ends})
     following = {topic: {queue: end + QUEUE_MARGIN for queue, end in ends.items()} for topic, ends in known.items()}
     everything = catalog.totals()
@@ -96,7 +100,7 @@ def plan_restore(
 
 
 def gaps_of(catalog: Catalog, queues: Queues) -> list[Gap]:
-    """What of each queue is nowhere, as entries to append; none where they stand already."""
+    """Return GAP entries for the offsets of each queue that do not exist and are not recorded yet."""
     spans = []
     for topic, ends in sorted(queues.items()):
         named = catalog.named_offsets(topic)
@@ -112,18 +116,18 @@ def gaps_of(catalog: Catalog, queues: Queues) -> list[Gap]:
 
 
 def _topics(catalog: Catalog, state: BrokerState, deleted: set[str]) -> list[dict[str, Any]]:
-    """The state's, and topics that have messages in the archive but came after it: unknown means keep."""
+    """Return the topics of the state slot, and those with archived messages that are newer than it."""
     found = {str(topic["topicName"]): topic for topic in state.topics if topic["topicName"] not in deleted}
     for topic in catalog.topics():
         queues = [queue for queue in catalog.queues(topic) if catalog.min_offset(topic, queue) is not None]
-        if queues and topic not in found:  # one that was deleted has such queues only if it came again
+        if queues and topic not in found:  # a deleted topic has such queues only if it was created again
             count = max(queues) + 1
             found[topic] = {"topicName": topic, "readQueueNums": count, "writeQueueNums": count}
     return [found[name] for name in sorted(found)]
 
 
 def _known(catalog: Catalog, state: BrokerState) -> Queues:
-    """Topic -> queue -> one above the highest offset that anything speaks of."""
+    """Return topic -> queue -> one above the highest offset known from any source."""
     known: Queues = {}
 
     def note(topic: str, queue: int, following: int) -> None:
@@ -152,12 +156,12 @@ def _commits(state: BrokerState) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _archived_end(catalog: Catalog, topic: str, queue: int) -> int:
-    """Above the last message that can be read."""
+    """Return one above the last readable message."""
     return max(catalog.max_offset(topic, queue) or 0, catalog.recorded_minimum(topic, queue))
 
 
 def _offsets(catalog: Catalog, state: BrokerState, following: Queues, alive: set[str]) -> Queues:
-    """A group that has read all that is left stands behind the hole: it is not behind by what nobody has."""
+    """Return the committed offsets; a group that has read all archived messages resumes behind the gap."""
     found: Queues = {}
     for topic, name, queue, offset in _commits(state):
         if topic in alive:
@@ -182,7 +186,7 @@ def _report(catalog: Catalog, state: BrokerState | None, archived: set[str]) -> 
 
 
 def _lost(catalog: Catalog, state: BrokerState, topics: set[str]) -> dict[str, int]:
-    """Topic -> messages that the broker had when it wrote its state and the archive has not."""
+    """Return by topic the number of messages that the broker had at its last state slot and the archive lacks."""
     lost: dict[str, int] = {}
     for topic in sorted(topics & state.queues.keys()):
         missing = 0

@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class Shortening:
-    """Of one journal; not for fewer than `least` entries."""
+    """Deletes old entries of one journal, at least `least` at a time."""
 
     def __init__(self, tail: JournalTail, least: int) -> None:
         self._tail, self._least = tail, least
 
     def due(self, now_ms: int, retention_ms: int) -> list[int]:
-        """Numbers of what may be deleted, lowest first."""
+        """Return the numbers of entries that may be deleted, lowest first."""
         tail = self._tail
         aged: list[int] = []
         listed = sorted(tail.store.list(keys.journals_prefix(tail.prefix, tail.broker)), key=lambda info: info.key)
@@ -56,22 +56,22 @@ class Shortening:
             return []
         limit = self._covered_below()
         for state in read_slots(tail.store, tail.broker, tail.prefix).values():
-            limit = min(limit, state.next_seq)  # a restore asks which topics were deleted since
+            limit = min(limit, state.next_seq)  # a restore reads the topics deleted since the slot
         found = [seq for seq in aged if seq < limit]
         return found if len(found) >= self._least else []
 
     def delete(self, numbers: Sequence[int]) -> None:
-        """Lowest first. Raises the store's error, or UnknownOutcome."""
+        """Delete entries in this order, lowest first. Raises the store's error, or UnknownOutcome."""
         if not numbers:
             return
-        self._say_so()
+        self._replace_entry_0()
         failpoint.hit("journal.before_shortening")
         for seq in numbers:
             self._delete(seq)
             failpoint.hit("journal.after_entry_deleted")
 
     def _covered_below(self) -> int:
-        """The last entry of the oldest checkpoint that is kept; 0: they are too few, or it is not whole."""
+        """Return the last entry of the oldest kept checkpoint; 0 if they are too few or one is incomplete."""
         tail = self._tail
         kept = checkpoints(tail.store, tail.broker, tail.prefix)[:CHECKPOINTS_KEPT]
         if len(kept) < CHECKPOINTS_KEPT:
@@ -86,15 +86,15 @@ class Shortening:
             if with_packs:
                 deque(topics_in(found, self._read_pack), maxlen=0)
         except (Damaged, NotFound) as error:
-            log.warning("the journal is not shortened for now: checkpoint %d is not whole: %s", seq, error)
+            log.warning("journal not shortened: checkpoint incomplete: seq=%d error=%s", seq, error)
             return False
         return True
 
     def _read_pack(self, pack: PackName) -> bytes:
         return self._tail.store.get(keys.pack_key(self._tail.prefix, self._tail.broker, *pack))
 
-    def _say_so(self) -> None:
-        """In the place of entry 0. Raises UnknownOutcome, or the store's error: then nothing is deleted."""
+    def _replace_entry_0(self) -> None:
+        """Replace entry 0 by SHORTENED. Raises UnknownOutcome, or the store's error; then nothing is deleted."""
         tail = self._tail
         if is_shortened(tail.store, tail.broker, tail.prefix):
             return
@@ -102,10 +102,10 @@ class Shortening:
         with contextlib.suppress(UnknownOutcome):
             tail.store.put(tail.key_of(0), encode_entry(entry))
         if not is_shortened(tail.store, tail.broker, tail.prefix):
-            raise UnknownOutcome(f"journal of {tail.broker}: whether it says that it is shortened is unknown")
+            raise UnknownOutcome(f"journal of {tail.broker}: whether SHORTENED is stored is unknown")
 
     def _delete(self, seq: int) -> None:
-        """It is gone when this returns."""
+        """Delete an entry; on return it is deleted. Raises UnknownOutcome."""
         tail = self._tail
         key = tail.key_of(seq)
         for _ in range(TRIES):
@@ -115,4 +115,4 @@ class Shortening:
                 if tail.read_back(key) is not None:
                     continue
             return
-        raise UnknownOutcome(f"journal of {tail.broker}: entry {seq} is deleted or not, which is unknown")
+        raise UnknownOutcome(f"journal of {tail.broker}: whether entry {seq} is deleted is unknown")

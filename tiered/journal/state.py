@@ -1,17 +1,17 @@
-"""What a broker's journal writer is now, as a table: states, events, and which follows which. Nothing else decides it.
+"""The states of a journal writer, as a table of states, events and transitions. Nothing else decides the state.
 
-    NEW        made; nothing has been asked of the store
-    ATTACHING  whose archive it is is being settled, before the first send
-    RESTORING  an archive is being taken over into an empty data directory
+    NEW        created; the store was not contacted
+    ATTACHING  determining whose archive it is, before the first send
+    RESTORING  taking an archive over into an empty data directory
     OFFLINE    attached by the local copy alone: the store has not answered since the start, so there is no EPOCH
-    ONLINE     the EPOCH that stands last is ours: entries may be appended, objects deleted
-    FOLLOWING  a slave's, or of a member that has no role yet: what its master appends is read, nothing is appended
-    DEPOSED    the master of a set has met the EPOCH of a later one: as FENCED, until its set says what it is now
+    ONLINE     the newest EPOCH is ours: entries may be appended, objects deleted
+    FOLLOWING  a slave, or a member without a role: it reads the master's entries and appends none
+    DEPOSED    the master of a broker set has read the EPOCH of a later one: as FENCED, until its set assigns a role
     FENCED     another process has taken the archive over: nothing is archived, deleted or evicted here again
     REFUSED    this archive is not this broker's; the start ends
 
-A store that is away changes nothing after the start: who asked is told, and asks again. A pair that the table marks
-None is a fault of this program.
+An unreachable store changes no state after the start: the caller gets the error and retries. A transition that the
+table marks None is a defect of this program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from infra.state_table import next_state, row
 
 
 class State(Enum):
-    """See above."""
+    """The state of a journal writer."""
 
     NEW = auto()
     ATTACHING = auto()
@@ -37,14 +37,14 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a journal."""
+    """An event of a journal writer."""
 
     ATTACH = auto()
     RESTORE = auto()
-    FOLLOW = auto()  # what its set says of this member: it is a slave, or has no role
-    LEAD = auto()  # it is the master, in an epoch that was nobody's before
+    FOLLOW = auto()  # the broker set made this member a slave, or gave it no role
+    LEAD = auto()  # the broker set made it the master in a new epoch
     EPOCH_WON = auto()
-    NO_ANSWER = auto()  # of the store, at the start
+    NO_ANSWER = auto()  # the store did not answer at the start
     SUPERSEDED = auto()
     DEPOSED = auto()
     REFUSED = auto()
@@ -54,7 +54,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
     State.NEW: row(Event, attach=State.ATTACHING, restore=State.RESTORING, follow=State.FOLLOWING),
     State.ATTACHING: row(Event, epoch_won=State.ONLINE, no_answer=State.OFFLINE, refused=State.REFUSED),
     State.RESTORING: row(Event, epoch_won=State.ONLINE, refused=State.REFUSED),
-    # A job that comes again meets the same refusal: the store may be set right meanwhile.
+    # After REFUSED the state stays: each job meets the same refusal until the store is corrected.
     State.OFFLINE: row(
         Event,
         epoch_won=State.ONLINE,
@@ -63,7 +63,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
         follow=State.FOLLOWING,
         lead=State.OFFLINE,
     ),
-    # A further EPOCH of our own; what speaks against one then leaves the one that stands.
+    # A further EPOCH of our own; a refusal leaves the current one valid.
     State.ONLINE: row(
         Event,
         epoch_won=State.ONLINE,
@@ -81,10 +81,11 @@ TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
 
 
 class JournalState:
-    """The one state of a journal writer."""
+    """Holds the state of a journal writer."""
 
     def __init__(self) -> None:
         self.now = State.NEW
 
     def happens(self, event: Event) -> None:
+        """Apply an event."""
         self.now = next_state(TRANSITIONS, self.now, event, owner="a journal")

@@ -1,4 +1,4 @@
-"""`_neve/format.msgpack`: the version of a store's archives, and whose cluster they are."""
+"""`_neve/format.msgpack`: the format version of a store's archives, and their cluster."""
 
 from __future__ import annotations
 
@@ -22,16 +22,21 @@ class StoreFormat(msgspec.Struct, frozen=True):
 
 
 def check_format(store: ObjectStore, prefix: str, cluster: str) -> None:
-    """Written where it is missing. Raises NewerFormat, or ArchiveRefused where it is another cluster's."""
+    """Check the format of a store, and write it if it is missing.
+
+    Raises:
+        NewerFormat: the store has a higher format version.
+        ArchiveRefused: the store belongs to another cluster, or the object is damaged.
+    """
     key = keys.format_key(prefix)
     mine = StoreFormat(FORMAT_VERSION, cluster)
     try:
         found = msgspec.msgpack.decode(_found_or_written(store, key, msgspec.msgpack.encode(mine)), type=StoreFormat)
     except msgspec.DecodeError as error:
-        raise ArchiveRefused(f"{store.url}: {key} can't be read: {error}") from error
+        raise ArchiveRefused(f"{store.url}: {key} cannot be read: {error}") from error
     if found.version > FORMAT_VERSION:
         raise NewerFormat(
-            f"{store.url} is of archive format {found.version}; this program knows up to {FORMAT_VERSION}"
+            f"{store.url} has archive format {found.version}; this program knows formats up to {FORMAT_VERSION}"
         )
     if found.cluster != cluster:
         raise ArchiveRefused(
@@ -41,7 +46,7 @@ def check_format(store: ObjectStore, prefix: str, cluster: str) -> None:
 
 
 def _found_or_written(store: ObjectStore, key: str, content: bytes) -> bytes:
-    """Return the object, which another broker may have written first. Raises UnknownOutcome after some lost PUTs."""
+    """Return the object, which another broker may have written first. Raises UnknownOutcome."""
     for _ in range(_ATTEMPTS):
         with contextlib.suppress(NotFound):
             return store.get(key)

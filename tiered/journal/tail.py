@@ -1,8 +1,9 @@
-"""The journal's end: what stands in the store is applied and copied, and what is new is put at the next number.
+"""The end of the journal: read new entries into the catalog and the local copy, and put entries at the next number.
 
-Entries are deleted in time, lowest first, so a number that is free may be one that was deleted. What is read or put at
-a number counts only if the entry before it is found to stand after that, as it was: then none from there on is deleted.
-A process that slept so long finds it gone, and goes on at a checkpoint; what it has put stands below all that is read.
+Entries are deleted in time, lowest first, so a free number may belong to a deleted entry. A read or a put at a number
+counts only if the entry before it is found unchanged afterwards: then none from there on is deleted. A process that was
+suspended for too long finds that entry deleted, and resumes at a checkpoint; an object it has put is below all entries
+that are read.
 """
 
 from __future__ import annotations
@@ -52,34 +53,34 @@ TRIES = 8
 
 
 class JournalTail:
-    """The catalog is what the journal adds up to, up to `catalog.next_seq`. One thread at a time, but for readers."""
+    """The journal up to `catalog.next_seq`. Used by one thread at a time; the catalog has concurrent readers."""
 
     def __init__(  # noqa: PLR0917
         self, store: ObjectStore, prefix: str, broker: str, local: LocalJournal, clock: Clock, entropy: Entropy
     ) -> None:
         self.store, self.prefix, self.broker = store, prefix, broker
-        self.writer = unique_name(entropy)  # of this process: names it in each entry
+        self.writer = unique_name(entropy)  # identifies this process in its entries
         self.catalog = Catalog()
-        self.aborted: set[str] = set()  # keys that an ABORT closed: never to be planned again
+        self.aborted: set[str] = set()  # keys that an ABORT closed, which must not be planned again
         self._local, self._clock = local, clock
         self._attempt = 0
-        self._copied_from = NO_CHECKPOINT  # the local copy begins there, as far as this process knows
-        self._unconfirmed: bytes | None = None  # the last entry of the local copy, until the store has shown it
+        self._copied_from = NO_CHECKPOINT  # the checkpoint at which the local copy begins, if known
+        self._unconfirmed: bytes | None = None  # the last entry of the local copy, until the store confirms it
 
     # ---- reading
 
     def replay(self) -> None:
-        """What the local copy has."""
+        """Load the local copy. Raises ArchiveRefused if it is another broker's."""
         try:
             self._unconfirmed = self._local.replay(self.catalog, self.broker, self._apply)
         except OtherBroker as other:
             raise ArchiveRefused(renamed(str(other), self.broker)) from other
 
     def confirm_copy(self, *, of_one_name: bool = False) -> None:
-        """The last entry of the local copy must stand in the store; otherwise this is another store.
+        """Check that the store has the last entry of the local copy; if that is deleted, load a newer checkpoint.
 
-        Of a copy that is too old for that a newer checkpoint goes on. `of_one_name`: one of the same log alone, which
-        is known by its name: the copy is not given up for what may be another store.
+        With `of_one_name` only a checkpoint of the same log is loaded, because the copy is not abandoned for a store
+        that may be another one. Raises ArchiveRefused for another store.
         """
         if self._unconfirmed is None:
             return
@@ -88,16 +89,16 @@ class JournalTail:
         except NotFound:
             found = b""
         log_uuid = self.catalog.log_uuid if of_one_name else ""
-        if found != self._unconfirmed and not self._goes_on_at_a_checkpoint(log_uuid):
+        if found != self._unconfirmed and not self._load_newer_checkpoint(log_uuid):
             raise ArchiveRefused(self.other_store(f"entry {self.catalog.next_seq - 1}"))
-        self._unconfirmed = None  # only now: a job that comes again must meet the same refusal
+        self._unconfirmed = None  # only now, so that a repeated job gets the same refusal
 
     def follow(self) -> None:
-        """Entry by entry to the end; from a checkpoint on where the next ones are deleted by now."""
+        """Apply all new entries; if the next ones are deleted, load a checkpoint first."""
         try:
             self._follow()
         except EntriesDeleted as error:
-            if not self._goes_on_at_a_checkpoint():
+            if not self._load_newer_checkpoint():
                 raise ArchiveRefused(self.other_store(f"entry {self.catalog.next_seq - 1}")) from error
             self._follow()
 
@@ -109,21 +110,21 @@ class JournalTail:
         except CutShort as error:
             raise StoreUnavailable(str(error)) from error
 
-    def _goes_on_at_a_checkpoint(self, log_uuid: str = "") -> bool:
-        """Whether the journal is shortened, and a checkpoint is above what is known: of that log, if one is told."""
+    def _load_newer_checkpoint(self, log_uuid: str = "") -> bool:
+        """Load a newer checkpoint of a shortened journal, of this log if it is given; return whether there was one."""
         before = self.catalog.next_seq
         if not is_shortened(self.store, self.broker, self.prefix):
             return False
 
         def use(found: CheckpointHead, content: bytes) -> None:
             if log_uuid in {"", found.log_uuid}:
-                self._go_on_from(found, content)
+                self._load_checkpoint(found, content)
 
         with_newest_checkpoint(self.store, self.broker, self.prefix, use)
         return self.catalog.next_seq > before
 
     def shorten_copy(self) -> None:
-        """What another writer's checkpoint has need not be copied entry by entry."""
+        """Restart the local copy at a newer checkpoint of another writer."""
         seq = self.catalog.checkpoint
         if seq <= self._copied_from:
             return
@@ -133,36 +134,36 @@ class JournalTail:
             found = decode_checkpoint(content, self.broker, seq)
             packs = self._copy_packs(found)
         except (NotFound, Damaged):
-            return  # the copy is longer then
-        self.copy_goes_on_at(content, seq, self.store.get(self.key_of(seq)), packs)
+            return  # the copy stays longer
+        self.restart_copy(content, seq, self.store.get(self.key_of(seq)), packs)
 
     def catch_up(self, far: int) -> None:
-        """So far behind, from the newest checkpoint on and not entry by entry."""
+        """Load the newest checkpoint if the catalog is at least `far` entries behind the end."""
         end = journal_end(entry_exists(self.store, self.broker, self.prefix), self.catalog.next_seq)
         if end - self.catalog.next_seq >= far:
-            with_newest_checkpoint(self.store, self.broker, self.prefix, self._go_on_from)
+            with_newest_checkpoint(self.store, self.broker, self.prefix, self._load_checkpoint)
 
-    def _go_on_from(self, found: CheckpointHead, content: bytes) -> None:
-        """Raises Damaged, NotFound: then nothing has changed."""
+    def _load_checkpoint(self, found: CheckpointHead, content: bytes) -> None:
+        """Load a checkpoint. Raises Damaged or NotFound, and then changes nothing."""
         if found.through_seq < self.catalog.next_seq:
             return
         packs = self._copy_packs(found)
         last = self.store.get(self.key_of(found.through_seq))
         if found.entry != anchor(last):
-            raise Damaged(f"entry {found.through_seq} is not the one that the checkpoint has")
+            raise Damaged(f"entry {found.through_seq} differs from the anchor in the checkpoint")
         self.catalog.restore(found, topics_in(found, self._local.read_pack))
-        self.copy_goes_on_at(content, found.through_seq, last, packs)
+        self.restart_copy(content, found.through_seq, last, packs)
 
     def _copy_packs(self, found: CheckpointHead) -> Collection[PackName]:
-        """What a checkpoint names is here when this returns, and is what it says. Raises Damaged, NotFound."""
+        """Copy the packs of a checkpoint that are not stored locally, and verify them. Raises Damaged, NotFound."""
         sizes = found.sizes()
-        lacking = {name for name, size in sizes.items() if not self._local.has_pack(name, size)}
+        missing = {name for name, size in sizes.items() if not self._local.has_pack(name, size)}
         parts: dict[PackName, list[Place]] = {}
-        for row in found.rows() if lacking else ():
+        for row in found.rows() if missing else ():
             for place in row.places:
-                if place.pack in lacking:
+                if place.pack in missing:
                     parts.setdefault(place.pack, []).append(place)
-        for name in lacking:
+        for name in missing:
             data = self.store.get(keys.pack_key(self.prefix, self.broker, *name))
             for place in parts.get(name, ()):
                 place.taken_from(data)
@@ -172,9 +173,14 @@ class JournalTail:
     # ---- writing
 
     def put_next(self, entry: AnyEntry, epoch: int) -> bool:
-        """True: the entry stands. False: another writer's entry stands there (it is applied).
+        """Put an entry at the next number.
 
-        Raises EntriesDeleted: what stands there, if anything does, is no entry of the journal.
+        Returns:
+            True if the entry is in the journal; False if another writer's is at its number, which was applied.
+
+        Raises:
+            EntriesDeleted: the number is below deleted entries.
+            UnknownOutcome: the result is unknown.
         """
         self._attempt += 1
         entry = msgspec.structs.replace(
@@ -188,7 +194,7 @@ class JournalTail:
         for number in range(TRIES):
             seq = self.catalog.next_seq
             key = self.key_of(seq)
-            # No two PUTs have the same bytes: what came first and was deleted must not be there again as it was.
+            # No two PUTs have the same bytes, so that a deleted object never exists again unchanged.
             data = encode_entry(msgspec.structs.replace(entry, time_ms=entry.time_ms + number))
             failpoint.hit("journal.before_put")
             try:
@@ -197,51 +203,54 @@ class JournalTail:
             except (PreconditionFailed, UnknownOutcome):
                 found = self.read_back(key)
             if found is None:
-                continue  # nothing stands there yet: the same entry again
+                continue  # the number is free: retry with the same entry
             self._check_before(seq)
-            standing = decode_entry(found)
-            self._accept(seq, standing, found)
-            if standing.writer != self.writer:
+            stored = decode_entry(found)
+            self._accept(seq, stored, found)
+            if stored.writer != self.writer:
                 return False
-            if standing.attempt == self._attempt:
+            if stored.attempt == self._attempt:
                 return True
-            # An earlier append of ours, whose answer was lost: it counts, and ours takes the next number.
+            # An earlier append of this process, whose answer was lost: it is valid, and this one takes the next number.
         raise UnknownOutcome(
             f"journal of {self.broker}: entry {self.catalog.next_seq} is undecided after {TRIES} tries"
         )
 
     def _check_before(self, seq: int) -> None:
-        """Raises EntriesDeleted, or UnknownOutcome where the store does not say."""
+        """Check that the entry before `seq` exists. Raises EntriesDeleted, or UnknownOutcome without an answer."""
         if not seq:
-            return  # of entry 0 nothing is deleted but itself, and it gives way to a SHORTENED
+            return  # entry 0 is never missing: SHORTENED replaces it
         try:
             check_exists(self.store, self.key_of(seq - 1), self.catalog.anchor)
         except (ObjectStoreError, CutShort) as error:
-            raise UnknownOutcome(f"entry {seq} of {self.broker} stands, and may be one too late: {error}") from error
+            raise UnknownOutcome(
+                f"entry {seq} of {self.broker} is stored but may be below deleted entries: {error}"
+            ) from error
 
     def read_back(self, key: str) -> bytes | None:
-        """What stands there after an unknown outcome; None: nothing."""
+        """Read an object after an unknown outcome; None if there is none."""
         try:
             return self.store.get(key)
         except NotFound:
             return None
         except ObjectStoreError as error:
-            raise UnknownOutcome(f"{key}: written or not is unknown: {error}") from error
+            raise UnknownOutcome(f"{key}: the outcome of the write is unknown: {error}") from error
 
     def keep_pack(self, name: PackName, data: bytes) -> None:
-        """In the local copy, before a checkpoint that names it."""
+        """Store a pack in the local copy, before the checkpoint that references it."""
         self._local.keep_pack(name, data)
 
-    def copy_goes_on_at(self, checkpoint: bytes, through_seq: int, last: bytes, packs: Collection[PackName]) -> None:
-        """The local copy begins at a checkpoint that stands, and that names these packs."""
+    def restart_copy(self, checkpoint: bytes, through_seq: int, last: bytes, packs: Collection[PackName]) -> None:
+        """Restart the local copy at a stored checkpoint that references these packs."""
         self._local.begin_at(checkpoint, through_seq, last, packs)
         self._copied_from = through_seq
 
     def key_of(self, seq: int) -> str:
+        """Return the key of an entry."""
         return keys.journal_key(self.prefix, self.broker, seq)
 
     def other_store(self, known: str) -> str:
-        """Why this store is refused."""
+        """Explain why a store is refused."""
         return (
             f"{self.store.url} does not hold the journal that broker {self.broker} knows up to {known}: "
             "has storeUrl changed, or was the bucket emptied?"

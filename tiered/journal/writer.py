@@ -1,8 +1,8 @@
-"""The writing side of a broker's journal: who owns the archive, and what may be appended.
+"""The writer of a broker's journal: it owns the archive, and decides which entries may be appended.
 
-Its local copy (`local_journal`) lets a broker start while the store is down: it knows its archive's end, serves hot
-traffic, and takes its EPOCH when the store answers. A store whose journal disagrees with the copy is another store, and
-refused. What the journal is now goes by the table in `state`.
+With the local copy (`local_journal`) a broker starts while the store is unreachable: it knows its archive's end, serves
+hot traffic, and takes its EPOCH when the store answers. A store whose journal contradicts the copy is another store and
+is refused. `state` defines the states of the writer.
 """
 
 from __future__ import annotations
@@ -37,37 +37,37 @@ from tiered.journal.tail import TRIES, JournalTail
 log = logging.getLogger(__name__)
 
 
-_ALONE = 0  # the master epoch of a broker that is in no set
-#: Of an archive that is another data directory's.
+_ALONE = 0  # the master epoch of a broker outside a broker set
+#: The remedy if the archive is another data directory's.
 WAY_OUT = "bring that data directory back, use --restore-from with an empty one, or use another brokerName"
 _NO_MASTER = "this member is not the master of its set"
-# Whether the own log is the one that an archive is of, by what both hold; None: they have nothing in common.
+# Compares the local log with an archive; None if they have no message in common.
 Proof = Callable[[Catalog], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
-class GoOnFrom:
-    """What the broker does before its first send: nothing, or go on above what the archive has named."""
+class ResumePoint:
+    """The offsets from which the broker resumes before its first send."""
 
     online: bool
     epoch: int
-    resume_at: int | None  # the log goes on at the first segment border ≥ this
+    resume_at: int | None  # the log resumes at the first segment border at or above this; None if it continues
     queue_next: dict[tuple[str, int], int]  # lower bounds for the next offset of each queue
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """Under what conditions an EPOCH is taken."""
+    """The conditions under which an EPOCH is taken."""
 
-    log_end: int | None = None  # while nothing has been served yet
-    whoever_had_it: bool = False
+    log_end: int | None = None  # set before the first send
+    from_any_owner: bool = False
     master_epoch: int = _ALONE  # of this broker in its set
-    goes_on_above: bool = False  # should the archive name more than its log had at its promotion
-    before: Callable[[], None] | None = None  # called when nothing speaks against it any more
+    may_resume_above: bool = False  # if the archive names more than the log had at the promotion
+    before: Callable[[], None] | None = None  # called after all checks have passed
 
 
 class JournalWriter:
-    """Thread-safe; one request at a time."""
+    """The writer of one journal. Thread-safe; one request at a time."""
 
     def __init__(
         self,
@@ -85,7 +85,10 @@ class JournalWriter:
         proof: Proof | None = None,
         way_out: str = WAY_OUT,
     ) -> None:
-        """`proof`: a member of a broker set has one. `way_out`: where the archive is another data directory's."""
+        """Make a writer.
+
+        `proof` compares the logs of a broker set's member; `way_out` is the remedy in a refusal.
+        """
         self.store, self.prefix, self.broker = store, prefix, broker
         self._cluster, self._entropy = cluster, entropy
         copy = LocalJournal(local, disk)
@@ -95,74 +98,75 @@ class JournalWriter:
         self._shortening = Shortening(self._tail, checkpoint_entries)
         self._state = JournalState()
         self._proof, self._way_out = proof, way_out
-        # There an entry may still come to stand that was put and not answered; once another does, it never will.
+        # The number of a put with unknown outcome: its entry may still appear until another one has that number.
         self._open_at = -1
-        self._told_uuid = ""  # by the master that is followed; told on the loop, taken here
-        self._naming = threading.Lock()  # of the log: held for no longer than that takes
-        self._proved_in: tuple[int | None, str] | None = None  # role and log
-        self._promoted_at = 0  # where the log ended then
-        self._role: int | None = _ALONE  # the own master epoch, as was told last; None: a member that is not the master
-        self._met: int | None = _ALONE  # the role that the state goes by
+        self._told_uuid = ""  # the log's name by the master; set on the loop, taken by the journal's thread
+        self._naming = threading.Lock()  # guards the log's name; never held during a request
+        self._proved_in: tuple[int | None, str] | None = None  # (role, log) of the last proof
+        self._promoted_at = 0  # the log's end at the promotion
+        self._role: int | None = _ALONE  # the master epoch of this broker as last set; None if it is not the master
+        self._met: int | None = _ALONE  # the role that the state reflects
         self._why_follower = _NO_MASTER
-        self.epoch = 0  # ours, once one was won; before, the one of the last start
+        self.epoch = 0  # our own once it is taken, before that of the last start
         self._lock = threading.RLock()
 
     @property
     def state(self) -> State:
+        """The current state."""
         return self._state.now
 
     @property
     def online(self) -> bool:
-        """Entries may be appended."""
+        """Whether entries may be appended."""
         return self._state.now is State.ONLINE and self._role == self._met
 
     @property
     def fenced(self) -> bool:
-        """Another process has taken the archive over."""
+        """Whether another process has taken the archive over."""
         return self._state.now in {State.FENCED, State.DEPOSED} and self._role == self._met
 
     @property
     def leads(self) -> bool:
-        """Whether this broker is to write the archive: it is in no set, or its master."""
+        """Whether this broker writes the archive: it is outside a broker set, or the master of one."""
         return self._role is not None
 
     @property
     def master_epoch(self) -> int | None:
-        """In which epoch of its set it leads; 0: it is in none. None: it follows."""
+        """The master epoch of this broker; 0 outside a broker set, None if it follows."""
         return self._role
 
     @property
     def log_uuid(self) -> str:
-        """By which the archive knows the log, as far as this member was told."""
+        """The log's name in the archive, as far as this member knows it."""
         with self._naming:
             return self._told_uuid or self._known.log_uuid
 
     @property
     def catalog(self) -> Catalog:
-        """What the journal adds up to."""
+        """The catalog after the last known entry."""
         return self._tail.catalog
 
     @property
     def writer(self) -> str:
-        """This process, as its entries name it."""
+        """The identifier of this process in its entries."""
         return self._tail.writer
 
     @property
     def aborted(self) -> set[str]:
-        """Keys that an ABORT closed: never to be planned again."""
+        """The keys that an ABORT closed, which must not be planned again."""
         return self._tail.aborted
 
     # ---- start
 
     @property
     def reaches(self) -> int:
-        """The highest log offset that the archive names, or may soon."""
+        """The highest log offset that the archive names or may name soon."""
         return max(self.catalog.rounds.intent_end, self._known.high)
 
-    def attach(self, log_end: int, *, is_copy: bool = False) -> GoOnFrom:
-        """Before the first send: settle whose archive this is, and from where the local log may go on.
+    def attach(self, log_end: int, *, is_copy: bool = False) -> ResumePoint:
+        """Determine, before the first send, whose archive this is and where the local log resumes.
 
-        `is_copy`: it goes on as another one does, wherever that is.
+        With `is_copy` the log is a copy of another one and continues as that does. Raises ArchiveRefused.
         """
         with self._lock:
             self._state.happens(Event.ATTACH)
@@ -175,14 +179,18 @@ class JournalWriter:
                     self._state.happens(Event.REFUSED)
                     raise ArchiveRefused(self._refusal(identity.high))
                 self._try_take_over(log_end)
-            return self._go_on_from(identity, log_end, is_copy=is_copy)
+            return self._resume_point(identity, log_end, is_copy=is_copy)
 
     def attach_restoring(self, claim: Callable[[], None], *, take_over: bool) -> None:
-        """For a restore: the archive becomes this log's, whoever had it; who had it is fenced from here on.
+        """Take an archive over for a restore; its previous owner is fenced from then on.
 
-        `claim` is called when nothing speaks against it any more, right before the EPOCH. Without `take_over` only an
-        archive that is this log's already is taken: an earlier try of the same restore made it so.
-        Raises ArchiveRefused where there is nothing to restore, StoreUnavailable where nothing can be settled.
+        Args:
+            claim: called after all checks have passed, right before the EPOCH.
+            take_over: if false, only an archive that an earlier attempt of the same restore took over is accepted.
+
+        Raises:
+            ArchiveRefused: there is nothing to restore.
+            StoreUnavailable: the store does not answer.
         """
         with self._lock:
             self._state.happens(Event.RESTORE)
@@ -191,12 +199,12 @@ class JournalWriter:
                 self._state.happens(Event.REFUSED)
                 raise ArchiveRefused(f"there is no archive of broker {self.broker}: nothing to restore from")
             probe(self.store, self._entropy)
-            self._take_over(_Claim(whoever_had_it=take_over, before=claim))
+            self._take_over(_Claim(from_any_owner=take_over, before=claim))
 
     def attach_following(self, why: str = _NO_MASTER) -> None:
-        """A member's start: what the local copy has is known; the store is asked when the first job is.
+        """Start as a member of a broker set from the local copy; the store is contacted by the first job.
 
-        `why` nothing is appended here: told to who wants to.
+        `why` is the error text of appends.
         """
         with self._lock:
             self._role, self._met, self._why_follower = None, None, why
@@ -204,7 +212,7 @@ class JournalWriter:
             self._load()
 
     def ensure_online(self) -> None:
-        """Take the EPOCH that the start, or a promotion, could not take; at the start of each job."""
+        """Take the EPOCH if the start or a promotion could not; called at the start of each job."""
         with self._lock:
             self._meet_role()
             if not self.online:
@@ -212,7 +220,7 @@ class JournalWriter:
                 self._take_over(_Claim(master_epoch=self._met or _ALONE))
 
     def renew_epoch(self) -> None:
-        """A further EPOCH of our own: names that an ABORT closed come again under another epoch."""
+        """Take a further EPOCH, so that objects that an ABORT closed can be planned under another epoch."""
         with self._lock:
             self.follow()
             self._meet_role()
@@ -223,36 +231,36 @@ class JournalWriter:
     # ---- role, in a broker set
 
     def become_slave(self, why: str = _NO_MASTER) -> None:
-        """What the master appends is followed. From any thread, at once; a request under way may still be answered.
+        """Follow the master's entries from now on. Callable from any thread; a running request may still complete.
 
-        `why`: told to who wants to append.
+        `why` is the error text of appends.
         """
         self._why_follower = why
         self._role = None
 
     def become_master(self, master_epoch: int, log_end: int) -> None:
-        """The archive is this member's to write, once it has its EPOCH. As `become_slave`.
+        """Write the archive once the EPOCH is taken. Callable from any thread.
 
-        Its log ends at `log_end`, and takes nothing of its own yet.
+        The log ends at `log_end`, and no message was appended since the promotion.
         """
-        assert master_epoch > _ALONE, "no set has such an epoch"
+        assert master_epoch > _ALONE, "the epochs of broker sets begin at 1"
         self._promoted_at = log_end
         self._role = master_epoch
 
-    def go_on_above(self) -> GoOnFrom:
-        """Of a new master that may lack what the archive names: the EPOCH, and where its log goes on.
+    def resume_above(self) -> ResumePoint:
+        """Take the EPOCH of a new master whose log may lack archived messages; return where its log resumes.
 
-        Raises as `ensure_online`: then nothing may be appended to the log yet.
+        Raises as `ensure_online`; then nothing may be appended to the log yet.
         """
         with self._lock:
             self._meet_role()
             if not self.online:
                 self._probe_as_member()
-                self._take_over(_Claim(master_epoch=self._met or _ALONE, goes_on_above=True))
-            return self._go_on_from(None, self._promoted_at)
+                self._take_over(_Claim(master_epoch=self._met or _ALONE, may_resume_above=True))
+            return self._resume_point(None, self._promoted_at)
 
     def _meet_role(self) -> None:
-        """What the set has told since. Raises where nothing may be appended in this role."""
+        """Apply the role that was set meanwhile. Raises Fenced or NotMaster if it does not allow appends."""
         if self._role != self._met:
             self._met = self._role
             self._state.happens(Event.FOLLOW if self._met is None else Event.LEAD)
@@ -262,25 +270,25 @@ class JournalWriter:
             raise NotMaster(f"archive of {self.broker}: {self._why_follower}")
 
     def is_same_log(self, log_uuid: str) -> None:
-        """A member's log is its master's as far as it goes; `log_uuid`: the archive's name of that.
+        """Record the archive's name of the master's log, of which this member's log is a copy.
 
-        From any thread, at once; written down with the next look at the journal, and before an EPOCH.
+        Callable from any thread; stored at the next read of the journal, and before an EPOCH.
         """
         with self._naming:
             self._told_uuid = log_uuid
 
     def was_same_log(self, log_uuid: str) -> None:
-        """As it was told in an earlier life, at the start: what is written down since counts more."""
+        """Record the name that an earlier process learned; a name stored since takes precedence."""
         if self._known.log_uuid == self._known.own_uuid:
             self.is_same_log(log_uuid)
 
     def _probe_as_member(self) -> None:
-        """As `attach` does; a member's start asks nothing of the store."""
+        """Probe the store, which a member's start does not contact."""
         if self._met != _ALONE and self.epoch == 0:
             probe(self.store, self._entropy)
 
     def _is_of_this_log(self) -> bool:
-        """Whether the archive is of the own log, by its name or by what it holds."""
+        """Return whether the archive is of the local log, by its name or its content."""
         known, catalog = self._known, self.catalog
         if self._takes_told_name():
             known.save(self.epoch)
@@ -289,18 +297,18 @@ class JournalWriter:
         if self._met == _ALONE or self._proof is None or (has_name and is_follower):
             return has_name
         if has_name and self._proved_in == (self._met, catalog.log_uuid):
-            return True  # a master's log is only appended to
+            return True  # a master's log only grows
         found = self._proof(catalog)
         if found is None or not found:
             return has_name and found is None
         if not has_name:
-            log.warning("the archive of %s knows this log as %s: it holds the same", self.broker, catalog.log_uuid)
+            log.warning("log renamed as in its archive: broker=%s log_uuid=%s", self.broker, catalog.log_uuid)
             known.log_uuid = catalog.log_uuid
         self._proved_in = self._met, catalog.log_uuid
         return True
 
     def _takes_told_name(self) -> bool:
-        """Whether the log has another one now. What the archive itself says counts more: a master may not know it."""
+        """Take the name set by the master, and return whether it is new; the archive's own name takes precedence."""
         known, name = self._known, self.catalog.log_uuid
         with self._naming:
             told, self._told_uuid = self._told_uuid, ""
@@ -309,7 +317,7 @@ class JournalWriter:
                 known.log_uuid = told
             return is_new
 
-    # ---- whose it is
+    # ---- ownership
 
     def _load(self) -> Identity | None:
         try:
@@ -323,26 +331,26 @@ class JournalWriter:
         return identity
 
     def _try_take_over(self, log_end: int) -> None:
-        """Without the store the broker starts, too, and notes from where on it does without."""
+        """Take the archive over; if the store is unreachable, record the log's end and start without it."""
         try:
             self._take_over(_Claim(log_end))
         except (StoreUnavailable, UnknownOutcome) as error:
-            log.error("the archive store can't be reached; hot traffic only until it answers: %s", error)
+            log.error("archive store unreachable, serving hot traffic only: error=%s", error)
             self._state.happens(Event.NO_ANSWER)
-            self._known.goes_offline_at(log_end)
+            self._known.start_offline(log_end)
             self._known.save(self.epoch)
 
     def _take_over(self, claim: _Claim) -> None:
         for _ in range(TRIES):
             try:
-                self._tail.confirm_copy(of_one_name=self._met == _ALONE and not claim.whoever_had_it)
+                self._tail.confirm_copy(of_one_name=self._met == _ALONE and not claim.from_any_owner)
                 self._tail.catch_up(self._checkpoints.period // 2)
                 self._tail.follow()
                 self._check_owner(claim)
             except (ArchiveRefused, NewerFormat):
                 self._state.happens(Event.REFUSED)
                 raise
-            self._meet_role()  # it may have changed while the store was asked
+            self._meet_role()  # it may have changed meanwhile
             if claim.master_epoch != self._met:
                 raise NotAttached(f"archive of {self.broker}: this member has another master epoch by now")
             if self._met != _ALONE and self.catalog.master_epoch > claim.master_epoch:
@@ -357,7 +365,7 @@ class JournalWriter:
                 broker=self.broker,
                 master_epoch=claim.master_epoch,
             )
-            with contextlib.suppress(EntriesDeleted):  # as if another's stood there
+            with contextlib.suppress(EntriesDeleted):  # treated as another writer's entry
                 if self._tail.put_next(entry, self.epoch):
                     self._epoch_won()
                     return
@@ -367,7 +375,7 @@ class JournalWriter:
         self._state.happens(Event.EPOCH_WON)
         self._known.heard = self.epoch
         if self._met != _ALONE:
-            self._known.count_what_stands()
+            self._known.forget_pending()
             self._known.save(self.epoch)
         if self._known.offline_from is not None:
             self._known.offline_from = None
@@ -379,15 +387,15 @@ class JournalWriter:
         known, catalog, end = self._known, self.catalog, self.catalog.rounds.intent_end
         if catalog.epoch < known.least_epoch:
             raise ArchiveRefused(self._tail.other_store(f"epoch {known.least_epoch}"))
-        if not claim.whoever_had_it and not self._is_of_this_log():
+        if not claim.from_any_owner and not self._is_of_this_log():
             raise ArchiveRefused(self._refusal(end))
         is_new = catalog.master_epoch < claim.master_epoch
-        if is_new and end > self._promoted_at and not claim.goes_on_above:
+        if is_new and end > self._promoted_at and not claim.may_resume_above:
             raise ArchiveRefused(
                 f"the archive of {self.broker} reaches {end}, and this member became the master with a log that ended "
                 f"at {self._promoted_at}: it was elected without what its set had archived"
             )
-        if catalog.master_epoch and claim.master_epoch == _ALONE and not claim.whoever_had_it:
+        if catalog.master_epoch and claim.master_epoch == _ALONE and not claim.from_any_owner:
             raise ArchiveRefused(
                 f"the archive of {self.broker} is a broker set's, in its master epoch {catalog.master_epoch}: start "
                 "this broker as a member of it, or use --restore-from with an empty data directory"
@@ -402,7 +410,7 @@ class JournalWriter:
     def _refusal(self, high: int) -> str:
         return f"archive of broker {self.broker} reaches {high} and belongs to another data directory: {self._way_out}"
 
-    def _go_on_from(self, identity: Identity | None, log_end: int, *, is_copy: bool = False) -> GoOnFrom:
+    def _resume_point(self, identity: Identity | None, log_end: int, *, is_copy: bool = False) -> ResumePoint:
         high = max(self.catalog.rounds.intent_end, identity.high if identity else 0)
         following = {
             (topic, queue): last + 1
@@ -412,37 +420,46 @@ class JournalWriter:
         resume_at = high if log_end < high and not is_copy else None
         if resume_at is not None:
             log.error(
-                "the local log of %s ends at %d, below its archive at %d: the log goes on above it; what lay between "
-                "and is in no committed object is lost and will be recorded as a GAP",
+                "log resumes above the archive: messages between and in no committed object are lost and become a GAP: "
+                "broker=%s log_end=%d archive_end=%d",
                 self.broker,
                 log_end,
                 high,
             )
-        return GoOnFrom(self.online, self.epoch, resume_at, following)
+        return ResumePoint(self.online, self.epoch, resume_at, following)
 
     # ---- append
 
     def append(self, entry: AnyEntry, *, plan: int | None = None, master_epoch: int | None = None) -> int:
-        """Append at the next number; returns it. Raises Fenced, UnknownOutcome, WouldLoseRows or the store's error.
+        """Append an entry, and return its number.
 
-        `plan` is the mark (`plan_mark`) at which an INTENT or the minimums of an EXPIRE were planned. Raises StalePlan.
-        `master_epoch`: what leads to the entry was seen in it; what a member saw before it was a slave counts no more.
+        Args:
+            entry: the entry.
+            plan: the mark (`plan_mark`) at which an INTENT, or the minimums of an EXPIRE, were planned.
+            master_epoch: the master epoch in which the entry was planned; it must be the current one.
+
+        Raises:
+            StalePlan: a topic of the plan was deleted after the mark.
+            Fenced: another process owns the archive.
+            NotAttached: there is no EPOCH, or the master epoch has changed.
+            WouldLoseRows: the entry would lose rows.
+            UnknownOutcome: the entry may be in the journal or not.
         """
         with self._lock:
             self._meet_role()
             if not self.online:
                 raise NotAttached(f"archive of {self.broker}: no EPOCH yet")
             if master_epoch not in {None, self._met}:
-                raise NotAttached(f"archive of {self.broker}: begun under another master epoch, it begins again")
+                raise NotAttached(f"archive of {self.broker}: planned under another master epoch; the job starts again")
             if _names_offsets(entry) or (isinstance(entry, Expire) and plan is not None):
-                # What an entry names is durable here before the entry can stand: no start can miss it.
+                # The offsets are durable locally before the entry can be in the journal, so no start can miss them.
                 self._known.remember(entry, plan, self.epoch)
                 failpoint.hit("journal.after_identity")
             self.check_rows(entry)
             try:
                 is_ours = self._tail.put_next(entry, self.epoch)
             except EntriesDeleted as error:
-                self.follow()  # who has deleted entries has taken the archive over
+                self.follow()  # another process has deleted entries, so it has taken the archive over
                 raise UnknownOutcome(f"archive of {self.broker}: {error}") from error
             except ObjectStoreError:
                 self._open_at = self.catalog.next_seq
@@ -452,12 +469,12 @@ class JournalWriter:
             return self.catalog.next_seq - 1
 
     def check_rows(self, entry: AnyEntry) -> None:
-        """For who writes others before it, too. Raises WouldLoseRows."""
+        """Check that an entry loses no rows, before entries that precede it are written. Raises WouldLoseRows."""
         if isinstance(entry, Erase) and (lost := self.catalog.lost_by(entry)):
-            raise WouldLoseRows(f"archive of {self.broker}: rows of {', '.join(lost)} would be nowhere")
+            raise WouldLoseRows(f"archive of {self.broker}: rows of {', '.join(lost)} would be lost")
 
     def follow(self) -> None:
-        """Read what stands in the journal beyond our knowledge: the late success of an unknown outcome, or a fence."""
+        """Apply the new entries of the journal. Raises Fenced if another process has taken the archive over."""
         with self._lock:
             if self._role is None:
                 self._follow_master()
@@ -467,7 +484,7 @@ class JournalWriter:
                 self._fence()
 
     def _follow_master(self) -> None:
-        """Raises ArchiveRefused where the archive is not of this log: nothing may go by it then."""
+        """Follow as a member of a broker set. Raises ArchiveRefused if the archive is not of this log."""
         with contextlib.suppress(NotMaster):
             self._meet_role()
         try:
@@ -482,16 +499,16 @@ class JournalWriter:
         self._tail.shorten_copy()
 
     def checkpoint_if_due(self) -> bool:
-        """Write the catalog down when enough entries have come since the last time; True if it was."""
+        """Write a checkpoint if it is due; return whether it was written."""
         with self._lock:
             return self.online and self._checkpoints.is_due() and self._checkpoints.write(self.append)
 
-    # ---- names that are forgotten
+    # ---- forgotten topics
 
     def forget(self, topics: Sequence[str]) -> list[str]:
-        """Of these deleted topics those of which the archive has nothing left; their names are gone when this returns.
+        """Forget those of these deleted topics of which the archive has nothing left, and return them.
 
-        The caller has seen that its own log has nothing of them either, and no plan is under way.
+        The caller has checked that its log has nothing of them, and that no plan is in progress.
         """
         with self._lock:
             self.follow()
@@ -499,38 +516,38 @@ class JournalWriter:
             gone = [topic for topic in topics if topic in left]
             if gone:
                 self.append(Forget(topics=gone))
-            is_news = self.catalog.next_seq > self._open_at and self._known.named.count_what_stands()
-            if gone or is_news:  # the latter where an earlier run, or process, came to its end here
+            is_news = self.catalog.next_seq > self._open_at and self._known.named.forget_pending()
+            if gone or is_news:  # `is_news` after an interrupted run
                 self._known.save(self.epoch)
             return gone
 
     # ---- shortening
 
     def entries_to_delete(self, now_ms: int, retention_ms: int) -> list[int]:
-        """Numbers of the entries that nobody needs any more, lowest first. Before the first goes, all say so."""
+        """Return the numbers of entries that may be deleted, lowest first."""
         with self._lock:
             if not self.online:
                 return []
             return self._shortening.due(now_ms, retention_ms)
 
     def delete_entries(self, numbers: Sequence[int]) -> None:
-        """Of those, in their order. Raises the store's error: then what is left comes again."""
+        """Delete entries in this order. Raises the store's error; the remaining ones are due again."""
         self._shortening.delete(numbers)
 
-    # ---- topics that begin again
+    # ---- restarted topics
 
     def plan_mark(self) -> int:
-        """Taken before a round is planned; see `append`."""
+        """Return the mark to take before a round is planned, for `append`."""
         return self._known.named.mark()
 
     def has_named(self, topic: str) -> bool:
-        """Whether the archive knows of offsets of the topic, or may soon."""
+        """Return whether the archive names offsets of a topic or may name some soon."""
         return topic in self._known.named
 
     def begin_again(self, topic: str) -> bool:
-        """Let a deleted topic begin at offset 0 again; False if the archive may know one of its offsets.
+        """Let a deleted topic restart at offset 0; return False if the archive may know one of its offsets.
 
-        The caller removes the topic's queues before it does anything else: a plan that was made with them is refused.
+        The caller removes the topic's queues before anything else; a plan made with them is refused.
         """
         return not self.fenced and self._known.named.begin_again(topic)
 
@@ -543,10 +560,10 @@ class JournalWriter:
     def _fence_text(self) -> str:
         return (
             f"archive of {self.broker}: epoch {self.catalog.epoch} by {self.catalog.owner}, ours is {self.epoch}; "
-            "no more archiving, deleting or evicting here"
+            "this broker no longer archives, deletes or evicts"
         )
 
 
 def _names_offsets(entry: AnyEntry) -> TypeGuard[Intent]:
-    """A rewrite's rows have been named by a round."""
+    """Whether an entry names new offsets; the rows of a rewrite were named by a round."""
     return isinstance(entry, Intent) and not entry.kind

@@ -3,8 +3,8 @@
 A key is RocketMQ's: a word of KEYS, or the unique key. A row of a group's retry or dead-letter topic belongs to the
 erasure if its origin is the topic. The origin of a message that a consumer sent back is in a property; that of a popped
 message that was not acknowledged is in the name of its retry topic. A client may set an origin property in an ordinary
-topic, but the broker replaces it in copies. If a name could also
-mean another topic, or contradicts the stated origin, the verdict is UNKNOWN.
+topic, but the broker replaces it in copies. If a name could also mean another topic, or contradicts the stated origin,
+the verdict is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def is_meant(record: MessageRecord, topic: str, key: str, topics: Collection[str
     stated = {_comes_from(origin, topic, topics) for origin in origins}
     if Verdict.YES in stated:
         return Verdict.YES
-    # A pop returns a record of %RETRY%group_topic as a message of that topic, whatever its origin property. The name may
-    # also be the retry topic of a group `group_topic`, for which the origin property counts.
+    # A pop returns a record of %RETRY%group_topic as a message of that topic, whatever its origin property. The name
+    # may also be the retry topic of a group `group_topic`, for which the origin property counts.
     return Verdict.NO if stated == {by_name} == {Verdict.NO} else Verdict.UNKNOWN
 
 

@@ -44,7 +44,7 @@ from tests.broker_in_process import ask, offload, running, send
 from tests.integration.test_security import make_certificate
 from tests.set_in_process import Member, Set, broker_set
 from tests.waiting import until
-from tiered.journal.writer import GoOnFrom, JournalWriter
+from tiered.journal.writer import JournalWriter, ResumePoint
 
 TOPIC = "orders"
 
@@ -300,14 +300,14 @@ async def test_no_offset_that_is_archived_is_given_again_by_whoever_leads_after_
     """The store is away when a member is elected that lacks what is archived; it takes a slave in. It dies before the
     store is back, or after that, and before a message came to the queue that it raised.
     """
-    away, go_on_above = asyncio.Event(), JournalWriter.go_on_above
+    away, go_on_above = asyncio.Event(), JournalWriter.resume_above
 
-    def of_a_store_that_may_be_away(journal: JournalWriter) -> GoOnFrom:
+    def of_a_store_that_may_be_away(journal: JournalWriter) -> ResumePoint:
         if away.is_set():
             raise StoreUnavailable("the store is away")
         return go_on_above(journal)
 
-    monkeypatch.setattr(JournalWriter, "go_on_above", of_a_store_that_may_be_away)
+    monkeypatch.setattr(JournalWriter, "resume_above", of_a_store_that_may_be_away)
     url = f"dir:{tmp_path / 'bucket'}"
 
     async with broker_set(tmp_path, f"storeUrl={url}", replication="sync-available") as brokers:

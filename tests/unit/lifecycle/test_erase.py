@@ -493,7 +493,7 @@ def test_where_an_entry_would_lose_rows_nothing_of_it_is_written_and_that_is_sai
         patch.setattr(rig.journal.catalog, "lost_by", lambda entry: ["a key"])
         told = rig.erase()
     assert not told["complete"] and told["rows"] == 0
-    assert told["not_erased"] == [f"{key}: archive of b: rows of a key would be nowhere" for key in keys]
+    assert told["not_erased"] == [f"{key}: archive of b: rows of a key would be lost" for key in keys]
     assert rig.entries(Erase, Gap) == []
     assert rig.journal.catalog.rounds.open_rewrites() == {}
     assert rig.data_keys() == set(keys)
