@@ -1,4 +1,4 @@
-"""What a caller gives to the client and gets from it."""
+"""The arguments and results of the client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to send, or one that came back. `body` is what the producer gave, not compressed."""
+    """A message to send, or a stored message.
+
+    Attributes:
+        topic: the topic; of a redelivered message, the topic that it was first sent to.
+        body: the body, not compressed.
+        tags: the tag.
+        keys: words by which the message can be found.
+        properties: all properties; to send, those of the application.
+        flag: an integer that RocketMQ stores with the message.
+        queue: the queue that stores the message.
+        queue_offset: its offset in the queue.
+        msg_id: the id that its producer gave it.
+        offset_msg_id: the id that its broker gave it, with its physical offset.
+        physical_offset: its offset in the commit log, in bytes.
+        born_timestamp: the time of sending, in ms since 1970.
+        born_host: the address of its producer.
+        store_timestamp: the time of storing, in ms since 1970.
+        store_host: the address of its broker.
+        reconsume_times: the number of redeliveries.
+        sys_flag: RocketMQ's system flags.
+    """
 
     topic: str
     body: bytes
@@ -49,7 +69,7 @@ class Message:
     keys: tuple[str, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     flag: int = 0
-    # What only a received message has:
+    # Of stored messages only:
     queue: MessageQueue | None = None
     queue_offset: int = -1
     msg_id: str = ""
@@ -67,7 +87,7 @@ M = TypeVar("M", bound=Message)
 
 
 class SendStatus(StrEnum):
-    """SEND_OK, or stored but with a reservation about flush or replica."""
+    """The outcome of a send. All but SEND_OK mean: stored, but not flushed or replicated in time."""
 
     SEND_OK = "SEND_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -77,7 +97,17 @@ class SendStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where a message was stored. For a batch both ids are joined by commas and `queue_offset` is the first's."""
+    """The result of a send.
+
+    Attributes:
+        status: the outcome.
+        msg_id: the id of the message; of a batch, the ids joined by commas.
+        offset_msg_id: the id with the physical offset; of a batch, the ids joined by commas.
+        queue: the queue that stores the message.
+        queue_offset: the offset in the queue; of a batch, the first offset.
+        transaction_id: the id of the transaction of a half message.
+        recall_handle: recalls a delayed message; see `AsyncClient.recall`.
+    """
 
     status: SendStatus
     msg_id: str
@@ -89,7 +119,7 @@ class SendResult:
 
 
 class PullStatus(StrEnum):
-    """What a pull met."""
+    """The outcome of a pull."""
 
     FOUND = "FOUND"
     NO_NEW_MESSAGE = "NO_NEW_MESSAGE"
@@ -99,7 +129,15 @@ class PullStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """`next_offset` is where to pull next, whatever the status."""
+    """The result of a pull.
+
+    Attributes:
+        status: the outcome.
+        messages: the messages.
+        next_offset: the offset of the next pull, whatever the status.
+        min_offset: the first offset of the queue.
+        max_offset: the offset behind the last message of the queue.
+    """
 
     status: PullStatus
     messages: tuple[Message, ...]
@@ -110,7 +148,16 @@ class PullResult:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as a broker has it. Bits of `perm`: 4 read, 2 write, 1 others may inherit from it."""
+    """The configuration of a topic at one broker.
+
+    Attributes:
+        name: the name of the topic.
+        read_queues: the number of readable queues.
+        write_queues: the number of writable queues.
+        perm: the permission bits: 4 to read, 2 to write, 1 to inherit from it.
+        order: whether the topic is marked as ordered.
+        attributes: further attributes.
+    """
 
     name: str
     read_queues: int
@@ -122,10 +169,15 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The offsets that a queue holds: from `min_offset`, below `max_offset`. `last_update_ms` is 0 for an empty one.
+    """The messages of a queue.
 
-    `messages` may be fewer than that: offsets that were lost, or that a restore left out, exist nowhere. Messages below
-    `local_min_offset` the archive alone has, `cold_messages` of them; None and 0 if there are none.
+    Attributes:
+        min_offset: the first offset.
+        max_offset: the offset behind the last message.
+        last_update_ms: the store time of the last message in ms since 1970; 0 if the queue is empty.
+        messages: the number of messages, which excludes offsets that were lost or that a restore left out.
+        local_min_offset: the first offset on the broker's disk, if messages below it are only in the archive.
+        cold_messages: the number of messages that are only in the archive.
     """
 
     min_offset: int
@@ -138,16 +190,25 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStats:
-    """How far a group is in one queue."""
+    """The progress of a group in one queue.
+
+    Attributes:
+        broker_offset: the offset behind the last message of the queue.
+        consumer_offset: the committed offset of the group.
+        last_update_ms: the store time of the last consumed message, in ms since 1970.
+        left: the number of unread messages if it differs from the lag, or None.
+        left_cold: the number of unread messages that are only in the archive; None if the broker does not report it.
+    """
 
     broker_offset: int
     consumer_offset: int
     last_update_ms: int
-    left: int | None = None  # messages that are left to read, where that is not the lag
-    left_cold: int | None = None  # those of them that the archive alone has; None where the broker tells of none such
+    left: int | None = None
+    left_cold: int | None = None
 
     @property
     def lag(self) -> int:
+        """The number of offsets that the group has not read."""
         return self.broker_offset - self.consumer_offset
 
 
@@ -156,7 +217,7 @@ MASTER_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A broker as the name server has it; id 0 in `addresses` is the master."""
+    """A broker in the name server. `addresses` are by broker id; id 0 is the master."""
 
     cluster: str
     name: str
@@ -164,19 +225,19 @@ class BrokerInfo:
 
     @property
     def master(self) -> str | None:
-        """Its address; None while only replicas are known."""
+        """The address of the master; None while only replicas are known."""
         return self.addresses.get(MASTER_ID)
 
 
 def message_from_record(record: MessageRecord, broker_name: str) -> Message:
-    """The caller's view of a record; a retried message appears under the topic that it was first sent to."""
+    """Return the message of a record, with its body decompressed and the topic that it was first sent to."""
     return inflated(stored_message(record, broker_name))
 
 
 def stored_message(record: MessageRecord, broker_name: str) -> Message:
-    """As `message_from_record`, with the body as it is stored.
+    """Return the message of a record, with its body as it is stored.
 
-    64 KiB may inflate to 64 MiB: what waits for the application waits like this, so that its size is what is counted.
+    64 KiB may decompress to 64 MiB, so buffered messages stay compressed and the limits of buffers hold.
     """
     properties = record.properties
     stored_at = offset_msg_id(_host(record.store_host), record.physical_offset)
@@ -208,15 +269,16 @@ _host = lru_cache(maxsize=256)(parse_address)
 
 
 def inflated(message: M) -> M:
-    """The message with the body that its producer gave.
+    """Return the message with its body decompressed.
 
-    A body that cannot be inflated must not block its queue: it is handed over as stored, and `sys_flag` says so.
+    A body that cannot be decompressed must not block its queue: the message is returned as it is, and its `sys_flag`
+    still has the flag of compression.
     """
     if not message.sys_flag & COMPRESSED:
         return message
     try:
         body = inflate(message.body, message.sys_flag)
     except (ValueError, ModuleNotFoundError) as error:
-        log.warning("%s of %s: %s", message.offset_msg_id, message.queue, error)
+        log.warning("body not decompressed: id=%s queue=%s cause=%s", message.offset_msg_id, message.queue, error)
         return message
     return replace(message, body=body, sys_flag=message.sys_flag & ~(COMPRESSED | COMPRESSION_MASK))

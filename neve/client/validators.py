@@ -1,4 +1,4 @@
-"""What may be sent, told before it leaves: the rules of RocketMQ's Validators, TopicValidator and MessageConst."""
+"""Checks arguments before a request: the rules of RocketMQ's Validators, TopicValidator and MessageConst."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from neve.record.properties import properties_to_bytes
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import NOT_FOR_SENDING, TOPIC_LENGTH_MAX
 
-GROUP_LENGTH_MAX = 255  # a stock client's; a broker takes fewer
+GROUP_LENGTH_MAX = 255  # of RocketMQ's clients; brokers have a smaller limit
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
-# Names that clients and brokers give a meaning to: an application's own property must not look like one of them.
+# Names with a meaning for clients and brokers, which applications must not use.
 RESERVED_PROPERTIES = frozenset(
     {
         "1ST_POP_TIME",
@@ -73,7 +73,7 @@ RESERVED_PROPERTIES = frozenset(
 
 
 def check_topic(topic: str) -> None:
-    """Raises ClientError unless `topic` is a name that messages may be sent to."""
+    """Raise ClientError unless messages may be sent to a topic of this name."""
     _check_name("topic", topic, TOPIC_LENGTH_MAX)
     if topic in NOT_FOR_SENDING:
         raise ClientError(f"sending to topic {topic} is forbidden: only brokers write to it")
@@ -86,15 +86,15 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def check_group(group: str) -> None:
-    """Raises ClientError unless `group` is the name of a producer or consumer group."""
+    """Raise ClientError unless `group` is a valid name of a producer or consumer group."""
     _check_name("group", group, GROUP_LENGTH_MAX)
 
 
 def body_bytes(body: object) -> bytes:
-    """The bytes of a body; of a str its UTF-8.
+    """Return the bytes of a body; a str is encoded as UTF-8.
 
     Raises:
-        ClientError: it is neither. `bytes(5)` would be five zero bytes, and of a list its numbers.
+        ClientError: the body is neither bytes nor str. `bytes(5)` would be five zero bytes.
     """
     if isinstance(body, str):
         return body.encode()
@@ -104,7 +104,7 @@ def body_bytes(body: object) -> bytes:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Raises ClientError for a property of an application that cannot be carried, or that the system would misread."""
+    """Raise ClientError if a property of an application cannot be encoded, or has a reserved name."""
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ClientError(f"property {name!r}: name and value are str, not {type(value).__name__}")
@@ -115,7 +115,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
 
 
 def check_body(size: int, limit: int) -> None:
-    """Raises ClientError for a body that no broker takes."""
+    """Raise ClientError if a body is empty or larger than `limit` bytes."""
     if size == 0:
         raise ClientError("the message body is empty", ResponseCode.MESSAGE_ILLEGAL)
     if size > limit:
@@ -123,7 +123,7 @@ def check_body(size: int, limit: int) -> None:
 
 
 def packed_properties(properties: Mapping[str, str]) -> bytes:
-    """The properties as a record holds them.
+    """Return the encoded properties.
 
     Raises:
         ClientError: they are longer than a record's length field can say.

@@ -269,7 +269,7 @@ def test_a_stream_in_live_traffic_has_each_row_once_and_its_group_shows_no_lag(
 
 
 def test_who_can_not_be_asked_is_an_error(spark: Any, neve: NeveServer) -> None:
-    with pytest.raises(Exception, match="no name server can be used"):
+    with pytest.raises(Exception, match="no name server is reachable"):
         table(spark, neve, "live", namesrv="127.0.0.1:1").collect()
     with pytest.raises(Exception, match="topic nowhere is at no broker, and not in this archive"):
         table(spark, neve, "nowhere").collect()

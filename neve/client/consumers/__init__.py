@@ -1,1 +1,1 @@
-"""The consumers that applications hold."""
+"""The consumers of applications."""

@@ -4,7 +4,7 @@
     close   stop rebalances ──▶ stop the source ──▶ wait for owned messages, at most `close_timeout` ──▶
             stop background tasks ──▶ commit ──▶ leave the group
 
-The end runs once, whoever asks for it. A `MessageSource` is what differs between the kinds of consumers.
+The end runs once, also if it is requested several times. Each kind of consumer has its own `MessageSource`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MessageSource(ManagedConsumer, Protocol):
         """Return background tasks and their names, which run from the first rebalance on."""
 
     async def stop(self) -> None:
-        """Request no more messages, and give back those that the application has not received."""
+        """Stop requesting messages, and give back those that the application has not received."""
 
     def owners(self) -> Iterable[Owner]:
         """Return the owners of messages that are not settled, once for each message."""

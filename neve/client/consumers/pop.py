@@ -62,5 +62,5 @@ class PopConsumer(DeliveringConsumer):
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues that this member pops, sorted; queue id -1 stands for all queues of that broker."""
+        """The queues that this member pops, sorted; queue id -1 means all queues of that broker."""
         return sorted(self.source.popped_queues)

@@ -1,1 +1,1 @@
-"""What members of a group do: share queues, fetch, keep positions, settle."""
+"""Members of consumer groups: they share queues, fetch messages, keep offsets and settle messages."""

@@ -1,7 +1,7 @@
-"""Which queues a member of a group reads. Every member computes it alone, from the same two sorted lists.
+"""Divides the queues of a topic among the members of a group. Every member computes its share from the same two lists.
 
-The results are those of the strategies in RocketMQ's `client/consumer/rebalance`, queue for queue and in their order:
-Python and Java members may share a group. All members of a group must use the same one.
+The results equal those of RocketMQ's strategies in `client/consumer/rebalance`, in the same order, so Python and Java
+members may share a group. All members of a group must use the same strategy.
 
     average               AllocateMessageQueueAveragely
     circular              AllocateMessageQueueAveragelyByCircle
@@ -20,13 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from neve.client.model import MessageQueue
 from neve.errors import ClientError
 
-#: (this member's client id, all members' client ids, all queues of a topic) -> this member's queues.
+#: Returns the queues of a member, from its client id, the client ids of all members, and all queues of a topic.
 Allocation = Callable[[str, Sequence[str], Sequence[MessageQueue]], list[MessageQueue]]
 VIRTUAL_NODES = 10
 
 
 def average(client_id: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """Runs of neighbouring queues; the first members get one more when it does not divide."""
+    """Assign consecutive queues; if the division has a remainder, the first members get one more."""
     members, queues = sorted(set(members)), sorted(queues)
     if client_id not in members:
         return []
@@ -37,7 +37,7 @@ def average(client_id: str, members: Sequence[str], queues: Sequence[MessageQueu
 
 
 def circular(client_id: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """Dealt out like cards."""
+    """Assign queues round robin."""
     members, queues = sorted(set(members)), sorted(queues)
     if client_id not in members:
         return []
@@ -45,7 +45,7 @@ def circular(client_id: str, members: Sequence[str], queues: Sequence[MessageQue
 
 
 def by_config(mine: Iterable[MessageQueue]) -> Allocation:
-    """These queues, whoever else is there: the operator sees to it that every queue has one reader."""
+    """Assign fixed queues. The operator has to give every queue exactly one reader."""
     fixed = list(mine)
 
     def allocate(_client_id: str, _members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
@@ -56,7 +56,7 @@ def by_config(mine: Iterable[MessageQueue]) -> Allocation:
 
 
 def machine_room(rooms: Collection[str]) -> Allocation:
-    """Only queues of brokers in these rooms; a broker's name is `room@name`. Each member gets a run of them."""
+    """Assign consecutive queues of the brokers in these rooms; the name of a broker is `room@name`."""
     allowed = frozenset(rooms)
 
     def allocate(client_id: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
@@ -76,12 +76,12 @@ def machine_room(rooms: Collection[str]) -> Allocation:
 def machine_room_nearby(
     within: Allocation, broker_room: Callable[[MessageQueue], str], client_room: Callable[[str], str]
 ) -> Allocation:
-    """Queues stay in their room while it has a member; those of a room without one are shared by all.
+    """Assign the queues of a room to its members. All members share the queues of rooms without a member.
 
     Args:
-        within: how a room's queues are shared.
-        broker_room: the room, or zone, of a queue.
-        client_room: the room of a member, by its client id; choose an `instance_name` that tells it.
+        within: divides the queues of a room.
+        broker_room: returns the room, or zone, of a queue.
+        client_room: returns the room of a member from its client id, which ends with the `instance_name`.
     """
 
     def room_of_queue(queue: MessageQueue) -> str:
@@ -110,9 +110,9 @@ def machine_room_nearby(
 
 
 def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Allocation:
-    """A queue goes to the member next on a ring of hashes: when a member comes or goes, few queues move."""
+    """Assign a queue to the next member on a hash ring: if a member joins or leaves, few queues move."""
     if virtual_nodes < 1:
-        raise ClientError(f"{virtual_nodes} virtual nodes: a member needs one to get a queue")
+        raise ClientError(f"virtual_nodes must be at least 1, got {virtual_nodes}")
 
     def allocate(client_id: str, members: Sequence[str], queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         members = sorted(set(members))
@@ -131,7 +131,7 @@ def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Allocation:
 
 
 def _ring_hash(key: str) -> int:
-    """The first four bytes of the MD5."""
+    """Return the first four bytes of the MD5 hash."""
     return int.from_bytes(hashlib.md5(key.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
@@ -141,7 +141,7 @@ def _java_text(queue: MessageQueue) -> str:
 
 def _named(room: str, of: object) -> str:
     if not room:
-        raise ClientError(f"no room is known of {of}")
+        raise ClientError(f"the room of {of} is unknown")
     return room
 
 
@@ -153,14 +153,14 @@ ALLOCATIONS: dict[str, Allocation] = {
 
 
 def chosen(allocation: str | Allocation) -> Allocation:
-    """The allocation of that name, or the one given.
+    """Return the allocation of this name, or the given function.
 
     Raises:
-        ClientError: there is none of that name.
+        ClientError: the name is unknown.
     """
     if not isinstance(allocation, str):
         return allocation
     found = ALLOCATIONS.get(allocation)
     if found is None:
-        raise ClientError(f"no allocation {allocation!r}: there are {', '.join(ALLOCATIONS)}")
+        raise ClientError(f"unknown allocation {allocation!r}; known are {', '.join(ALLOCATIONS)}")
     return found

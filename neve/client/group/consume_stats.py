@@ -1,4 +1,4 @@
-"""How fast a consumer is: what mqadmin consumerStatus shows of each topic, over the last minute."""
+"""The throughput of a consumer in the last minute, as `mqadmin consumerStatus` prints it for each topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW_S = 60
 
 @dataclass(slots=True)
 class _Second:
-    """The events of one second on the loop's clock."""
+    """The counters of one second of the loop's clock."""
 
     at: int
     pulls: int = 0
@@ -29,7 +29,7 @@ class _Topic:
 
 
 class ConsumeStatsTable:
-    """Counters by topic. `now` is always the loop's clock in seconds."""
+    """Counters by topic. `now` is the loop's time in seconds, `took` a duration in seconds."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
@@ -50,7 +50,7 @@ class ConsumeStatsTable:
         self._topics[topic].failed += 1
 
     def status_table(self, now: float) -> Mapping[str, Mapping[str, float]]:
-        """ConsumeStatus by topic: times in ms, rates per second."""
+        """Return the ConsumeStatus of each topic: times in ms, rates per second."""
         return {topic: _status(known, now) for topic, known in self._topics.items()}
 
     def _second(self, topic: str, now: float) -> _Second:

@@ -1,7 +1,7 @@
 """The errors that keep a consumer from receiving messages.
 
 Pulls, pops and rebalances are retried until they succeed. A permanent error is also raised to the application: it
-lasts until somebody changes a permission, a group or a filter.
+lasts until a permission, a group or a filter is changed.
 """
 
 from __future__ import annotations

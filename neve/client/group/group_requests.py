@@ -1,12 +1,12 @@
-"""What brokers ask of a group's member: rebalance now, move offsets, tell how you do, handle this message.
+"""Answers the requests of brokers to a member of a group.
 
 | code | answer |
 |---|---|
-| 40 NOTIFY_CONSUMER_IDS_CHANGED | a round of rebalance |
-| 220 RESET_CONSUMER_CLIENT_OFFSET | the offsets are taken over |
+| 40 NOTIFY_CONSUMER_IDS_CHANGED | success, and a rebalance |
+| 220 RESET_CONSUMER_CLIENT_OFFSET | success, after the member moved to the offsets |
 | 221 GET_CONSUMER_STATUS_FROM_CLIENT | GetConsumerStatusBody: the positions in a topic |
 | 307 GET_CONSUMER_RUNNING_INFO | ConsumerRunningInfo |
-| 309 CONSUME_MESSAGE_DIRECTLY | ConsumeMessageDirectlyResult, once the application has settled the message |
+| 309 CONSUME_MESSAGE_DIRECTLY | ConsumeMessageDirectlyResult, after the application settled the message |
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ from neve.remoting.command import RemotingCommand
 _CLIENT_VERSION = "V5_3_3"
 
 Verdict = tuple[str, str | None]  # CR_SUCCESS, CR_LATER or CR_THROW_EXCEPTION, and a remark
-#: Has the application handle a message at once.
-#:
-#: Raises:
-#:     TimeoutError: it was not settled in time.
+#: Delivers a message to the application at once. Raises TimeoutError if it is not settled in time.
 GivesDirectly = Callable[[Message], Awaitable[Verdict]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunningState:
-    """What 307 tells beside the group's subscriptions."""
+    """The state of a consumer in the answer to GET_CONSUMER_RUNNING_INFO."""
 
     in_order: bool
     queues: Mapping[MessageQueue, ProcessQueue]
@@ -50,23 +47,23 @@ class RunningState:
 
 
 class ManagedConsumer(Protocol):
-    """A consumer as an administrator sees it."""
+    """The part of a consumer that brokers and administrators use."""
 
     def wake(self) -> None:
-        """Rebalance now."""
+        """Begin a rebalance."""
 
     async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on with these."""
+        """Continue the queues at these offsets."""
 
     def positions(self, topic: str) -> dict[MessageQueue, int]:
-        """The next offset to be consumed of each queue."""
+        """Return the positions of the assigned queues of a topic."""
 
     def running_state(self) -> RunningState:
-        """For 307."""
+        """Return the state for GET_CONSUMER_RUNNING_INFO."""
 
 
 class GroupRequests:
-    """The request handler of one member, from its start on; without `direct` its application asks for messages."""
+    """The request handler of one member. Without `direct`, messages cannot be delivered on request."""
 
     def __init__(
         self, session: Session, member: GroupMember, consumer: ManagedConsumer, direct: GivesDirectly | None
@@ -119,10 +116,10 @@ class GroupRequests:
         began = asyncio.get_running_loop().time()
         record = next(iter(iter_records(request.body)), None)
         if record is None:
-            raise ValueError("there is no message in the request")
+            raise ValueError("the request has no message")
         message = message_from_record(record, (request.ext or {}).get("brokerName", ""))
         if self._direct is None:
-            raise ValueError("this consumer is asked for messages by its application, none can be given to it")
+            raise ValueError("a lite pull consumer takes no messages on request: its application polls")
         result, remark = await self._direct(message)
         spent = int(1000 * (asyncio.get_running_loop().time() - began))
         answer = {
@@ -159,7 +156,7 @@ class GroupRequests:
 
 
 def _offsets(data: Any) -> dict[MessageQueue, int]:
-    """The offsets of a ResetOffsetBody, as a map of queues or as the list that C++ clients get."""
+    """Return the offsets of a ResetOffsetBody: an object with queues as keys, or the list that C++ clients get."""
     table = data.get("offsetTable") if isinstance(data, dict) else None
     if isinstance(table, dict):
         return {queue: int(offset) for queue, offset in table.items() if isinstance(queue, MessageQueue)}
@@ -172,7 +169,7 @@ def _offsets(data: Any) -> dict[MessageQueue, int]:
 
 
 def _process_queue_info(process_queue: ProcessQueue, now_ms: int) -> dict[str, Any]:
-    """ProcessQueueInfo of the Java client."""
+    """Return the ProcessQueueInfo of a queue."""
     first, last = process_queue.open_offsets
     return {
         "commitOffset": process_queue.committable,
@@ -193,7 +190,7 @@ def _process_queue_info(process_queue: ProcessQueue, now_ms: int) -> dict[str, A
 
 
 def _stacks() -> str:
-    """Where each thread of this process is."""
+    """Return the stack of each thread of this process."""
     parts = []
     for thread, frame in sys._current_frames().items():
         parts.append(f"TID: {thread}\n" + "".join(traceback.format_stack(frame)))

@@ -1,4 +1,4 @@
-"""Membership in a consumer group: what heartbeats say of it, who else is in it, which queues are ours."""
+"""A member of a consumer group: its data in heartbeats, the other members, and its share of the queues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GroupProfile:
 
 
 class GroupMember:
-    """One client's place in a group."""
+    """The membership of one client in one group."""
 
     def __init__(self, session: Session, profile: GroupProfile, topics: Mapping[str, Subscription]) -> None:
         self._session = session
@@ -51,11 +51,11 @@ class GroupMember:
         self._is_in = False
 
     async def join(self, handler: RequestHandler) -> None:
-        """Announces the member to the brokers; `handler` answers what they ask of the group from then on.
+        """Register the member at the brokers; `handler` answers their requests.
 
         Raises:
             ClientError: this client is already in the group.
-            BrokerError: a broker refuses a filter expression.
+            BrokerError: a broker rejected a filter expression.
         """
         self._session.membership.add_consumer(self.group, self.describe, handler)
         self._is_in = True
@@ -68,25 +68,26 @@ class GroupMember:
         await self._session.membership.heartbeat()
 
     async def leave(self) -> None:
-        """Tells the brokers, so that the others take over at once."""
+        """Unregister the member at the brokers, so that the other members take over its queues."""
         if self._is_in:
             self._forget()
             await self._session.membership.unregister({"consumerGroup": self.group})
 
     def change_topics(self, topics: Mapping[str, Subscription]) -> None:
-        """From the next heartbeat on."""
+        """Replace the subscriptions, from the next heartbeat on."""
         self.topics = dict(topics)
         self._version = max(self._session.options.now_ms(), self._version + 1)
 
     async def refresh_routes(self) -> None:
+        """Read the routes of all subscribed topics."""
         for topic in self.topics:
             try:
                 await self._session.routes.get(topic, fresh=True)
-            except BrokerError as error:  # the retry topic is made by the first heartbeat; others may come later
-                log.info("%s: %s", topic, error)
+            except BrokerError as error:  # the first heartbeat creates the retry topic
+                log.info("topic has no route yet: topic=%s cause=%s", topic, error)
 
     async def members(self, topic: str) -> list[str]:
-        """The group's members as any of the topic's brokers knows them."""
+        """Return the client ids of the group's members, as a broker of the topic knows them."""
         route = await self._session.routes.get(topic)
         problem: NeveError = ClientError(f"{topic} has no broker")
         for name in sorted(route.brokers):
@@ -100,18 +101,18 @@ class GroupMember:
                 problem = error
                 continue
             members = [str(member) for member in parse_body(answer).get("consumerIdList") or ()]
-            if self._session.client_id not in members:  # it forgot us, or has not heard of us yet
+            if self._session.client_id not in members:  # the broker does not know this member, or not yet
                 await self._session.membership.heartbeat()
                 members.append(self._session.client_id)
             return members
-        if isinstance(problem, BrokerError):  # no member online: so it does not know us
+        if isinstance(problem, BrokerError):  # the broker knows no member of the group
             await self._session.membership.heartbeat()
         raise problem
 
-    # ---- what is said of us
+    # ---- data in heartbeats
 
     def describe(self) -> dict[str, Any]:
-        """ConsumerData of a heartbeat."""
+        """Return the ConsumerData of a heartbeat."""
         return {
             "consumeFromWhere": _FROM_WHERE.get(str(self.profile.start), "CONSUME_FROM_TIMESTAMP"),
             "consumeType": self.profile.consume_type,
@@ -122,7 +123,7 @@ class GroupMember:
         }
 
     def subscriptions(self) -> list[dict[str, Any]]:
-        """SubscriptionData of each topic."""
+        """Return the SubscriptionData of each topic."""
         return [self._subscription(topic, what) for topic, what in self.topics.items()]
 
     def _subscription(self, topic: str, what: Subscription) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class GroupMember:
         }
 
     async def _check_filters(self) -> None:
-        """CHECK_CLIENT_CONFIG at every broker of a topic with an SQL92 filter: bad ones are known before we join."""
+        """Have every broker of a topic with an SQL92 filter check the filter, before the member joins."""
         for topic, what in self.topics.items():
             if what.kind == "TAG":
                 continue
@@ -155,7 +156,7 @@ class GroupMember:
 
 
 class ClusterShare:
-    """Clustering: the members divide the queues; each computes its part from the same two sorted lists."""
+    """The share of a member in clustering mode: the members divide the queues by an allocation."""
 
     def __init__(self, session: Session, member: GroupMember, allocation: str | Allocation) -> None:
         self._session = session
@@ -168,7 +169,7 @@ class ClusterShare:
 
 
 class BroadcastShare:
-    """Broadcasting: every member reads every queue."""
+    """The share of a member in broadcasting mode: all queues."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,11 +1,11 @@
-"""Where a consumer keeps how far it is: at the brokers (a group in clustering mode) or in a file (broadcasting).
+"""Stores committed offsets: at the brokers in clustering mode, in a file in broadcasting mode.
 
-The file is RocketMQ's LocalFileOffsetStore: <directory>/<client id>/<group>/offsets.json with the one before it
-beside it as offsets.json.bak,
+The file is that of RocketMQ's LocalFileOffsetStore: <directory>/<client id>/<group>/offsets.json, with its predecessor
+beside it as offsets.json.bak:
 
     {"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"t"}:42}}
 
-It is replaced as a whole, never written in place.
+It is replaced atomically.
 """
 
 from __future__ import annotations
@@ -23,39 +23,42 @@ from neve.remoting.body import ANSWER_NODES, NodeBudget, dumps_object_keys, leni
 
 
 class OffsetStore(Protocol):
-    """The next offset to consume, by queue."""
+    """Stores the offset of the next message to consume of each queue."""
 
     async def load(self) -> None:
-        """Called once, before all else."""
+        """Load stored offsets. Called once, before the other methods."""
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """None when nothing is stored for the queue."""
+        """Return the stored offset of a queue, or None."""
 
     async def write(self, offsets: Mapping[MessageQueue, int], *, once: bool = False) -> Mapping[MessageQueue, object]:
-        """Stores them. Who has what was written, by queue; `once`: who calls will come again, one try is enough."""
+        """Store offsets; return the keeper of each queue's offset.
+
+        With `once` a failed request is not retried: the caller writes again later.
+        """
 
     def keeper(self, queue: MessageQueue) -> object:
-        """Who is to have it now; where that is another than has it, it has to be told."""
+        """Return the present keeper of a queue's offset. If it differs from the one that stored it, store it again."""
 
 
 class BrokerOffsetStore:
-    """The group's offsets at the brokers of the queues."""
+    """Stores the offsets of a group at the brokers of the queues."""
 
     def __init__(self, puller: Puller, group: str) -> None:
         self._puller = puller
         self._group = group
 
     async def load(self) -> None:
-        """The brokers have it."""
+        """Do nothing: brokers have the offsets."""
 
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._puller.committed(self._group, queue)
 
     async def write(self, offsets: Mapping[MessageQueue, int], *, once: bool = False) -> Mapping[MessageQueue, object]:
-        """One broker that fails does not keep the others from storing theirs.
+        """Store offsets at all brokers, also if some of them fail.
 
         Raises:
-            NeveError: of the first that failed.
+            NeveError: the first error.
         """
         work = (self._puller.commit(self._group, queue, offset, once=once) for queue, offset in offsets.items())
         kept: dict[MessageQueue, object] = {}
@@ -66,22 +69,22 @@ class BrokerOffsetStore:
         return kept
 
     def keeper(self, queue: MessageQueue) -> object:
-        """A connection: what was said over one that broke may be lost, and a new master may not have heard of it."""
+        """Return the connection to the master, because a commit over a broken connection may be lost."""
         return self._puller.keeper(queue)
 
 
 class LocalFileOffsetStore:
-    """Every member of a broadcasting group reads all queues, so each keeps its own offsets."""
+    """Stores the offsets of one broadcasting member in a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offsets: dict[MessageQueue, int] = {}
 
     async def load(self) -> None:
-        """Reads the file, or where it is missing or broken the one before it.
+        """Read the file, or its predecessor if it is missing or damaged.
 
         Raises:
-            ClientError: there are files and none can be read.
+            ClientError: there are files, and none is readable.
         """
         self._offsets = await asyncio.to_thread(_read_either, self._path)
 
@@ -89,7 +92,8 @@ class LocalFileOffsetStore:
         return self._offsets.get(queue)
 
     async def write(self, offsets: Mapping[MessageQueue, int], *, once: bool = False) -> Mapping[MessageQueue, object]:
-        """
+        """Replace the file.
+
         Raises:
             ClientError: the file cannot be written.
         """
@@ -103,7 +107,7 @@ class LocalFileOffsetStore:
         return dict.fromkeys(offsets, self)
 
     def keeper(self, queue: MessageQueue) -> object:
-        """The file."""
+        """Return this store."""
         return self
 
 
@@ -117,7 +121,7 @@ def _read_either(path: Path) -> dict[MessageQueue, int]:
         except OSError as error:
             problem = ClientError(f"{candidate} cannot be read: {error}")
         except ProtocolError as error:
-            problem = ClientError(f"{candidate} holds no offsets: {error.remark}")
+            problem = ClientError(f"{candidate} has no offsets: {error.remark}")
     if problem is not None:
         raise problem
     return {}
@@ -127,12 +131,12 @@ def _parse(content: bytes) -> dict[MessageQueue, int]:
     data = lenient_loads(content, NodeBudget(ANSWER_NODES))
     table = data.get("offsetTable") if isinstance(data, dict) else None
     if not isinstance(table, dict):
-        raise ProtocolError("there is no offsetTable")
+        raise ProtocolError("offsetTable is missing")
     return {key: offset for key, offset in table.items() if isinstance(key, MessageQueue) and type(offset) is int}
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """At every instant the path, or the previous file beside it, holds a whole table."""
+    """Replace the file so that, after a crash at any point, it or its predecessor is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".tmp")
     with fresh.open("wb") as file:

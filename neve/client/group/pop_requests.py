@@ -1,12 +1,12 @@
-"""The requests of pop consumption: take messages for a while, give them back or be done with them.
+"""The requests of pop consumption: pop messages, acknowledge them, or change their invisible time.
 
-A popped message is invisible to the rest of its group until `pop time + invisible time`. Its receipt, the property
-POP_CK, is eight fields with one blank between:
+A popped message is invisible to the rest of its group until `pop time + invisible time`. Its receipt is the property
+POP_CK, with eight fields separated by blanks:
 
     start offset  pop time (ms)  invisible time (ms)  revive queue  retry  broker name  queue id  offset
 
 `start offset` is the first offset of the same pop in that queue. `retry` is 0 for the topic itself, 1 and 2 for the
-group's pop retry topic under its two names; acknowledgements go to the topic that the message really came from.
+group's pop retry topic under its two names. Acknowledgements name the topic that stores the message.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import NORMAL, RETRY_V1, RETRY_V2, real_topic
 
-ANY_QUEUE = -1  # pop from whichever of the broker's queues has something
+ANY_QUEUE = -1  # pop from any queue of the broker
 POP_BATCH_MAX = 32
-_PATIENCE_S = 1.0  # after which an answer is late
-_ANSWER_MARGIN = 10.0  # after the broker's own wait a pop is given this much longer
+_PATIENCE_S = 1.0  # beyond the wait of the broker; then the master is looked up
+_ANSWER_MARGIN_S = 10.0  # the time limit of a pop beyond the wait of the broker
 _NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """POP_CK. Times in ms."""
+    """A POP_CK property. Times are in ms."""
 
     start_offset: int
     pop_time: int
@@ -51,9 +51,10 @@ class Receipt:
 
     @classmethod
     def parse(cls, text: str) -> Receipt:
-        """
+        """Decode a receipt.
+
         Raises:
-            ProtocolError: it is no receipt.
+            ProtocolError: the text is no receipt.
         """
         try:
             start, popped, invisible, revive, retry, broker_name, queue_id, offset = text.split(" ")
@@ -61,40 +62,40 @@ class Receipt:
                 int(start), int(popped), int(invisible), int(revive), retry, broker_name, int(queue_id), int(offset)
             )
         except ValueError as error:
-            raise ProtocolError(f"{text!r} is no receipt of a pop") from error
+            raise ProtocolError(f"invalid receipt of a pop: {text!r}") from error
 
     @property
     def text(self) -> str:
-        """The receipt as brokers want it."""
+        """The encoded receipt."""
         times = f"{self.start_offset} {self.pop_time} {self.invisible_time} {self.revive_queue}"
         return f"{times} {self.retry} {self.broker_name} {self.queue_id} {self.offset}"
 
     @property
     def visible_at(self) -> int:
-        """When others may get the message again, on the broker's clock."""
+        """The end of the invisible time, on the broker's clock."""
         return self.pop_time + self.invisible_time
 
     def real_topic(self, topic: str, group: str) -> str:
-        """Where the message is stored; `topic` is the one that was popped."""
+        """Return the topic that stores the message; `topic` is the one that was popped."""
         return real_topic(topic, group, self.retry if self.retry in (RETRY_V1, RETRY_V2) else NORMAL)
 
 
 class Popped(NamedTuple):
-    """A message and the means to settle it."""
+    """A message and its receipt."""
 
     message: Message
     receipt: Receipt
 
 
 class Assignment(NamedTuple):
-    """A queue that a broker gave to this member; queue id -1 is any queue of that broker. Mode: PULL or POP."""
+    """A queue that a broker assigned to this member, and the mode PULL or POP. Queue id -1 means all queues."""
 
     queue: MessageQueue
     mode: str
 
 
 class _OnePop(NamedTuple):
-    """The fields of a BatchAck under their wire names."""
+    """The fields of a BatchAck, by their names in requests."""
 
     t: str  # topic
     r: str  # retry
@@ -111,19 +112,19 @@ class Popper:
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self._group = group
-        # Pops wait at brokers. One that nobody waits for any more would still be handed messages, and they would be
-        # lost to the group for the invisible time; but brokers forget those of a closed connection.
+        # Pops wait at brokers. An abandoned pop would still receive messages, which would be invisible to the group
+        # for a while. Brokers discard the pops of a closed connection, so this group has its own connections.
         self._pool = session.another_pool()
 
     async def close(self) -> None:
-        """Ends the pops that wait at brokers."""
+        """End the pops that wait at brokers."""
         await self._pool.close()
 
     async def assignments(self, topic: str, allocation: str = "AVG") -> list[Assignment] | None:
-        """This member's queues, as a broker divides them; None when it does not know yet.
+        """Return the queues that a broker assigns to this member, or None if it does not know them yet.
 
         Raises:
-            NeveError: the broker refused or could not be asked.
+            NeveError: the broker refused or is unreachable.
         """
         route = await self._session.routes.get(topic)
         address = next((a for name in sorted(route.brokers) if (a := route.address(name))), None)
@@ -154,13 +155,19 @@ class Popper:
         in_order: bool = False,
         attempt_id: str = "",
     ) -> list[Popped]:
-        """Up to `max_count` messages as they are stored; `wait` seconds for the first when there is none.
+        """Pop messages, with compressed bodies.
 
-        The broker selects by the hash of a tag: there may be messages among them that the subscription does not match.
+        The broker selects by the hash of a tag, so some messages may not match the subscription.
 
         Args:
-            from_first: where a group that never popped here begins: at the first message, else at the last.
-            in_order: no more of a queue until all that was popped from it is settled.
+            queue: the queue, or with `ANY_QUEUE` all queues of its broker.
+            subscription: the filter.
+            max_count: the largest number of messages.
+            invisible: the invisible time in seconds.
+            wait: the time in seconds that the broker waits if there is no message.
+            from_first: whether a group that has never popped this queue begins at the first message.
+            in_order: pop nothing more from a queue until all messages that were popped from it are settled.
+            attempt_id: identifies a repeated pop in order.
         """
         ext = {
             "consumerGroup": self._group,
@@ -169,7 +176,7 @@ class Popper:
             "maxMsgNums": str(max_count),
             "invisibleTime": str(int(invisible * 1000)),
             "pollTime": str(int(wait * 1000)),
-            "bornTime": "0",  # the broker takes its own clock: by ours it could be late already, or wait too long
+            "bornTime": "0",  # the broker uses its own clock, which may differ from ours
             "initMode": "0" if from_first else "1",
             "expType": subscription.kind,
             "exp": subscription.expression,
@@ -184,7 +191,7 @@ class Popper:
             address,
             RequestCode.POP_MESSAGE,
             ext,
-            timeout=wait + _ANSWER_MARGIN,
+            timeout=wait + _ANSWER_MARGIN_S,
             patience=wait + _PATIENCE_S,
             pool=self._pool,
         )
@@ -195,15 +202,13 @@ class Popper:
         return _popped(answer, queue)
 
     async def ack(self, queue: MessageQueue, receipt: Receipt) -> None:
-        """Done with the message; `queue` is the one that was popped."""
+        """Acknowledge a message; `queue` is the one that was popped."""
         ext = self._ext(queue, receipt)
         await self._session.requests.ask_master(queue, RequestCode.ACK_MESSAGE, ext, may_repeat=True)
 
     async def ack_batch(self, queue: MessageQueue, receipts: Iterable[tuple[str, Receipt]]) -> None:
-        """As `ack`, for messages of several topics of the broker of `queue`, in one request."""
-        acks: dict[_OnePop, int] = defaultdict(
-            int
-        )  # what a pop's messages of a queue have in common -> bits of offsets
+        """Acknowledge messages of several topics of the broker of `queue` in one request."""
+        acks: dict[_OnePop, int] = defaultdict(int)  # bit sets of offsets, by what the messages of a pop share
         for topic, r in receipts:
             key = _OnePop(topic, r.retry, r.start_offset, r.queue_id, r.revive_queue, r.pop_time, r.invisible_time)
             acks[key] |= 1 << (r.offset - r.start_offset)
@@ -213,7 +218,7 @@ class Popper:
         )
 
     async def change_invisible(self, queue: MessageQueue, receipt: Receipt, seconds: float) -> Receipt:
-        """The message becomes visible `seconds` from now; the receipt that is valid from then on."""
+        """Make a message visible in `seconds`; return its new receipt."""
         ext = {**self._ext(queue, receipt), "invisibleTime": str(int(seconds * 1000))}
         answer = await self._session.requests.ask_master(queue, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
         return replace(
@@ -245,11 +250,11 @@ def _assignment(item: Any) -> Assignment:
         target = MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"]))
         return Assignment(target, str(item.get("mode") or "PULL"))
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"an assignment cannot be read: {item}") from error
+        raise ProtocolError(f"invalid assignment: {item}") from error
 
 
 def _popped(answer: RemotingCommand, queue: MessageQueue) -> list[Popped]:
-    """The messages of an answer. Those of the retry topic bring their receipts, the others get theirs made here."""
+    """Return the messages of an answer. Those of a retry topic have their receipts; the others get theirs here."""
     popped, invisible = ext_int(answer, "popTime"), ext_int(answer, "invisibleTime")
     revive = ext_int(answer, "reviveQid")
     ext = answer.ext or {}
@@ -276,19 +281,19 @@ def _popped(answer: RemotingCommand, queue: MessageQueue) -> list[Popped]:
 
 
 def _table(text: str | None) -> dict[tuple[str, str], int]:
-    """`r key number;…` by (r, key)."""
+    """Decode `r key number;…` into numbers by (r, key)."""
     try:
         return {
             (r, key): int(number) for r, key, number in (part.split(" ") for part in (text or "").split(";") if part)
         }
     except ValueError as error:
-        raise ProtocolError(f"{text!r} has no offsets by queue") from error
+        raise ProtocolError(f"invalid offsets of a pop: {text!r}") from error
 
 
 async def set_request_mode(session: Session, group: str, topic: str, mode: str, share_queues: int) -> None:
-    """How the topic's queues are given to the group's members: see `AsyncClient.set_request_mode`."""
+    """Set how brokers divide a topic among a group: `AsyncClient.set_request_mode`."""
     if mode not in ("PULL", "POP"):
-        raise ClientError(f"a request mode is PULL or POP, not {mode!r}")
+        raise ClientError(f"mode must be PULL or POP, got {mode!r}")
     body = {"topic": topic, "consumerGroup": group, "mode": mode, "popShareQueueNum": share_queues}
     route = await session.routes.get(topic)
     for name in route.brokers:

@@ -1,4 +1,4 @@
-"""Reading queues by offset: one pull, the bounds of a queue, a group's stored offsets, a reader over a topic."""
+"""Reads queues by offset: pulls, the bounds of a queue, committed offsets, and a reader of a topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from neve.record.codec import iter_records
 from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.command import RemotingCommand
 
-TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it
+TOOLS_GROUP = "TOOLS_CONSUMER"  # exists at every broker
 _SUSPEND, _SUBSCRIPTION, _LITE = 2, 4, 16
 _STATUS = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -28,41 +28,51 @@ _STATUS = {
     ResponseCode.PULL_OFFSET_MOVED: PullStatus.OFFSET_ILLEGAL,
 }
 MAX_BYTES = 262_144
-_INFLATED_MAX = 64 << 20  # of one pull; what is beyond it is left for the next
-_PATIENCE_S = 1.0  # after which an answer is late
+_INFLATED_MAX = 64 << 20  # bytes of decompressed bodies in one pull; the next pull returns the rest
+_PATIENCE_S = 1.0  # beyond the wait of the broker; then the master is looked up
 T = TypeVar("T")
-_ANSWER_MARGIN = 15.0  # after the broker's own wait a pull is given this much longer
+_ANSWER_MARGIN_S = 15.0  # the time limit of a pull beyond the wait of the broker
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which messages of a topic: `*`, tags joined by `||`, or an SQL92 expression over the properties."""
+    """A filter of the messages of a topic.
+
+    Attributes:
+        expression: `*`, tags joined by `||`, or an SQL92 expression over the properties.
+        kind: `TAG` or `SQL92`.
+    """
 
     expression: str = "*"
     kind: str = "TAG"
 
     @classmethod
     def sql(cls, expression: str) -> Subscription:
-        """An SQL92 expression over the properties, such as `colour = 'red' AND size > 5`."""
+        """Return a filter by an SQL92 expression, such as `colour = 'red' AND size > 5`."""
         return cls(expression, "SQL92")
 
     @property
     def tags(self) -> frozenset[str]:
-        """The tags asked for; empty for all, and for SQL92."""
+        """The tags of the expression; empty for `*` and for SQL92."""
         if self.kind != "TAG" or self.expression.strip() in ("", "*"):
             return frozenset()
         return frozenset(tag for part in self.expression.split("||") if (tag := part.strip()))
 
     def matches(self, message: Message) -> bool:
-        """The broker compares hashes; the strings decide."""
+        """Return whether the tag of the message matches: the broker compares only hashes."""
         tags = self.tags
         return not tags or message.tags in tags
 
 
 class StoredPull(NamedTuple):
-    """What a broker answered, with the records of the messages one after another as it stores them.
+    """The answer to a pull, with encoded records.
 
-    `neve.record.codec.iter_records` takes them apart. `next_offset` is where to pull next, whatever the status.
+    Attributes:
+        status: the outcome.
+        records: the records, one after the other; `neve.record.codec.iter_records` decodes them.
+        next_offset: the offset of the next pull, whatever the status.
+        min_offset: the first offset of the queue.
+        max_offset: the offset behind the last message of the queue.
     """
 
     status: PullStatus
@@ -76,12 +86,12 @@ Topics = str | Iterable[str] | Mapping[str, str | Subscription]
 
 
 def subscription(expression: str | Subscription) -> Subscription:
-    """A tag expression as a Subscription; a Subscription as it is."""
+    """Return the Subscription of a tag expression, or the given one."""
     return expression if isinstance(expression, Subscription) else Subscription(expression)
 
 
 def subscriptions(topics: Topics) -> dict[str, Subscription]:
-    """By topic, from any of the settlers to name them."""
+    """Return the subscriptions by topic."""
     if isinstance(topics, str):
         return {topics: Subscription()}
     if isinstance(topics, Mapping):
@@ -90,18 +100,18 @@ def subscriptions(topics: Topics) -> dict[str, Subscription]:
 
 
 class Puller:
-    """The reading half of a client, without a group's machinery."""
+    """Reads the queues of one client, without a consumer."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._suggested: dict[MessageQueue, int] = {}  # where it is not the master: which member reads are sent to
+        self._suggested: dict[MessageQueue, int] = {}  # the replica that a broker suggested for reads
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues to read from, sorted."""
+        """Return the readable queues, sorted."""
         return list((await self._session.routes.get(topic)).read_queues)
 
     async def resolve(self, topic: str, queue: int | MessageQueue) -> MessageQueue:
-        """The queue meant by a number; on the first broker by name that has it."""
+        """Return the queue of a number on the first broker that has it, or the given queue."""
         if isinstance(queue, MessageQueue):
             return queue
         for candidate in await self.queues(topic):
@@ -110,7 +120,7 @@ class Puller:
         raise ClientError(f"{topic} has no queue {queue}")
 
     async def address(self, queue: MessageQueue) -> str:
-        """The master's; while there is none, a replica's."""
+        """Return the address of the master, or of a replica while there is no master."""
         return (await self._reader(queue, MASTER_ID)).address
 
     async def _reader(self, queue: MessageQueue, wanted: int) -> Reader:
@@ -132,7 +142,7 @@ class Puller:
         timeout: float | None = None,
         code: RequestCode = RequestCode.PULL_MESSAGE,
     ) -> PullResult:
-        """The messages as they are stored: see `inflated_result`."""
+        """Pull messages, with compressed bodies: see `inflated_result`."""
         wanted = subscription or Subscription()
         parse = partial(_pull_result, queue=queue, wanted=wanted)
         return await self._pull(
@@ -151,7 +161,7 @@ class Puller:
         timeout: float | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> StoredPull:
-        """As `pull`, with the records as they came: of a filter by tags all that have the hash of one."""
+        """Pull encoded records. A tag filter selects all records with the hash of a tag."""
         return await self._pull(
             queue, offset, max_count, _stored_pull, group=group, wanted=wanted, wait=wait, timeout=timeout,
             max_bytes=max_bytes,
@@ -205,11 +215,11 @@ class Puller:
         return result
 
     def _follow(self, queue: MessageQueue, answer: RemotingCommand, reader: Reader) -> None:
-        """A broker says which member is read from next: a replica for what is old, else the master."""
+        """Read from the member that the broker suggests: a replica for old messages, otherwise the master."""
         text = (answer.ext or {}).get("suggestWhichBrokerId", "")
         wanted = int(text) if text.isdecimal() else MASTER_ID
         if wanted == MASTER_ID != reader.member:
-            self._session.routes.doubt(reader.address)  # there may be a master that the route does not have
+            self._session.routes.doubt(reader.address)  # there may be a master that the route does not name
         self._suggest(queue, wanted)
 
     def _suggest(self, queue: MessageQueue, member: int) -> None:
@@ -221,7 +231,7 @@ class Puller:
     def limit(self, wait: float, timeout: float | None) -> float:
         """Return the time limit of a pull in seconds; `wait` is the time that the broker may wait for a message."""
         check_timeout(timeout)
-        return timeout or (wait + _ANSWER_MARGIN if wait > 0 else 2 * self._session.options.timeout)
+        return timeout or (wait + _ANSWER_MARGIN_S if wait > 0 else 2 * self._session.options.timeout)
 
     # ---- bounds
 
@@ -232,7 +242,7 @@ class Puller:
         return await self._offset(RequestCode.GET_MAX_OFFSET, queue, {"committed": "true"})
 
     async def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int:
-        """The first offset that was stored at `time_ms` or later."""
+        """Return the offset of the first message stored at `time_ms` or later."""
         ext = {"timestamp": str(time_ms), "boundaryType": "LOWER"}
         return await self._offset(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, ext)
 
@@ -240,13 +250,13 @@ class Puller:
         return ext_int(await self._known(queue, code, {**_fields(queue), **more}), "offset")
 
     async def _known(self, queue: MessageQueue, code: RequestCode, ext: Mapping[str, str]) -> RemotingCommand:
-        """What a replica may know, too: while there is no master it is asked, and who can't tell is asked again."""
+        """Ask the master, or a replica while there is no master; retry if the replica cannot answer."""
         return await self._session.requests.ask_master(queue, code, ext, may_repeat=True, find=self.address)
 
-    # ---- a group's offsets
+    # ---- committed offsets
 
     async def committed(self, group: str, queue: MessageQueue) -> int | None:
-        """The group's stored offset; None when the broker has none."""
+        """Return the committed offset of a group, or None."""
         ext = {**_fields(queue), "consumerGroup": group}
         try:
             answer = await self._known(queue, RequestCode.QUERY_CONSUMER_OFFSET, ext)
@@ -257,20 +267,19 @@ class Puller:
         return ext_int(answer, "offset")
 
     async def commit(self, group: str, queue: MessageQueue, offset: int, *, once: bool = False) -> Connection:
-        """Stores the next offset that the group should read: at the master, what a replica is told is lost. Returns the
-        connection over which it was told.
+        """Commit an offset at the master, and return the connection over which it was sent.
 
-        `once`: one try, for who comes again; later it might set back what somebody else has stored meanwhile. Only a
-        broker with replicas is waited for then: it may be about to hand its role over, and refuse.
+        With `once` there is one attempt, because a retry might overwrite a later commit. Its answer is awaited only
+        from a broker with replicas, which may refuse during a switchover.
         """
         ext = {**_fields(queue), "consumerGroup": group, "commitOffset": str(offset)}
         code, session = RequestCode.UPDATE_CONSUMER_OFFSET, self._session
-        told: Connection
+        used: Connection
 
         async def master(queue: MessageQueue) -> str:
-            nonlocal told
+            nonlocal used
             address = await session.routes.master(queue)
-            told = await session.pool.get(address)  # the request takes the same, it is made in the same turn
+            used = await session.pool.get(address)  # the request uses it, too: no other task runs in between
             return address
 
         if not once:
@@ -279,13 +288,13 @@ class Puller:
             await session.requests.ask(await master(queue), code, ext)
         else:
             await session.pool.send_oneway(await master(queue), code, ext, timeout=session.options.attempt_timeout)
-        return told
+        return used
 
     def keeper(self, queue: MessageQueue) -> object:
-        """Who has the group's offset of a queue; see `OffsetStore.keeper`."""
+        """Return the keeper of a queue's offset; see `OffsetStore.keeper`."""
         return self._session.requests.connection_to_master(queue)
 
-    # ---- a topic from here to its present end
+    # ---- reader
 
     def read(
         self,
@@ -320,7 +329,7 @@ class Puller:
 
 
 def _fields(queue: MessageQueue) -> dict[str, str]:
-    """How requests name a queue."""
+    """Return the fields that identify a queue in requests."""
     return {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name}
 
 
@@ -361,7 +370,7 @@ def _pull_result(answer: RemotingCommand, queue: MessageQueue, wanted: Subscript
 
 
 def inflated_result(result: PullResult) -> PullResult:
-    """The messages as their producers gave them: so many as inflate to 64 MiB, one at least."""
+    """Decompress the bodies, up to 64 MiB in all but at least one; the next pull returns the others."""
     messages: list[Message] = []
     size = 0
     for stored in result.messages:

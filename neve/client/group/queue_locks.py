@@ -1,6 +1,6 @@
-"""Locks of queues at their brokers: in a group that consumes in order at most one member reads a queue.
+"""Locks of queues at their brokers: in a group that consumes in order, at most one member reads a queue.
 
-A broker forgets a lock that was not renewed for 60 s. We count on ours for 30 s only, and renew it every 20 s.
+A broker expires a lock that is not renewed for 60 s. The client relies on it for 30 s, and renews it every 20 s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QueueLocks:
         self._group = group
 
     async def lock(self, queues: Iterable[MessageQueue]) -> tuple[set[MessageQueue], set[MessageQueue]]:
-        """Takes or renews. Those that are ours now, and those of which no broker said so or otherwise."""
+        """Lock queues, or renew their locks; return the locked queues, and those whose broker did not answer."""
         granted: set[MessageQueue] = set()
         unknown: set[MessageQueue] = set()
         for name, wanted in _by_broker(queues).items():
@@ -41,7 +41,7 @@ class QueueLocks:
                     )
                 )
             except NeveError as error:
-                log.warning("%s does not lock queues for %s: %s", name, self._group, error)
+                log.warning("queues not locked: broker=%s group=%s cause=%s", name, self._group, error)
                 self._session.routes.forget(wanted[0].topic)
                 unknown.update(wanted)
                 continue
@@ -50,7 +50,7 @@ class QueueLocks:
         return granted, unknown
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Gives back at once; without an answer the broker's 60 s do it."""
+        """Unlock queues. If a broker does not answer, its locks expire after 60 s."""
         for name, wanted in _by_broker(queues).items():
             try:
                 address = await self._address(wanted[0])
@@ -58,7 +58,7 @@ class QueueLocks:
                     address, RequestCode.UNLOCK_BATCH_MQ, {}, body=self._body(wanted), timeout=1.0
                 )
             except NeveError as error:
-                log.info("%s did not unlock queues of %s: %s", name, self._group, error)
+                log.info("queues not unlocked: broker=%s group=%s cause=%s", name, self._group, error)
 
     async def _address(self, queue: MessageQueue) -> str:
         return await self._session.routes.master(queue)

@@ -1,4 +1,4 @@
-"""A message that its consumer could not handle goes back: to the broker's delayed retry, in the end to %DLQ%group."""
+"""Returns failed messages to the broker, which redelivers them later and at last moves them to %DLQ%group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STORED = (
 
 
 class SendBack:
-    """The settlers back for the messages of one group."""
+    """Returns the messages of one group."""
 
     def __init__(self, session: Session, group: str, max_redeliveries: int) -> None:
         self._session = session
@@ -41,23 +41,24 @@ class SendBack:
         self._max_redeliveries = max_redeliveries
 
     async def retry(self, message: Message, delay_level: int) -> None:
-        """The broker that has the message delivers it again later; if it cannot, a copy is sent to %RETRY%group.
+        """Have the broker of the message redeliver it; if that fails, send a copy to %RETRY%group.
 
         Raises:
-            NeveError: neither way worked; the message is only here.
+            NeveError: both failed, so only this client has the message.
         """
         try:
             await self.ask_broker(message, delay_level)
         except NeveError as error:
-            log.warning("sending %s back failed, a copy goes to the retry topic: %s", message.msg_id, error)
+            log.warning("send back failed, sending a copy: msg_id=%s cause=%s", message.msg_id, error)
             times = message.reconsume_times if delay_level >= 0 else self._max_redeliveries
             await self.send_copy(message, times + 1)
 
     async def ask_broker(self, message: Message, delay_level: int) -> None:
-        """CONSUMER_SEND_MSG_BACK to the broker that has the message.
+        """Send CONSUMER_SEND_MSG_BACK to the broker of the message.
 
         Args:
-            delay_level: 0 lets the broker choose by the count of redeliveries; -1 means the dead letter queue.
+            message: a received message.
+            delay_level: 0 for a level by the count of redeliveries, -1 for the dead letter queue.
         """
         assert message.queue is not None
         ext = {
@@ -76,15 +77,17 @@ class SendBack:
         await self._session.requests.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
 
     async def send_copy(self, message: Message, reconsume_times: int, *, delayed: bool = True) -> None:
-        """An ordinary message to %RETRY%group on any broker that takes it; not `delayed`: the group has it at once.
+        """Send a copy to %RETRY%group on any broker that accepts it; unless `delayed`, the group receives it at once.
 
-        The broker moves one that came too often, or whose group holds locks (it consumes in order), to %DLQ%group.
+        The broker moves the copy to %DLQ%group if it was redelivered too often, or if the group holds locks because it
+        consumes in order.
 
-        Brokers create the retry topic at the first heartbeat of the group, or at the first send, and name servers may
-        not have its route yet. A delayed copy, which only members of the group send, then goes to the message's broker.
+        Brokers create the retry topic at the first heartbeat of the group or at the first send, and name servers may
+        not have its route yet. Then a delayed copy, which only members of the group send, is sent to the broker of the
+        message.
         """
         topic = f"{RETRY_PREFIX}{self._group}"
-        problem: NeveError = ClientError(f"no broker takes {topic}")
+        problem: NeveError = ClientError(f"no broker accepts messages to {topic}")
         for queue, beside in await self._retry_queues(topic, message, may_create=delayed):
             try:
                 header = self._header(message, reconsume_times, topic, queue, delayed=delayed)

@@ -1,1 +1,1 @@
-"""Connections, sessions and routes."""
+"""Connections, name servers, routes, requests and membership."""

@@ -1,7 +1,7 @@
-"""Connections to name servers and brokers: one per address, shared by all callers, opened when first needed.
+"""Connections to name servers and brokers: one for each address, shared by all callers, opened when first needed.
 
-A request whose answer does not come in time, or whose connection breaks after it was written, may or may not
-have been carried out: that is `UnknownOutcome`. One that was never written is `ConnectionFailed`.
+If no answer arrives in time, or the connection breaks after the request was written, the outcome is unknown
+(`UnknownOutcome`). If the request was never written, the error is `ConnectionFailed`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 FRAME_LIMIT = 16 << 20
 _ONEWAY = 2
-#: Of these a member of a set answers that is a slave now, that has no role yet, or that hands its role over.
+#: The codes of a member of a broker set that is a slave, has no role yet, or is in a switchover.
 NOT_MASTER = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
-# With what one says that ceased to be the master while it was waited for.
+# With the code of a master that lost its role during the request.
 _NOT_HERE = NOT_MASTER | {ResponseCode.SLAVE_NOT_AVAILABLE}
 
 ServerRequestHandler = Callable[["Connection", RemotingCommand], None]
@@ -53,7 +53,7 @@ class Connection(asyncio.Protocol):
         credentials: tuple[str, str] | None = None,
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_lost` hears the address when the connection has ended, whoever ended it."""
+        """`on_lost` is called with the address when the connection has ended."""
         self.address = address
         self._on_lost = on_lost
         self._credentials = credentials
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # of any loop: uvloop's is of no class of asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is no subclass of asyncio's
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
             while (frame := self._decoder.next_frame()) is not None:
                 self._dispatch(decode_command(frame))
         except NeveError as error:
-            log.warning("%s sent what cannot be read: %s", self.address, error)
+            log.warning("invalid data received, connection closed: address=%s cause=%s", self.address, error)
             self.close()
 
     @override
@@ -117,18 +117,19 @@ class Connection(asyncio.Protocol):
     # ---- for the pool
 
     async def invoke(self, code: int, ext: Mapping[str, str], body: bytes, timeout: float) -> RemotingCommand:
-        """The answer, whatever its code.
+        """Send a request; return the answer, whatever its code.
 
         Raises:
             ConnectionFailed: the connection was closed before the request was written.
-            UnknownOutcome: no answer within `timeout`, or the connection broke.
+            RequestTimeout: no answer arrived within `timeout` seconds.
+            ConnectionLost: the connection broke.
         """
         if self.is_closed or not self._writable.is_set():
             began = self._loop.time()
             await self._wait_writable(timeout)
-            timeout = max(timeout - (self._loop.time() - began), 0.001)  # what is left of it for the answer
+            timeout = max(timeout - (self._loop.time() - began), 0.001)  # the rest is for the answer
         opaque = self._next_opaque()
-        # First, because a request that cannot be encoded raises here: nothing waits for its answer then.
+        # First, because it raises if the request cannot be encoded.
         self._write(RemotingCommand(code=code, opaque=opaque, ext=self._fields(ext, body), body=body))
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         self._waiting[opaque] = future
@@ -180,7 +181,7 @@ class Connection(asyncio.Protocol):
             self._flush()
             self._transport.close()
 
-    # ---- inside
+    # ---- internal
 
     def _fields(self, ext: Mapping[str, str], body: bytes) -> dict[str, str]:
         return dict(ext) if self._credentials is None else signed(*self._credentials, ext, body)
@@ -191,7 +192,7 @@ class Connection(asyncio.Protocol):
                 async with asyncio.timeout(timeout):
                     await self._writable.wait()
             except TimeoutError:
-                raise ConnectionFailed(f"{self.address} takes no more bytes") from None
+                raise ConnectionFailed(f"{self.address} does not read what it is sent") from None
         if self.is_closed:
             raise ConnectionFailed(f"the connection to {self.address} is closed")
 
@@ -200,7 +201,7 @@ class Connection(asyncio.Protocol):
         return self._opaque
 
     def _write(self, command: RemotingCommand) -> None:
-        """Queues the bytes; all that is queued in one turn of the loop goes out in one write."""
+        """Buffer a command. All commands of one iteration of the loop are written together."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing += encode_command(command)
@@ -214,7 +215,7 @@ class Connection(asyncio.Protocol):
         future = self._waiting.pop(opaque, None)
         if future is not None and not future.done():
             future.set_exception(RequestTimeout(f"no answer from {self.address} within {seconds_text(timeout)}"))
-        if received == self._received:  # not a byte since: the peer is dead, or the network is
+        if received == self._received:  # nothing was received since: the peer or the network has failed
             self.close()
 
     def _dispatch(self, command: RemotingCommand) -> None:
@@ -227,7 +228,11 @@ class Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """Connections by address."""
+    """Connections by address.
+
+    `on_lost` is called with the address if a connection ended or could not be opened. `on_refused` is called with the
+    address of a broker that answered as one does that is not the master, or is busy.
+    """
 
     def __init__(
         self,
@@ -245,20 +250,20 @@ class ConnectionPool:
         self._connect_timeout = connect_timeout
         self._on_request = on_request
         self._on_connect = on_connect
-        self._on_lost = on_lost  # a connection to the address ended, or could not be made
-        self._on_refused = on_refused  # a broker says what one says that is not the master, and others when busy
+        self._on_lost = on_lost
+        self._on_refused = on_refused
         self._connections: dict[str, Connection] = {}
-        self._retiring: set[Connection] = set()  # answers are due over them, and no new request takes them
+        self._retiring: set[Connection] = set()  # they wait for answers, and get no new requests
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._pid = os.getpid()
         self._is_closed = False
 
     async def get(self, address: str) -> Connection:
-        """The open connection to `address`.
+        """Return the open connection to `address`, or open one.
 
         Raises:
-            ClientError: the client was closed, or this process was forked from the one that opened it.
-            ConnectionFailed: it cannot be reached.
+            ClientError: the client is closed, or this process was forked from the one that opened it.
+            ConnectionFailed: the address is unreachable.
         """
         self.check_usable()
         connection = self._connections.get(address)
@@ -269,12 +274,12 @@ class ConnectionPool:
             opening = asyncio.create_task(self._open(address), name=f"connect {address}")
             self._opening[address] = opening
             opening.add_done_callback(lambda _: self._opening.pop(address, None))
-        return await asyncio.shield(opening)  # the caller may give up; others wait for the same connection
+        return await asyncio.shield(opening)  # a cancelled caller must not cancel the connection of others
 
     async def invoke(
         self, address: str, code: int, ext: Mapping[str, str], *, body: bytes = b"", timeout: float
     ) -> RemotingCommand:
-        """The answer, whatever its code; `timeout` includes the time to connect."""
+        """Send a request; return the answer, whatever its code. `timeout` includes the time to connect."""
         deadline = asyncio.get_running_loop().time() + timeout
         connection = self._connections.get(address)
         if connection is None or connection.is_closed or self._pid != os.getpid() or self._is_closed:
@@ -288,7 +293,7 @@ class ConnectionPool:
         return answer
 
     def _retire(self, connection: Connection) -> None:
-        """The broker is about to stop: new requests need a new connection, those in flight still get their answers."""
+        """Use a connection for no new requests, because its broker is about to stop; answers still arrive over it."""
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
         self._retiring = {other for other in self._retiring if not other.is_closed}
@@ -297,7 +302,7 @@ class ConnectionPool:
             self._retiring.add(connection)
 
     def open_connection(self, address: str) -> Connection | None:
-        """The one that requests take now."""
+        """Return the open connection to `address`, or None."""
         connection = self._connections.get(address)
         return None if connection is None or connection.is_closed else connection
 
@@ -317,8 +322,9 @@ class ConnectionPool:
         await connection.send_oneway(code, ext, body, max(remaining, 0.001))
 
     def check_usable(self) -> None:
+        """Raise ClientError if the client is closed, or this process was forked from the one that opened it."""
         if self._pid != os.getpid():
-            raise ClientError("this client was made before a fork; make one in this process")
+            raise ClientError("this client was created before a fork: create one in this process")
         if self._is_closed:
             raise ClientError("the client is closed")
 
@@ -346,9 +352,11 @@ class ConnectionPool:
                 )
         except ssl.SSLCertVerificationError as error:
             why = f"its certificate is not trusted: {error.verify_message}"
-            raise ConnectionFailed(f"{address} is there, but {why}") from error
+            raise ConnectionFailed(f"{address} is reachable, but {why}") from error
         except ssl.SSLError as error:
-            raise ConnectionFailed(f"{address} is there, but TLS with it failed: {error.reason or error}") from error
+            raise ConnectionFailed(
+                f"{address} is reachable, but TLS with it failed: {error.reason or error}"
+            ) from error
         except (OSError, TimeoutError) as error:
             self._lost(address)
             hint = _WANTS_PLAIN if self._tls and not isinstance(error, ConnectionRefusedError) else ""

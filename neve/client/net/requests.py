@@ -155,7 +155,7 @@ class BrokerRequests:
     def connection_to_master(self, queue: MessageQueue) -> Connection | None:
         """Return the open connection to the known master of a queue.
 
-        What was sent over another connection may be lost, or unknown to a new master.
+        Commits that were sent over another connection may be lost, or unknown to a new master.
         """
         address = self._routes.known_master(queue)
         return None if address is None else self._pool.open_connection(address)

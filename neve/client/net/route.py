@@ -1,4 +1,4 @@
-"""Where the queues of a topic are: what the name server says, kept for a while."""
+"""The route of a topic: its queues and their brokers, decoded from an answer of a name server."""
 
 from __future__ import annotations
 
@@ -11,37 +11,45 @@ from neve.errors import ConnectionFailed, ProtocolError
 
 PERM_READ = 4
 PERM_WRITE = 2
-DEFAULT_TOPIC_QUEUES = 4  # of a topic that the first send will create; the route of DEFAULT_TOPIC stands in for it
-QUEUES_MAX = 65_536  # of a route; each is an object here
+DEFAULT_TOPIC_QUEUES = 4  # of a topic that the first send creates, after the route of DEFAULT_TOPIC
+QUEUES_MAX = 65_536  # of a route; each queue is an object
 
 
 class Reader(NamedTuple):
-    """A member of a broker that is read from."""
+    """A member of a broker set that is read from."""
 
     member: int
     address: str
-    #: Whom to turn to if it can't be: the master; while there is none, the next in turn.
+    #: The member to read from if this one fails: the master, or the next replica while there is no master.
     instead: int
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
-    """The queues to write to, the queues to read from and their brokers."""
+    """The queues of a topic and their brokers.
+
+    Attributes:
+        write_queues: the writable queues, sorted.
+        read_queues: the readable queues, sorted.
+        brokers: the brokers by name.
+        without_master: a broker with writable queues that has no master now, or None.
+    """
 
     write_queues: tuple[MessageQueue, ...]
     read_queues: tuple[MessageQueue, ...]
     brokers: Mapping[str, BrokerInfo]
-    # Has queues to write to, and no master now.
     without_master: str | None = None
 
     def master(self, broker_name: str) -> str | None:
+        """Return the address of a broker's master, or None if it is unknown."""
         broker = self.brokers.get(broker_name)
         return broker.master if broker else None
 
     def require_master(self, broker_name: str) -> str:
-        """
+        """Return the address of a broker's master.
+
         Raises:
-            ConnectionFailed: none is known, so nothing was asked of it.
+            ConnectionFailed: no master is known, so no request was sent to it.
         """
         address = self.master(broker_name)
         if address is None:
@@ -49,12 +57,12 @@ class TopicRoute:
         return address
 
     def address(self, broker_name: str) -> str | None:
-        """The master, or while there is none any replica: it can be read from."""
+        """Return the address to read from: the master, or a replica while there is no master."""
         reader = self.reader(broker_name, MASTER_ID)
         return None if reader is None else reader.address
 
     def reader(self, broker_name: str, wanted: int) -> Reader | None:
-        """Who is read from: the member that is wanted, else as RocketMQ's clients choose."""
+        """Return the member to read from: the wanted one, or another as RocketMQ's clients choose it."""
         broker = self.brokers.get(broker_name)
         if broker is None or not broker.addresses:
             return None
@@ -65,13 +73,13 @@ class TopicRoute:
         return Reader(member, broker.addresses[member], MASTER_ID if broker.master is not None else following)
 
     def is_set(self, broker_name: str) -> bool:
-        """Whether the broker has replicas: one of them may be its master soon."""
+        """Return whether the broker has replicas, of which one may become master."""
         broker = self.brokers.get(broker_name)
         return broker is not None and (len(broker.addresses) > 1 or MASTER_ID not in broker.addresses)
 
 
 def parse_brokers(data: Any) -> dict[str, BrokerInfo]:
-    """Brokers by name from a list of BrokerData."""
+    """Return the brokers of a list of BrokerData, by name."""
     brokers: dict[str, BrokerInfo] = {}
     for item in data or ():
         addresses = {int(key): str(value) for key, value in (item.get("brokerAddrs") or {}).items()}
@@ -81,10 +89,10 @@ def parse_brokers(data: Any) -> dict[str, BrokerInfo]:
 
 
 def parse_route(topic: str, data: Any) -> TopicRoute:
-    """The route from a TopicRouteData body.
+    """Return the route of a TopicRouteData object.
 
     Raises:
-        ProtocolError: it is not one.
+        ProtocolError: the object is invalid.
     """
     try:
         brokers = parse_brokers(data.get("brokerDatas"))
@@ -103,7 +111,7 @@ def parse_route(topic: str, data: Any) -> TopicRoute:
             if perm & PERM_READ:
                 read += _queues(topic, name, int(queues["readQueueNums"]), QUEUES_MAX - len(read))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the name server's route of {topic} cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid route of {topic} from the name server: {error!r}") from error
     return TopicRoute(tuple(sorted(write)), tuple(sorted(read)), brokers, without_master)
 
 
@@ -114,7 +122,7 @@ def _queues(topic: str, broker_name: str, count: int, limit: int) -> list[Messag
 
 
 def route_from_default(topic: str, default: TopicRoute) -> TopicRoute:
-    """The route that `topic` will have when a broker creates it out of the default topic."""
+    """Return the route that `topic` will have if a broker creates it after the default topic."""
     queues = _renamed(topic, default.write_queues, DEFAULT_TOPIC_QUEUES)
     return TopicRoute(queues, queues, default.brokers, default.without_master)
 

@@ -1,1 +1,1 @@
-"""Producers: what is sent, where to, and what comes back."""
+"""Producers: messages, their queues, requests and replies, transactions."""

@@ -1,4 +1,4 @@
-"""Bodies on their way out: what is large is deflated, and the sysFlag says how."""
+"""Compresses the bodies of messages; the sysFlag has the algorithm."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, CO
 
 
 def compress(body: bytes, kind: str, level: int) -> tuple[bytes, int]:
-    """The compressed body and its sysFlag. `kind` is zlib, or lz4 or zstd when `lz4` or `zstandard` is installed.
+    """Return the compressed body and its sysFlag.
+
+    Args:
+        body: the body.
+        kind: `zlib`, `lz4` or `zstd`; the last two need the package `lz4` or `zstandard`.
+        level: the compression level.
 
     Raises:
-        ClientError: there is no such kind, or its library is not installed.
+        ClientError: the kind is unknown, or its package is not installed.
     """
     found = _KINDS.get(kind)
     if found is None:
-        raise ClientError(f"no compression {kind!r}: there are {', '.join(_KINDS)}")
+        raise ClientError(f"unknown compression {kind!r}; known are {', '.join(_KINDS)}")
     deflate, flag = found
     try:
         return deflate(body, level), COMPRESSED | flag

@@ -1,8 +1,8 @@
-"""Which brokers a producer keeps away from for a while: the slower the last answer, the longer.
+"""Brokers that a producer avoids for a while: the slower the last answer, the longer.
 
-RocketMQ's MQFaultStrategy has two tables, read together: after an answer that took at least `_LATENCY_MS[i]` its broker
-is left alone for `_NOT_AVAILABLE_MS[i]`. A broker that refused or could not be asked counts as one that took 10 s. One
-that refused is, until its next success, also "unreachable": among those left alone it is the last choice.
+As in RocketMQ's MQFaultStrategy, an answer that took at least `_LATENCY_MS[i]` makes its broker unavailable for
+`_NOT_AVAILABLE_MS[i]`. A failure counts as an answer after 10 s. A broker that answered with an error is also
+unreachable until its next success, and is then the last choice.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class _Fault:
 
 
 class FaultTable:
-    """Remembers until when a broker should be left alone. `now_ms` must not go back."""
+    """Records until when each broker is avoided. `now_ms` is a monotonic clock."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._faults: dict[str, _Fault] = {}
 
     def answered(self, broker_name: str, latency_ms: float) -> None:
-        """A success: it may have been slow."""
+        """Record a success and its latency."""
         self._update(broker_name, latency_ms, is_reachable=True)
 
     def failed(self, broker_name: str) -> None:
-        """No answer came, or it could not be asked."""
+        """Record that no answer arrived, or that the broker is unreachable."""
         self._update(broker_name, _ISOLATED_AS_MS, is_reachable=True)
 
     def refused(self, broker_name: str) -> None:
-        """It answered with an error."""
+        """Record that the broker answered with an error."""
         self._update(broker_name, _ISOLATED_AS_MS, is_reachable=False)
 
     def is_available(self, broker_name: str) -> bool:
@@ -54,10 +54,10 @@ class FaultTable:
         fault = self._faults.get(broker_name)
         if fault is None:
             if not pause and is_reachable:
-                return  # nothing to remember about a broker that is well
+                return  # a healthy broker needs no entry
             fault = self._faults[broker_name] = _Fault()
         fault.is_reachable = is_reachable
-        if pause:  # a quick answer does not shorten a pause that is running
+        if pause:  # a fast answer does not shorten the present pause
             fault.until_ms = max(fault.until_ms, self._now_ms() + pause)
 
 

@@ -1,4 +1,4 @@
-"""Sending: choose a queue, ask its master, on failure another broker. Conditions are those of DefaultMQProducerImpl."""
+"""Sends messages: selects a queue, asks its master, and tries another broker after a failure."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _STATUS = {
 }
 
 
-_PATIENCE_S = 1.0  # an answer takes so long only where something is wrong
+_PATIENCE_S = 1.0  # without an answer; then the master is looked up
 _ELECTION_PAUSES_S = (0.05, 0.1, 0.2)
 
 
 @dataclass(slots=True)
 class Repeats:
-    """How many requests of a draft left after one without an answer: its messages may be stored more than once."""
+    """Counts requests of a draft that followed one without an answer, so that its messages may be stored twice."""
 
     cause: UnknownOutcome | None = None  # of the latest request without an answer
     count: int = 0
 
-    def left(self, draft: Draft) -> None:
-        """Note that a request was sent; `cause` is still that of an earlier one."""
+    def record(self, draft: Draft) -> None:
+        """Record that a request was sent. `cause` is still that of an earlier request."""
         if self.cause is not None:
             self.count += 1
             first = draft.msg_id.partition(",")[0]
@@ -56,7 +56,7 @@ class Repeats:
 
 
 class Producer:
-    """The sending half of a client. What brokers stored is noted in `traces`, if there are any."""
+    """Sends the messages of one client, and records stored messages in `traces` if it is given."""
 
     def __init__(self, session: Session, traces: Traces | None) -> None:
         self._session = session
@@ -95,7 +95,7 @@ class Producer:
         )
 
     async def recall(self, topic: str, handle: str, *, timeout: float | None = None) -> str:
-        """See `AsyncClient.recall`."""
+        """Cancel a delayed message and return its id: `AsyncClient.recall`."""
         check_topic(topic)
         broker_name = _broker_of(handle)
         route = await self._session.routes.to_publish(topic)
@@ -122,19 +122,24 @@ class Producer:
         attempt_timeout: float | None = None,
         repeats: Repeats | None = None,
     ) -> SendResult:
-        """Up to 1 + `send_retries` attempts within `timeout`.
+        """Send a draft, with up to 1 + `send_retries` attempts within `timeout` seconds.
 
-        What a broker with replicas did not take because it is not, or has not, the master now is no attempt: there may
-        be one soon.
+        An attempt that failed because a broker with replicas has no master, or is not the master, does not count: a
+        master may be elected soon.
 
         Args:
-            attempt_timeout: seconds that one attempt waits for its answer; by default those of the options.
-            repeats: of earlier calls with this draft.
+            draft: the encoded message.
+            queue: the target queue, or None for the next in turn.
+            timeout: the time limit in seconds; None for that of the options.
+            group: the producer group; by default that of the options.
+            retry_on: the error codes after which another broker is tried.
+            attempt_timeout: the time limit of one attempt in seconds; by default that of the options.
+            repeats: the record of earlier calls with this draft.
 
         Raises:
-            BrokerError: refused, and no other broker took it.
-            UnknownOutcome: no attempt succeeded and at least one may have been carried out.
-            ConnectionFailed: no attempt left this client.
+            BrokerError: a broker refused the message, and no other accepted it.
+            UnknownOutcome: no attempt succeeded, and at least one may have been executed.
+            ConnectionFailed: no broker was reachable.
         """
         options = self._session.options
         group = group or options.producer_group
@@ -164,33 +169,35 @@ class Producer:
                 problem = error
                 may_be_elected = error.code in NOT_MASTER and route.is_set(target.broker_name)
             except UnknownOutcome as error:
-                repeats.left(draft)
+                repeats.record(draft)
                 problem = repeats.cause = error
             except ConnectionFailed as error:
                 problem = error
                 may_be_elected = route.is_set(target.broker_name)
             else:
-                repeats.left(draft)
+                repeats.record(draft)
                 if result.status is SendStatus.SEND_OK or not options.retry_when_not_stored_ok:
                     return result
-                reserved = result  # stored, but with a reservation: another broker may do better
+                reserved = result  # stored, but not flushed or replicated in time
                 attempts += 1
                 continue
             attempts, waits = attempts + (not may_be_elected), waits + may_be_elected
             self._session.routes.forget(draft.topic)
-            if attempts <= options.send_retries and len(set(tried)) < len(tried):  # the same broker again: not at once
+            if attempts <= options.send_retries and len(set(tried)) < len(
+                tried
+            ):  # the same broker again, after a pause
                 pause = 0.05 * 2 ** (attempts - 1)
                 if may_be_elected:
                     pause = _ELECTION_PAUSES_S[min(waits, len(_ELECTION_PAUSES_S)) - 1]
                 await asyncio.sleep(min(pause, max(deadline - now(), 0)))
         if reserved is not None:
             return reserved
-        raise repeats.cause or problem or ConnectionFailed(f"no route to {draft.topic} in time")
+        raise repeats.cause or problem or ConnectionFailed(f"no route to {draft.topic} was found in time")
 
     async def _attempt(
         self, draft: Draft, target: MessageQueue, route: TopicRoute, deadline: float, group: str
     ) -> SendResult:
-        """One request, answered before `deadline`; what came of it is remembered about the broker."""
+        """Send one request, to be answered before `deadline`, and record the outcome for its broker."""
         now = asyncio.get_running_loop().time
         began = now()
         code = RequestCode.SEND_BATCH_MESSAGE if draft.is_batch else RequestCode.SEND_MESSAGE_V2
@@ -230,13 +237,13 @@ class Producer:
         )
 
     def _choose(self, draft: Draft, route: TopicRoute, queue: Queue | None, tried: Sequence[str]) -> MessageQueue:
-        """The asked-for queue; else the next in turn whose broker is available, else reachable, and was not tried."""
+        """Return the chosen queue, or the next in turn of a broker that was not tried and is available or reachable."""
         if isinstance(queue, MessageQueue):
             return queue
         topic = draft.topic
         candidates = [q for q in route.write_queues if not isinstance(queue, int) or q.queue_id == queue]
         if not candidates and route.without_master is not None:
-            return MessageQueue(topic, route.without_master, 0)  # as soon as it has one
+            return MessageQueue(topic, route.without_master, 0)  # it may get a master soon
         if not candidates:
             which = "queue" if queue is None else f"queue {queue}"
             raise ClientError(f"{topic} has no {which} to write to", ResponseCode.TOPIC_NOT_EXIST)
@@ -255,7 +262,7 @@ class Producer:
 
 
 def _broker_of(handle: str) -> str:
-    """The broker in a recall handle: base64 of `v1 topic broker deliver-ms key`."""
+    """Return the broker of a recall handle: base64 of `v1 topic broker deliver-ms key`."""
     try:
         parts = base64.urlsafe_b64decode(handle).decode().split(" ")
     except (binascii.Error, ValueError) as error:

@@ -1,10 +1,10 @@
-"""Request and reply over topics: a message that says where its answer is to go, and an answer pushed back by a broker.
+"""Request and reply: a message with the address of its requester, and a reply that a broker pushes to it.
 
-    request    SEND_MESSAGE_V2 with CORRELATION_ID, REPLY_TO_CLIENT (the owner's client id) and TTL (ms)
+    request    SEND_MESSAGE_V2 with CORRELATION_ID, REPLY_TO_CLIENT (the requester's client id) and TTL (ms)
     reply      SEND_REPLY_MESSAGE_V2 to the cluster's reply topic, with the same three properties and MSG_TYPE=reply
-    the broker finds the owner among its producers: PUSH_REPLY_MESSAGE_TO_CLIENT
+    push       PUSH_REPLY_MESSAGE_TO_CLIENT from the broker to the requester, which is one of its producers
 
-A broker must know the owner before the answer comes, so a request first makes the client known to the topic's brokers.
+A request therefore first makes the client known to the brokers of the topic.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PROPERTY_TTL = "TTL"
 PROPERTY_MESSAGE_TYPE = "MSG_TYPE"
 REPLY = "reply"
 REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
-_ASKED = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT)  # what only a request has
+_REQUEST_PROPERTIES = (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO_CLIENT)
 
 
 class Requests:
-    """The requests of a client that wait for their replies, and its replies to others."""
+    """Sends the requests of one client, which wait for their replies, and its own replies."""
 
     def __init__(self, session: Session, producer: Producer) -> None:
         self._session, self._producer = session, producer
@@ -51,7 +51,7 @@ class Requests:
         session.membership.code_handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] = self._serve
 
     async def request(self, what: SendRequest, timeout: float) -> Message:
-        """See `AsyncClient.request`."""
+        """Send a message and return the reply: `AsyncClient.request`."""
         check_timeout(timeout)
         correlation = str(UUID(bytes=self._session.options.entropy(16), version=4))
         own = {
@@ -83,45 +83,45 @@ class Requests:
         await self._session.membership.introduce(self._session.options.producer_group, route.brokers.values())
 
     async def reply(self, request: Message, what: SendRequest) -> SendResult:
-        """See `AsyncClient.reply`; `what` goes to `reply_topic(request)`."""
+        """Send a reply, which must have the topic `reply_topic(request)`: `AsyncClient.reply`."""
         asked = request.properties
         own = {PROPERTY_MESSAGE_TYPE: REPLY}
-        own |= {name: asked[name] for name in (*_ASKED, PROPERTY_TTL) if name in asked}
+        own |= {name: asked[name] for name in (*_REQUEST_PROPERTIES, PROPERTY_TTL) if name in asked}
         return await self._producer.deliver(self._producer.drafts.single(what.message, own), None, what.timeout)
 
     def _serve(self, connection: Connection, request: RemotingCommand) -> bool:
         try:
             message = _pushed(request)
         except (KeyError, ValueError, ModuleNotFoundError) as error:
-            log.warning("%s pushed a reply that cannot be read: %r", connection.address, error)
+            log.warning("invalid reply received: address=%s cause=%r", connection.address, error)
             connection.answer(request, ResponseCode.SYSTEM_ERROR, "process reply message fail")
             return True
         waiting = self._waiting.get(message.properties.get(PROPERTY_CORRELATION_ID, ""))
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
         else:
-            log.info("the reply %s from %s is for nobody who still waits", message.msg_id, message.born_host)
+            log.info("late reply ignored: msg_id=%s from=%s", message.msg_id, message.born_host)
         connection.answer(request, ResponseCode.SUCCESS)
         return True
 
 
 def reply_topic(request: Message) -> str:
-    """Where the answer to a consumed message goes.
+    """Return the topic for the reply to a consumed message.
 
     Raises:
-        ClientError: it was not sent with `request`.
+        ClientError: the message was not sent by `request`.
     """
-    missing = {PROPERTY_CLUSTER, *_ASKED} - request.properties.keys()
+    missing = {PROPERTY_CLUSTER, *_REQUEST_PROPERTIES} - request.properties.keys()
     if missing:
         raise ClientError(f"{request.msg_id} is no request: it has no {', '.join(sorted(missing))}")
     return f"{request.properties[PROPERTY_CLUSTER]}_{REPLY_TOPIC_POSTFIX}"
 
 
 def _pushed(request: RemotingCommand) -> Message:
-    """The reply in a PUSH_REPLY_MESSAGE_TO_CLIENT, whose header has the long names of a send's.
+    """Return the reply of a PUSH_REPLY_MESSAGE_TO_CLIENT, whose header has the long field names of a send.
 
     Raises:
-        KeyError, ValueError, ModuleNotFoundError: it cannot be read.
+        KeyError, ValueError, ModuleNotFoundError: the request is invalid, or its compression is not supported.
     """
     ext = request.ext or {}
     properties = bytes_to_properties(ext.get("properties", "").encode())

@@ -1,4 +1,4 @@
-"""Sends the client's traces in the background: twenty in a message, or what there is after five seconds."""
+"""Sends the traces of a client in the background, in messages of 20, or after 5 s."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
 
 
 class TraceSender:
-    """A message of traces is sent as any other, with its retries; if that fails they are lost, and counted."""
+    """Sends traces with the retries of any message; if that fails, they are dropped and counted."""
 
     def __init__(self, session: Session, producer: Producer, traces: Traces) -> None:
         self._session = session
         self._producer = producer
         self._traces = traces
         self._group = f"{_GROUP_PREFIX}-{session.options.producer_group}"
-        self._told = 0
+        self._logged = 0
         self._sending = asyncio.Lock()
 
     async def forever(self) -> None:
@@ -36,23 +36,23 @@ class TraceSender:
             await self.flush()
 
     async def flush(self) -> None:
-        """Returns when all that was noted before has been sent, or was dropped."""
+        """Wait until all recorded traces are sent or dropped."""
         async with self._sending:
             while batch := self._traces.take():
                 await self._send(batch)
-            if self._traces.dropped > self._told:
-                log.warning("%d traces were dropped", self._traces.dropped - self._told)
-                self._told = self._traces.dropped
+            if self._traces.dropped > self._logged:
+                log.warning("traces dropped: count=%d", self._traces.dropped - self._logged)
+                self._logged = self._traces.dropped
 
     async def close(self) -> None:
-        """Sends what there is, for five seconds at most."""
+        """Send the remaining traces, for at most 5 s."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self.flush()
         except TimeoutError:
             while batch := self._traces.take():
                 self._traces.dropped += len(batch)
-            log.warning("the client closed before all traces were sent")
+            log.warning("traces dropped: the client was closed before they were sent")
 
     async def _send(self, batch: list[Trace]) -> None:
         words = dict.fromkeys(word for trace in batch for word in trace.words)
@@ -63,6 +63,6 @@ class TraceSender:
             await self._producer.deliver(draft, None, None, group=self._group)
             is_sent = True
         except NeveError as error:
-            log.info("%d traces: %s", len(batch), error)
-        finally:  # or the client closes
+            log.info("traces not sent: count=%d cause=%s", len(batch), error)
+        finally:  # also after a cancellation
             self._traces.dropped += 0 if is_sent else len(batch)

@@ -1,13 +1,13 @@
-"""Transactional messages: a half message that no consumer sees, the sender's own work, then commit or rollback.
+"""Transactional messages: a half message that consumers do not receive, the caller's work, then commit or rollback.
 
-    TransactionProducer.begin ──▶ half message (TRAN_MSG, PGROUP; sysFlag TRANSACTION_PREPARED)
-    the caller's own transaction
-    Transaction.commit / rollback ──▶ END_TRANSACTION
-    neither, or it was lost: the broker asks a live producer of the group (CHECK_TRANSACTION_STATE), which answers with
-    END_TRANSACTION and fromTransactionCheck=true over the same connection; on "unknown" it asks again later
+    TransactionProducer.begin       half message (TRAN_MSG, PGROUP; sysFlag TRANSACTION_PREPARED)
+    Transaction.commit / rollback   END_TRANSACTION
+    if neither arrives              CHECK_TRANSACTION_STATE from the broker to a live producer of the group, which
+                                    answers over the same connection: END_TRANSACTION with fromTransactionCheck=true;
+                                    after UNKNOWN the broker asks again later
 
-An error in the caller's work leaves the outcome to the check: only the caller's own records can say whether, say, a
-commit to a database took effect before it failed.
+If the caller's work raises, the check decides: only the caller's own records show whether, for example, a commit to a
+database took effect before it failed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from neve.remoting.command import RemotingCommand
 
 log = logging.getLogger(__name__)
 
-CHECKS_MAX = 2000  # at once; beyond that a question is dropped, and the broker asks again
+CHECKS_MAX = 2000  # that run at a time; further ones are dropped, and the broker asks again
 _CHECK_ANSWER_S = 3.0
 
 
 class LocalTransactionState(IntEnum):
-    """How the caller's own part ended; the values are the commitOrRollback of END_TRANSACTION."""
+    """The outcome of the caller's work. Values are those of commitOrRollback in END_TRANSACTION."""
 
     UNKNOWN = 0
     COMMIT = TRANSACTION_COMMIT
@@ -52,7 +52,7 @@ class LocalTransactionState(IntEnum):
 
 
 Decision = LocalTransactionState | Awaitable[LocalTransactionState]
-#: Asked with the message; tells how its transaction ended, or UNKNOWN to be asked again.
+#: Returns the outcome of the transaction of a message; after UNKNOWN the broker asks again.
 Check = Callable[[Message], Decision]
 _TRACED_AS = {
     LocalTransactionState.UNKNOWN: "UNKNOW",
@@ -68,14 +68,20 @@ _RESERVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
-    """What became of a transactional send. `sent` tells where the half message is, not what consumers get."""
+    """The result of a transactional send. `sent` is the result of the half message."""
 
     state: LocalTransactionState
     sent: SendResult
 
 
 class Transaction:
-    """A half message that waits for its end. `message.msg_id` is the id under which a check will ask for it."""
+    """A transaction that has begun.
+
+    Attributes:
+        message: the message; a check identifies the transaction by its `msg_id`.
+        sent: the result of the half message.
+        state: the outcome; UNKNOWN until the transaction has ended.
+    """
 
     def __init__(self, producer: TransactionProducer, message: Message, sent: SendResult) -> None:
         self._producer = producer
@@ -85,22 +91,24 @@ class Transaction:
 
     @property
     def id(self) -> str:
+        """The id of the message, by which a check identifies the transaction."""
         return self.message.msg_id
 
     async def commit(self) -> None:
-        """Has the message delivered.
+        """Have the message delivered.
 
         Raises:
-            NeveError: the broker did not confirm it; it will ask the group's check how the transaction ended.
+            NeveError: the broker did not confirm the commit; it asks the check of the group.
+            ClientError: the transaction has ended.
         """
         await self.finish(LocalTransactionState.COMMIT)
 
     async def rollback(self) -> None:
-        """Has the message dropped; errors as of `commit`."""
+        """Have the message dropped. Errors are those of `commit`."""
         await self.finish(LocalTransactionState.ROLLBACK)
 
     async def finish(self, state: LocalTransactionState) -> None:
-        """`commit` or `rollback`, once. UNKNOWN says nothing to the broker: it will ask."""
+        """Commit or roll back. UNKNOWN sends nothing: the broker asks the check. Errors are those of `commit`."""
         if state is LocalTransactionState.UNKNOWN:
             return
         if self.state is not LocalTransactionState.UNKNOWN:
@@ -110,9 +118,9 @@ class Transaction:
 
 
 class TransactionProducer:
-    """A member of a producer group that also answers the broker's questions; enter it to join.
+    """A member of a producer group that sends transactional messages and answers checks. `async with` joins the group.
 
-    A process that only answers, for example after a restart, need not send anything.
+    It answers checks even if it never sends, for example after a restart.
     """
 
     def __init__(self, session: Session, producer: Producer, checks: Checks, group: str, check: Check) -> None:
@@ -129,10 +137,11 @@ class TransactionProducer:
         await self.close()
 
     async def start(self) -> None:
-        """Joins the group at all brokers; from now on checks may come.
+        """Join the group at all brokers, which may then send checks. `async with` does this.
 
         Raises:
-            ClientError: this client has a producer of the group already.
+            ClientError: this client already has a transaction producer of the group.
+            NeveError: no name server returned the list of brokers.
         """
         self._checks.join(self)
         try:
@@ -142,7 +151,7 @@ class TransactionProducer:
             raise
 
     async def close(self) -> None:
-        """Leaves the group: other members answer for what is still open."""
+        """Leave the group: other members answer checks of open transactions."""
         if self._checks.leave(self):
             await self._session.membership.leave_producer_group(self.group)
 
@@ -157,11 +166,15 @@ class TransactionProducer:
         flag: int = 0,
         timeout: float | None = None,
     ) -> Transaction:
-        """Sends the half message. End it with `commit` or `rollback`, or leave it to the check.
+        """Send a half message. End the transaction by `commit` or `rollback`, or leave it to the check.
+
+        Arguments are those of `AsyncClient.send`.
 
         Raises:
-            BrokerError: refused, or stored with a reservation (flush, replica) and therefore rolled back.
-            UnknownOutcome: it may be stored; then the check will be asked for a transaction that was never begun.
+            BrokerError: the broker refused the message, or did not flush or replicate it in time: then it is rolled
+                back.
+            UnknownOutcome: the message may be stored. Then the check is asked for a transaction that has not begun.
+            ClientError: the producer is not started, or an argument is invalid.
         """
         if not self._checks.has(self):
             raise ClientError("the transaction producer is not started: use `async with`")
@@ -187,9 +200,10 @@ class TransactionProducer:
         flag: int = 0,
         timeout: float | None = None,
     ) -> AsyncIterator[Transaction]:
-        """`async with producer.transaction(topic, body) as transaction:` around the caller's own work.
+        """Enclose the caller's own work: `async with producer.transaction(topic, body) as transaction:`.
 
-        Leaving the block commits, unless `rollback` was called in it. An error passes through, and the check decides.
+        The end of the block commits, unless the transaction was ended in it. If the block raises, the check decides.
+        Arguments and errors are those of `begin`.
         """
         transaction = await self.begin(
             topic, body, tags=tags, keys=keys, properties=properties, flag=flag, timeout=timeout
@@ -210,7 +224,10 @@ class TransactionProducer:
         flag: int = 0,
         timeout: float | None = None,
     ) -> TransactionResult:
-        """The half message, then `execute` with the message, then what it decided. Errors of `execute` pass through."""
+        """Send a half message, call `execute` with it, and end the transaction as it returns.
+
+        Arguments and errors are those of `begin`. If `execute` raises, the check decides.
+        """
         transaction = await self.begin(
             topic, body, tags=tags, keys=keys, properties=properties, flag=flag, timeout=timeout
         )
@@ -219,7 +236,7 @@ class TransactionProducer:
         return TransactionResult(state, transaction.sent)
 
     async def end(self, transaction: Transaction, state: LocalTransactionState) -> None:
-        """END_TRANSACTION for a half message that this producer sent."""
+        """Send END_TRANSACTION for a transaction of this producer."""
         await self._session.requests.within(None, self._end(transaction, state))
 
     async def _end(self, transaction: Transaction, state: LocalTransactionState) -> None:
@@ -240,9 +257,9 @@ class TransactionProducer:
 
 
 class Checks:
-    """Takes CHECK_TRANSACTION_STATE from brokers and has the group's producer answer. One per client.
+    """Answers the CHECK_TRANSACTION_STATE requests of brokers by the producers of one client.
 
-    Every END_TRANSACTION is noted in `traces`, if there are any.
+    Every END_TRANSACTION is recorded in `traces` if it is given.
     """
 
     def __init__(self, session: Session, traces: Traces | None) -> None:
@@ -254,10 +271,10 @@ class Checks:
 
     def join(self, producer: TransactionProducer) -> None:
         if self._producers.setdefault(producer.group, producer) is not producer:
-            raise ClientError(f"this client has a transaction producer of {producer.group} already")
+            raise ClientError(f"this client already has a transaction producer of {producer.group}")
 
     def leave(self, producer: TransactionProducer) -> bool:
-        """Whether it was there."""
+        """Remove the producer; return whether it was there."""
         if not self.has(producer):
             return False
         del self._producers[producer.group]
@@ -275,7 +292,7 @@ class Checks:
         try:
             message = message_from_record(decode_record(request.body), ext.get("bname", ""))
         except (MalformedRecord, ValueError) as error:
-            log.warning("%s asks about a transaction that cannot be read: %s", connection.address, error)
+            log.warning("invalid transaction check received: address=%s cause=%s", connection.address, error)
             return False
         producer = self._producers.get(message.properties.get(PROPERTY_PRODUCER_GROUP, ""))
         if producer is None or message.msg_id in self._running or len(self._running) >= CHECKS_MAX:
@@ -303,14 +320,19 @@ class Checks:
             self.trace_end(message, fields, state, connection.address)
             await connection.send_oneway(RequestCode.END_TRANSACTION, fields, b"", _CHECK_ANSWER_S)
         except NeveError as error:
-            log.info("answer about %s to %s: %s", message.msg_id, connection.address, error)  # it asks again
+            log.info(
+                "answer to transaction check not sent: msg_id=%s address=%s cause=%s",
+                message.msg_id,
+                connection.address,
+                error,
+            )
         finally:
             self._running.discard(message.msg_id)
 
     def trace_end(
         self, message: Message, fields: Mapping[str, str], state: LocalTransactionState, address: str
     ) -> None:
-        """Notes the END_TRANSACTION with these fields."""
+        """Record the END_TRANSACTION with these fields."""
         if self._traces is not None:
             name = _TRACED_AS[state]
             by_check = fields["fromTransactionCheck"] == "true"
@@ -326,7 +348,7 @@ async def _decided(decision: Decision) -> LocalTransactionState:
 
 
 async def _asked(check: Check, message: Message) -> LocalTransactionState:
-    """What the check says; an error in it is an "unknown" for the broker and a line in the log for the operator."""
+    """Return the result of the check. If it raises, log the error and return UNKNOWN."""
 
     async def call() -> LocalTransactionState:
         return await _decided(check(message))
@@ -337,6 +359,6 @@ async def _asked(check: Check, message: Message) -> LocalTransactionState:
         return LocalTransactionState.UNKNOWN
     error = asking.exception()
     if error is not None:
-        log.error("the check of transaction %s failed: %r", message.msg_id, error, exc_info=error)
+        log.error("transaction check failed: msg_id=%s error=%r", message.msg_id, error, exc_info=error)
         return LocalTransactionState.UNKNOWN
     return asking.result()

@@ -5,12 +5,12 @@ Fields with \\x01 between them, each line ended by \\x02:
     Pub             ms  region  group  topic  message id  tags  keys  store host  body length  cost  message type
                     offset message id  success
     SubBefore       ms  region  group  request id  message id  redeliveries  keys
-    SubAfter        request id  message id  cost  success  keys  how it ended  ms  group
+    SubAfter        request id  message id  cost  success  keys  outcome  ms  group
     EndTransaction  ms  region  group  topic  message id  tags  keys  store host  message type  transaction id  state
                     by a check
 
-`ms` is the time since 1970, `cost` a duration in ms. What is missing is `null`, as in Java: its reader would lose an
-empty field at the end.
+`ms` is the time since 1970, `cost` a duration in ms. Missing values are `null`, as in Java, whose reader would lose an
+empty last field.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BETWEEN, _END = "\x01", "\x02"
 
 
 class MessageType(IntEnum):
-    """What was sent; Java's ordinals."""
+    """The type of a message; values are Java's ordinals."""
 
     NORMAL = 0
     HALF = 1
@@ -36,7 +36,7 @@ class MessageType(IntEnum):
 
 
 class Ended(IntEnum):
-    """What an application did with a message; the ordinals of ConsumeReturnType."""
+    """The outcome of a delivery; values are the ordinals of ConsumeReturnType."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -45,14 +45,14 @@ class Ended(IntEnum):
 
 
 class Trace(NamedTuple):
-    """One line, and the words that it is found by."""
+    """One line of a trace message, and the keys by which it can be found."""
 
     line: str
     words: tuple[str, ...]
 
 
 class Sent(NamedTuple):
-    """One message that a broker stored. Times in ms."""
+    """A message that a broker stored. Times are in ms."""
 
     at: int
     cost: int
@@ -67,7 +67,7 @@ class Sent(NamedTuple):
 
 
 def pub(sent: Sent) -> Trace:
-    """One message sent."""
+    """Return the trace of a sent message."""
     message = sent.message
     return _trace(
         message, sent.msg_id,
@@ -77,7 +77,7 @@ def pub(sent: Sent) -> Trace:
 
 
 def sub_before(message: Message, group: str, request_id: str, at: int) -> Trace:
-    """One message handed to a handler at `at` (ms)."""
+    """Return the trace of a delivery to the application at `at`, in ms since 1970."""
     return _trace(
         message, message.msg_id,
         "SubBefore", at, region(message), group, request_id, message.msg_id, message.reconsume_times, _keys(message),
@@ -85,7 +85,7 @@ def sub_before(message: Message, group: str, request_id: str, at: int) -> Trace:
 
 
 def sub_after(message: Message, group: str, request_id: str, *, at: int, cost: int, ended: Ended) -> Trace:
-    """An ack that came too late is a success too, as far as the application is concerned."""
+    """Return the trace of a settled message. A late ack counts as a success of the application."""
     is_success = ended in (Ended.SUCCESS, Ended.TIME_OUT)
     return _trace(
         message, message.msg_id,
@@ -96,7 +96,7 @@ def sub_after(message: Message, group: str, request_id: str, *, at: int, cost: i
 def end_transaction(
     message: Message, group: str, address: str, *, transaction_id: str, state: str, at: int, by_check: bool
 ) -> Trace:
-    """`state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
+    """Return the trace of the end of a transaction; `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW."""
     return _trace(
         message, message.msg_id,
         "EndTransaction", at, region(message), group, message.topic, message.msg_id, message.tags or None,
@@ -105,7 +105,7 @@ def end_transaction(
 
 
 def region(message: Message) -> str:
-    """Where the message was stored, as its broker says."""
+    """Return the region of the broker that stored the message."""
     return message.properties.get(PROPERTY_MSG_REGION) or DEFAULT_REGION
 
 
@@ -138,14 +138,14 @@ _FIELDS = {
 
 
 def parse_traces(body: str) -> list[dict[str, str]]:
-    """The lines of a trace message by the names of their fields, `what` it is first; older clients tell fewer fields.
+    """Return the lines of a trace message as fields by name; `what` is the type of the line.
 
-    What is of a kind that is not known here is left out, as is a field that says null.
+    Lines of unknown types and fields of the value null are left out. Older clients send fewer fields.
     """
     found = []
     for line in body.split(_END):
         what, *values = line.strip().split(_BETWEEN)
         if what in _FIELDS:
-            told = {name: value for name, value in zip(_FIELDS[what], values, strict=False) if value != "null"}
-            found.append({"what": what, **told})
+            fields = {name: value for name, value in zip(_FIELDS[what], values, strict=False) if value != "null"}
+            found.append({"what": what, **fields})
     return found

@@ -1,6 +1,6 @@
-"""What became of messages, noted for the trace topic. Noting costs microseconds, never waits and never fails.
+"""Records message traces in a bounded buffer, which the client's `TraceSender` empties.
 
-A note goes into a bounded buffer, which the client's `TraceSender` empties; what finds it full is dropped and counted.
+Recording takes microseconds, never waits and never fails. If the buffer is full, traces are dropped and counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LINES_MAX = 128_000
 
 
 class Traceable(Protocol):
-    """What was sent: a message, or a batch, whose `msg_id` is that of each with commas between."""
+    """A sent message or batch; the `msg_id` of a batch has the ids joined by commas."""
 
     @property
     def topic(self) -> str: ...
@@ -46,7 +46,7 @@ class Traceable(Protocol):
 
 
 class Traces:
-    """The buffer of one client. Times in ms; `next_id` makes a name for each time that a message is consumed."""
+    """The traces of one client. Times are in ms; `next_id` returns an id for each delivery."""
 
     def __init__(self, next_id: Callable[[], str], now_ms: Callable[[], int]) -> None:
         self.next_id = next_id
@@ -67,14 +67,14 @@ class Traces:
             self._enough.set()
 
     async def wait(self, seconds: float) -> None:
-        """Until there is enough for a message, or the time is over."""
+        """Wait until there are enough traces for a message, at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._enough.wait()
         self._enough.clear()
 
     def take(self) -> list[Trace]:
-        """As many as go into one message."""
+        """Remove and return the traces of one message."""
         taken: list[Trace] = []
         words = lines = 0
         while self._buffer and len(taken) < BATCH and words < _WORDS_MAX and lines < _LINES_MAX:
@@ -89,7 +89,7 @@ class Traces:
     def sent(
         self, what: Traceable, group: str, address: str, answer: Mapping[str, str], result: SendResult, *, cost: int
     ) -> None:
-        """A broker answered that it stored the message, or each of a batch."""
+        """Record that a broker stored a message or a batch."""
         if what.topic == TRACE_TOPIC or answer.get(PROPERTY_TRACE_SWITCH) == "false":
             return
         kind = what.kind
@@ -105,7 +105,7 @@ class Traces:
     def transaction_ended(
         self, message: Message, group: str, address: str, *, transaction_id: str, state: str, by_check: bool
     ) -> None:
-        """Commit, rollback or "unknown" is about to be said to the broker."""
+        """Record the end of a transaction, before it is sent to the broker."""
         at = self.now_ms()
         self.add(
             end_transaction(
@@ -120,7 +120,7 @@ class _Begun(NamedTuple):
 
 
 class ConsumeTraces:
-    """What the application did with the messages of one consumer. Without `traces` nothing is noted."""
+    """Records the deliveries of one consumer; without `traces` it records nothing."""
 
     def __init__(self, traces: Traces | None, group: str) -> None:
         self._traces = traces
@@ -128,18 +128,18 @@ class ConsumeTraces:
         self._begun: OrderedDict[tuple[MessageQueue | None, int], _Begun] = OrderedDict()
 
     def begun(self, message: Message) -> None:
-        """The application gets the message."""
+        """Record that the application receives the message."""
         if self._traces is None or message.properties.get(PROPERTY_TRACE_SWITCH) == "false":
             return
         begun = _Begun(self._traces.next_id(), self._traces.now_ms())
         self._begun[message.queue, message.queue_offset] = begun
-        if len(self._begun) > BUFFER_MAX:  # how the oldest ends will not be known
+        if len(self._begun) > BUFFER_MAX:  # drop the oldest delivery, whose outcome will not be recorded
             self._begun.popitem(last=False)
             self._traces.dropped += 1
         self._traces.add(sub_before(message, self._group, begun.request_id, begun.at))
 
     def ended(self, message: Message, how: Ended) -> None:
-        """The application is done with it; of several pending the first counts."""
+        """Record the outcome of a delivery; only the first one counts."""
         if self._traces is None:
             return
         begun = self._begun.pop((message.queue, message.queue_offset), None)
