@@ -23,7 +23,7 @@ from tests.servers.routes import is_routed
 
 DEADLINE_S = 60
 
-#: What both brokers know under the same name, set so that no test has to wait for a default of half a minute.
+#: Settings with one name in both brokers, so that no test waits for a default of half a minute.
 SETTINGS = {
     "transactionCheckInterval": "500",
     "transactionTimeOut": "2000",
@@ -66,7 +66,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def unique() -> str:
-    """A name that nobody else uses, for groups and keys."""
+    """A unique name for groups and keys."""
     return f"c{uuid.uuid4().hex[:10]}"
 
 

@@ -1,4 +1,4 @@
-"""What administrators ask of a Python member by way of its broker: how it does, to handle a message, to go back."""
+"""Requests of administrators to a Python member by way of its broker: how it does, to handle a message, to go back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example of docs/client.md runs as it stands, but for the address and the names of topic and groups."""
+"""Every example of docs/client.md runs, with another address and other names of topic and groups."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_neve_consume_says_what_does_not_go_together(capfd: Any) -> None:
 
 
 def test_the_handler_that_closes_its_consumer_charges_each_message_once(orders: str) -> None:
-    """The page's example, run three times by a new group: each run goes on where the one before ended."""
+    """The page's example, run three times by a new group: each run resumes behind the one before."""
     (handle,) = [param.values[0] for param in examples() if param.id == "handle"]
     group = f"charging-{uuid.uuid4().hex[:8]}"
     charged: list[str] = []

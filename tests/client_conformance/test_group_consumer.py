@@ -99,7 +99,7 @@ def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> 
     run(work)
 
 
-def test_a_message_held_beyond_the_consume_timeout_is_sent_back_and_the_offset_goes_on(run: Run, unique: str) -> None:
+def test_message_owned_beyond_the_consume_timeout_is_sent_back(run: Run, unique: str) -> None:
     """With no redelivery left it is a dead letter at once; otherwise it comes again after delay level 3, 10 s."""
 
     async def work(client: AsyncClient, topic: str) -> None:
@@ -151,9 +151,7 @@ def test_in_order_a_nack_repeats_the_message_before_the_next(run: Run, unique: s
     run(work)
 
 
-def test_in_order_a_message_repeated_too_often_goes_to_the_dead_letters_and_the_queue_goes_on(
-    run: Run, unique: str
-) -> None:
+def test_message_repeated_too_often_in_order_becomes_a_dead_letter(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(2):
             await client.send(topic, str(number), queue=0)
@@ -173,9 +171,7 @@ def test_in_order_a_message_repeated_too_often_goes_to_the_dead_letters_and_the_
     run(work)
 
 
-def test_in_order_a_queue_moves_to_another_member_only_when_its_message_is_settled(
-    run: Run, unique: str, server: Any
-) -> None:
+def test_queue_in_order_moves_only_when_its_message_is_settled(run: Run, unique: str, server: Any) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(8):
             await client.send(topic, str(number), queue=number % 4)
@@ -254,7 +250,7 @@ def test_tags_of_the_same_hash_are_told_apart(run: Run, unique: str) -> None:
 # ---- broadcasting
 
 
-def test_broadcasting_every_member_gets_everything_and_goes_on_where_it_was(
+def test_broadcast_member_receives_all_and_resumes_at_its_offset(
     run: Run, unique: str, server: Any, tmp_path: Path
 ) -> None:
     async def work(client: AsyncClient, topic: str) -> None:

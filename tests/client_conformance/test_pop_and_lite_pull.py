@@ -1,4 +1,4 @@
-"""Consumers that pop, and consumers that are asked."""
+"""Pop consumers and lite pull consumers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def receive(consumer: PopConsumer, count: int) -> list[Received]:
 
 
 async def poll(consumer: LitePullConsumer, count: int) -> list[Message]:
-    """So many messages, over as many polls as it takes."""
+    """`count` messages, over several polls."""
     found: list[Message] = []
     while len(found) < count:
         messages = await consumer.poll(RECEIVE_S, count - len(found))
@@ -68,7 +68,7 @@ def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, 
     run(work)
 
 
-def test_what_is_let_go_comes_again_and_counts(run: Run, unique: str) -> None:
+def test_message_with_a_delay_is_redelivered_and_counted(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.pop_consumer(unique, topic, start="earliest") as consumer:
             sent = await client.send(topic, b"x", tags="T", keys=["k"])
@@ -129,7 +129,7 @@ def test_popping_in_order_has_one_message_of_a_queue_in_hand(run: Run, unique: s
     run(work)
 
 
-def test_popping_in_order_what_is_let_go_comes_again_before_what_follows(run: Run, unique: str) -> None:
+def test_delayed_message_in_order_is_redelivered_before_the_next(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         for number in range(4):
             await client.send(topic, str(number), queue=1)
@@ -161,7 +161,7 @@ def test_pop_selects_by_tag_and_by_sql(run: Run, unique: str) -> None:
     run(work)
 
 
-def test_what_the_groups_pulling_life_left_to_be_retried_is_read_while_it_pops(run: Run, unique: str) -> None:
+def test_pop_consumer_reads_retries_of_the_group_from_its_pulls(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         retry_topic = f"%RETRY%{unique}"
         async with client.consumer(unique, topic, start="earliest") as pulling:

@@ -1,4 +1,4 @@
-"""With `trace=True` the stock tool tells of a message who sent it, who got it, and what came of it."""
+"""With `trace=True` RocketMQ's tool prints the producer, the consumers and the outcomes of a message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECEIVE_S = 30
 
 
 async def traced(client: AsyncClient, msg_id: str, count: int) -> list[list[str]]:
-    """The fields of the lines about a message, once there are so many."""
+    """The fields of the lines about a message, once there are `count`."""
     found: list[list[str]] = []
 
     async def are_there() -> bool:

@@ -33,7 +33,7 @@ def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], uni
             async with producer.transaction(topic, b"rolled back") as transaction:
                 await transaction.rollback()
             async with producer.transaction(topic, b"committed", tags="T", keys=["k"]) as transaction:
-                assert await client.max_offset(topic, 0) == 0  # nobody sees a half message
+                assert await client.max_offset(topic, 0) == 0  # consumers do not receive a half message
             assert transaction.state is COMMIT
             result = await producer.send(topic, b"z" * 5000, execute=lambda message: COMMIT)
             assert result.state is COMMIT
@@ -47,7 +47,7 @@ def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], uni
 
 
 def test_an_open_transaction_ends_as_the_check_says(run: Callable[..., None], unique: str) -> None:
-    """The broker asks until it is told: first the check fails, then it does not know, then it knows."""
+    """The broker asks until it gets an answer: first the check fails, then it does not know, then it knows."""
 
     async def work(client: AsyncClient, topic: str) -> None:
         asked: dict[bytes, list[str]] = {}

@@ -18,7 +18,7 @@ DEADLINE_S = 10
 
 
 class FakeServer:
-    """Answers what `handler` says, keeps what it was asked."""
+    """Answers requests by `handler`, and records them."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler

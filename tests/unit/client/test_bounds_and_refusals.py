@@ -1,4 +1,4 @@
-"""What a client takes from others within bounds, and what it says of what is wrong."""
+"""Limits of what a client accepts, and the errors that it reports."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_waits_for_the_application_is_not_inflated(fake_cluster: Any, infla
     run(work)
 
 
-def test_a_pull_gives_only_so_much_as_it_may_inflate_and_says_where_to_go_on(
+def test_pull_limits_decompressed_bytes_and_returns_its_next_offset(
     fake_cluster: Any, inflated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "_INFLATED_MAX", 25_000)

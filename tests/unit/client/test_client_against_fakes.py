@@ -99,7 +99,7 @@ def test_silence_is_an_unknown_outcome_within_the_timeout(fake_cluster: Any) -> 
     run(work)
 
 
-def test_a_broken_connection_is_an_unknown_outcome_and_the_next_call_connects_again(fake_cluster: Any) -> None:
+def test_broken_connection_is_an_unknown_outcome_and_is_reopened(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster(silent) as cluster, connect(cluster.namesrv.address, send_retries=0) as client:
             broker = cluster.brokers[0]
@@ -388,7 +388,7 @@ def test_an_async_send_takes_a_refusal_as_final_and_silence_not(fake_cluster: An
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_a_message_stored_with_a_reservation_goes_elsewhere_only_when_asked(fake_cluster: Any, wanted: bool) -> None:
+def test_message_not_flushed_in_time_is_sent_elsewhere_only_on_request(fake_cluster: Any, wanted: bool) -> None:
     async def work() -> None:
         def reserved(request: RemotingCommand) -> tuple[int, dict[str, str], bytes]:
             return 12 if request.code == 310 else 0, send_ok(request)[1], b""
@@ -456,7 +456,7 @@ def test_a_call_ends_within_its_time_whoever_is_silent(fake_cluster: Any, what: 
     run(work)
 
 
-def test_a_peer_that_takes_no_more_bytes_has_no_second_timeout_for_its_answer(fake_cluster: Any) -> None:
+def test_time_limit_includes_the_wait_for_a_writable_connection(fake_cluster: Any) -> None:
     """What was waited for the way out counts; the two parts used to have the whole time each."""
 
     async def work() -> None:

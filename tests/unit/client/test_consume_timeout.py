@@ -21,7 +21,7 @@ LEFT_ALONE_S = 900.0  # Java's 15 minutes
 
 
 async def pass_time(consumer: Consumer, seconds: float) -> None:
-    """The round of so many seconds from now."""
+    """Run the round of `seconds` from now."""
     await consumer.source.settlement.expire_overdue(asyncio.get_running_loop().time() + seconds)
 
 
@@ -33,9 +33,7 @@ def by_hand(client: AsyncClient, **options: Any) -> Consumer:
     return client.consumer("g", "t", start="earliest", **options)
 
 
-def test_a_message_held_for_15_minutes_is_sent_back_and_the_offset_goes_on(
-    fake_cluster: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_message_owned_for_15_minutes_is_sent_back(fake_cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         broker = GroupBroker(3)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -55,7 +53,7 @@ def test_a_message_held_for_15_minutes_is_sent_back_and_the_offset_goes_on(
 
 
 @pytest.mark.parametrize("settle", ["ack", "nack"])
-def test_settling_a_message_that_was_taken_back_is_told_and_does_nothing(
+def test_settling_an_expired_message_is_logged_and_ignored(
     fake_cluster: Any, caplog: pytest.LogCaptureFixture, settle: str
 ) -> None:
     async def work() -> None:
@@ -78,7 +76,7 @@ def test_settling_a_message_that_was_taken_back_is_told_and_does_nothing(
     run(work)
 
 
-def test_what_waits_for_the_application_or_holds_up_nothing_is_left_where_it_is(fake_cluster: Any) -> None:
+def test_buffered_messages_and_later_offsets_do_not_expire(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(9)
         async with (
@@ -96,7 +94,7 @@ def test_what_waits_for_the_application_or_holds_up_nothing_is_left_where_it_is(
     run(work)
 
 
-def test_a_message_that_the_broker_does_not_take_back_stays_with_its_holder(fake_cluster: Any) -> None:
+def test_message_that_the_broker_refuses_to_take_back_keeps_its_owner(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(1)
         broker.refused = {36, 310}

@@ -104,7 +104,7 @@ def test_seek_while_the_buffer_is_full_does_not_stall(fake_cluster: Any) -> None
             first = await consumer.receive()
             assert first is not None
             await consumer.seek(QUEUE, 40)
-            await first.ack()  # counts no more
+            await first.ack()  # has no effect
             assert consumer.position(QUEUE) == 40
             assert await offsets(consumer, 60) == list(range(40, 100))
             with pytest.raises(ClientError):

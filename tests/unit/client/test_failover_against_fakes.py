@@ -1,4 +1,4 @@
-"""What a client does while the members of a broker set change their roles."""
+"""Failovers and switchovers of a broker set under a client."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECEIPT = Receipt.parse("0 1 60000 0 0 b0 0 7")
 
 
 class BrokerSet:
-    """One broker name; `ids` is what the name server says of it."""
+    """One broker name; `ids` are its members in the name server."""
 
     def __init__(self, *handlers: Handler) -> None:
         self.members = [FakeServer(handler) for handler in handlers]
@@ -94,7 +94,7 @@ def elected(broker_set: BrokerSet, question: int, member: FakeServer) -> Callabl
 
 
 @pytest.mark.parametrize("queue", [None, 0, QUEUE])
-def test_a_send_that_is_under_way_when_the_master_dies_is_taken_by_the_next_one(
+def test_send_in_flight_at_the_death_of_the_master_reaches_its_successor(
     queue: int | MessageQueue | None,
 ) -> None:
     """However often the name servers have to be asked until there is one."""
@@ -264,7 +264,7 @@ async def session_of(
 
 
 def reads(suggested: int, code: int = 19) -> Handler:
-    """Answers pulls with nothing, and sends who asks to a member."""
+    """Answers pulls with no message, and suggests a member."""
 
     def handler(request: RemotingCommand) -> Answer:
         where = {"nextBeginOffset": request.ext.get("queueOffset", "0"), "minOffset": "0", "maxOffset": "0"}
@@ -325,7 +325,7 @@ def test_while_no_master_is_known_replicas_are_read_from_in_turn() -> None:
     run(work)
 
 
-def test_a_reader_that_a_replica_sends_back_asks_for_the_master_that_it_does_not_know() -> None:
+def test_reader_that_a_replica_redirects_looks_up_an_unknown_master() -> None:
     async def work() -> None:
         async with running(reads(0), reads(0, code=20)) as broker_set, session_of(broker_set) as session:
             master, replica = broker_set.members
@@ -447,7 +447,7 @@ def test_an_acknowledgement_reaches_the_next_master(how: str) -> None:
 
 
 @pytest.mark.parametrize("code", [14, 30])
-def test_where_a_queue_ends_and_a_group_stands_is_asked_until_somebody_can_tell(code: int) -> None:
+def test_queue_bounds_and_committed_offsets_are_asked_until_answered(code: int) -> None:
     """A replica that is not in sync can not; one that can is as good as the master."""
 
     async def work() -> None:
@@ -469,7 +469,7 @@ def test_where_a_queue_ends_and_a_group_stands_is_asked_until_somebody_can_tell(
     run(work)
 
 
-def test_what_must_not_be_done_twice_is_asked_once_where_nobody_knows_whether_it_was() -> None:
+def test_request_that_must_not_repeat_is_sent_once() -> None:
     async def work() -> None:
         async with running(silent, send_ok) as broker_set, session_of(broker_set, attempt_timeout=0.2) as session:
             broker_set.asked = elected(broker_set, 2, broker_set.members[1])
@@ -504,7 +504,7 @@ def test_the_time_of_a_whole_call_bounds_each_of_its_tries() -> None:
     run(work)
 
 
-def test_for_a_broker_without_replicas_that_is_slow_the_name_servers_are_not_asked() -> None:
+def test_slow_broker_without_replicas_causes_no_lookup_of_its_master() -> None:
     async def work() -> None:
         async with running(silent) as broker_set, session_of(broker_set) as session:
             master = await session.routes.master(QUEUE)
@@ -517,7 +517,7 @@ def test_for_a_broker_without_replicas_that_is_slow_the_name_servers_are_not_ask
 
 
 @pytest.mark.parametrize("has_replicas", [False, True])
-def test_only_where_there_are_replicas_a_busy_broker_makes_its_route_doubtful(
+def test_busy_broker_makes_its_route_doubtful_only_with_replicas(
     monkeypatch: pytest.MonkeyPatch, has_replicas: bool
 ) -> None:
     """Else all clients of one that is overloaded would ask the name servers for what they know."""
@@ -562,7 +562,7 @@ def test_a_position_is_stored_at_the_master_or_not_at_all() -> None:
 
 
 def positions(member: FakeServer) -> list[int]:
-    """Those of the queue that it was told."""
+    """The offsets of the queue that were committed to it."""
     commits = [request.ext for request in member.requests if request.code == 15]
     return [int(ext["commitOffset"]) for ext in commits if ext["topic"] == "t"]
 
@@ -574,8 +574,8 @@ async def acknowledge_five(consumer: DeliveringConsumer) -> None:
         await message.ack()
 
 
-def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that was told may have died before the others heard of it."""
+def test_idle_group_commits_again_to_a_new_master_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old master may have died before its replicas had the offset."""
     rounds: list[None] = []
     commit = Positions.commit
 
@@ -608,7 +608,7 @@ def test_a_group_at_rest_tells_a_new_master_where_it_stands_and_nobody_twice(mon
     run(work)
 
 
-def test_a_position_that_a_master_refuses_is_told_again_over_the_same_connection() -> None:
+def test_commit_that_a_master_refuses_is_repeated_over_one_connection() -> None:
     """It was about to hand its role over, and kept it."""
     handing_over = [True]
     group = GroupBroker(5)
@@ -641,7 +641,7 @@ class Assigned:
         self.assigned[process_queue.queue] = process_queue
 
 
-def test_a_position_that_the_old_master_took_is_told_the_new_one_that_came_while_others_were_told() -> None:
+def test_commit_to_the_old_master_is_repeated_at_one_elected_meanwhile() -> None:
     """A consumer stores the positions of all its queues at once, and waits for the slowest."""
 
     async def work() -> None:

@@ -37,7 +37,7 @@ def the_queue(message: Received) -> MessageQueue:
 
 
 class Handler:
-    """Works on a message until it is told to go on."""
+    """Processes a message until `go_on` is set."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = asyncio.Event(), asyncio.Event()
@@ -53,9 +53,7 @@ class Handler:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_closing_waits_for_the_handler_and_commits_its_ack_before_the_queue_is_given_back(
-    fake_cluster: Any, in_order: bool
-) -> None:
+def test_close_waits_for_the_handler_and_commits_before_it_leaves(fake_cluster: Any, in_order: bool) -> None:
     async def work() -> None:
         broker, handler = GroupBroker(5), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -98,7 +96,7 @@ def test_a_handler_may_close_its_consumer_and_its_message_is_acknowledged(fake_c
     run(work)
 
 
-def test_what_is_in_work_after_the_close_timeout_comes_again_and_its_queue_stays_locked(fake_cluster: Any) -> None:
+def test_message_owned_after_the_close_timeout_keeps_its_queue_locked(fake_cluster: Any) -> None:
     async def work() -> None:
         broker, handler = GroupBroker(5), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -116,7 +114,7 @@ def test_what_is_in_work_after_the_close_timeout_comes_again_and_its_queue_stays
     run(work)
 
 
-def test_what_the_closer_has_itself_is_not_waited_for(fake_cluster: Any) -> None:
+def test_close_does_not_wait_for_messages_of_the_closer(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(5)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -131,7 +129,7 @@ def test_what_the_closer_has_itself_is_not_waited_for(fake_cluster: Any) -> None
     run(work)
 
 
-def test_who_gives_up_waiting_for_a_close_does_not_stop_it(fake_cluster: Any) -> None:
+def test_cancelled_caller_of_close_does_not_stop_it(fake_cluster: Any) -> None:
     async def work() -> None:
         broker, handler = GroupBroker(5), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -169,7 +167,7 @@ def test_a_task_that_waits_for_a_message_hears_of_the_close_at_once(fake_cluster
     run(work)
 
 
-def test_closing_a_pop_consumer_waits_for_the_handler_gives_back_the_rest_and_acknowledges(fake_cluster: Any) -> None:
+def test_close_of_a_pop_consumer_waits_for_handlers_and_returns_the_rest(fake_cluster: Any) -> None:
     async def work() -> None:
         broker, handler = PopBroker(3), Handler()
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
@@ -206,7 +204,7 @@ async def by_lite_pull_consumer(client: AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("enter", "silence"), [(by_consumer, 14), (by_pop_consumer, 400), (by_lite_pull_consumer, HEARTBEAT)]
 )
-def test_who_gives_up_joining_a_group_is_not_in_it(
+def test_cancelled_join_leaves_the_group(
     fake_cluster: Any, enter: Callable[[AsyncClient], Coroutine[Any, Any, None]], silence: int
 ) -> None:
     async def work() -> None:
@@ -255,7 +253,7 @@ def test_a_nack_whose_caller_gives_up_is_finished_once(fake_cluster: Any) -> Non
     run(work)
 
 
-def test_in_order_a_nack_to_the_dead_letters_whose_caller_gives_up_lets_the_queue_go_on(fake_cluster: Any) -> None:
+def test_cancelled_dead_letter_nack_in_order_releases_the_queue(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = GroupBroker(2)
         broker.silent = {SEND}
@@ -276,7 +274,7 @@ def test_in_order_a_nack_to_the_dead_letters_whose_caller_gives_up_lets_the_queu
     run(work)
 
 
-def test_popping_in_order_a_nack_whose_caller_gives_up_lets_go_of_all_that_follows(fake_cluster: Any) -> None:
+def test_cancelled_nack_of_a_pop_in_order_returns_all_that_follow(fake_cluster: Any) -> None:
     async def work() -> None:
         broker = PopBroker(3)
         broker.silent = {CHANGE}
@@ -298,7 +296,7 @@ def test_popping_in_order_a_nack_whose_caller_gives_up_lets_go_of_all_that_follo
     run(work)
 
 
-# ---- acks that fail, acks that nobody asked for
+# ---- failed acks, automatic acks
 
 
 def test_a_failed_ack_does_not_end_a_pop_consumers_run(fake_cluster: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a pop consumer does with %RETRY%group, which it pulls, against a broker in the test's own loop."""
+"""%RETRY%group, which a pop consumer pulls, against a fake broker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_what_was_settled_is_committed_at_the_end(popping: Any) -> None:
     assert broker.offsets == {RETRY.topic: 1}
 
 
-def test_what_is_let_go_comes_again_after_the_time_asked_for(popping: Any) -> None:
+def test_message_with_a_delay_is_redelivered_after_it(popping: Any) -> None:
     async def work(consumer: PopConsumer) -> None:
         message = await consumer.receive()
         assert message is not None

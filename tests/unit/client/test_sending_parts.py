@@ -1,4 +1,4 @@
-"""What happens to a message before it leaves: names, properties, order keys, delays, compression."""
+"""Preparation of messages to send: names, properties, order keys, delays, compression."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_message_of_traces_fits_into_what_brokers_take() -> None:
 # ---- sending
 
 
-def test_the_traces_of_sends_are_found_by_message_id_and_are_not_traced_themselves(fake_cluster: Any) -> None:
+def test_traces_of_sends_are_found_by_message_id_and_not_traced(fake_cluster: Any) -> None:
     async def work() -> None:
         async with fake_cluster() as cluster:
             async with connect(cluster.namesrv.address, trace=True, producer_group="P") as client:

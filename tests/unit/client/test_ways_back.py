@@ -51,7 +51,7 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("kind", "settle", "verdict"), VERDICTS)
-def test_what_became_of_an_administrators_message_is_told_and_moves_nothing(
+def test_verdict_on_an_administrators_message_is_returned(
     fake_cluster: Any, kind: str, settle: Callable[[Any, Received], Awaitable[None]], verdict: str
 ) -> None:
     async def work() -> None:
@@ -95,7 +95,7 @@ def test_a_message_of_nobody_is_refused(fake_cluster: Any, kind: str) -> None:
     run(work)
 
 
-def test_what_was_taken_back_is_late_in_traces_whoever_pulled_it(fake_cluster: Any) -> None:
+def test_expired_message_is_late_in_traces_of_both_consumers(fake_cluster: Any) -> None:
     """ConsumeReturnType TIME_OUT, as for any pulled message; that of a pop consumer is no exception."""
 
     async def ends(kind: str, broker: GroupBroker, source: Callable[[Any], Any]) -> list[str]:
