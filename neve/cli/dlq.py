@@ -74,10 +74,10 @@ def redrive(
     and --all with the first. It is a replay: `neve replay ls`, `resume` and `cancel` have it, too.
     """
     from neve.client.validators import check_group
+    from neve.copy.task import DONE, ORIGIN, RETRY, Range, Target, Task
+    from neve.copy.task_files import TaskBook
     from neve.errors import ClientError
     from neve.remoting.names import DLQ_PREFIX
-    from neve.replay.book import TaskBook
-    from neve.replay.task import DONE, ORIGIN, RETRY, Range, Target, Task
 
     try:
         check_group(group)
@@ -129,11 +129,12 @@ async def _groups(namesrv: str) -> list[dict[str, Any]]:
 
 
 async def _letters(namesrv: str, group: str, count: int) -> list[dict[str, Any]]:
+    from neve.copy.engine import copy_range
+    from neve.copy.messages import origin_of
+    from neve.copy.source import BrokerSource, Chunk
     from neve.errors import BrokerError
     from neve.remoting.codes import ResponseCode
     from neve.remoting.names import DLQ_PREFIX
-    from neve.replay.again import origin_of
-    from neve.replay.source import BrokerSource
 
     topic = DLQ_PREFIX + group
     rows: list[dict[str, Any]] = []
@@ -146,14 +147,12 @@ async def _letters(namesrv: str, group: str, count: int) -> list[dict[str, Any]]
                 raise
             raise Failure(NOT_FOUND, f"group {group} has no dead letters: there is no topic {topic}") from error
         for queue, (first, end) in bounds.items():
-            offset = max(first, end - count)
-            while offset < end:
-                chunk = await source.read(queue, offset, end, count)
-                offset = chunk.next_offset
-                rows += (
+
+            async def add(chunk: Chunk, broker: str = queue.broker_name, number: int = queue.queue_id) -> bool:
+                rows.extend(
                     {
-                        "broker": queue.broker_name,
-                        "queue": queue.queue_id,
+                        "broker": broker,
+                        "queue": number,
                         "offset": message.queue_offset,
                         "origin": origin_of(message),
                         "tags": message.tags,
@@ -166,6 +165,9 @@ async def _letters(namesrv: str, group: str, count: int) -> list[dict[str, Any]]
                     }
                     for message in chunk.messages
                 )
+                return True
+
+            await copy_range(source, queue, max(first, end - count), end, add)
     return rows
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,18 +25,15 @@ from neve.cli.export_files import (
 )
 from neve.cli.failures import CONFLICT, Failure
 from neve.cli.message_lines import to_line
-from neve.cli.patience import patiently
-from neve.cli.standstill import Standstill
 from neve.cli.topic_names import topic_names
-from neve.client.model import MessageQueue, message_from_record
-from neve.record.codec import iter_records
+from neve.client.model import MessageQueue
+from neve.copy.engine import copy_range
+from neve.copy.source import BrokerSource, Chunk
 from neve.remoting.names import is_system_group
 
 if TYPE_CHECKING:
-    from neve.client import AsyncClient, StoredPull
+    from neve.client import AsyncClient
 
-_AT_ONCE = 1024
-_BYTES = 1 << 20
 _CALL_S = 60.0
 
 
@@ -82,48 +77,38 @@ async def _described(client: AsyncClient, namesrv: str, names: Sequence[str]) ->
 
 
 async def _require_same(client: AsyncClient, queue: MessageQueue, last: Last, file: Path) -> None:
-    """Brokers of two clusters may have one name, and topics be deleted and made again: the message has to be there."""
-    lowest, end = await asyncio.gather(client.min_offset(queue.topic, queue), client.max_offset(queue.topic, queue))
+    """Raise Failure if the queue does not have the last message of the file: it is of another cluster or topic."""
     other = Failure(CONFLICT, f"{file} has {last.msg_id} at {last.offset}, {queue} has not: it is of another topic")
+    source = BrokerSource(client, queue.topic)
+    begin, end = await source.bounds_of(queue)
     if last.offset >= end:
         raise other
-    standstill = Standstill(queue, end)
-    while lowest <= last.offset:  # else it has expired since
-        found = await patiently(lambda: client.pull_records(queue, last.offset, 1))
-        if await standstill.is_at(last.offset, found.next_offset):
-            continue
-        messages = [message_from_record(record, queue.broker_name) for record in iter_records(found.records)]
-        if any(one.queue_offset == last.offset and one.msg_id != last.msg_id for one in messages):
+    if begin <= last.offset:  # else it has expired
+        found = await source.read(queue, last.offset, last.offset + 1, 1)
+        if any(one.msg_id != last.msg_id for one in found.messages):
             raise other
-        return
 
 
 async def _export_queue(client: AsyncClient, queue: MessageQueue, last: Last | None, file: Path) -> int:
     file.parent.mkdir(parents=True, exist_ok=True)
-    lowest, end = await asyncio.gather(client.min_offset(queue.topic, queue), client.max_offset(queue.topic, queue))
-    offset = lowest if last is None else max(lowest, last.offset + 1)
+    source = BrokerSource(client, queue.topic)
+    begin, end = await source.bounds_of(queue)
     count = unsynced = 0
-    standstill = Standstill(queue, end)
-
-    async def pull(begin: int) -> StoredPull:
-        return await client.pull_records(queue, begin, min(_AT_ONCE, end - begin), max_bytes=_BYTES)
-
     with file.open("ab") as lines:
-        while offset < end:
-            found = await patiently(functools.partial(pull, offset))
-            if await standstill.is_at(offset, found.next_offset):
-                continue
-            messages = [message_from_record(record, queue.broker_name) for record in iter_records(found.records)]
-            inside = [one for one in messages if offset <= one.queue_offset < end]
-            for one in inside:
+
+        async def write(chunk: Chunk) -> bool:
+            nonlocal count, unsynced
+            for one in chunk.messages:
                 line = to_line(one, "auto").encode() + b"\n"
                 if unsynced + len(line) > UNSYNCED_BYTES:
                     sync(lines)
                     unsynced = 0
                 lines.write(line)
                 unsynced += len(line)
-            count += len(inside)
-            offset = found.next_offset
+            count += len(chunk.messages)
+            return True
+
+        await copy_range(source, queue, begin if last is None else max(begin, last.offset + 1), end, write)
         sync(lines)
     sync_directory(file.parent)
     return count

@@ -6,7 +6,6 @@ behind what it says are looked at, and those whose ids are there are not sent ag
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections import Counter
@@ -21,11 +20,11 @@ from neve.cli.export_files import Export, lines_from, message_file, read_export,
 from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, UNREACHABLE, Failure
 from neve.cli.message_lines import BadLine, from_line
 from neve.cli.output import say
-from neve.cli.patience import patiently
-from neve.cli.standstill import Standstill
 from neve.client.model import Message, MessageQueue
 from neve.client.net.answers import require_success
 from neve.client.net.route import PERM_READ, PERM_WRITE
+from neve.copy.engine import copy_range
+from neve.copy.source import BrokerSource, Chunk
 from neve.errors import BrokerError
 from neve.record.properties import PROPERTY_UNIQUE_KEY
 from neve.remoting.body import dumps
@@ -33,7 +32,6 @@ from neve.remoting.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
-    from neve.client.model import PullResult
 
 _BATCH_MESSAGES = 256
 _BATCH_BYTES = 256 * 1024
@@ -194,8 +192,8 @@ class _Importing:
         if not progress.runs:
             return
         queue, last = progress.target, progress.unknown_from - 1
-        found = await patiently(functools.partial(self._pull, queue, last, 1))
-        if progress.last_id not in [one.msg_id for one in found.messages if one.queue_offset == last]:
+        found = await BrokerSource(self._client, queue.topic).read(queue, last, last + 1, 1)
+        if progress.last_id not in [one.msg_id for one in found.messages]:
             raise Failure(
                 CONFLICT,
                 f"{self._state} says that {progress.last_id} lies at {last} of queue {queue.queue_id} of {queue.topic} "
@@ -205,20 +203,16 @@ class _Importing:
 
     async def _ids_behind(self, progress: Progress, ours: frozenset[str]) -> dict[str, int]:
         """Where which of our ids lie in the queue, behind what is known of it; others write there, too."""
-        queue, offset = progress.target, progress.unknown_from
-        end = await self._client.max_offset(queue.topic, queue)
+        queue = progress.target
         found: dict[str, int] = {}
-        standstill = Standstill(queue, end)
-        while offset < end:
-            pulled = await patiently(functools.partial(self._pull, queue, offset, _BATCH_MESSAGES))
-            if await standstill.is_at(offset, pulled.next_offset):
-                continue
-            found |= {one.msg_id: one.queue_offset for one in pulled.messages if one.msg_id in ours}
-            offset = pulled.next_offset
-        return found
 
-    async def _pull(self, queue: MessageQueue, offset: int, count: int) -> PullResult:
-        return await self._client.pull(queue.topic, queue, offset, count)
+        async def look(chunk: Chunk) -> bool:
+            found.update((one.msg_id, one.queue_offset) for one in chunk.messages if one.msg_id in ours)
+            return True
+
+        end = await self._client.max_offset(queue.topic, queue)
+        await copy_range(BrokerSource(self._client, queue.topic), queue, progress.unknown_from, end, look)
+        return found
 
     async def _send(
         self, topic: str, file: Path, batch: list[tuple[int, bytes]], progress: Progress, there: dict[str, int]

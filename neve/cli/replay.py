@@ -1,4 +1,4 @@
-"""`neve replay`: a topic's messages, sent again. What it does is `neve.replay`'s; here it is asked for and told of."""
+"""`neve replay`: a topic's messages, sent again. What it does is `neve.copy`'s; here it is asked for and told of."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from neve.cli.times import to_ms
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
-    from neve.replay.book import TaskBook
-    from neve.replay.run import Asked
-    from neve.replay.source import Source
-    from neve.replay.task import Range, Task
+    from neve.copy.replay import Asked
+    from neve.copy.source import Source
+    from neve.copy.task import Range, Task
+    from neve.copy.task_files import TaskBook
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -96,7 +96,7 @@ def run_verb(
     It ends where the queues end when it begins. Killed or stopped, `neve replay resume NAME` goes on: at most the
     thousand messages that were under way are sent twice. Each says where it comes from, in the property NEVE_REPLAY.
     """
-    from neve.replay.task import Target, Task
+    from neve.copy.task import Target, Task
 
     task = Task(
         name=name,
@@ -121,7 +121,7 @@ def resume(*, name: str, tasks: Path, output: str, namesrv: str) -> None:
 
     Its name servers are those that it began with; who signs is told anew.
     """
-    from neve.replay.task import DONE
+    from neve.copy.task import DONE
 
     del namesrv  # the task has its own
     book = _book(tasks)
@@ -202,7 +202,7 @@ def begin(
 
 def filters_of(wanted: dict[str, Any]) -> Any:
     """Of the options of a range."""
-    from neve.replay.task import Filters
+    from neve.copy.task import Filters
 
     tags = tuple(tag.strip() for tag in wanted["tag"].split("||")) if wanted["tag"] else ()
     since, until = (None if text is None else to_ms(text) for text in (wanted["start"], wanted["end"]))
@@ -211,7 +211,7 @@ def filters_of(wanted: dict[str, Any]) -> Any:
 
 def asked_of(wanted: dict[str, Any]) -> Asked:
     """Of the options of a range."""
-    from neve.replay.run import Asked
+    from neve.copy.replay import Asked
 
     first: int | None = None
     last: int | None = None
@@ -234,7 +234,7 @@ def rate_of(text: str | None) -> float:
 
 
 async def _count(task: Task, asked: Asked, before: list[Range], output: str, *, from_first: bool) -> None:
-    from neve.replay.run import count
+    from neve.copy.replay import count
 
     async with connect(task.namesrv) as client:
         source = await _source(task, client)
@@ -247,14 +247,14 @@ async def _count(task: Task, asked: Asked, before: list[Range], output: str, *, 
             "first": one.begin,
             "end": one.end,
             "read": counted.read,
-            "would_send": counted.meant,
+            "would_send": counted.selected,
             "bytes": counted.size if output == "json" else size_text(counted.size),
         }
         for one in task.ranges
         for counted in (told[one.broker, one.queue],)
     ]
     emit(rows, ["broker", "queue", "first", "end", "read", "would_send", "bytes"], output)
-    say(f"{sum(one.meant for one in told.values())} messages would be sent; nothing was")
+    say(f"{sum(one.selected for one in told.values())} messages would be sent; nothing was")
 
 
 async def _carry_out(
@@ -267,7 +267,7 @@ async def _carry_out(
 ) -> None:
     """`asked` of a task that begins."""
     from neve.clock import system_now_ms
-    from neve.replay.run import Replay
+    from neve.copy.replay import Replay
 
     loop = asyncio.get_running_loop()
     told_at, sent_before = loop.time(), task.sent
@@ -298,24 +298,24 @@ async def _carry_out(
 async def _settle_ranges(
     task: Task, source: Source, asked: Asked, before: Sequence[Range], *, from_first: bool
 ) -> None:
-    from neve.replay.run import going_on, ranges
+    from neve.copy.replay import continued, ranges
 
-    task.ranges = going_on(await ranges(source, asked, task.filters), before, asked, from_first=from_first)
+    task.ranges = continued(await ranges(source, asked, task.filters), before, asked, from_first=from_first)
 
 
 async def _source(task: Task, client: AsyncClient) -> Source:
-    from neve.replay.source import BrokerSource
+    from neve.copy.source import BrokerSource
 
     if task.store is None:
         return BrokerSource(client, task.source)
     import neve.archive
-    from neve.replay.archive_source import ArchiveSource
+    from neve.copy.archive_source import ArchiveSource
 
     return ArchiveSource(await asyncio.to_thread(neve.archive.open, task.store), task.source)
 
 
 def _book(directory: Path) -> TaskBook:
-    from neve.replay.book import TaskBook
+    from neve.copy.task_files import TaskBook
 
     return TaskBook(directory.expanduser())
 

@@ -220,7 +220,7 @@ def test_only_the_columns_asked_for_are_read(servers: tuple[Any, dict[str, str]]
     assert "body" not in plan
 
 
-def test_what_is_not_there_is_said(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
+def test_missing_archive_and_topic_are_errors(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
     spark, urls = servers
     with pytest.raises(FileNotFoundError, match="topic nope"):
         neve_spark.read_topic(spark, "nope", store=urls["dir"])
@@ -253,9 +253,7 @@ def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, di
         assert sorted((row.queue_id, row.queue_offset) for row in frame.collect()) == sent
 
 
-def test_spark_has_each_row_once_of_what_it_planned_before_and_after_and_none_that_was_erased(
-    servers: tuple[Any, dict[str, str]], tmp_path: Path
-) -> None:
+def test_erasure_between_plan_and_read_doubles_no_row(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
     """A frame is of the objects that counted when it was made; they stay for the grace."""
     spark, _ = servers
     objects, each = 4, 25  # of each of two queues in one object

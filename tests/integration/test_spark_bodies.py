@@ -175,7 +175,7 @@ def test_json_of_a_registry_is_freed_of_its_number(topics: tuple[Any, Any]) -> N
     ]
 
 
-def test_text_that_is_none_is_null_with_its_error(topics: tuple[Any, Any]) -> None:
+def test_invalid_text_is_null_with_its_error(topics: tuple[Any, Any]) -> None:
     found = told(decode_bodies(topics[0], "text"), "text")
     assert found[3] == ('{"n": 3', None)
     assert found[4] == ("", None)
@@ -183,7 +183,7 @@ def test_text_that_is_none_is_null_with_its_error(topics: tuple[Any, Any]) -> No
     assert found[9] == (None, "there is no body")
 
 
-def test_json_of_a_schema_is_whole_or_null_and_names_the_fields_that_do_not_fit(topics: tuple[Any, Any]) -> None:
+def test_json_with_a_schema_names_the_fields_that_do_not_fit(topics: tuple[Any, Any]) -> None:
     found = told(decode_bodies(topics[0], "json", schema=SCHEMA), "value")
     assert [tuple(found[at][0]) for at in (0, 1)] == [(0, 2), (1, 2)]
     assert [found[at][1] for at in (0, 1)] == [None, None]
@@ -341,7 +341,7 @@ def assert_split(good: Any, dead: Any) -> None:
     assert all(row.body_error for row in rows)
 
 
-def test_what_does_not_parse_is_a_frame_of_its_own(topics: tuple[Any, Any]) -> None:
+def test_dead_letters_are_a_frame_of_their_own(topics: tuple[Any, Any]) -> None:
     bodies = split_bodies(decode_bodies(topics[0], "json", schema=SCHEMA))
     assert isinstance(bodies, Bodies)
     assert_split(*bodies)
@@ -364,7 +364,7 @@ def test_a_stream_sets_its_dead_letters_apart_into_a_table(topics: tuple[Any, An
     assert_split(spark.read.parquet(f"{tmp_path}/good"), spark.read.parquet(f"{tmp_path}/dead"))
 
 
-def test_what_can_not_be_meant_is_refused(topics: tuple[Any, Any]) -> None:
+def test_excluded_arguments_are_refused(topics: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="bytes, text, json"):
         decode_bodies(topics[0], "xml")
     with pytest.raises(ValueError, match="'null' or 'stop'"):

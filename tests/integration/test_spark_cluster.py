@@ -29,10 +29,10 @@ from tests.integration.test_spark_source import (
     table,
     test_a_batch_is_what_read_topic_has_in_all_columns,
     test_a_query_without_filters_has_all_rows_after_one_with,
-    test_a_stream_has_each_row_once_over_restarts_compaction_expiry_and_new_topics,
     test_a_stream_whose_rows_are_gone_says_which,
     test_fewer_columns_a_key_and_offsets,
     test_sql_sees_a_topic_as_a_view,
+    test_stream_returns_each_row_once_over_restarts_and_compaction,
 )
 from tests.integration.test_spark_verify import commit
 from tests.servers import versitygw
@@ -42,10 +42,10 @@ from tests.servers.spark_cluster import SparkCluster
 __all__ = [
     "test_a_batch_is_what_read_topic_has_in_all_columns",
     "test_a_query_without_filters_has_all_rows_after_one_with",
-    "test_a_stream_has_each_row_once_over_restarts_compaction_expiry_and_new_topics",
     "test_a_stream_whose_rows_are_gone_says_which",
     "test_fewer_columns_a_key_and_offsets",
     "test_sql_sees_a_topic_as_a_view",
+    "test_stream_returns_each_row_once_over_restarts_and_compaction",
 ]
 
 pytestmark = [

@@ -47,7 +47,7 @@ def test_no_object_is_asked_for_before_rows_are(spark: Any, tmp_path: Path) -> N
     assert sorted((row.broker, row.queue_offset) for row in frame.collect()) == [("007", n) for n in range(40)]
 
 
-def test_a_topic_of_which_nothing_is_archived_yet_is_empty_and_has_its_columns(spark: Any, tmp_path: Path) -> None:
+def test_topic_without_archived_messages_is_an_empty_frame(spark: Any, tmp_path: Path) -> None:
     store = open_store(f"dir:{tmp_path}")
     ArchiveOnPaper(store, "a", "orders").write(0, 0, 0, 3, hour=0)
     state = BrokerState(broker="a", number=1, topics=[{"topicName": "new", "readQueueNums": 4}])

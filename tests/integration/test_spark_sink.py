@@ -82,7 +82,7 @@ def test_rows_are_messages_with_all_that_their_columns_say(spark: Any, namesrv: 
     }
 
 
-def test_what_can_not_be_written_is_refused_before_the_first_row(spark: Any, namesrv: str, topic: str) -> None:
+def test_invalid_writes_are_refused_before_the_first_row(spark: Any, namesrv: str, topic: str) -> None:
     frame = spark.range(10).selectExpr("cast(id AS STRING) AS body")
     for other, options, why in (
         (frame, {"topic": topic + "x"}, f"topic {topic}x does not exist: neve topic create"),

@@ -151,7 +151,7 @@ def table(spark: Any, place: str) -> list[tuple[str, str, int]]:
     return sorted(tuple(row) for row in rows)
 
 
-def test_a_stream_has_each_row_once_over_restarts_compaction_expiry_and_new_topics(spark: Any, place: str) -> None:
+def test_stream_returns_each_row_once_over_restarts_and_compaction(spark: Any, place: str) -> None:
     store = open_store(below(place, "archive"))
     a = ArchiveOnPaper(store, "a", "orders")
     keys = [a.write(100 * n, 0, 10 * n, 10, hour=n) for n in range(3)]

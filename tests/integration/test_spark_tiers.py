@@ -90,7 +90,7 @@ def send_all_shapes(neve: NeveServer, topic: str) -> None:
     assert answer.code == 0, answer.remark
 
 
-def test_a_row_read_from_the_broker_is_the_one_that_is_archived_column_by_column(spark: Any, neve: NeveServer) -> None:
+def test_row_from_a_broker_equals_the_archived_row(spark: Any, neve: NeveServer) -> None:
     send_all_shapes(neve, "shapes")
     with connect(neve.namesrv) as client:
         wait_until(lambda: sum(client.max_offset("shapes", queue) for queue in (0, 1)) == 13, "the delayed one")
@@ -201,9 +201,7 @@ def dense(offsets: list[tuple[int, int]]) -> list[int]:
     return ends
 
 
-def test_batch_reads_in_live_traffic_are_dense_from_the_first_to_the_newest_offset(
-    spark: Any, neve: NeveServer
-) -> None:
+def test_batches_in_live_traffic_have_no_holes(spark: Any, neve: NeveServer) -> None:
     with connect(neve.namesrv) as client:
         client.create_topic("live", QUEUES)
     traffic = Traffic(neve, "live")
@@ -237,9 +235,7 @@ def is_under_way(query: Any, traffic: Traffic) -> bool:
     return len(query.recentProgress) >= 2 or query.exception() is not None or bool(traffic.problems)
 
 
-def test_a_stream_in_live_traffic_has_each_row_once_and_its_group_shows_no_lag(
-    spark: Any, neve: NeveServer, tmp_path: Path
-) -> None:
+def test_stream_in_live_traffic_has_each_row_once_and_no_lag(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
     with connect(neve.namesrv) as client:
         client.create_topic("flow", QUEUES)
     traffic = Traffic(neve, "flow")
@@ -268,7 +264,7 @@ def test_a_stream_in_live_traffic_has_each_row_once_and_its_group_shows_no_lag(
     assert [one.consumer_offset for _, one in sorted(stats.items())] == traffic.sent
 
 
-def test_who_can_not_be_asked_is_an_error(spark: Any, neve: NeveServer) -> None:
+def test_unreachable_tier_is_an_error(spark: Any, neve: NeveServer) -> None:
     with pytest.raises(Exception, match="no name server is reachable"):
         table(spark, neve, "live", namesrv="127.0.0.1:1").collect()
     with pytest.raises(Exception, match="topic nowhere is at no broker, and not in this archive"):

@@ -62,7 +62,7 @@ TOUCH_FILES = {
     "neve/client/group/offset_store.py": "a broadcasting consumer's offsets, on the user's machine",
     "neve/client/security.py": "a user's credentials, which `mqadmin` reads as well",
     "neve/extras.py": "the package's own metadata",
-    "neve/replay/book.py": "a user's replays, on the user's machine",
+    "neve/copy/task_files.py": "a user's replays, on the user's machine",
     "neve/spark/jars.py": "Spark's jars, on the user's machine",
     "neve/spark/manifest.py": "a list for Spark's driver, on the user's machine",
     "neve/spark/schema_files.py": "a user's schema of bodies",

@@ -18,6 +18,7 @@ from neve.cli.spans import Span, Wanted
 from neve.client import MessageQueue, Subscription
 from neve.client.group.pull import StoredPull
 from neve.client.model import PullStatus
+from neve.errors import ClientError
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -40,7 +41,7 @@ class Lacking:
 
     async def pull(self, topic: str, queue: MessageQueue, offset: int, max_count: int) -> Any:
         found = await self.pull_records(queue, offset, max_count)
-        return SimpleNamespace(messages=(), next_offset=found.next_offset)
+        return SimpleNamespace(messages=(), next_offset=found.next_offset, status=found.status)
 
     async def max_offset(self, topic: str, queue: MessageQueue) -> int:
         return 5
@@ -68,9 +69,10 @@ def test_a_queue_that_never_gives_the_rest_is_an_error() -> None:
         read(Lacking(1000))
 
 
-def test_an_import_does_not_take_what_it_could_not_look_at_for_missing(tmp_path: Any) -> None:
+def test_import_fails_if_it_cannot_read_the_target_queue(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neve.copy.source._PATIENCE_S", 0.0)
     importing = _Importing(cast("Any", Lacking(1000)), "127.0.0.1:1", tmp_path, "c")
-    with pytest.raises(Failure, match="gives nothing from 2 on"):
+    with pytest.raises(ClientError, match="no message at offset 2"):
         asyncio.run(importing._ids_behind(Progress(QUEUE, 0), frozenset()))
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from neve.cli import dlq, replay
 from neve.cli.failures import Failure
+from neve.copy.replay import Asked
+from neve.copy.source import BrokerSource
+from neve.copy.task import DONE, Target, Task
+from neve.copy.task_files import TaskBook
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
-from neve.replay.book import TaskBook
-from neve.replay.run import Asked
-from neve.replay.source import BrokerSource
-from neve.replay.task import DONE, Target, Task
 
 
 def test_a_mark_that_came_too_late_ends_no_later_replay_of_that_name(

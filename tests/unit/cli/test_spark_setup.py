@@ -98,7 +98,7 @@ def test_inflating_is_bounded_and_never_guesses() -> None:
     assert "not match the compression in its sysFlag" in str(error)
 
 
-def test_bodies_that_are_too_much_for_one_array_stop_before_the_next_is_inflated() -> None:
+def test_bodies_beyond_one_array_stop_before_the_next_is_inflated() -> None:
     packed = pa.array([zlib.compress(bytes(1000)), zlib.compress(bytes(1000)), zlib.compress(b"never inflated")])
     flags = pa.array([1, 1, 1])
     with pytest.raises(ValueError, match=r"the first 2 of 3 bodies are more than 1999 bytes.*maxRecordsPerBatch"):

@@ -65,7 +65,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     return fake
 
 
-def test_many_topics_are_asked_side_by_side_and_no_more_than_so_many_at_once(client: FakeClient) -> None:
+def test_requests_for_many_topics_are_concurrent_and_limited(client: FakeClient) -> None:
     brokers = ClusterBrokers(Cluster("namesrv"))
     try:
         seen = brokers.seen([*TOPICS, "nowhere"])

@@ -35,7 +35,7 @@ def written(kind: str, registry: SchemaRegistry, *bodies: bytes | None) -> list[
     return found
 
 
-def test_each_avro_body_is_read_by_the_schema_of_its_number_which_is_asked_for_once(registry: SchemaRegistry) -> None:
+def test_avro_bodies_request_each_schema_once(registry: SchemaRegistry) -> None:
     newer = {**ORDER, "fields": [*ORDER["fields"], {"name": "more", "type": "int"}]}
     registry.put(7, json.dumps(ORDER), "orders-value")
     registry.put(70_000, json.dumps(newer), "orders-value", 2)
@@ -132,7 +132,7 @@ def test_no_bytes_whatever_end_the_job(kind: str, registry: SchemaRegistry) -> N
     assert all((one["text"] is None) != (one["error"] is None) for one in written(kind, registry, *bodies))
 
 
-def test_a_registry_that_fails_for_a_moment_is_asked_again_and_one_that_does_not_answer_ends_the_query(
+def test_registry_is_retried_and_ends_the_query_without_an_answer(
     registry: SchemaRegistry,
 ) -> None:
     registry.put(7, json.dumps(ORDER), "orders-value")
@@ -146,7 +146,7 @@ def test_a_registry_that_fails_for_a_moment_is_asked_again_and_one_that_does_not
         written("avro", registry, framed(7, avro_body()))
 
 
-def test_it_is_asked_by_who_may_and_the_password_is_in_no_text() -> None:
+def test_registry_credentials_are_sent_and_hidden() -> None:
     with SchemaRegistry("me:secret") as registry:
         registry.put(7, json.dumps(ORDER), "orders-value")
         body = pa.array([framed(7, avro_body())])

@@ -44,7 +44,7 @@ def test_an_option_that_can_not_be_is_named(told: dict[str, str], why: str) -> N
         options_of_sink(given, {})
 
 
-def test_who_signs_is_told_by_options_a_file_or_the_environment_and_never_shown(tmp_path: Path) -> None:
+def test_credentials_of_options_file_and_environment_are_hidden(tmp_path: Path) -> None:
     file = tmp_path / "tools.yml"
     file.write_text("accessKey: f\nsecretKey: fff\n")
     environment = {"NEVE_ACCESS_KEY": "e", "NEVE_SECRET_KEY": "eee"}
@@ -168,7 +168,7 @@ def test_a_row_that_no_broker_takes_is_told_by_its_number(row: dict[str, object]
         list(messages().of(batch))
 
 
-def test_what_was_read_is_written_again_without_what_clients_and_brokers_added() -> None:
+def test_rows_that_were_read_are_written_without_reserved_properties() -> None:
     pairs = [(name, "x") for name in sorted(RESERVED_PROPERTIES)] + [("colour", "red"), (IDENTITY, "other/0/0/0")]
     schema = pa.schema({"body": pa.string(), "properties": pa.map_(pa.string(), pa.string())}.items())
     batch = pa.RecordBatch.from_pylist([{"body": "x", "properties": pairs}], schema)

@@ -170,7 +170,7 @@ def test_a_stream_that_began_with_nothing_has_what_comes_once() -> None:
     assert [row[2] for _, row in stream.batch()] == [0, 1, 2, 3, 4]
 
 
-def test_rows_that_expired_and_were_deleted_unread_are_said_with_their_offsets() -> None:
+def test_rows_that_expired_unread_are_an_error_with_offsets() -> None:
     store, journal, asked = one_topic()
     names = [journal.commit("s", [(0, 10 * n, 10 * n + 9)]) for n in range(3)]
     stream = Stream(store, asked, [journal])
@@ -207,7 +207,7 @@ def test_a_position_older_than_the_journal_is_said() -> None:
     assert [row[1][2] for row in stream.batch()] == [5, 6, 7]
 
 
-def test_who_looks_for_news_asks_for_what_follows_and_for_no_listing_of_the_journal() -> None:
+def test_refresh_requests_the_next_entries_without_a_listing() -> None:
     store, journal, asked = one_topic()
     journal.commit("s", [(0, 0, 4)])
     stream = Stream(store, asked, [journal])
@@ -220,7 +220,7 @@ def test_who_looks_for_news_asks_for_what_follows_and_for_no_listing_of_the_jour
     assert listed == []
 
 
-def test_what_a_late_broker_put_where_an_entry_was_deleted_is_not_taken_for_news() -> None:
+def test_late_entry_at_a_deleted_number_is_ignored() -> None:
     store, journal, asked = one_topic()
     stream = Stream(store, asked, [journal])
     position = stream.planner._journals["a"].catalog.next_seq
@@ -275,7 +275,7 @@ def test_pending_entries_of_a_journal_are_bounded(monkeypatch: pytest.MonkeyPatc
     assert following.catalog is not begun and following._pending_bytes <= 2_000
 
 
-def test_what_other_topics_bring_makes_no_batch_and_is_not_left_behind_for_ever() -> None:
+def test_entries_of_other_topics_make_no_batch() -> None:
     store, journal, asked = one_topic()
     journal.commit("s", [(0, 0, 4)])
     stream = Stream(store, asked, [journal])

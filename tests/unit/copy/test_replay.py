@@ -14,11 +14,12 @@ import pytest
 from neve.client.model import Message, MessageQueue
 from neve.client.net.route import TopicRoute
 from neve.client.send.batch_sender import BatchItem
+from neve.copy.engine import CHUNK
+from neve.copy.replay import Asked, Replay, continued, count, ranges
+from neve.copy.source import Bounds, Chunk
+from neve.copy.task import Filters, Range, Target, Task
+from neve.copy.task_files import TaskBook
 from neve.errors import BrokerError, ClientError
-from neve.replay.book import TaskBook
-from neve.replay.run import CHUNK, Asked, Replay, count, going_on, ranges
-from neve.replay.source import Bounds, Chunk
-from neve.replay.task import Filters, Range, Target, Task
 
 QUEUES = [MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 3)]
 LENGTH = 2_500
@@ -94,7 +95,7 @@ OFFSETS = [(queue.broker_name, n) for queue in QUEUES for n in range(5, LENGTH) 
 
 
 @pytest.mark.parametrize("left", [0, 1, 899, 900, 901, 3000, 4000])
-def test_killed_anywhere_it_leaves_nothing_out_and_repeats_one_chunk(tmp_path: Path, left: int) -> None:
+def test_killed_task_omits_nothing_and_repeats_at_most_one_chunk(tmp_path: Path, left: int) -> None:
     book = TaskBook(tmp_path)
     first, second = Cluster(left), Cluster(1 << 30)
     with pytest.raises(Killed):
@@ -107,7 +108,7 @@ def test_killed_anywhere_it_leaves_nothing_out_and_repeats_one_chunk(tmp_path: P
     assert book.load("r") == done
 
 
-def test_a_failure_is_noted_and_it_can_be_begun_again(tmp_path: Path) -> None:
+def test_failed_task_can_be_resumed(tmp_path: Path) -> None:
     book = TaskBook(tmp_path)
     with pytest.raises(ConnectionResetError):
         asyncio.run(carried_out(task(), Cluster(10, ConnectionResetError), book))
@@ -115,7 +116,7 @@ def test_a_failure_is_noted_and_it_can_be_begun_again(tmp_path: Path) -> None:
     assert asyncio.run(carried_out(book.load("r"), Cluster(1 << 30), book)).state == "done"
 
 
-def test_what_is_asked_for_is_sent_and_counted_alike(tmp_path: Path) -> None:
+def test_dry_run_counts_the_messages_that_are_sent(tmp_path: Path) -> None:
     wanted = task(filters=Filters(tags=("B",), since=1_001, until=1_201))
 
     async def both() -> tuple[Any, Cluster]:
@@ -131,7 +132,7 @@ def test_what_is_asked_for_is_sent_and_counted_alike(tmp_path: Path) -> None:
     assert counted == {("b", 3): (45, len(expected), len(expected))}
 
 
-def test_it_ends_when_somebody_asks_for_that_and_a_target_has_to_be_there(tmp_path: Path) -> None:
+def test_cancelled_task_ends_and_missing_target_is_refused(tmp_path: Path) -> None:
     book, cluster = TaskBook(tmp_path), Cluster(1 << 30)
     book.save(task())
     with book.locked("r"):
@@ -140,7 +141,7 @@ def test_it_ends_when_somebody_asks_for_that_and_a_target_has_to_be_there(tmp_pa
     assert (ended.state, len(cluster.stored)) == ("cancelled", 900)
     assert not book.is_to_cancel("r")
     for target, why in (
-        (Target(topic="another"), "there is no topic another"),
+        (Target(topic="another"), "topic another does not exist"),
         (Target(topic="other", keeps_queues=True), "has no queue 3"),
     ):
         with pytest.raises(ClientError, match=why):
@@ -150,9 +151,7 @@ def test_it_ends_when_somebody_asks_for_that_and_a_target_has_to_be_there(tmp_pa
 @pytest.mark.parametrize(
     ("brokers", "expected"), [("ab", ["a", "b"]), ("de", ["d", "e"]), ("d", ["d", "d"]), ("bd", ["b", "b"])]
 )
-def test_a_queue_that_is_kept_goes_to_one_queue_alone_also_when_it_is_begun_again(
-    tmp_path: Path, brokers: str, expected: list[str]
-) -> None:
+def test_kept_queue_goes_to_one_queue_after_a_resume(tmp_path: Path, brokers: str, expected: list[str]) -> None:
     """Batches that took turns between brokers would lose its order."""
     book, first, second = TaskBook(tmp_path), Cluster(2_300), Cluster(1 << 30)
     first.brokers, second.brokers = brokers, brokers + "f"
@@ -172,29 +171,29 @@ def told(several: list[Range]) -> dict[str, tuple[int, int]]:
     return {one.broker: (one.position, one.end) for one in several}
 
 
-def test_how_far_a_queue_is_stays_known_whatever_part_a_later_one_is_asked_for() -> None:
+def test_end_of_a_queue_is_kept_by_tasks_of_other_parts() -> None:
     every = Asked()
-    first = going_on(found(("a", 0, 100), ("b", 0, 50)), [], every, from_first=True)
+    first = continued(found(("a", 0, 100), ("b", 0, 50)), [], every, from_first=True)
     assert told(first) == {"a": (0, 100), "b": (0, 50)}
     # one queue alone, or a broker that is away: the other one's end is not forgotten
-    second = going_on(found(("b", 0, 60)), first, Asked(broker="b"), from_first=False)
+    second = continued(found(("b", 0, 60)), first, Asked(broker="b"), from_first=False)
     assert told(second) == {"b": (50, 60), "a": (100, 100)}
     # offsets that have been gone through
-    third = going_on(found(("a", 0, 11), ("b", 0, 11)), second, Asked(first=0, last=10), from_first=False)
+    third = continued(found(("a", 0, 11), ("b", 0, 11)), second, Asked(first=0, last=10), from_first=False)
     assert told(third) == {"a": (11, 11), "b": (11, 11)}
-    again = going_on(found(("a", 0, 11), ("b", 0, 11)), third, Asked(first=0, last=10), from_first=True)
+    again = continued(found(("a", 0, 11), ("b", 0, 11)), third, Asked(first=0, last=10), from_first=True)
     assert told(again) == {"a": (0, 11), "b": (0, 11)}
-    last = going_on(found(("a", 0, 105), ("b", 0, 60)), again, every, from_first=False)
+    last = continued(found(("a", 0, 105), ("b", 0, 60)), again, every, from_first=False)
     assert told(last) == {"a": (100, 105), "b": (60, 60)}
 
 
-def test_a_queue_that_is_shorter_than_what_was_gone_through_is_told_and_no_letter_passed_over() -> None:
-    before = going_on(found(("a", 0, 100)), [], Asked(), from_first=True)
-    with pytest.raises(ClientError, match="it ends at 5, and the one before this went to 100"):
-        going_on(found(("a", 0, 5)), before, Asked(), from_first=False)
-    anew = going_on(found(("a", 0, 5)), before, Asked(), from_first=True)
+def test_queue_shorter_than_the_earlier_task_is_an_error() -> None:
+    before = continued(found(("a", 0, 100)), [], Asked(), from_first=True)
+    with pytest.raises(ClientError, match="it ends at 5, and the task before went to 100"):
+        continued(found(("a", 0, 5)), before, Asked(), from_first=False)
+    anew = continued(found(("a", 0, 5)), before, Asked(), from_first=True)
     assert told(anew) == {"a": (0, 5)}
-    assert told(going_on(found(("a", 0, 8)), anew, Asked(), from_first=False)) == {"a": (5, 8)}
+    assert told(continued(found(("a", 0, 8)), anew, Asked(), from_first=False)) == {"a": (5, 8)}
 
 
 class ClockSetBack(Listed):
@@ -221,4 +220,4 @@ def test_replay_until_a_time_reads_past_later_messages(tmp_path: Path) -> None:
     counted = asyncio.run(both())
     sent = [int(one.properties["NEVE_REPLAY"].rpartition("/")[2]) for one in cluster.stored]
     assert sent == [n for n in range(5, LENGTH) if n % 10 and (n - 5) % 1_000 < 100]
-    assert counted["a", 0].meant == len(sent)
+    assert counted["a", 0].selected == len(sent)

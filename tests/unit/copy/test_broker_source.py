@@ -10,9 +10,9 @@ import pytest
 
 from neve.client.client import AsyncClient
 from neve.client.model import Message, MessageQueue, PullResult, PullStatus
+from neve.copy import source
+from neve.copy.source import Bounds, BrokerSource, Chunk
 from neve.errors import ClientError
-from neve.replay import source
-from neve.replay.source import Bounds, BrokerSource, Chunk
 
 QUEUE = MessageQueue("orders", "a", 0)
 
@@ -39,15 +39,15 @@ def read(pulls: int) -> Chunk:
     return asyncio.run(BrokerSource(cast("AsyncClient", client), "orders").read(QUEUE, 0, 10, 100))
 
 
-def test_what_a_slave_lacks_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lagging_slave_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_PAUSE_S", 0.0)
     chunk = read(3)
     assert ([one.queue_offset for one in chunk.messages], chunk.next_offset) == (list(range(10)), 10)
 
 
-def test_what_nobody_gives_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rest_of_a_queue_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_PATIENCE_S", 0.0)
-    with pytest.raises(ClientError, match="nothing at 5"):
+    with pytest.raises(ClientError, match="no message at offset 5"):
         read(100)
 
 

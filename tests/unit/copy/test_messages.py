@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from neve.client.model import Message, MessageQueue
-from neve.replay.again import IDENTITY, NoOrigin, again, is_meant
-from neve.replay.task import ORIGIN, RETRY, Filters, Target
+from neve.copy.messages import IDENTITY, NoOrigin, copy_of, is_selected
+from neve.copy.task import ORIGIN, RETRY, Filters, Target
 
 DEAD = Message(
     "orders",
@@ -48,24 +48,24 @@ DEAD = Message(
         (Filters(tags=("A",), key="none"), False),
     ],
 )
-def test_filters_go_together(filters: Filters, expected: bool) -> None:
-    assert is_meant(DEAD, filters) is expected
+def test_filters_are_combined(filters: Filters, expected: bool) -> None:
+    assert is_selected(DEAD, filters) is expected
 
 
-def test_what_clients_and_brokers_wrote_on_a_message_is_left_out_and_where_it_lies_is_told() -> None:
+def test_copy_omits_reserved_properties_and_has_its_identity() -> None:
     into = MessageQueue("other", "c", 0)
-    one = again(DEAD, "r1", Target(topic="other", keeps_queues=True), into)
+    one = copy_of(DEAD, "r1", Target(topic="other", keeps_queues=True), into)
     sent = one.message
     assert (sent.topic, sent.body, sent.tags, sent.keys, sent.flag) == ("other", b"body", "A", ("k", "l"), 3)
     assert sent.properties == {"colour": "red", IDENTITY: "r1/broker-a/%DLQ%g/0/7"}
     assert one.queue == into
-    assert again(DEAD, "r1", Target(topic="other")).queue is None
+    assert copy_of(DEAD, "r1", Target(topic="other")).queue is None
 
 
-def test_a_dead_letter_goes_where_it_comes_from_or_to_its_group() -> None:
-    to_origin, to_group = (again(DEAD, "r", Target(back=back, group="g")).message for back in (ORIGIN, RETRY))
+def test_dead_letter_goes_to_its_origin_or_its_group() -> None:
+    to_origin, to_group = (copy_of(DEAD, "r", Target(back=back, group="g")).message for back in (ORIGIN, RETRY))
     assert (to_origin.topic, "RETRY_TOPIC" in to_origin.properties) == ("orders", False)
     assert (to_group.topic, to_group.properties["RETRY_TOPIC"]) == ("%RETRY%g", "orders")
     nowhere = Message("%DLQ%g", b"x", queue=DEAD.queue, queue_offset=9)
     with pytest.raises(NoOrigin, match="offset 9 of %DLQ%g"):
-        again(nowhere, "r", Target(back=RETRY, group="g"))
+        copy_of(nowhere, "r", Target(back=RETRY, group="g"))

@@ -1,4 +1,4 @@
-"""A topic of an archive, read from the store alone. What no round has archived yet is not there."""
+"""The source of a copy in an archive: the archived messages of a topic, read from the store without brokers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 from neve.archive.read.reader import Archive, NotCommitted, TopicReader
 from neve.client.model import Message, MessageQueue, message_from_record
+from neve.copy.source import CHUNK_BYTES, Bounds, Chunk
 from neve.errors import ClientError
 from neve.record.codec import MessageRecord
-from neve.replay.source import CHUNK_BYTES, Bounds, Chunk
 
 
 class ArchiveSource:
-    """As `Source`, of all brokers that archived the topic."""
+    """The archives of all brokers that have the topic."""
 
     def __init__(self, archive: Archive, topic: str) -> None:
         having = [of for of, catalog in archive.catalogs.items() if catalog.has_topic(topic)]
         if not having:
-            raise FileNotFoundError(f"the archive has no topic {topic}")
+            raise FileNotFoundError(f"topic {topic} is not in this archive")
         self._topic = topic
         self._readers: dict[str, TopicReader] = {of: archive.topic(topic, broker=of) for of in sorted(having)}
-        self._reading: tuple[MessageQueue, int, Iterator[MessageRecord]] | None = None  # goes on at that offset
+        self._reading: tuple[MessageQueue, int, Iterator[MessageRecord]] | None = None  # resumes at this offset
 
     async def bounds(self) -> dict[MessageQueue, Bounds]:
         return await asyncio.to_thread(self._bounds)

@@ -1,7 +1,7 @@
-"""A replay as it stands in its file: what was asked for when it began, and how far it is.
+"""A replay as it is stored in its file: the request, and the cursor of each queue.
 
-The ranges are settled at the beginning: what comes into the source later, also by the replay itself, is not meant. A
-position is the next offset to read, and moves on when all below it is stored in the target.
+The ranges are fixed when the task begins, so messages that are sent later, also by the task itself, are not read. A
+position is the next offset to read; all selected messages below it are stored in the target.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ ORIGIN, RETRY = "origin", "retry"
 
 
 class Filters(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which messages of the range are meant. Times are of the store, in ms since 1970, the end excluded."""
+    """The filters on messages. `since`, `until`: store time in [since, until), ms since 1970."""
 
     tags: tuple[str, ...] = ()
     key: str | None = None
     since: int | None = None
     until: int | None = None
-    origin: str | None = None  # of dead letters: the topic that they come from
+    origin: str | None = None  # the topic of origin of dead letters
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where messages go: a topic; or of dead letters, where each comes from, or to their group's retry topic."""
+    """The target: a topic, or for dead letters of a group the topic of origin, or the retry topic of the group."""
 
     topic: str | None = None
     back: str | None = None  # ORIGIN or RETRY
-    group: str = ""  # of dead letters
+    group: str = ""
     keeps_queues: bool = False
 
 
 class Range(msgspec.Struct):
-    """Offsets of one queue, the end excluded.
+    """The offsets [begin, end) of one queue, and the cursor `position`.
 
-    `passed`: up to here those of the same name before this one went. `into`: where queues are kept, the broker whose
-    queue of that number takes it all; one alone, or its order would be lost.
+    Args:
+        passed: the end of earlier tasks of the same name.
+        into: with keeps_queues, the broker of the target queue; one broker, so that the order is kept.
     """
 
     broker: str
@@ -50,7 +51,7 @@ class Range(msgspec.Struct):
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """Times are ms since 1970, the rate is messages a second; 0 for as many as can be."""
+    """A task. Times are ms since 1970; `rate` is messages per second, 0 for no limit."""
 
     name: str
     source: str
@@ -63,20 +64,20 @@ class Task(msgspec.Struct, kw_only=True):
     ranges: list[Range] = []
     state: str = RUNNING
     error: str = ""
-    read: int = 0  # messages that the ranges had so far
-    sent: int = 0  # of those the ones that were meant, and are stored
+    read: int = 0
+    sent: int = 0
     sent_bytes: int = 0
-    expired: int = 0  # offsets that went while it was on its way
+    expired: int = 0  # offsets that expired during the task
     created: int = 0
     changed: int = 0
 
     @property
     def left(self) -> int:
-        """Offsets that are not read yet; some of them may exist nowhere."""
+        """The number of offsets to read; some may not exist."""
         return sum(one.end - one.position for one in self.ranges)
 
     def report(self) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the values that `neve replay` prints."""
         return {
             "name": self.name,
             "state": self.state,

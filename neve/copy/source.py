@@ -1,4 +1,4 @@
-"""Where a replay's messages come from: brokers, which have both tiers; or a store alone, see `archive_source`."""
+"""The source of a copy: a topic at brokers, which have both tiers; `archive_source` reads a topic of an archive."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from typing import NamedTuple, Protocol
 
 from neve.client.client import AsyncClient
 from neve.client.model import Message, MessageQueue, PullResult, PullStatus
-from neve.errors import ClientError, ConnectionFailed, UnknownOutcome
+from neve.errors import BrokerError, ClientError, ConnectionFailed, UnknownOutcome
+from neve.remoting.codes import ResponseCode
 
-_PULL = 256  # messages; brokers of RocketMQ hand out 32 at a time
+_PULL = 256  # messages; brokers of RocketMQ return at most 32
 CHUNK_BYTES = 8 << 20
-_PATIENCE_S, _PAUSE_S = 30.0, 0.5
-#: Brokers search by time in a binary way, which is exact only where store times never run backwards. They do after a
-#: step of the clock and after a failover to a machine whose clock is behind: so far back a search allows for.
+_PATIENCE_S, _PAUSE_S = 60.0, 0.5
+#: Brokers search a time by bisection, which is exact only if store times never decrease. They do after a step of the
+#: clock, and after a failover to a machine whose clock is behind. This is the maximum that a search allows for.
 CLOCK_STEP_MS = 24 * 3_600_000
 
 
 class Bounds(NamedTuple):
-    """What a queue has, the end excluded."""
+    """The offsets [begin, end) of a queue."""
 
     begin: int
     end: int
 
 
 class Chunk(NamedTuple):
-    """`next_offset` is where to read on: offsets below it that have no message here exist nowhere.
+    """Messages of a queue in order.
 
-    `expired` counts those of them that had one when the task began.
+    Args:
+        next_offset: where the next chunk begins; offsets below it without a message here do not exist.
+        expired: the number of those that existed when the copy began.
     """
 
     messages: Sequence[Message]
@@ -37,36 +40,41 @@ class Chunk(NamedTuple):
 
 
 class Source(Protocol):
-    """A topic's queues, read by offset."""
+    """The queues of a topic, read by offset."""
 
-    async def bounds(self) -> dict[MessageQueue, Bounds]: ...
+    async def bounds(self) -> dict[MessageQueue, Bounds]:
+        """Return the bounds of all queues."""
+        ...
 
     async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
         """Return bounds within `bounds` that hold every message stored in [since, until), and possibly others.
 
         Times are in ms since 1970; None is no limit. Store times may run backwards.
         """
+        ...
 
     async def read(self, queue: MessageQueue, offset: int, end: int, count: int) -> Chunk:
-        """At least one message, unless there is none below `end`."""
+        """Return at most `count` messages from an offset on, at least one unless there is none below `end`."""
+        ...
 
 
 class BrokerSource:
-    """Through the brokers of a cluster, which serve what is archived as well."""
+    """A topic at the brokers of a cluster, including its archived messages."""
 
     def __init__(self, client: AsyncClient, topic: str) -> None:
         self._client = client
         self._topic = topic
 
     async def bounds(self) -> dict[MessageQueue, Bounds]:
+        return {queue: await self.bounds_of(queue) for queue in await self._client.queues(self._topic)}
+
+    async def bounds_of(self, queue: MessageQueue) -> Bounds:
+        """Return the bounds of one queue."""
         client, topic = self._client, self._topic
-        return {
-            queue: Bounds(await client.min_offset(topic, queue), await client.max_offset(topic, queue))
-            for queue in await client.queues(topic)
-        }
+        return Bounds(await client.min_offset(topic, queue), await client.max_offset(topic, queue))
 
     async def span(self, queue: MessageQueue, bounds: Bounds, since: int | None, until: int | None) -> Bounds:
-        """As `Source.span`, if no store time is more than CLOCK_STEP_MS below one before it.
+        """As `Source.span`, if no store time is more than CLOCK_STEP_MS below an earlier one.
 
         A binary search for T ends at an offset x with time(x - 1) < T <= time(x). With steps of at most S, all before x
         are older than T + S, and all from x on are as young as T - S. Brokers of RocketMQ 4.9 return the record nearest
@@ -84,8 +92,8 @@ class BrokerSource:
         found: list[Message] = []
         size = expired = 0
         while len(found) < count and offset < end and size < CHUNK_BYTES:
-            result = await self._pulled(queue, offset, min(count - len(found), _PULL))
-            if result.status is PullStatus.OFFSET_ILLEGAL:  # it lies below the queue's minimum by now
+            result = await self._pull(queue, offset, min(count - len(found), _PULL))
+            if result.status is PullStatus.OFFSET_ILLEGAL:  # the offset is below the minimum of the queue now
                 expired += min(result.next_offset, end) - offset
             below = [message for message in result.messages if message.queue_offset < end]
             size += sum(len(message.body) for message in below)
@@ -93,22 +101,24 @@ class BrokerSource:
             offset = result.next_offset
         return Chunk(found, min(offset, end), expired)
 
-    async def _pulled(self, queue: MessageQueue, offset: int, count: int) -> PullResult:
-        """What leads on. Asked again for a while where the broker can't be reached, says nothing, or has nothing there.
+    async def _pull(self, queue: MessageQueue, offset: int, count: int) -> PullResult:
+        """Pull until the broker returns a larger offset, for at most _PATIENCE_S.
 
-        The last is a slave that lacks what its master has: it sends the reader on to that.
+        A broker may be unreachable or busy, or a slave may lack messages of its master, to which it redirects readers.
         """
         now = asyncio.get_running_loop().time
         deadline = now() + _PATIENCE_S
         while True:
+            is_last = now() + _PAUSE_S > deadline
             try:
                 result = await self._client.pull(self._topic, queue, offset, count)
-            except (ConnectionFailed, UnknownOutcome):
-                if now() + _PAUSE_S > deadline:
+            except (ConnectionFailed, UnknownOutcome, BrokerError) as error:
+                is_busy = not isinstance(error, BrokerError) or error.code == ResponseCode.SYSTEM_BUSY
+                if is_last or not is_busy:
                     raise
             else:
                 if result.next_offset > offset:
                     return result
-                if now() + _PAUSE_S > deadline:
-                    raise ClientError(f"{queue}: nothing at {offset}, though the queue went on when this began")
+                if is_last:
+                    raise ClientError(f"{queue}: no message at offset {offset}, below the end of the queue")
             await asyncio.sleep(_PAUSE_S)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from neve.replay.book import BadName, Busy, TaskBook
-from neve.replay.task import Filters, Range, Target, Task
+from neve.copy.task import Filters, Range, Target, Task
+from neve.copy.task_files import BadName, Busy, TaskBook
 
 
 def task(name: str = "r1") -> Task:
@@ -35,16 +35,16 @@ def test_a_task_is_read_as_it_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 101])
-def test_a_name_that_is_no_files_is_refused(tmp_path: Path, name: str) -> None:
+def test_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadName):
         TaskBook(tmp_path).load(name)
 
 
-def test_what_is_no_task_is_told(tmp_path: Path) -> None:
+def test_invalid_and_missing_task_files_are_errors(tmp_path: Path) -> None:
     (tmp_path / "r1.json").write_text('{"name": 1}')
-    with pytest.raises(ValueError, match=r"r1\.json is no task"):
+    with pytest.raises(ValueError, match=r"r1\.json is not a task"):
         TaskBook(tmp_path).load("r1")
-    with pytest.raises(FileNotFoundError, match="no replay r2"):
+    with pytest.raises(FileNotFoundError, match="replay r2 does not exist"):
         TaskBook(tmp_path).load("r2")
 
 

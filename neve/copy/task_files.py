@@ -1,6 +1,6 @@
-"""The tasks' files: NAME.json is the task, NAME.lock is locked by who carries it out, NAME.cancel asks that one to end.
+"""The files of tasks: NAME.json has the task, the process that runs it locks NAME.lock, NAME.cancel asks it to stop.
 
-A task's file is replaced as a whole, and is on the disk before its writer goes on.
+The file of a task is replaced atomically, and is durable when `save` returns.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import IO
 
 import msgspec
 
-from neve.replay.task import CANCELLED, DONE, Task
+from neve.copy.task import CANCELLED, DONE, Task
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class BadName(ValueError):
-    """A name that can't be a file's."""
+    """A name that is not a valid file name."""
 
 
 class Busy(Exception):
-    """Another process carries the task out."""
+    """Another process runs the task."""
 
-    code = 205  # a conflict, for who goes by codes
+    code = 205  # the response code of a conflict, which determines the exit code
 
 
 def _has_name(file: IO[bytes], path: Path) -> bool:
@@ -38,33 +38,33 @@ def _has_name(file: IO[bytes], path: Path) -> bool:
 
 
 class TaskBook:
-    """All tasks of a directory."""
+    """The tasks in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def names(self) -> list[str]:
-        """Sorted."""
+        """Return the names of all tasks, sorted."""
         if not self._directory.is_dir():
             return []
         return sorted(path.stem for path in self._directory.glob("*.json"))
 
     def load(self, name: str) -> Task:
-        """Raises BadName, FileNotFoundError."""
+        """Return a task. Raises BadName, FileNotFoundError."""
         path = self._path(name, "json")
         try:
             return msgspec.json.decode(path.read_bytes(), type=Task)
         except FileNotFoundError:
-            raise FileNotFoundError(f"there is no replay {name} in {self._directory}") from None
+            raise FileNotFoundError(f"replay {name} does not exist in {self._directory}") from None
         except msgspec.DecodeError as error:
-            raise ValueError(f"{path} is no task of a replay: {error}") from error
+            raise ValueError(f"{path} is not a task of a replay: {error}") from error
 
     def has(self, name: str) -> bool:
-        """Raises BadName."""
+        """Return whether a task exists. Raises BadName."""
         return self._path(name, "json").exists()
 
     def save(self, task: Task) -> None:
-        """Returns when it is on the disk."""
+        """Write a task durably."""
         path, fresh = self._path(task.name, "json"), self._path(task.name, "new")
         self._directory.mkdir(parents=True, exist_ok=True)
         with fresh.open("wb") as file:
@@ -80,7 +80,7 @@ class TaskBook:
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """As the only process that does anything with the task; a process that dies lets go. Raises Busy."""
+        """Lock a task for this process; the lock ends with the process. Raises Busy."""
         path = self._path(name, "lock")
         self._directory.mkdir(parents=True, exist_ok=True)
         while True:
@@ -88,14 +88,14 @@ class TaskBook:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    raise Busy(f"replay {name} is being carried out by another process") from error
-                # Who forgot the replay meanwhile took this file's name away: it keeps nobody out.
+                    raise Busy(f"another process runs replay {name}") from error
+                # `forget` may have deleted the file meanwhile; a lock of a deleted file excludes no other process.
                 if _has_name(file, path):
                     yield
                     return
 
     def is_locked(self, name: str) -> bool:
-        """Whether somebody carries it out now."""
+        """Return whether a process runs the task."""
         try:
             with self.locked(name):
                 return False
@@ -103,7 +103,7 @@ class TaskBook:
             return True
 
     def cancel(self, name: str) -> Task:
-        """Ends a task for good: at once, or as soon as whoever carries it out sees the mark."""
+        """Cancel a task, at once or when the process that runs it sees the mark."""
         task = self.load(name)
         try:
             with self.locked(name):
@@ -116,15 +116,15 @@ class TaskBook:
         return task
 
     def is_to_cancel(self, name: str) -> bool:
-        """Whether somebody asked for its end."""
+        """Return whether the task was asked to stop."""
         return self._path(name, "cancel").exists()
 
     def settle_cancel(self, name: str) -> None:
-        """Takes the mark away."""
+        """Delete the mark."""
         self._path(name, "cancel").unlink(missing_ok=True)
 
     def forget(self, name: str) -> None:
-        """Removes the task's files; what it sent stays. Raises Busy, FileNotFoundError."""
+        """Delete the files of a task. Raises Busy, FileNotFoundError."""
         self.load(name)
         with self.locked(name):
             for kind in ("json", "new", "cancel", "lock"):
@@ -132,5 +132,5 @@ class TaskBook:
 
     def _path(self, name: str, kind: str) -> Path:
         if _NAME.fullmatch(name) is None:
-            raise BadName(f"{name!r} can't be a replay's name: letters, digits and . _ - only")
+            raise BadName(f"{name!r} is not a valid name of a replay: use letters, digits and . _ -")
         return self._directory / f"{name}.{kind}"
