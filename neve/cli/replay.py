@@ -1,4 +1,4 @@
-"""`neve replay`: a topic's messages, sent again. What it does is `neve.copy`'s; here it is asked for and told of."""
+"""`neve replay`: options and output of `neve.copy.replay`."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ async def _count(task: Task, asked: Asked, before: list[Range], output: str, *, 
     async with connect(task.namesrv) as client:
         source = await _source(task, client)
         await _settle_ranges(task, source, asked, before, from_first=from_first)
-        told = await count(source, task)
+        counts = await count(source, task)
     rows = [
         {
             "broker": one.broker,
@@ -251,10 +251,10 @@ async def _count(task: Task, asked: Asked, before: list[Range], output: str, *, 
             "bytes": counted.size if output == "json" else size_text(counted.size),
         }
         for one in task.ranges
-        for counted in (told[one.broker, one.queue],)
+        for counted in (counts[one.broker, one.queue],)
     ]
     emit(rows, ["broker", "queue", "first", "end", "read", "would_send", "bytes"], output)
-    say(f"{sum(one.selected for one in told.values())} messages would be sent; nothing was")
+    say(f"{sum(one.selected for one in counts.values())} messages would be sent; nothing was")
 
 
 async def _carry_out(

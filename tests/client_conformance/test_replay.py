@@ -82,7 +82,7 @@ def test_a_part_of_a_topic_is_counted_and_sent_again(server: Any, topic: str, un
         assert message.properties["NEVE_REPLAY"].endswith(f"/{topic}/{n % 4}/{n // 4}")
     assert [row["state"] for row in neve(server, "replay", "ls", "--tasks", str(tmp_path), "-o", "json")] == ["done"]
     assert "there is a replay half" in neve(server, "replay", "run", "half", topic, *options, fails=5)
-    assert "no topic" in neve(
+    assert "topic nope does not exist" in neve(
         server, "replay", "run", "other", topic, "--into", "nope", "--tasks", str(tmp_path), fails=3
     )
 

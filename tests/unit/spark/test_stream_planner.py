@@ -229,7 +229,7 @@ def test_late_entry_at_a_deleted_number_is_ignored() -> None:
         store.delete(journal_key("", "a", seq))
     store.put(journal_key("", "a", 0), encode_entry(Shortened()))
     store.put(journal_key("", "a", position), encode_entry(Commit(writer="late", round=9, names=names[2:])))
-    with pytest.raises(FileNotFoundError, match="its journal begins later"):
+    with pytest.raises(FileNotFoundError, match="its journal is shortened"):
         stream.planner.latest(stream.position, None)
     assert stream.planner._journals["a"].catalog.next_seq == position
 
