@@ -53,7 +53,7 @@ def encode(**changes: object) -> bytes:
     store=st.sampled_from(HOSTS),
     born_timestamp=st.integers(-(2**63), 2**63 - 1),
 )
-def test_what_is_encoded_is_decoded(body, topic, properties, born, store, born_timestamp) -> None:  # type: ignore[no-untyped-def]
+def test_commands_survive_encoding_and_decoding(body, topic, properties, born, store, born_timestamp) -> None:  # type: ignore[no-untyped-def]
     raw = encode(
         body=body,
         topic=topic.encode(),
@@ -106,7 +106,7 @@ def test_records_follow_one_another() -> None:
     ]
 
 
-def test_who_looks_at_bodies_sees_those_of_the_records() -> None:
+def test_iter_bodies_yields_the_bodies_of_records() -> None:
     hosts = [("127.0.0.1", 1), ("::1", 2)]
     parts = [
         encode(

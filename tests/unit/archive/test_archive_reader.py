@@ -27,7 +27,7 @@ def _offsets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_offsets")
-def test_a_range_that_is_not_committed_yet_ends_the_reading_and_says_so() -> None:
+def test_reading_raises_not_committed_at_an_open_range() -> None:
     catalog = filled(1)
     catalog.apply(1, Commit(round=2, names=[name_of(2)]))
     reader = TopicReader(None, catalog, "t")  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def test_the_answers_are_those_of_another_reader_of_parquet(odd: Written) -> Non
 
 
 @given(at=st.integers(0, 16), bit=st.integers(0, 7), cut=st.integers(1, 60))
-def test_what_is_no_whole_filter_is_refused(odd: Written, at: int, bit: int, cut: int) -> None:
+def test_damaged_bloom_filter_is_refused(odd: Written, at: int, bit: int, cut: int) -> None:
     with pq.ParquetFile(odd.path) as file:
         (read,) = filter_reads(file.metadata)
     start, length = read.groups[0][0]
@@ -181,7 +181,7 @@ def test_a_query_by_key_over_fifty_objects_fetches_a_fraction_of_them(
 
 
 @pytest.mark.parametrize("read_max", [1, 1 << 10, 1 << 20])
-def test_filters_of_many_row_groups_come_in_few_reads_and_none_is_left_out(
+def test_bloom_filters_of_many_row_groups_need_few_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_max: int
 ) -> None:
     monkeypatch.setattr(bloom_filter, "_READ_MAX", read_max)

@@ -43,7 +43,7 @@ def test_the_fields_of_a_body(body: bytes | None, fields: set[tuple[str, str]]) 
     assert {tuple(field) for field in fields_of(body)} == fields
 
 
-def test_a_body_that_does_not_inflate_and_one_that_is_very_deep_have_a_line_too() -> None:
+def test_fields_report_lists_undecodable_and_deeply_nested_bodies() -> None:
     assert list(fields_of(None, "why")) == [Field("(body)", "does not inflate")]
     deep = b'{"a":' * 40 + b"1" + b"}" * 40
     assert list(fields_of(deep)) == [Field(".".join("a" * 12), "OBJECT")]
@@ -57,7 +57,7 @@ def rows_of(month: int, queue: int, first: int, *bodies: bytes) -> Iterator[dict
         }  # fmt: skip
 
 
-def test_what_came_and_what_went_is_marked_with_its_offsets() -> None:
+def test_fields_report_marks_added_and_removed_fields() -> None:
     found = BodyFields()
     found.add(rows_of(2, 0, 13, b'{"n": "1"}', b'{"n": "2", "m": 1}'))
     found.add(rows_of(1, 0, 10, b'{"n": 1}', b'{"n": 2, "o": 1}', b'{"n": 2}'))
@@ -84,7 +84,7 @@ def test_names_without_end_are_counted_together(monkeypatch: pytest.MonkeyPatch)
     ]  # fmt: skip
 
 
-def test_a_sample_is_spread_over_each_month_with_its_first_and_last_row_group() -> None:
+def test_sample_includes_first_and_last_row_group_of_each_month() -> None:
     hours = [*range(0, 700, 7), *range(31 * 24, 31 * 24 + 5)]  # January and February 1970; 10 rows an object
     chosen = [Chosen("b", name_of(hour), [0], {}) for hour in hours]
     kept = [one.name.max_time // HOUR for one in sampled(chosen, 300)]

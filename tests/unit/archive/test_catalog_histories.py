@@ -12,7 +12,7 @@ from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_keys_journal_catalog import committed, intent
 
 
-def test_a_topic_is_settled_through_the_later_day_that_was_committed_first() -> None:
+def test_through_advances_over_a_later_day_committed_first() -> None:
     early = committed("early", [(0, 0, 4)], start=0, end=100)
     late = committed("late", [(0, 5, 9)], start=100, end=200)
     catalog = Catalog()
@@ -27,9 +27,7 @@ def test_a_topic_is_settled_through_the_later_day_that_was_committed_first() -> 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("aborted", [False, True])
-def test_an_object_that_was_deleted_before_the_one_below_it_was_committed_is_not_made_again(
-    checkpoint: bool, aborted: bool
-) -> None:
+def test_range_of_a_deleted_object_is_not_archived_again(checkpoint: bool, aborted: bool) -> None:
     early = committed("early", [(0, 0, 4)], start=0, end=100)
     late = committed("late", [(0, 5, 9)], start=100, end=200)
     catalog = Catalog()
@@ -66,7 +64,7 @@ def test_a_queue_that_expired_before_its_first_round_is_known() -> None:
 
 
 @pytest.mark.parametrize("gap_first", [True, False])
-def test_what_an_object_holds_is_in_no_gap_also_when_it_has_expired(gap_first: bool) -> None:
+def test_offset_of_an_object_is_in_no_gap_even_after_expiry(gap_first: bool) -> None:
     old, later = committed("old", [(0, 0, 4)], start=0, end=100), committed("later", [(0, 20, 24)], start=200, end=300)
     back = committed("back", [(0, 7, 9), (0, 12, 12)], start=100, end=200)
     gap, commit = Gap(topic="t", queue=0, first=5, last=19, reason="lost"), Commit(round=2, names=[back])
@@ -132,7 +130,7 @@ def test_an_idle_queue_has_one_gap_however_often_it_is_restored() -> None:
     assert catalog.gap_count == 2
 
 
-def test_a_gap_that_goes_on_behind_what_an_object_holds_joins_the_one_before() -> None:
+def test_gap_across_an_object_is_split_and_joined() -> None:
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=[committed("a", [(0, 13, 19)], start=0, end=100)]))
     catalog.apply(1, Gap(topic="t", queue=0, first=5, last=9, reason="lost"))

@@ -111,7 +111,7 @@ QUESTIONS: list[Callable[[Catalog], object]] = [
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_what_a_pull_asks_waits_for_no_entry(question: Callable[[Catalog], object]) -> None:
+def test_queries_of_a_pull_do_not_wait_for_an_entry(question: Callable[[Catalog], object]) -> None:
     catalog = filled(4)
     held, done = threading.Event(), threading.Event()
 
@@ -129,7 +129,7 @@ def test_what_a_pull_asks_waits_for_no_entry(question: Callable[[Catalog], objec
             done.set()
 
 
-def test_a_reader_that_took_a_list_still_has_it_when_the_queue_has_changed() -> None:
+def test_reader_keeps_its_snapshot_while_the_queue_changes() -> None:
     catalog = filled(4)
     runs = catalog.queue("t", 0).runs()
     objects = catalog.topic("t").names()
@@ -144,7 +144,7 @@ def test_a_reader_that_took_a_list_still_has_it_when_the_queue_has_changed() -> 
 
 
 @pytest.mark.parametrize("gone", [1, 10, NAMES_MAX, 3 * NAMES_MAX + 1])
-def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(
+def test_expiry_removes_the_first_blocks_without_reading_the_rest(
     gone: int, unpacked: list[int], looked_at: list[int]
 ) -> None:
     catalog = filled(1000)
@@ -167,7 +167,7 @@ def test_what_expires_first_is_taken_out_without_a_look_at_the_rest(
 
 
 @pytest.mark.parametrize("objects", [5 * NAMES_MAX, 50 * NAMES_MAX])
-def test_what_a_ttl_lets_go_costs_no_name_unpacked_but_those_of_one_block(objects: int, unpacked: list[int]) -> None:
+def test_expiry_unpacks_only_one_block(objects: int, unpacked: list[int]) -> None:
     """Planned, expired, found due and deleted; the last block has one that lives on."""
     catalog = filled(objects)
     unpacked.clear()
@@ -183,7 +183,7 @@ def test_what_a_ttl_lets_go_costs_no_name_unpacked_but_those_of_one_block(object
 
 
 @pytest.mark.parametrize("unknown", [None, 0, NAMES_MAX - 1])
-def test_a_block_has_expired_by_a_time_when_all_its_row_groups_are_known_to_be(unknown: int | None) -> None:
+def test_block_expires_only_when_all_its_row_groups_have_expired(unknown: int | None) -> None:
     names = [name_at(number) for number in range(NAMES_MAX)]
     if unknown is not None:
         (group,) = names[unknown].row_groups
@@ -200,7 +200,7 @@ def test_a_block_has_expired_by_a_time_when_all_its_row_groups_are_known_to_be(u
     assert expire_topic(catalog, "t", HOUR, limit) == plan_expiry(names, HOUR, limit)
 
 
-def test_where_names_end_is_said_by_their_row_groups_or_by_themselves() -> None:
+def test_block_ends_follow_from_row_groups_or_explicit_queues() -> None:
     plain = [name_at(number) for number in range(3)]
     without = [msgspec.structs.replace(name, row_groups=[]) for name in plain]
     assert [block.ends() for names in (plain, without) for block in blocks_of("t", names)] == [{0: 15, 1: 15}] * 2
@@ -218,7 +218,7 @@ def test_whether_a_few_are_still_due_unpacks_none(unpacked: list[int]) -> None:
     assert unpacked == []
 
 
-def test_what_is_asked_of_one_object_out_of_view_unpacks_no_other_block(unpacked: list[int]) -> None:
+def test_query_of_an_expired_object_unpacks_only_its_block(unpacked: list[int]) -> None:
     catalog = filled(20 * NAMES_MAX)
     catalog.apply(1, Expire(keys=[name_at(number).key for number in range(19 * NAMES_MAX)], delete_after_ms=5))
     unpacked.clear()
@@ -232,9 +232,7 @@ def test_what_is_asked_of_one_object_out_of_view_unpacks_no_other_block(unpacked
 
 
 @pytest.mark.parametrize("entry", ["expire", "replace"])
-def test_blocks_that_are_full_by_their_bytes_are_not_made_anew_by_what_touches_another(
-    entry: str, unpacked: list[int]
-) -> None:
+def test_change_does_not_rebuild_blocks_that_are_full_by_bytes(entry: str, unpacked: list[int]) -> None:
     """Few names of many row groups each: two such blocks are no more than half full by number, and never one."""
 
     def wide(number: int, rewrite: int = 0) -> CommittedObject:
@@ -257,7 +255,7 @@ def test_blocks_that_are_full_by_their_bytes_are_not_made_anew_by_what_touches_a
         assert len(set(unpacked)) <= 3
 
 
-def test_an_offset_is_found_by_unpacking_one_block_and_the_ends_of_a_queue_by_none(unpacked: list[int]) -> None:
+def test_offset_lookup_unpacks_one_block_and_queue_ends_none(unpacked: list[int]) -> None:
     catalog = filled(1000)
     unpacked.clear()
     assert (catalog.min_offset("t", 1), catalog.max_offset("t", 1)) == (0, 5000)
@@ -302,7 +300,7 @@ def many_queues(rounds: int, queues: int = 1000) -> Catalog:
     return catalog
 
 
-def test_after_an_entry_each_of_a_thousand_queues_is_asked_without_going_through_the_others(walked: list[int]) -> None:
+def test_queue_query_after_an_entry_does_not_scan_other_queues(walked: list[int]) -> None:
     catalog = many_queues(3)
     copied = catalog.topic("t").copy()
     for number in range(3, 6):
@@ -317,7 +315,7 @@ def test_after_an_entry_each_of_a_thousand_queues_is_asked_without_going_through
     assert walked == [], "nor of a copy"
 
 
-def test_an_expiry_of_a_thousand_queues_tells_those_that_are_lost_in_one_look(walked: list[int]) -> None:
+def test_expiry_of_many_queues_finds_lost_ones_in_one_pass(walked: list[int]) -> None:
     for laid in (1000, 100):
         catalog = many_queues(40, laid)
         catalog.apply(40, Commit(round=40, names=[name_at(40, queues=laid // 2)]))
@@ -331,9 +329,7 @@ def test_an_expiry_of_a_thousand_queues_tells_those_that_are_lost_in_one_look(wa
 
 
 @pytest.mark.parametrize("objects", [1000, 4000])
-def test_what_leaves_a_long_topic_or_changes_in_it_costs_no_look_at_the_blocks_that_stay(
-    objects: int, walked: list[int]
-) -> None:
+def test_change_in_a_long_topic_does_not_scan_unchanged_blocks(objects: int, walked: list[int]) -> None:
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=[name_at(number, queues=16) for number in range(objects)]))
     assert len(catalog.topic("t").blocks) * 16 > LAID_WHEN_ASKED, "else nothing is laid"
@@ -354,7 +350,7 @@ def test_what_leaves_a_long_topic_or_changes_in_it_costs_no_look_at_the_blocks_t
     assert found.name.key == rewritten[-1].key
 
 
-def test_a_queue_of_many_gaps_takes_the_next_one_without_making_them_anew() -> None:
+def test_adding_a_gap_to_many_does_not_copy_the_list() -> None:
     catalog = Catalog()
     more = [("t", 0, 3 * number, 3 * number) for number in range(1, 500)]
     catalog.apply(0, Gap(topic="t", queue=0, first=0, last=0, reason="lost", more=more))
@@ -369,7 +365,7 @@ def test_a_queue_of_many_gaps_takes_the_next_one_without_making_them_anew() -> N
     assert copied.queues[0].gaps == before, "one that was copied has its own"
 
 
-def test_what_is_deleted_of_a_topic_with_a_gap_in_view_goes_through_no_block(walked: list[int]) -> None:
+def test_deletion_in_a_topic_with_a_gap_scans_no_block(walked: list[int]) -> None:
     catalog = filled(1000)
     catalog.apply(1, Gap(topic="t", queue=0, first=6000, last=6009, reason="lost"))
     catalog.apply(2, Gap(topic="t", queue=1, first=5000, last=5009, reason="lost"))
@@ -414,7 +410,7 @@ def test_a_name_takes_at_most_300_bytes(topics: int) -> None:
     assert held / catalog.object_count <= 300
 
 
-def test_the_plan_of_a_ttl_looks_at_what_expires_and_one_object_behind_it() -> None:
+def test_expiry_plan_reads_expired_objects_and_one_more() -> None:
     catalog = filled(1000)
     looked = []
 
@@ -430,7 +426,7 @@ def test_the_plan_of_a_ttl_looks_at_what_expires_and_one_object_behind_it() -> N
     assert looked == [0, 1, 2]
 
 
-def test_what_is_deleted_leaves_nothing_behind_in_memory_nor_in_a_checkpoint() -> None:
+def test_deleted_object_leaves_no_trace_in_memory_or_checkpoint() -> None:
     catalog = filled(1)
     before = len(msgspec.json.encode(state_of(catalog)))
     seq = 1
@@ -491,9 +487,7 @@ def test_a_check_of_all_queues_asks_for_the_gaps_of_each_queue_alone(monkeypatch
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_highest_objects_of_all_topics_are_found_without_unpacking_the_others(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_highest_unpacks_only_the_highest_blocks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(seed)
     catalog = Catalog()
     topics = [f"t{number}" for number in range(5)]
@@ -520,7 +514,7 @@ def test_the_highest_objects_of_all_topics_are_found_without_unpacking_the_other
     assert catalog.totals().objects // NAMES_MAX > 4 * len(unpacked)
 
 
-def test_what_is_out_of_view_is_unpacked_where_a_row_of_these_may_be(unpacked: list[int]) -> None:
+def test_expiring_near_unpacks_only_candidate_blocks(unpacked: list[int]) -> None:
     catalog = filled(4 * NAMES_MAX)
     keys = [name.key for name in catalog.objects("t")[: 3 * NAMES_MAX]]
     catalog.apply(1, Expire(keys=keys, delete_after_ms=9))

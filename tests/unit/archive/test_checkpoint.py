@@ -172,7 +172,7 @@ def test_only_what_follows_the_checkpoint_is_read() -> None:
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "flipped", "empty", "of another broker"])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_in_the_end_to_the_journal(harm: str) -> None:
+def test_damaged_checkpoint_falls_back_to_earlier_ones_then_the_journal(harm: str) -> None:
     store = MemoryStore()
     journal_in(store, 5, 13)
     full = state_of(read_catalog(store, "b"))

@@ -154,7 +154,7 @@ class Filters:
         return look
 
 
-def test_what_filters_rule_out_is_neither_read_nor_counted() -> None:
+def test_row_groups_excluded_by_filters_are_not_read() -> None:
     fetched = Fetched()
     filters = Filters(0, 7)
     query = ColdQuery(catalog(GROUPS_MAX * 3), fetched, ManualClock(), filters)
@@ -168,7 +168,7 @@ def test_what_filters_rule_out_is_neither_read_nor_counted() -> None:
     assert query.by_key("t", "", 32, 0, 1000) == Found([])
 
 
-def test_filters_that_do_not_answer_leave_all_unsearched_and_are_called_back() -> None:
+def test_unanswered_filter_request_is_cancelled_and_reported() -> None:
     class Hurried(ManualClock):
         def monotonic(self) -> float:
             self.advance(int(SECONDS_MAX * 1000) - 10)  # what is left is waited for in true time
@@ -191,7 +191,7 @@ def test_a_look_that_was_called_off_may_hold_everything() -> None:
     )
 
 
-def test_one_object_too_many_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_query_reports_row_groups_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_query, "OBJECTS_MAX", 0)
     found = ColdQuery(catalog(), Fetched(), ManualClock(), Filters(0)).by_key("t", "k1", 1, 0, 1000)
     assert found.records == [] and found.unsearched.startswith(f"{GROUPS} row groups")
@@ -214,7 +214,7 @@ def single(number: int, newest: int) -> CommittedObject:
     )  # fmt: skip
 
 
-def test_of_a_topic_of_many_objects_the_newest_are_held_and_the_others_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_query_keeps_the_newest_objects_and_reports_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_query, "OBJECTS_MAX", 5)
     names = [single(number, (number * ROWS + 3) * 10) for number in range(200)]
     held: list[int] = []

@@ -86,7 +86,7 @@ def test_equal_requests_in_flight_are_one_fetch() -> None:
     reader.close()
 
 
-def test_what_is_on_its_way_when_it_is_forgotten_reaches_who_waits_and_no_cache() -> None:
+def test_fetch_of_a_forgotten_object_is_returned_but_not_cached() -> None:
     source, catalog = Source(), catalog_of(1)
     source.gate.clear()
     reader = ColdReader(catalog, source, "")
@@ -102,7 +102,7 @@ def test_what_is_on_its_way_when_it_is_forgotten_reaches_who_waits_and_no_cache(
     reader.close()
 
 
-def test_one_failure_is_retried_and_two_are_told() -> None:
+def test_cold_read_retries_one_failure_and_raises_after_two() -> None:
     source = Source()
     reader = ColdReader(catalog_of(1), source, "")
     source.failures = 2
@@ -127,7 +127,7 @@ def test_a_sequential_reader_is_read_ahead_of_and_a_random_one_not() -> None:
     reader.close()
 
 
-def test_what_comes_behind_a_reader_is_looked_up_once_and_not_at_each_pull(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_location_is_looked_up_once_not_at_each_pull(monkeypatch: pytest.MonkeyPatch) -> None:
     source, catalog, asked = Source(), catalog_of(40), list[int]()
     following = catalog.next_location
 
@@ -146,7 +146,7 @@ def test_what_comes_behind_a_reader_is_looked_up_once_and_not_at_each_pull(monke
     reader.close()
 
 
-def test_read_ahead_that_found_no_room_is_tried_again_while_the_row_group_is_read() -> None:
+def test_read_ahead_without_room_is_retried() -> None:
     catalog = catalog_of(8)
     one, rooms = catalog.find("t", 0, 0), [False] * 3 + [True] * 9
     assert isinstance(one, Location)
@@ -162,7 +162,7 @@ def test_read_ahead_that_found_no_room_is_tried_again_while_the_row_group_is_rea
     assert asked == [1, 1, 1, 1, 2], "three times in vain, then once for each"
 
 
-def test_the_disk_keeps_what_is_fetched_again_and_not_what_is_replayed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_cache_keeps_refetched_groups_not_replayed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_fetches, "_REMEMBERED", 4)
     source = Source()
     reader = ColdReader(catalog_of(9), source, "", 1)  # nothing stays in memory
@@ -183,7 +183,7 @@ def test_the_disk_keeps_what_is_fetched_again_and_not_what_is_replayed_once(monk
     reader.close()
 
 
-def test_the_cache_is_bounded_and_a_scan_does_not_drive_out_what_is_read_again() -> None:
+def test_cache_is_bounded_and_resists_scans() -> None:
     one = group_of(0)
     cache = GroupCache(4 * one.nbytes)
     cache.put(("hot", 0), one, ahead=False)
@@ -197,7 +197,7 @@ def test_the_cache_is_bounded_and_a_scan_does_not_drive_out_what_is_read_again()
     assert ("hot", 0) in cache and ("scan", 0) not in cache
 
 
-def test_what_was_fetched_ahead_outlives_what_readers_are_done_with_and_goes_when_nobody_comes() -> None:
+def test_prefetched_groups_outlive_read_ones_and_expire_unused() -> None:
     one = group_of(0)
     cache = GroupCache(8 * one.nbytes)
     for index in range(2):
@@ -227,7 +227,7 @@ def test_read_ahead_stops_before_it_evicts_its_own_work() -> None:
     reader.close()
 
 
-def test_two_groups_that_read_one_queue_do_not_disturb_each_others_read_ahead() -> None:
+def test_groups_on_one_queue_have_independent_read_ahead() -> None:
     source = Source()
     reader = ColdReader(catalog_of(40), source, "")
     for step in range(2):
@@ -238,7 +238,7 @@ def test_two_groups_that_read_one_queue_do_not_disturb_each_others_read_ahead() 
     reader.close()
 
 
-def test_two_clients_of_one_group_that_broadcasts_do_not_disturb_each_others_read_ahead() -> None:
+def test_broadcast_clients_have_independent_read_ahead() -> None:
     source = Source()
     reader = ColdReader(catalog_of(40), source, "")
     for step in range(2):
@@ -249,7 +249,7 @@ def test_two_clients_of_one_group_that_broadcasts_do_not_disturb_each_others_rea
     reader.close()
 
 
-def test_one_group_that_replays_does_not_hold_up_anothers_single_read() -> None:
+def test_replay_of_one_group_does_not_delay_another_group() -> None:
     source = Source()
     source.gate.clear()
     reader = ColdReader(catalog_of(400), source, "")
@@ -265,7 +265,7 @@ def test_one_group_that_replays_does_not_hold_up_anothers_single_read() -> None:
     reader.close()
 
 
-def test_who_gives_up_leaves_the_line_and_the_line_is_bounded() -> None:
+def test_cancelled_fetch_leaves_the_bounded_queue() -> None:
     source = Source()
     source.gate.clear()
     reader = ColdReader(catalog_of(LINE_MAX + 50), source, "")
@@ -317,7 +317,7 @@ def test_an_object_that_expired_while_it_was_read_is_no_failure() -> None:
     reader.close()
 
 
-def test_what_a_catalog_without_its_store_does_not_name_is_never_called_lost() -> None:
+def test_offline_catalog_never_reports_unknown_offsets_as_lost() -> None:
     current = [False]
     reader = ColdReader(catalog_of(1), Source(), "", is_current=lambda: current[0])
     for queue in (0, 1):

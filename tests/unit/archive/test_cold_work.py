@@ -68,7 +68,7 @@ def archived(
     return catalog, names, records
 
 
-def test_a_replay_fetches_each_row_group_once_in_memory_that_is_used_again(tmp_path: Path) -> None:
+def test_replay_fetches_each_row_group_once_and_reuses_memory(tmp_path: Path) -> None:
     store = MemoryStore()
     catalog, names, records = archived(tmp_path, store)
     groups = {(name.key, index) for name in names for index in range(len(name.row_groups))}
@@ -101,7 +101,7 @@ def test_a_replay_fetches_each_row_group_once_in_memory_that_is_used_again(tmp_p
     worker.close()
 
 
-def test_a_row_group_that_is_forgotten_while_it_is_fetched_does_not_come_to_lie_in_a_cache(tmp_path: Path) -> None:
+def test_row_group_forgotten_during_its_fetch_is_not_cached(tmp_path: Path) -> None:
     store = MemoryStore()
     made = make_round(tmp_path, 0, 0, {0: 60})
     name = put(store, made, tmp_path)

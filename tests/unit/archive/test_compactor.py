@@ -184,7 +184,7 @@ def test_small_row_groups_are_read_once_however_many_queues_they_hold(
     assert len(read) <= 6 + written + 3
 
 
-def test_no_more_than_so_many_row_groups_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compactor_bounds_the_bytes_of_held_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compactor, "GROUPS_BYTES", 1000)
     log = Log(tmp_path)
     for _ in range(5):
@@ -197,7 +197,7 @@ def test_no_more_than_so_many_row_groups_are_held(tmp_path: Path, monkeypatch: p
     assert records_in(log.compact()) == log.sealed
 
 
-def test_a_row_group_of_few_rows_each_of_many_does_not_hold_all_of_those(tmp_path: Path) -> None:
+def test_row_group_merged_from_many_does_not_retain_their_tables(tmp_path: Path) -> None:
     log = Log(tmp_path)
     for _ in range(20):
         log.object_of({0: 1, 1: 80}, GROUP_SIZES)

@@ -71,14 +71,14 @@ def test_compaction_trades_requests_for_objects() -> None:
     )
 
 
-def test_what_is_one_object_a_day_is_not_compacted() -> None:
+def test_cost_model_skips_compaction_of_one_object_a_day() -> None:
     rare = Traffic("rare", messages=0.5, wire_bytes=500, stored_ratio=0.5)
     plain, compacted = (costs_of([rare], Setting(max_age_s=3600, compaction=on), FREE)[0] for on in (False, True))
     assert plain.objects_a_day == 0.5, "no more objects than messages"
     assert compacted == plain
 
 
-def test_a_fast_topic_goes_when_its_bytes_are_there_and_no_more_often_than_one_looks() -> None:
+def test_cost_of_fast_topic_is_bounded_by_bytes_and_period() -> None:
     fast = Traffic("fast", messages=86_400_000, wire_bytes=86_400 * (1 << 20), stored_ratio=0.5)
     setting = Setting(max_age_s=3600, min_bytes=64 << 20)
     assert wait_of(fast, setting) == 64
@@ -158,7 +158,7 @@ def test_rates_are_those_of_the_newest_days() -> None:
     assert seen(objects, 100)[2].messages == 4, "ten days, as much as there is"
 
 
-def test_one_young_object_is_no_flood() -> None:
+def test_traffic_of_a_single_object_is_averaged_over_an_hour() -> None:
     one = placed("t", 0, 10, 1000, OBJECT_BYTES)
     assert seen([msgspec.structs.replace(one, max_time=one.min_time)], 7) == [Traffic("t", 240, 24_000, 0)]
     assert seen([msgspec.structs.replace(one, min_time=-1, max_time=-1)], 7) == []

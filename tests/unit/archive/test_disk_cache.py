@@ -22,7 +22,7 @@ def files(disk: Disk) -> list[Path]:
     return [DIRECTORY / name for name in disk.list_dir(DIRECTORY)]
 
 
-def test_what_was_put_is_there_after_a_restart_and_within_the_bound(disk: SimDisk) -> None:
+def test_disk_cache_keeps_entries_over_a_restart_within_its_bound(disk: SimDisk) -> None:
     cache = DiskCache(disk, DIRECTORY, 100_000)
     for number in range(30):
         cache.put(f"n{number}", BLOCK)
@@ -66,7 +66,7 @@ def test_a_file_under_anothers_name_is_a_miss(disk: SimDisk) -> None:
     assert cache.get("one") is None and cache.get("two") is None
 
 
-def test_what_a_dead_process_left_half_done_is_removed(disk: SimDisk) -> None:
+def test_remains_of_a_dead_process_are_removed(disk: SimDisk) -> None:
     disk.make_dirs(DIRECTORY)
     disk.append(DIRECTORY / ("a" * 64 + ".0.part"), BLOCK)
     cache = DiskCache(disk, DIRECTORY, 1 << 20)

@@ -27,7 +27,7 @@ ERASE = Erase(id="e3.9", old=[OLD[1].key], new=[REST], rows=[("t", 0, 12, 12), (
 GONE = {(0, 12), (1, 9)}
 
 
-def test_each_row_that_is_left_is_found_once_and_no_offset_is_nowhere_between_any_two_steps_of_it() -> None:
+def test_erase_never_hides_a_kept_row_or_loses_an_offset() -> None:
     catalog = catalog_of(Commit(round=1, names=OLD))
 
     def look() -> None:
@@ -57,7 +57,7 @@ def test_each_row_that_is_left_is_found_once_and_no_offset_is_nowhere_between_an
         assert list(tiling_faults(spans, 0)) == []
 
 
-def test_it_moves_no_mark_of_the_log_and_no_minimum() -> None:
+def test_rewrite_changes_no_mark_of_the_log_and_no_minimum() -> None:
     before, after = (catalog_of(Commit(round=1, names=OLD), *more) for more in ((), (ERASE,)))
     for catalog in (before, after):
         assert catalog.through("t") == 400
@@ -67,7 +67,7 @@ def test_it_moves_no_mark_of_the_log_and_no_minimum() -> None:
 
 
 @pytest.mark.parametrize("by_checkpoint", [False, True])
-def test_what_held_it_does_not_come_back_and_what_took_its_place_may(by_checkpoint: bool) -> None:
+def test_erased_object_stays_out_while_its_replacement_may_return(by_checkpoint: bool) -> None:
     expire = Expire(keys=[name.key for name in (OLD[0], REST)], delete_after_ms=100, minimums={"t": {0: 20, 1: 10}})
     catalog = catalog_of(Commit(round=1, names=OLD), ERASE, expire)
     catalog = restored(catalog) if by_checkpoint else catalog
@@ -114,7 +114,7 @@ def test_whether_one_comes_back_is_seen_by_those_around_it_alone(monkeypatch: py
     assert may_come_back(catalog, made)
 
 
-def test_of_one_out_of_view_it_says_that_it_goes_sooner_and_nothing_more() -> None:
+def test_erase_of_an_expired_object_only_advances_its_deletion() -> None:
     new = name_of(0, 400, [(0, 0, 24)], [(0, 25, 29), (1, 0, 14)], rewrite=1)
     replace = Replace(old=[name.key for name in OLD], new=[new], delete_after_ms=99)
     rows = [("t", 0, 12, 12)]
@@ -128,7 +128,7 @@ def test_of_one_out_of_view_it_says_that_it_goes_sooner_and_nothing_more() -> No
         assert expiring_keys(catalog) == {OLD[0].key: 99, OLD[1].key: until, OLD[2].key: 99}
 
 
-def test_a_row_that_two_objects_have_is_told_by_no_gap_while_one_of_them_is_in_view() -> None:
+def test_row_in_two_objects_is_no_gap_while_one_is_in_view() -> None:
     """Runs of a queue may overlap; the shorter one of two that begin together must not hide the longer one."""
     both = [name_of(0, 100, [(0, 0, 29)]), name_of(100, 200, [(0, 10, 11)]), name_of(200, 300, [(0, 12, 20)])]
     rows = [("t", 0, 12, 20), ("t", 0, 25, 34)]
@@ -177,7 +177,7 @@ def test_a_message_is_meant_by_its_key_and_by_where_it_came_from(topic: str, pro
     assert is_meant(decode_record(raw), "orders", "who", TOPICS) is verdict
 
 
-def test_what_is_searched_is_the_topic_and_what_groups_sent_back() -> None:
+def test_erasure_searches_the_topic_and_retry_topics() -> None:
     known = {"orders", "orders2", "%RETRY%g", "%DLQ%g", "%RETRY%g+orders"}
     assert topics_to_search(known, "orders", retries=True) == ["%DLQ%g", "%RETRY%g", "%RETRY%g+orders", "orders"]
     assert topics_to_search(known, "orders", retries=False) == ["orders"]
@@ -199,7 +199,7 @@ class Counted(Sequence[tuple[int, int]]):
         return found
 
 
-def test_of_ten_thousand_spans_those_are_looked_at_that_a_run_touches() -> None:
+def test_search_in_many_spans_reads_only_touching_ones() -> None:
     spans = Counted([(at, at + 1) for at in range(0, 40_000, 4)])
     assert rows_left(20_000, 20_009, 0, spans) == [(20_002, 20_003), (20_006, 20_007)]
     assert not holds(name_of(0, 100, [(0, 20_002, 20_003), (1, 0, 9)]), {0: spans})
@@ -207,7 +207,7 @@ def test_of_ten_thousand_spans_those_are_looked_at_that_a_run_touches() -> None:
     assert spans.looks < 200
 
 
-def test_whether_rows_are_lost_is_found_by_a_look_at_each_span_and_not_at_all_for_each_run(
+def test_lost_rows_are_found_in_one_pass_over_spans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs, looks = 2_000, 0

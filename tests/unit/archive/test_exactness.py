@@ -186,7 +186,7 @@ def test_odd_shapes_keep_the_record_and_are_not_damaged(changes: dict[str, Any])
     assert row["wire"] is not None and row["damaged"] is False
 
 
-def test_version_2_of_a_short_topic_and_an_unknown_magic_keep_the_record() -> None:
+def test_unusual_record_versions_are_kept_in_wire() -> None:
     raw = record(0)
     at = raw.index(b"\x06" + TOPIC.encode())
     short_v2 = bytearray(raw[:at] + b"\x00" + raw[at:])
@@ -204,7 +204,7 @@ def test_a_long_topic_is_version_2_without_wire() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 90, 8, 20])
-def test_a_damaged_record_is_kept_whole_and_its_keys_come_from_the_queue(position: int) -> None:
+def test_damaged_record_is_kept_in_wire_with_keys_of_its_queue_entry(position: int) -> None:
     raw = bytearray(record(0))
     raw[position] ^= 0x40
     (row,) = assert_exact([bytes(raw)]).to_pylist()
@@ -275,7 +275,7 @@ def test_a_file_that_reads_back_changed_is_not_given_out(tmp_path: Path, monkeyp
     assert not (tmp_path / "o.parquet").exists()
 
 
-def test_a_common_row_that_does_not_rebuild_its_record_is_found_and_kept_whole(
+def test_row_that_rebuilds_differently_keeps_the_record_in_wire(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modes: list[bool] = []

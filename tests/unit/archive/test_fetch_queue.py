@@ -43,7 +43,7 @@ def test_groups_take_turns(work: Work) -> None:
     queue.close()
 
 
-def test_one_group_never_has_every_thread(work: Work) -> None:
+def test_single_group_never_occupies_every_thread(work: Work) -> None:
     queue = FetchQueue(3, 100)
     for index in range(9):
         queue.put(work.fetch(f"a{index}"), "a")

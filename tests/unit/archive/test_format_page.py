@@ -44,7 +44,7 @@ def test_the_columns_are_those_of_the_schema_in_their_order() -> None:
     assert [names(row[0])[0] for row in rows] == [name for name in order if name in {names(row[0])[0] for row in rows}]
 
 
-def test_each_column_has_the_id_that_the_page_gives_it_and_none_is_given_twice() -> None:
+def test_column_ids_match_the_page_and_are_unique() -> None:
     documented: dict[str, int] = {}
     for row in table("column"):
         own, _, nested = row[2].partition(";")
@@ -66,7 +66,7 @@ def ids(fields: Iterable[pa.Field]) -> dict[str, int]:
     return found
 
 
-def test_what_has_statistics_and_filters_is_named() -> None:
+def test_page_names_columns_with_statistics_and_filters() -> None:
     statistics, _, filters = PAGE.split("statistics on")[1].partition("; bloom filters on ")
     assert names(statistics) == STATISTICS
     assert names(filters)[: len(FILTERED)] == list(FILTERED)
@@ -78,7 +78,7 @@ def test_the_file_metadata_is_named_whole() -> None:
     assert {name for row in table("metadata") for name in names(row[0])} == set(written)
 
 
-def test_each_entry_of_the_journal_is_on_the_page_with_what_all_carry() -> None:
+def test_page_lists_every_entry_and_the_common_fields() -> None:
     tags = {kind.__struct_config__.tag for kind in get_args(AnyEntry)}
     assert {name for row in table("entry") for name in names(row[0])} == tags
     carried = PAGE.split("Every entry carries ")[1].split(".")[0]

@@ -34,7 +34,7 @@ def test_a_piece_is_used_again_when_its_last_slice_has_gone() -> None:
     assert bytes(content[: MIB - 5]) == b"c" * (MIB - 5)
 
 
-def test_a_row_group_keeps_its_memory_as_long_as_an_answer_holds_a_slice_of_it() -> None:
+def test_row_group_memory_lives_while_a_slice_is_referenced() -> None:
     memory = GroupMemory()
     rows, wire = 3, b"0123456789" * 30
     numbers = np.concatenate([np.arange(rows + 1) * 100, np.arange(rows), np.arange(rows), np.arange(rows)])
@@ -52,7 +52,7 @@ def test_a_row_group_keeps_its_memory_as_long_as_an_answer_holds_a_slice_of_it()
     assert memory.take(piece.size) is piece
 
 
-def test_what_is_free_is_bounded_and_much_larger_memory_is_not_taken_for_little() -> None:
+def test_free_memory_is_bounded_and_matched_by_size() -> None:
     memory = GroupMemory(kept=4 * MIB)
     large, content = filled(memory, b"a", 2 * MIB)
     del content
@@ -107,7 +107,7 @@ def test_a_piece_that_nobody_else_knows_comes_back_after_a_collection_too() -> N
     assert (memory.take(MIB).descriptor, memory.made) == (descriptor, 1)
 
 
-def test_nobody_cuts_the_memory_under_a_reader_or_fills_more_than_there_is() -> None:
+def test_shared_memory_cannot_be_truncated_or_overfilled() -> None:
     memory = GroupMemory()
     piece, content = filled(memory, b"a")
     for size in (0, 2 * piece.size):
@@ -118,7 +118,7 @@ def test_nobody_cuts_the_memory_under_a_reader_or_fills_more_than_there_is() -> 
     assert len(content) == piece.size
 
 
-def test_parts_are_laid_one_after_another_however_much_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_writes_parts_contiguously_after_short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     written = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: written(fd, [parts[0][:7]], at))
     piece = GroupMemory().take(100)

@@ -126,7 +126,7 @@ def test_a_power_cut_at_any_write_keeps_all_that_an_entry_relied_upon(seed: int)
         history.check(opened(cut)[1])
 
 
-def test_what_a_crash_between_the_two_files_leaves_is_passed_over() -> None:
+def test_frames_older_than_the_snapshot_are_ignored() -> None:
     disk = SimDisk()
     file, _ = opened(disk)
     file.write(Identity("b", "u", 1, 0, {}))
@@ -139,7 +139,7 @@ def test_what_a_crash_between_the_two_files_leaves_is_passed_over() -> None:
     assert (found.named, found.high, found.serial) == ({}, 0, 2)
 
 
-def test_after_a_write_that_failed_and_at_a_start_the_whole_comes_first() -> None:
+def test_snapshot_precedes_additions_after_a_failure_and_a_start() -> None:
     disk = SimDisk()
     file, _ = opened(disk)
     assert not file.takes_more
@@ -155,7 +155,7 @@ def test_after_a_write_that_failed_and_at_a_start_the_whole_comes_first() -> Non
     assert not opened(disk)[0].takes_more
 
 
-def test_what_is_written_in_all_is_in_proportion_to_what_came() -> None:
+def test_identity_bytes_written_are_proportional_to_additions() -> None:
     disk = SimDisk()
     file, _ = opened(disk)
     known = Identity("b", "u", 1, 0, {f"topic-{number:05d}": {0: 1, 1: 2} for number in range(5_000)})
@@ -216,9 +216,7 @@ def intent(number: int, topics: list[str]) -> Intent:
     return Intent(round=number, names=names)
 
 
-def test_an_intent_costs_what_it_names_not_what_ten_thousand_topics_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_intent_cost_is_independent_of_the_number_of_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path / "state")
     topics = [f"topic-{number:05d}" for number in range(10_000)]
     rig.journal.append(intent(0, topics))
@@ -235,7 +233,7 @@ def test_an_intent_costs_what_it_names_not_what_ten_thousand_topics_have(
     assert (following[topics[0], 3], following[topics[1], 0], len(following)) == (60, 10, 40_000)
 
 
-def test_what_was_named_and_never_stood_is_known_at_a_start_without_the_store(tmp_path: Path) -> None:
+def test_start_without_the_store_knows_offsets_of_unwritten_entries(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
     rig.journal.append(intent(0, ["t"]))
     rig.store.fail("*", StoreUnavailable("down"), times=1000)

@@ -86,7 +86,7 @@ def test_a_data_key_parses_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 250, "%" * 84, "|" * 84, "%RETRY%" + "%" * 248, "ü" * 60, "~" * 255])
-def test_a_name_too_long_for_a_key_is_cut_between_letters_and_told_from_its_neighbours(name: str) -> None:
+def test_long_topic_is_truncated_at_a_character_and_stays_unique(name: str) -> None:
     component = keys.topic_component(name)
     stem, digest = component.removeprefix("topic=").split("~")
     assert len(component) <= keys.MAX_COMPONENT
@@ -99,7 +99,7 @@ def test_a_name_too_long_for_a_key_is_cut_between_letters_and_told_from_its_neig
     assert keys.parse_data_key(key) == ("p", None, DAY, "b", 1, 2, 3, 0)
 
 
-def test_what_is_made_again_of_a_range_in_an_epoch_has_a_name_of_its_own() -> None:
+def test_rewrite_of_a_range_in_one_epoch_has_its_own_key() -> None:
     made = [keys.data_key("", "t", DAY, "b", start=7, end=4096, epoch=3, rewrite=n) for n in (0, 1, 12)]
     assert len(set(made)) == 3
     assert [key.rpartition("/")[2] for key in made] == [
@@ -121,7 +121,7 @@ def test_a_name_that_fits_has_the_key_it_always_had() -> None:
     assert keys.fits_key("%" * 83)
 
 
-def test_a_brokers_name_that_does_not_fit_is_refused_with_its_first_key() -> None:
+def test_broker_name_too_long_for_a_component_is_refused() -> None:
     with pytest.raises(keys.NameTooLong, match="brokerName"):
         keys.journal_key("", "b" * 249, 0)
     assert "b" * 248 in keys.journal_key("", "b" * 248, 0)
@@ -167,7 +167,7 @@ def test_unknown_kind_of_rewrite_is_refused() -> None:
         decode_entry(msgspec.msgpack.encode(fields | {"old": []}))
 
 
-def test_a_rewrite_and_a_round_of_the_same_number_do_not_touch_each_other() -> None:
+def test_rewrite_and_round_with_the_same_number_are_independent() -> None:
     first, second = committed("a", [(0, 0, 9)]), committed("b", [(0, 10, 19)], start=100, end=200)
     merged, waiting = committed("m", [(0, 0, 19)], start=0, end=200), committed("w", [(0, 20, 29)], start=200, end=300)
     catalog = catalog_of(

@@ -78,7 +78,7 @@ async def write_checkpoint(broker: BrokerController) -> None:
     await until(lambda: journal.catalog.checkpoint > before, "a checkpoint")
 
 
-def test_what_a_broker_archived_lost_and_deleted_is_read_by_the_page_alone(tmp_path: Path) -> None:
+def test_plain_reader_reads_a_brokers_archive_by_the_page_alone(tmp_path: Path) -> None:
     asyncio.run(_archived_lost_and_deleted(tmp_path))
 
 
@@ -187,7 +187,7 @@ def write_journal(store: DirectoryStore, broker: str, entries: list[AnyEntry], *
     return catalog
 
 
-def test_each_kind_of_entry_adds_up_as_the_page_says_with_and_without_checkpoints(tmp_path: Path) -> None:
+def test_plain_reader_applies_every_entry_like_the_catalog(tmp_path: Path) -> None:
     """Every length of one history, each as a broker of its own: entries alone, and a checkpoint at every place."""
     store = DirectoryStore(tmp_path)
     store.put("_neve/format.msgpack", msgspec.msgpack.encode({"version": 1, "cluster": "c"}))

@@ -20,7 +20,7 @@ def patience_at(rate: int) -> Patience:
     return patience
 
 
-def test_what_came_before_a_wait_and_since_counts_and_what_had_ended_does_not() -> None:
+def test_patience_counts_bytes_of_unfinished_uploads() -> None:
     patience = patience_at(RATE)
     first, second, third = Future[Any](), Future[Any](), Future[Any]()
     patience.uploads(5 * RATE, first)
@@ -35,7 +35,7 @@ def test_what_came_before_a_wait_and_since_counts_and_what_had_ended_does_not() 
     assert patience.begin().more() == 311.0
 
 
-def test_one_that_hangs_is_found_out_while_others_come_and_end() -> None:
+def test_hanging_request_is_detected_while_others_complete() -> None:
     patience = patience_at(RATE)
     patience.uploads(10 * RATE, Future[Any]())
     waiting = patience.begin()
@@ -50,7 +50,7 @@ def test_one_that_hangs_is_found_out_while_others_come_and_end() -> None:
     assert waited == waiting.waited == 300.0 + (1 + SHARING) * 10 - 1, "what its turns took"
 
 
-def test_who_died_owes_nothing() -> None:
+def test_patience_ignores_uploads_of_a_dead_worker() -> None:
     patience = patience_at(RATE)
     answer = Future[Any]()
     patience.uploads(5 * RATE, answer)
@@ -65,7 +65,7 @@ def test_a_store_may_be_slower_than_a_high_rate(rate: int, seconds: float) -> No
     assert patience.begin().more() == 300.0 + seconds
 
 
-def test_a_lower_rate_holds_for_a_wait_that_has_begun_and_a_higher_one_takes_nothing_back() -> None:
+def test_patience_applies_a_lower_rate_to_a_started_wait() -> None:
     patience = patience_at(RATE)
     patience.uploads(10 * RATE, Future[Any]())
     waiting = patience.begin()
@@ -119,7 +119,7 @@ def test_the_processor_that_it_got_counts() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_one_that_waits_for_its_store_hangs_and_so_does_one_that_runs(share: float) -> None:
+def test_patience_ends_for_blocked_and_for_running_workers(share: float) -> None:
     worker = Looked(10_000, wants_more=share > 0, share=share)
     ended, patience = waited_for(worker)
     assert not ended
@@ -127,14 +127,14 @@ def test_one_that_waits_for_its_store_hangs_and_so_does_one_that_runs(share: flo
     assert patience.starved == pytest.approx(0.0)
 
 
-def test_where_the_system_tells_nothing_all_time_counts() -> None:
+def test_patience_counts_all_time_without_process_data() -> None:
     patience = Patience(PATIENCE_S, SHARING, lambda: None, LOOK_S)
     ended, waited = patience.first_of([Future[Any]()])
     assert not ended
     assert waited == pytest.approx(PATIENCE_S)
 
 
-def test_who_waits_is_told_that_it_starves_and_of_another_process_nothing_is_said() -> None:
+def test_patience_reports_starvation_of_one_process_only() -> None:
     worker, told = Looked(30, wants_more=True, share=0.0), 0
 
     def tell() -> None:
@@ -150,7 +150,7 @@ def test_who_waits_is_told_that_it_starves_and_of_another_process_nothing_is_sai
     assert (told, changing.starved) == (29, 0.0)
 
 
-def test_what_the_system_says_of_a_process_that_works_and_of_one_that_sleeps() -> None:
+def test_process_standing_of_running_and_sleeping_processes() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as working:
         try:
             wait_until(lambda: _says(working.pid, wants_more=True, at_least_s=0.05), "it works")

@@ -69,7 +69,7 @@ def before_each_line(look: Callable[[], None]) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("by_checkpoint", [False, True])
 @pytest.mark.parametrize("laid", [0, LAID_WHEN_ASKED])
-def test_each_row_is_found_once_between_any_two_steps_of_it(
+def test_replace_never_hides_or_duplicates_a_row(
     by_checkpoint: bool, laid: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neve.archive.catalog.topic_catalog.LAID_WHEN_ASKED", laid)
@@ -97,7 +97,7 @@ def test_each_row_is_found_once_between_any_two_steps_of_it(
     assert expiring_keys(catalog) == dict.fromkeys(REPLACE.old, 99)
 
 
-def test_it_moves_no_mark_of_the_log_and_no_minimum() -> None:
+def test_rewrite_changes_no_mark_of_the_log_and_no_minimum() -> None:
     before = catalog_of(Commit(round=1, names=OLD), Expire(keys=[], delete_after_ms=0, minimums={"t": {0: 3}}))
     after = catalog_of(Commit(round=1, names=OLD), Expire(keys=[], delete_after_ms=0, minimums={"t": {0: 3}}), REPLACE)
     for catalog in (before, after):
@@ -118,9 +118,7 @@ def test_a_checkpoint_after_it_says_the_same() -> None:
 
 @pytest.mark.parametrize("new_expired", [False, True])
 @pytest.mark.parametrize("by_checkpoint", [False, True])
-def test_what_was_replaced_does_not_come_back_beside_what_took_its_place(
-    new_expired: bool, by_checkpoint: bool
-) -> None:
+def test_unexpire_never_returns_a_replaced_object(new_expired: bool, by_checkpoint: bool) -> None:
     catalog = catalog_of(Commit(round=1, names=OLD), REPLACE)
     if new_expired:
         catalog.apply(2, Expire(keys=[NEW.key], delete_after_ms=100, minimums={"t": {0: 30, 1: 15}}))
@@ -131,7 +129,7 @@ def test_what_was_replaced_does_not_come_back_beside_what_took_its_place(
     assert undo.minimums == ({"t": {0: 0, 1: 0}} if new_expired else {})
 
 
-def test_what_was_replaced_twice_does_not_come_back() -> None:
+def test_object_replaced_twice_does_not_return() -> None:
     again = name_of(0, 400, [(0, 0, 29), (1, 0, 14)], rewrite=2)
     catalog = catalog_of(Commit(round=1, names=OLD), REPLACE, Replace(old=[NEW.key], new=[again], delete_after_ms=100))
     assert plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True).keys == []
@@ -139,7 +137,7 @@ def test_what_was_replaced_twice_does_not_come_back() -> None:
     assert plan_unexpiry(catalog, {}, lambda topic: None, 60, lambda key: True).keys == []
 
 
-def test_where_runs_of_a_block_overlap_each_offset_is_found() -> None:
+def test_offsets_of_overlapping_runs_in_a_block_are_found() -> None:
     """As an older copy of a log, archived later, may have them; `verify` tells."""
     names = [name_of(0, 100, [(0, 0, 9)]), name_of(100, 200, [(0, 3, 4)]), name_of(200, 300, [(0, 12, 13)])]
     catalog = catalog_of(Commit(round=1, names=names))

@@ -70,7 +70,7 @@ def test_a_group_that_has_read_all_that_is_left_is_not_behind() -> None:
     assert made.offsets == {"t@g": {0: 12 + 8 + QUEUE_MARGIN, 1: 3, 3: 40 + QUEUE_MARGIN}}
 
 
-def test_what_is_lost_is_counted_by_topic() -> None:
+def test_restore_counts_lost_messages_by_topic() -> None:
     report = plan().report
     assert report["lost"] == {"messages": 17, "by_topic": {"t": 17}, "timers": 3, "half_messages": 1}
     assert (report["topics"], report["groups"], report["objects"], report["messages"]) == (1, 1, 1, 10)
@@ -102,13 +102,13 @@ def test_the_hole_is_a_gap_that_is_recorded_once() -> None:
     assert catalog.named_offsets("t")[2] == queues["t"][2] - 1
 
 
-def test_what_has_expired_is_no_gap() -> None:
+def test_expired_range_is_no_gap() -> None:
     catalog = catalog_of(*ENTRIES[:2], Expire(keys=["a"], delete_after_ms=1, minimums={"t": {2: 5}}))
     (gap,) = gaps_of(catalog, {"t": {2: 9}})
     assert (gap.first, gap.last) == (5, 8)
 
 
-def test_a_topic_deleted_after_the_state_stays_deleted_and_one_made_after_it_is_kept() -> None:
+def test_restore_keeps_topics_newer_than_the_state_and_drops_deleted() -> None:
     young = msgspec.structs.replace(committed("y", [(2, 0, 9)]), topic="young")
     entries: list[AnyEntry] = [
         *ENTRIES,
@@ -129,7 +129,7 @@ def test_a_topic_deleted_after_the_state_stays_deleted_and_one_made_after_it_is_
     assert "t@g" not in made.offsets
 
 
-def test_a_queue_that_was_empty_at_the_last_state_goes_on_above_what_it_may_have_given_since() -> None:
+def test_empty_queue_of_last_state_resumes_above_the_margin() -> None:
     state = msgspec.structs.replace(STATE, queues={}, offsets={})
     assert plan(catalog_of(ENTRIES[0]), state).queues["t"] == dict.fromkeys(range(4), QUEUE_MARGIN)
 

@@ -5,7 +5,7 @@ import random
 from tiered.worker.segmented_lru import SegmentedLru
 
 
-def test_what_is_used_again_survives_a_scan_and_the_rest_goes_oldest_first() -> None:
+def test_segmented_lru_keeps_reused_entries_during_a_scan() -> None:
     cache: SegmentedLru[int, str] = SegmentedLru(100)
     for key in range(10):
         assert cache.put(key, str(key), 10) == []
@@ -18,7 +18,7 @@ def test_what_is_used_again_survives_a_scan_and_the_rest_goes_oldest_first() -> 
     assert len(cache) == 10
 
 
-def test_what_does_not_fit_is_given_back() -> None:
+def test_segmented_lru_returns_entries_that_do_not_fit() -> None:
     cache: SegmentedLru[int, str] = SegmentedLru(100)
     assert cache.put(1, "big", 101) == [(1, "big")]
     assert cache.put(2, "a", 60) == []

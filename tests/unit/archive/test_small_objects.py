@@ -89,7 +89,7 @@ def runs_of(log: Log, number: int) -> dict[int, PartOfRun]:
     }
 
 
-def test_an_object_made_beside_others_is_byte_for_byte_the_one_made_alone(tmp_path: Path) -> None:
+def test_object_of_a_batch_equals_the_object_made_alone(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log", TOPICS)
     with LogFiles(log.files) as files:
         together = encode_small(log.objects, log.entries, files)
@@ -105,7 +105,7 @@ def test_an_object_made_beside_others_is_byte_for_byte_the_one_made_alone(tmp_pa
         assert written == (written.content, alone.name, 0, 0)
 
 
-def test_one_that_does_not_rebuild_its_records_is_left_out_and_no_other(
+def test_batch_leaves_out_only_the_object_that_rebuilds_differently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = make_log(tmp_path / "log", ("a", "b", "c"))
@@ -124,9 +124,7 @@ def test_one_that_does_not_rebuild_its_records_is_left_out_and_no_other(
     assert [one is not None for one in written] == [True, False, True]
 
 
-def test_columns_are_made_and_proved_once_for_all_and_nothing_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_builds_and_verifies_columns_once_without_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = make_log(tmp_path / "log", tuple(f"t{number}" for number in range(50)))
     calls = {"common_tables": 0, "rebuild_of": 0, "fsync": 0}
 
@@ -159,7 +157,7 @@ def named(log: Log) -> list[NamedEntries]:
     return found
 
 
-def test_one_request_makes_them_and_what_is_wrong_with_one_is_its_own(tmp_path: Path) -> None:
+def test_batch_request_isolates_the_failure_of_one_object(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log", TOPICS)
     objects = named(log)
     beyond = PartOfRun(5, np.array([1 << 40]), np.array([100], np.int32))
@@ -176,7 +174,7 @@ def test_one_request_makes_them_and_what_is_wrong_with_one_is_its_own(tmp_path: 
     assert list(tmp_path.glob("neve-offload-*")) == []
 
 
-def test_a_rate_holds_over_all_that_is_on_its_way_and_what_is_given_up_is_not_uploaded(tmp_path: Path) -> None:
+def test_rate_limit_covers_concurrent_uploads_and_skips_cancelled(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log", tuple(f"t{number}" for number in range(40)))
     staged = tmp_path / "store" / ".upload"
     with closing(WorkerClient(work_dir=tmp_path)) as worker:
@@ -195,7 +193,7 @@ def test_a_rate_holds_over_all_that_is_on_its_way_and_what_is_given_up_is_not_up
     assert not any(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
 
 
-def test_a_worker_gives_way_and_another_one_begins_when_it_must_not_any_more(tmp_path: Path) -> None:
+def test_worker_with_low_priority_is_replaced_when_priority_returns(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log", ("a", "b"))
     files, store = log.files, f"dir:{tmp_path / 'store'}"
     with closing(WorkerClient(work_dir=tmp_path, priority="idle")) as worker:
@@ -227,7 +225,7 @@ def test_a_worker_does_not_load_pandas_which_it_has_no_use_for(tmp_path: Path) -
         assert "pandas" not in Path(f"/proc/{worker.pid}/maps").read_text()
 
 
-def test_with_more_processors_several_requests_are_made_at_the_same_time(tmp_path: Path) -> None:
+def test_worker_processes_requests_in_parallel_on_more_cores(tmp_path: Path) -> None:
     assert [encoders_of(processors) for processors in (1, 2, 3, 5, 64)] == [1, 1, 2, 4, 4]
     log = make_log(tmp_path / "log", ("a", "b"))
     ours, theirs = socket.socketpair()

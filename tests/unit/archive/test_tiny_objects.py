@@ -67,7 +67,7 @@ def test_few_rows_cost_little_beside_them(tmp_path: Path, count: int, beside: in
 
 
 @pytest.mark.parametrize(("count", "compressed"), [(1, {"body", "wire"}), (4, set(TEXTS)), (FEW_ROWS, None)])
-def test_of_few_rows_only_what_may_get_smaller_has_a_compressor(
+def test_object_of_few_rows_compresses_only_long_columns(
     tmp_path: Path, count: int, compressed: set[str] | None
 ) -> None:
     write(tmp_path, sealed(count))
@@ -96,7 +96,7 @@ def test_a_tiny_object_is_rebuilt_and_described_from_itself_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize("is_tiny", [True, False])
-def test_what_a_larger_object_has_to_be_read_in_parts_a_tiny_one_leaves_out(tmp_path: Path, is_tiny: bool) -> None:
+def test_tiny_object_has_no_indexes_for_partial_reads(tmp_path: Path, is_tiny: bool) -> None:
     size = len(sealed(1)[0])
     _, wire = write(tmp_path, sealed(TINY_BYTES // size + (0 if is_tiny else 1)))
     assert (len(wire) <= TINY_BYTES) == is_tiny

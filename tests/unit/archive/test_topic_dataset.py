@@ -80,7 +80,7 @@ ENGINES = [by_duckdb, by_polars, by_polars_at_once, by_pandas, by_pandas_from_ar
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_each_engine_has_each_row_once_and_its_body_as_it_was_sent(
+def test_every_engine_reads_each_row_once_with_its_original_body(
     url: str, engine: Callable[[Any], list[tuple[str, int, int, bytes]]]
 ) -> None:
     found = sorted(engine(neve.archive.dataset(url, TOPIC)))
@@ -94,7 +94,7 @@ def test_a_row_says_its_topic_whatever_the_path_can_say(url: str) -> None:
     assert table["queue_offset"].to_pylist() == [0, 1, 2, 3, 4]
 
 
-def test_what_was_replaced_is_read_from_its_new_object_alone(tmp_path: Path) -> None:
+def test_replaced_rows_are_read_from_the_new_object(tmp_path: Path) -> None:
     url = f"dir:{tmp_path}"
     archive = ArchiveOnPaper(open_store(url), "a", "t")
     for number in range(3):
@@ -144,7 +144,7 @@ def test_files_without_a_row_that_is_asked_for_are_not_opened(url: str, monkeypa
     assert len(opened) == 1
 
 
-def test_what_an_engine_asks_of_bodies_is_asked_of_what_was_sent(url: str) -> None:
+def test_filter_by_body_applies_to_decompressed_bodies(url: str) -> None:
     rows = neve.archive.dataset(url, TOPIC)
     assert sql("""SELECT queue_offset FROM rows WHERE body = '{"n": 3, "q": 1}'::BLOB""", rows) == [(3,)]
     lazy = pl.scan_pyarrow_dataset(rows).filter(pl.col("body") == b'{"n": 21, "q": 0}').select("queue_offset")
@@ -217,7 +217,7 @@ def packed(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("piece", [1, 64 << 20])
-def test_each_packing_is_undone_and_what_does_not_inflate_says_why(
+def test_inflate_decodes_each_codec_and_reports_damage(
     packed: str, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inflation, "PIECE_BYTES", piece)
@@ -254,7 +254,7 @@ def test_a_packing_without_its_library_is_no_bad_body(packed: str, monkeypatch: 
         neve.archive.dataset(packed, "t").to_table()
 
 
-def test_what_is_not_there_is_said(url: str, tmp_path: Path) -> None:
+def test_verify_reports_a_missing_or_shrinking_object(url: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="topic nope"):
         neve.archive.dataset(url, "nope")
     with pytest.raises(FileNotFoundError, match="no archive"):

@@ -71,7 +71,7 @@ def names(topic: str, first: int, count: int) -> list[CommittedObject]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_history_of_checkpoints_and_starts_says_what_the_entries_say(seed: int) -> None:
+def test_catalog_after_random_checkpoints_equals_all_entries(seed: int) -> None:
     random, store = Random(seed), Store()
     catalog, whole = Catalog(), Catalog()
     following = dict.fromkeys((f"topic-{number}" for number in range(8)), 0)
@@ -148,7 +148,7 @@ def test_a_checkpoint_costs_what_changed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert state_of(store.restored()) == state_of(catalog)
 
 
-def test_of_a_topic_of_many_objects_its_end_alone_is_written_and_its_parts_stay_few() -> None:
+def test_checkpoint_of_a_long_topic_writes_only_its_end() -> None:
     catalog, store = Catalog(), Store()
     total = 0
     for number in range(0, 12_000, 120):
@@ -177,7 +177,7 @@ def test_packs_that_hold_little_go_and_there_are_never_many() -> None:
     assert state_of(store.restored()) == state_of(catalog)
 
 
-def test_neither_a_start_nor_an_entry_finds_what_nobody_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_spans_are_computed_only_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog, store = Catalog(), Store()
     for number in range(20):
         apply(catalog, Commit(round=number, names=names(f"topic-{number}", 0, 40)))
@@ -208,7 +208,7 @@ def test_neither_a_start_nor_an_entry_finds_what_nobody_asks_for(monkeypatch: py
     assert len(laid) == 20 * QUEUES, "of topics of many blocks at once"
 
 
-def test_a_checkpoint_that_does_not_follow_the_one_that_it_would_refer_to_is_whole() -> None:
+def test_checkpoint_without_its_predecessor_writes_all_parts() -> None:
     catalog, store = Catalog(), Store()
     apply(catalog, Commit(round=1, names=names("t", 0, 5)))
     store.write(catalog)
@@ -230,7 +230,7 @@ def test_packs_are_closed_at_their_size(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("harm", ["flipped", "short", "empty", "of another", "a pack too few", "objects", "no part"])
-def test_what_is_not_what_was_written_is_told_and_nothing_is_taken_of_it(harm: str) -> None:
+def test_damaged_part_raises_and_leaves_the_catalog_unchanged(harm: str) -> None:
     catalog, store = Catalog(), Store()
     apply(catalog, Commit(round=1, names=names("t", 0, 100)), Commit(round=2, names=names("u", 0, 3)))
     head = store.write(catalog)

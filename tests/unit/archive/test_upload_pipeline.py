@@ -114,7 +114,7 @@ def test_a_group_is_one_request_and_several_are_under_way() -> None:
     assert all_done(pipeline) == dict.fromkeys("abcdef", "CommittedObject")
 
 
-def test_who_a_worker_dies_of_fails_alone() -> None:
+def test_only_the_object_that_kills_a_worker_fails() -> None:
     worker = Worker(poison="e")
     pipeline = worker.pipeline()
     begin(pipeline, "abc", "def")
@@ -147,7 +147,7 @@ def test_a_worker_that_dies_of_whatever_comes_second_fails_none() -> None:
     assert worker.asked == ["abc", *"abbcc"]
 
 
-def test_of_an_innocent_death_nothing_fails() -> None:
+def test_death_of_a_worker_without_cause_fails_no_object() -> None:
     worker = Worker()
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")
@@ -157,7 +157,7 @@ def test_of_an_innocent_death_nothing_fails() -> None:
     assert all_done(pipeline) == dict.fromkeys("abcd", "CommittedObject")
 
 
-def test_of_a_worker_that_hangs_all_is_failed_and_it_is_ended_once() -> None:
+def test_hanging_worker_fails_its_requests_and_is_killed_once() -> None:
     worker = Worker()
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")
@@ -166,7 +166,7 @@ def test_of_a_worker_that_hangs_all_is_failed_and_it_is_ended_once() -> None:
     assert worker.hung == 1
 
 
-def test_a_worker_that_is_to_give_way_is_asked_for_nothing_until_it_owes_nothing() -> None:
+def test_worker_to_be_replaced_gets_no_requests_until_it_is_idle() -> None:
     worker = Worker()
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")
@@ -179,7 +179,7 @@ def test_a_worker_that_is_to_give_way_is_asked_for_nothing_until_it_owes_nothing
     assert worker.asked == ["ab", "c", "d", "e"]
 
 
-def test_one_that_gets_no_processor_makes_room_at_once_and_what_it_owes_is_done_by_the_next() -> None:
+def test_starved_worker_hands_its_requests_to_the_next() -> None:
     worker = Worker()
     looks = 0
 
@@ -196,7 +196,7 @@ def test_one_that_gets_no_processor_makes_room_at_once_and_what_it_owes_is_done_
     assert (worker.asked, worker.hung, worker.rooms) == (["ab", "c", "ab", "c"], 0, 1), "it dies of nothing"
 
 
-def test_what_is_given_up_before_it_was_asked_for_is_not_asked_for() -> None:
+def test_cancelled_fetch_is_never_requested() -> None:
     worker = Worker()
     pipeline = worker.pipeline()
     begin(pipeline, "ab", "c")

@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_a_row_group_names_its_offsets_and_no_others() -> None:
     assert all(one.key == NAME.key for one in found)
 
 
-def test_without_a_checksum_of_the_file_no_flipped_bit_that_changes_a_row_goes_unseen() -> None:
+def test_verify_finds_any_changed_row_without_a_file_checksum() -> None:
     """Pages have checksums, and records are hashed; statistics alone have bits that no row comes from."""
     name = msgspec.structs.replace(NAME, checksum=("", ""))
     group = NAME.row_groups[0]
@@ -125,7 +125,7 @@ def test_without_a_checksum_of_the_file_no_flipped_bit_that_changes_a_row_goes_u
     assert seen > 20
 
 
-def test_another_object_in_its_place_is_found_though_it_is_sound_itself() -> None:
+def test_verify_finds_a_valid_but_foreign_object() -> None:
     name, data = written([[row(0, offset) for offset in range(20)], [row(1, offset) for offset in range(6, 26)]])
     padded = msgspec.structs.replace(NAME, size=len(data), footer=name.footer, checksum=("", ""))
     padded = msgspec.structs.replace(
@@ -151,7 +151,7 @@ def test_missing_cut_short_and_shrinking_objects_are_found() -> None:
     assert shrinking
 
 
-def test_what_was_archived_broken_is_told_row_by_row() -> None:
+def test_verify_reports_each_row_archived_damaged() -> None:
     """Sound as a file, and with the journal's hashes: only the rows themselves can say it."""
     bad = row(0, 3) | {"body_crc": 7}
     marked = row(0, 4) | {"body_crc": 7, "damaged": True}

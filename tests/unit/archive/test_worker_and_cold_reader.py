@@ -194,7 +194,7 @@ class BusyWorker(WorkerClient):
         return [sys.executable, "-c", copies, self._work_dir] if not self.starts else super()._command(descriptor)
 
 
-def test_of_what_a_worker_was_at_nothing_is_left_when_its_death_is_told(
+def test_files_of_a_dead_worker_are_gone_when_its_failure_is_reported(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An erasure that is tried again says where copies remain; none does where nobody looks."""
@@ -270,9 +270,7 @@ class StarvedWorker(WorkerClient):
         return seen._replace(cpu_s=0.0, wants_more=True)
 
 
-def test_a_worker_without_a_processor_is_replaced_by_one_of_the_priority_that_is_wanted_and_no_sooner(
-    tmp_path: Path, url: str
-) -> None:
+def test_starved_worker_is_replaced_with_the_requested_priority(tmp_path: Path, url: str) -> None:
     made = make_round(tmp_path, 0, 0, {0: 20})
     starved = StarvedWorker(work_dir=tmp_path, priority="low")
     starved._patience = Patience(0.3, 2, starved._look, look_seconds=0.05)
@@ -318,9 +316,7 @@ def _failure(action: Callable[[], object]) -> str:
     return "none"
 
 
-def test_who_waits_for_a_worker_is_told_when_no_descriptor_is_left(
-    tmp_path: Path, url: str, worker: WorkerClient
-) -> None:
+def test_waiting_request_fails_when_descriptors_run_out(tmp_path: Path, url: str, worker: WorkerClient) -> None:
     made = make_round(tmp_path, 0, 0, {0: 60})
     name = upload(worker, url, made)
     assert _at_the_limit(lambda: _failure(lambda: worker.read_group(url, name, 0))) == "WorkerFailed"
@@ -329,7 +325,7 @@ def test_who_waits_for_a_worker_is_told_when_no_descriptor_is_left(
     assert worker.starts == 1, "the worker is not to blame"
 
 
-def test_a_small_row_group_holds_no_descriptor_and_a_large_one_does_without_where_none_can_be_mapped(
+def test_row_group_falls_back_to_plain_memory_without_descriptors(
     tmp_path: Path, url: str, worker: WorkerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = make_round(tmp_path, 0, 0, {0: 60}), make_round(tmp_path, 1 << 24, 60, {0: 60}, body=40_000)
@@ -413,7 +409,7 @@ def test_a_flipped_bit_and_a_missing_object_are_never_skipped(tmp_path: Path, ur
     reader.close()
 
 
-def test_a_disk_cache_answers_for_the_store_over_restarts_and_never_with_damage(tmp_path: Path, url: str) -> None:
+def test_disk_cache_survives_restarts_and_never_returns_damage(tmp_path: Path, url: str) -> None:
     cache_dir = tmp_path / "cache"
 
     def reading() -> WorkerClient:
@@ -449,7 +445,7 @@ def test_a_disk_cache_answers_for_the_store_over_restarts_and_never_with_damage(
 
 
 @pytest.mark.parametrize("by_another", [False, True])
-def test_of_an_object_that_is_forgotten_no_cache_has_anything(tmp_path: Path, url: str, by_another: bool) -> None:
+def test_forgotten_object_is_removed_from_all_caches(tmp_path: Path, url: str, by_another: bool) -> None:
     """`by_another`: by a process that found the cache as it is."""
     cache_dir = tmp_path / "cache"
     worker = WorkerClient(work_dir=tmp_path, cache_dir=cache_dir, cache_bytes=1 << 20)
@@ -478,7 +474,7 @@ def test_of_an_object_that_is_forgotten_no_cache_has_anything(tmp_path: Path, ur
     worker.close()
 
 
-def test_a_batch_of_objects_is_forgotten_by_one_request_and_a_worker_that_is_not_to_be_had_is_told(
+def test_batch_of_objects_is_forgotten_by_one_request(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache_dir = tmp_path / "cache"

@@ -22,7 +22,7 @@ from neve.archive.format.keys import journal_key
 from neve.archive.read.verify import tiling_faults
 from neve.cli import main
 from neve.cli.verify import verify_store
-from tests.unit.archive.test_stored_topics import TOPICS, Journal
+from tests.unit.archive.test_lazy_topics import TOPICS, Journal
 
 DATA = b"PAR1 rows and footer PAR1"
 

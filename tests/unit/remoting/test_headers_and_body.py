@@ -88,7 +88,7 @@ def test_dialect_object_keys_and_references() -> None:
     assert lenient_loads(b'{{"k":1}:2}') == {(("k", 1),): 2}
 
 
-def test_what_the_dialect_writes_it_reads_back() -> None:
+def test_dialect_survives_encoding_and_decoding() -> None:
     table = {MessageQueue("t", "bröker", 3): {"offset": 5, "none": None}, MessageQueue("t", "b", 4): {"set": [1, "a"]}}
     assert lenient_loads(dumps_object_keys({"offsetTable": table}))["offsetTable"] == {
         MessageQueue("t", "bröker", 3): {"offset": 5},

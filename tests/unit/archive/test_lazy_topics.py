@@ -131,7 +131,7 @@ def journal() -> Journal:
     return made
 
 
-def test_each_topic_is_what_all_entries_say(journal: Journal) -> None:
+def test_lazy_topics_equal_those_of_all_entries(journal: Journal) -> None:
     topics = [*TOPICS, "new", "none"]
     for order in (topics, topics[::-1], Random(1).sample(topics, len(topics)) * 2):
         same(read_catalog(journal.store, "b"), journal.catalog, order)
@@ -160,7 +160,7 @@ def test_a_topic_is_read_alone_once_and_at_once(journal: Journal) -> None:
     assert len(read) == 1
 
 
-def test_who_goes_through_all_holds_little_and_asks_little(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iteration_over_all_topics_holds_and_requests_little(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neve.archive.catalog.lazy_topics.LOADED_OBJECTS", 100)
     found = read_catalog(journal.store, "b")
     read = journal.reads()
@@ -179,7 +179,7 @@ def test_who_goes_through_all_holds_little_and_asks_little(journal: Journal, mon
 
 @pytest.mark.parametrize("harm", ["gone", "flipped", "cut"])
 @pytest.mark.parametrize("newest_alone", [True, False])
-def test_a_damaged_part_gives_way_to_the_checkpoint_before_and_then_to_the_entries(
+def test_damaged_part_falls_back_to_earlier_checkpoint_then_entries(
     journal: Journal, harm: str, newest_alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neve.archive.catalog.lazy_topics.LOADED_OBJECTS", 1)
