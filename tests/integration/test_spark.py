@@ -130,7 +130,7 @@ session({dir!r}, master="local[1]")
 
 
 def rows_counted(command: list[str], script: str, home: Path, environment: dict[str, str]) -> int:
-    """What a program in a process, and a JVM, of its own prints."""
+    """Run a program in a process with its own JVM, and return the count that it prints."""
     path = home / "rows.py"
     path.write_text(script)
     done = subprocess.run(
@@ -231,7 +231,7 @@ def test_missing_archive_and_topic_are_errors(servers: tuple[Any, dict[str, str]
 
 
 def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
-    """By the catalog, and for whoever only lists the directory: the second attempt adopted what the first had sent."""
+    """Neither the catalog nor a listing has a row twice: the second attempt adopts the objects of the first."""
     spark, _ = servers
     url = f"dir:{tmp_path}/archive"
     store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 18), RealDisk(), SystemClock())

@@ -149,7 +149,7 @@ def test_rows_go_to_a_topic_from_both_workers(
 
 
 def test_a_stream_goes_on_where_it_was_when_a_worker_dies(spark: Any, cluster: SparkCluster, place: str) -> None:
-    """The last one here: its executor dies with it, and nobody starts another."""
+    """The last test here: the executor of the worker is lost and not replaced."""
     archive = ArchiveOnPaper(open_store(below(place, "archive")), "a", "orders")
     for n in range(4):
         archive.write(100 * n, 0, 10 * n, 10, hour=n)

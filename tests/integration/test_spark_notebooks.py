@@ -1,4 +1,4 @@
-"""The notebooks of `examples/notebooks`, run against a day of flights: what they print is what pandas says."""
+"""The notebooks of `examples/notebooks`, run on a day of flights; their output equals the results of pandas."""
 
 from __future__ import annotations
 

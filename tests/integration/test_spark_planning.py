@@ -1,4 +1,4 @@
-"""What Spark is told to read comes from the journal: nothing is listed, here and through Spark Connect."""
+"""Spark reads the files of the journal without a listing, in a session and through Spark Connect."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_through_connect_a_topic_is_read_as_it_is_here(spark: Any, tmp_path: Pat
 
 
 def through_connect(script: str, home: Path, *arguments: str, timeout: float = 240) -> Any:
-    """What a program tells that talks to a Spark Connect server, which it starts."""
+    """Run a program that starts a Spark Connect server, and return the JSON that it prints."""
     path = home / "connected.py"
     path.write_text(script)
     places = {"PYSPARK_PYTHON": sys.executable, "PYTHONWARNINGS": "ignore"}

@@ -118,7 +118,7 @@ ROWS, FILES = 4_000, 2  # a file is a batch of the stream, of hundreds of reques
 def test_a_stream_that_is_killed_loses_no_row_and_repeats_are_told(
     spark: Any, namesrv: str, topic: str, tmp_path: Path
 ) -> None:
-    """Killed in the middle of a batch, whose rows it then sends again: each of them says which row it is."""
+    """The stream is killed within a batch, and sends its rows again with the same identities."""
     source = tmp_path / "source"
     spark.range(0, ROWS, 1, FILES).write.parquet(str(source))
     script = tmp_path / "stream.py"

@@ -107,7 +107,7 @@ def test_fewer_columns_a_key_and_offsets(spark: Any, url: str) -> None:
 
 @pytest.mark.parametrize("pushing", ["true", "false"])
 def test_a_query_without_filters_has_all_rows_after_one_with(spark: Any, url: str, pushing: str) -> None:
-    """Spark keeps what a frame's last filters chose; so none are taken unless somebody asks for that."""
+    """Spark keeps the selection of the last filters of a frame, so filters are pushed only by an option."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushing)
     frame = spark.read.format("neve").options(store=url, subscribe=TOPIC).load()
     assert (frame.where("broker = 'b'").count(), frame.count()) == (10, 25)

@@ -68,7 +68,7 @@ def rows_in_order(frame: Any) -> list[Any]:
 
 
 def send_all_shapes(neve: NeveServer, topic: str) -> None:
-    """What a topic may hold, to queue 0 where one can say so."""
+    """Send messages of all kinds, to queue 0 if the API allows it."""
     with connect(neve.namesrv) as client:
         client.create_topic(topic, 2)
         client.send(topic, "plain", queue=0)

@@ -1,6 +1,6 @@
-"""What is said where a query can't be answered: one process whose Spark knows no S3, and whose secret is wrong.
+"""Errors of queries that cannot be answered, in one process whose Spark has no jars for S3 and whose secret is wrong.
 
-No Java and a wrong one are told before a JVM starts: `unit/cli/test_spark_setup.py`, `unit/spark/test_pipeline.py`.
+A missing or old Java is an error before a JVM starts: `unit/cli/test_spark_setup.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ spark.stop()
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """With the secret of somebody else in the environment, once it is filled."""
+    """A bucket with an archive; the environment has a wrong secret."""
     with minio.running(tmp_path_factory.mktemp("minio")) as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What a replay reads of brokers: a queue that gives nothing for a while is not at its end."""
+"""The source of a copy at brokers: an empty answer is not the end of a queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUE = MessageQueue("orders", "a", 0)
 
 
 class Behind:
-    """A slave that has offsets 0 … 4 of ten; its master is asked after so many pulls."""
+    """A slave with the offsets 0 ... 4 of ten, which is replaced by its master after `pulls` pulls."""
 
     def __init__(self, pulls: int) -> None:
         self._left = pulls

@@ -1,4 +1,4 @@
-"""A replay that is killed anywhere goes on where it was: nothing is left out, one chunk at most is sent twice."""
+"""A replay that was killed resumes: no message is omitted, and at most one chunk is sent twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replay's file: whole, on the disk, one process at a time; and its end when somebody asks for it."""
+"""The files of a replay: atomic and durable, locked by one process, and cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A journal of names whose objects nobody opens: what planning asks for."""
+"""A journal whose objects do not exist, since planning does not open them."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class JournalOnPaper:
         self.append(Topic(topic=topic))
 
     def rows(self, tasks: Iterable[Task]) -> list[Row]:
-        """What tasks read, by the names' runs."""
+        """Return the rows that tasks read, by the runs of the objects."""
         found: list[Row] = []
         for piece in (piece for task in tasks for piece in task if piece.broker == self.broker):
             name = self.names[piece.key]

@@ -1,4 +1,4 @@
-"""What the brokers are asked when something is planned over both tiers."""
+"""The requests to brokers when a query of both tiers is planned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPICS = [f"t{number:03d}" for number in range(200)]
 
 
 class FakeClient:
-    """Of one broker with topics of two queues; it knows how many questions were under way at most."""
+    """A client of one broker with topics of two queues, which counts requests in flight."""
 
     def __init__(self, refused: str | None = None) -> None:
         self._refused, self._now, self.most, self.asked = refused, 0, 0, 0

@@ -1,4 +1,4 @@
-"""What may be written as a message, told before it leaves: options, columns and rows."""
+"""Options, columns and rows of the sink are checked before a message is sent."""
 
 from __future__ import annotations
 
