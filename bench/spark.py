@@ -156,7 +156,7 @@ def filled(server: NeveServer, topic: str, count: int, size: int) -> None:
     """JSON that compresses about two to one, a key for each, one of ten tags."""
     chance = Random(1)
     with sync.connect(server.namesrv) as client:
-        client.create_topic(topic, QUEUES)
+        client.admin.create_topic(topic, QUEUES)
         sender = client.batch_sender()
         for first in range(0, count, 2000):
             sender.put_all([_message(topic, number, size, chance) for number in range(first, min(first + 2000, count))])
@@ -208,7 +208,7 @@ def archived(spark: Any, server: NeveServer, root: Path, options: argparse.Names
     )
     filled(server, HOT, options.messages // 2, options.size)
     with sync.connect(server.namesrv) as client:
-        client.create_topic(SUNK, QUEUES)
+        client.admin.create_topic(SUNK, QUEUES)
     key = f"k{size.rows // 2}"
     return Archive(server.store, server.namesrv, size, since, since + part, key, plain.as_uri(), to_be_sunk.as_uri())
 

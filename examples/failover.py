@@ -112,7 +112,7 @@ async def run(ready: dict[str, Any], seconds: float, *, may_lose: bool) -> int:
         connect(ready["namesrv"], timeout=10.0, attempt_timeout=3.0) as client,
         broker_sets(ready["namesrv"], ready["controller"]) as (sets, _),
     ):
-        await client.create_topic(TOPIC, QUEUES)
+        await client.admin.create_topic(TOPIC, QUEUES)
         async with asyncio.TaskGroup() as senders:
             for _ in range(SENDERS):
                 senders.create_task(send(client, load))

@@ -38,7 +38,7 @@ class Neve:
 def fill(namesrv: str) -> None:
     """The topic, its messages, and a group that has read some of them and is away."""
     with connect(namesrv) as client:
-        client.create_topic(TOPIC, 2)
+        client.admin.create_topic(TOPIC, 2)
         for queue, count in COUNTS.items():
             for number in range(count):
                 client.send(TOPIC, f"{queue}-{number}", queue=queue)

@@ -9,6 +9,7 @@ model | options | security | validators
 times
 """
 
+from neve.client.admin import Admin
 from neve.client.client import AsyncClient, connect
 from neve.client.consumers.lite_pull import LitePullConsumer
 from neve.client.consumers.pop import PopConsumer
@@ -34,6 +35,7 @@ from neve.client.send.transaction import LocalTransactionState, Transaction, Tra
 from neve.client.times import Start, Time
 
 __all__ = [
+    "Admin",
     "AsyncClient",
     "BatchItem",
     "BatchSender",

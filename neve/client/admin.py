@@ -1,12 +1,14 @@
-"""What the command line and tests need of a cluster's administration."""
+"""The administration of topics, groups and messages of a cluster, at `client.admin`."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from neve.client.group.pop_requests import set_request_mode
 from neve.client.model import (
     BrokerInfo,
     ConsumeStats,
@@ -29,19 +31,40 @@ from neve.remoting.names import DEFAULT_TOPIC
 
 log = logging.getLogger(__name__)
 
-_SHOWN_TO_ALL = 10_000  # ms that an id search looks ahead of our clock
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CLOCK_SKEW_MS = 10_000  # that a search looks ahead of our clock
 _KEY_RESULTS = 32
 _QUEUES, _PERM = 8, 6  # of a new topic
 
 
+def _limited(
+    method: Callable[Concatenate[Admin, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Admin, P], Coroutine[Any, Any, R]]:
+    """Return the method with the time limit of a call: its argument `timeout`, or the one of the options."""
+
+    @functools.wraps(method)
+    async def call(self: Admin, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        timeout = cast("float | None", kwargs.get("timeout"))
+        return await self._session.requests.within(timeout, method(self, *args, **kwargs))
+
+    return call
+
+
 class Admin:
-    """The administering part of a client."""
+    """Administers one cluster.
+
+    Every call but `view_message` and `query_messages` has a time limit: its `timeout`, or the one of the options. These
+    two may last as long as the timeout of the options at each broker.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     # ---- topics
 
+    @_limited
     async def create_topic(
         self,
         name: str,
@@ -52,7 +75,7 @@ class Admin:
         broker: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Create the topic, or change it, on all masters (or on the broker named).
+        """Create a topic on all masters, or on one broker, or change it.
 
         Where the topic exists, arguments that are not given keep their present values. A new topic gets 8 queues.
 
@@ -99,8 +122,9 @@ class Admin:
         _topic_config(present)  # raises ProtocolError if a field is missing
         return present
 
+    @_limited
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        """Deletes the topic on all masters and in the name servers."""
+        """Delete a topic on all masters and in the name servers."""
         for address in (await self._masters(None)).values():
             await self._session.requests.ask(
                 address, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, timeout=timeout
@@ -108,8 +132,13 @@ class Admin:
         require_success(await self._session.name_servers.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": name}))
         self._session.routes.drop(name)
 
+    @_limited
     async def topic_config(self, name: str, *, broker: str | None = None) -> TopicConfig:
-        """The topic as the first of its brokers (or the one named) has it."""
+        """Return the configuration of a topic at one of its brokers, by default the first.
+
+        Raises:
+            ClientError: no such broker has the topic.
+        """
         route = await self._session.routes.read_now(name)
         for broker_name in sorted(route.brokers):
             address = route.address(broker_name)
@@ -120,18 +149,22 @@ class Admin:
                 return _topic_config(parse_body(answer))
         raise ClientError(f"{name} has no broker {broker or 'at all'}")
 
+    @_limited
     async def topic_route(self, name: str) -> TopicRoute:
+        """Return the route of a topic, as the name servers have it now."""
         return await self._session.routes.read_now(name)
 
+    @_limited
     async def topic_list(self) -> list[str]:
-        """All topics that the name server has, system topics included, sorted."""
+        """Return all topics of the name server, with system topics, sorted."""
         answer = require_success(
             await self._session.name_servers.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
         )
         return sorted(str(topic) for topic in parse_body(answer).get("topicList") or ())
 
+    @_limited
     async def topic_stats(self, name: str) -> dict[MessageQueue, QueueStats]:
-        """The offsets of each queue, sorted by queue."""
+        """Return the offsets of each queue of a topic, sorted by queue."""
         stats: dict[MessageQueue, QueueStats] = {}
         for table in await self._offset_tables(name, RequestCode.GET_TOPIC_STATS_INFO, {"topic": name}):
             for queue, entry in table.items():
@@ -145,20 +178,38 @@ class Admin:
 
     # ---- groups
 
+    @_limited
     async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeStats]:
-        """How far the group is in each queue of the topic."""
+        """Return the progress of a group in each queue of a topic, sorted by queue."""
         ext = {"consumerGroup": group, "topic": topic}
         tables = await self._offset_tables(topic, RequestCode.GET_CONSUME_STATS, ext)
         return dict(sorted((queue, _consume_stats(entry)) for table in tables for queue, entry in table.items()))
 
+    @_limited
+    async def set_request_mode(self, group: str, topic: str, mode: str, *, share_queues: int = -1) -> None:
+        """Set how brokers divide a topic among the popping members of a group.
+
+        Args:
+            group: the consumer group.
+            topic: the topic.
+            mode: "PULL" assigns each queue to one member; "POP" lets every member pop from all queues.
+            share_queues: with "POP", the number of queues of other members that a member pops from; -1 for all.
+
+        Raises:
+            ClientError: the mode is unknown.
+        """
+        await set_request_mode(self._session, group, topic, mode, share_queues)
+
     # ---- cluster
 
+    @_limited
     async def cluster_info(self) -> dict[str, BrokerInfo]:
-        """All brokers by name."""
+        """Return all brokers by name."""
         return await self._session.routes.brokers()
 
+    @_limited
     async def broker_config(self, broker: str) -> dict[str, str]:
-        """The configuration in force of a broker's master."""
+        """Return the effective configuration of a broker's master."""
         address = (await self._masters(broker))[broker]
         text = (await self._session.requests.ask(address, RequestCode.GET_BROKER_CONFIG, {})).body.decode()
         pairs = (line.partition("=") for line in text.splitlines() if line and line[0] not in "#!")
@@ -167,11 +218,15 @@ class Admin:
     # ---- messages
 
     async def view_message(self, msg_id: str, topic: str | None = None) -> Message:
-        """The message with this id: the producer's (then its topic is needed) or the one that says where it lies.
+        """Return the message with an id.
+
+        Args:
+            msg_id: the id that its producer gave it, which needs the topic, or the id with the physical offset.
+            topic: the topic of the message.
 
         Raises:
             BrokerError: QUERY_NOT_FOUND.
-            NeveError: nobody who was asked has it, and not everybody who may have it could be asked.
+            NeveError: a broker that may have the message is unreachable, and no other has it.
         """
         if topic is not None:
             found = [m for m in await self.query_messages(topic, msg_id, is_unique_key=True) if m.msg_id == msg_id]
@@ -184,12 +239,12 @@ class Admin:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         brokers = await self._session.routes.brokers()
         owner = next((one for one in brokers.values() if address in one.addresses.values()), None)
-        # The id names an address of its writer's choice: ask none that is not ours. Who stored it may be gone; what it
-        # stored is with the other members of its set.
+        # An id has an address of its author's choice, so only brokers of this cluster are asked. If the broker that
+        # stored the message is gone, the other members of its set have it.
         asked = sorted(brokers.values(), key=lambda one: one.name) if owner is None else [owner]
         ext = {"offset": str(offset), "topic": topic or ""}
         where = "on no broker of this cluster" if owner is None else f"not on {owner.name}"
-        problem: NeveError = BrokerError(ResponseCode.QUERY_NOT_FOUND, f"{msg_id} lies {where}")
+        problem: NeveError = BrokerError(ResponseCode.QUERY_NOT_FOUND, f"{msg_id} is {where}")
         for broker in asked:
             try:
                 answer = await self._ask_any(broker, RequestCode.VIEW_MESSAGE_BY_ID, ext, first=address)
@@ -198,10 +253,10 @@ class Admin:
                 if owner is not None:
                     problem = error
             except NeveError as error:
-                log.info("%s may have %s: %s", broker.name, msg_id, error)
+                log.info("broker not asked for a message: broker=%s msg_id=%s cause=%s", broker.name, msg_id, error)
                 problem = error
             else:
-                if message.offset_msg_id == msg_id.upper():  # another log may have a message there, too
+                if message.offset_msg_id == msg_id.upper():  # another log may have another message at that offset
                     return message
         raise problem
 
@@ -215,8 +270,17 @@ class Admin:
         end_ms: int | None = None,
         is_unique_key: bool = False,
     ) -> list[Message]:
-        """Messages of the topic with this key, of all its brokers, by store time."""
-        end = self._session.options.now_ms() + _SHOWN_TO_ALL if end_ms is None else end_ms
+        """Return the messages of a topic with a key, from all its brokers, by store time.
+
+        Args:
+            topic: the topic.
+            key: a word of the messages' keys.
+            max_count: the largest number of messages of each broker.
+            begin_ms: the first store time, in ms since 1970.
+            end_ms: the last store time, in ms since 1970; by default now.
+            is_unique_key: whether the key is the id that a producer gave a message.
+        """
+        end = self._session.options.now_ms() + _CLOCK_SKEW_MS if end_ms is None else end_ms
         ext = {
             "topic": topic,
             "key": key,
@@ -240,15 +304,15 @@ class Admin:
                 raise ProtocolError(f"{name}: {error}") from error
         return sorted(found, key=lambda message: message.store_timestamp)
 
-    # ---- inside
+    # ---- internal
 
     async def _ask_any(
         self, broker: BrokerInfo, code: RequestCode, ext: Mapping[str, str], *, first: str = ""
     ) -> RemotingCommand:
-        """What a member of the broker answers, its master first, unless another is named: all have the same messages.
+        """Return the answer of a member of a broker set: of `first`, the master, or a replica, in this order.
 
         Raises:
-            NeveError: none can be asked; why the last one could not.
+            NeveError: no member answers; the error of the last one.
         """
         members = [broker.addresses[number] for number in sorted(broker.addresses)]
         if not members:
@@ -258,7 +322,7 @@ class Admin:
             try:
                 answer = await self._session.pool.invoke(address, code, ext, timeout=self._session.options.timeout)
             except (ConnectionFailed, UnknownOutcome) as error:
-                log.info("%s: %s", address, error)
+                log.info("member does not answer: address=%s cause=%s", address, error)
             else:
                 if answer.code not in NOT_MASTER:
                     return answer
@@ -276,7 +340,7 @@ class Admin:
         return masters
 
     async def _offset_tables(self, topic: str, code: RequestCode, ext: Mapping[str, str]) -> list[Mapping[Any, Any]]:
-        """`offsetTable` of the answer of each of the topic's brokers."""
+        """Return the `offsetTable` of each broker of the topic."""
         route = await self._session.routes.read_now(topic)
         addresses = [address for name in sorted(route.brokers) if (address := route.address(name)) is not None]
         answers = await asyncio.gather(*(self._session.requests.ask(address, code, ext) for address in addresses))
@@ -309,11 +373,11 @@ def _message(stored: bytes, broker: BrokerInfo) -> Message:
     try:
         return message_from_record(decode_record(stored), broker.name)
     except ValueError as error:
-        raise ProtocolError(f"what {broker.name} has can't be read: {error}") from error
+        raise ProtocolError(f"invalid record at {broker.name}: {error}") from error
 
 
 def parse_consume_stats(answer: RemotingCommand) -> dict[MessageQueue, ConsumeStats]:
-    """Of an answer to GET_CONSUME_STATS."""
+    """Return the statistics of an answer to GET_CONSUME_STATS."""
     return {queue: _consume_stats(entry) for queue, entry in (parse_body(answer).get("offsetTable") or {}).items()}
 
 
@@ -340,4 +404,4 @@ def _topic_config(data: Any) -> TopicConfig:
             attributes,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"a topic's configuration cannot be read: {error!r}") from error
+        raise ProtocolError(f"invalid configuration of a topic: {error!r}") from error

@@ -19,7 +19,7 @@ from neve.client.consumers.push import Consumer
 from neve.client.group.allocation import Allocation
 from neve.client.group.consumer_settings import ConsumerSettings
 from neve.client.group.ownership import Owner, current_owner
-from neve.client.group.pop_requests import POP_BATCH_MAX, set_request_mode
+from neve.client.group.pop_requests import POP_BATCH_MAX
 from neve.client.group.pull import (
     MAX_BYTES,
     TOOLS_GROUP,
@@ -131,6 +131,11 @@ class AsyncClient:
     def options(self) -> ClientOptions:
         """The options of this client."""
         return self._options
+
+    @property
+    def admin(self) -> Admin:
+        """The administration of topics, groups and messages."""
+        return self._admin
 
     @property
     def client_id(self) -> str:
@@ -593,20 +598,6 @@ class AsyncClient:
             long_poll=long_poll,
         )
         return self._consumers.keep(LitePullConsumer(self._session, group, settings, self._traces))
-
-    async def set_request_mode(self, group: str, topic: str, mode: str, *, share_queues: int = -1) -> None:
-        """Set how brokers divide a topic among the popping members of a group.
-
-        Args:
-            group: the consumer group.
-            topic: the topic.
-            mode: "PULL" assigns each queue to one member; "POP" lets every member pop from all queues.
-            share_queues: with "POP", the number of queues of other members that a member pops from; -1 for all.
-
-        Raises:
-            ClientError: the mode is unknown.
-        """
-        await self._session.requests.within(None, set_request_mode(self._session, group, topic, mode, share_queues))
 
     # ---- reading by offset
 

@@ -151,7 +151,7 @@ class Replay:
         if topic is None:
             return
         try:
-            route = await self._client.topic_route(topic)
+            route = await self._client.admin.topic_route(topic)
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise

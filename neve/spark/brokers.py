@@ -121,13 +121,13 @@ class ClusterBrokers:
 
     def topics(self) -> list[str]:
         client = self._client.client
-        found = self._call("the list of topics", client.topic_list())
+        found = self._call("the list of topics", client.admin.topic_list())
         return [topic for topic in found if not is_system_topic(topic)]
 
     def seen(self, topics: Iterable[str]) -> Seen:
         client = self._client.client
         # Brokers are asked before routes: a broker registers with all of its topics at once.
-        known = self._call("the list of brokers", client.cluster_info())
+        known = self._call("the list of brokers", client.admin.cluster_info())
         bounds: dict[Queue, Bounds] = {}
         unreadable: dict[tuple[str, str], str] = {}
         for found in self._client.call(_of_all(client, sorted(topics), self._failure)):
@@ -208,7 +208,7 @@ async def _bounds(client: AsyncClient, topic: str, gate: asyncio.Semaphore) -> _
     """Return the bounds of all queues of a topic, none if no broker has it."""
     try:
         async with gate:
-            route = await client.topic_route(topic)
+            route = await client.admin.topic_route(topic)
     except BrokerError as error:
         if error.code != ResponseCode.TOPIC_NOT_EXIST:
             raise

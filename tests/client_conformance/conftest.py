@@ -104,5 +104,5 @@ def topic(server: Server) -> str:
 
 async def create_topic(client: AsyncClient, topic: str, queues: int) -> None:
     """Returns once the name server would send a client to the topic."""
-    await client.create_topic(topic, queues)
+    await client.admin.create_topic(topic, queues)
     await is_routed(client, topic, queues)

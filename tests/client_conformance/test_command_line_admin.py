@@ -80,7 +80,7 @@ def test_a_message_is_sent_again_to_one_group(server: Any, neve: Run, topic: str
             assert message is not None
             assert message.body == b"again"
         retry = f"%RETRY%{first}"
-        wait_until(lambda: retry in client.topic_list(), "the group's retry topic")
+        wait_until(lambda: retry in client.admin.topic_list(), "the group's retry topic")
         neve("message", "resend", receipt["msg_id"], "-t", topic, "-g", first)
         message = ours.receive(timeout=60)
         assert message is not None

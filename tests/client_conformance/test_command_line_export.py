@@ -44,7 +44,7 @@ def neve(capfd: pytest.CaptureFixture[str]) -> Run:
 async def fill(namesrv: str, topic: str, group: str) -> None:
     """Two queues; the group has read a part of them."""
     async with asyncio.timeout(60), connect(namesrv) as client:
-        await client.create_topic(topic, 2)
+        await client.admin.create_topic(topic, 2)
         for queue in (0, 1):
             messages = [
                 Message(topic, bytes([0, 255, number % 256]) * (1 + number), "new", (f"k{number}",),
@@ -160,4 +160,4 @@ def test_a_directory_takes_more_topics_and_none_of_another_cluster(
 
 async def brokers_of(namesrv: str) -> list[str]:
     async with connect(namesrv) as client:
-        return sorted(await client.cluster_info())
+        return sorted(await client.admin.cluster_info())

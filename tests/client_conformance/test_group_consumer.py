@@ -92,7 +92,7 @@ def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> 
         assert sorted(seen) == sorted([(str(n).encode(), 0) for n in range(10)] + [(b"3", 1)])
 
         async def lags_nowhere() -> bool:
-            return not sum(queue.lag for queue in (await client.consume_stats(unique, topic)).values())
+            return not sum(queue.lag for queue in (await client.admin.consume_stats(unique, topic)).values())
 
         await until(lags_nowhere, "the broker has the positions")  # they are sent without an answer
 
@@ -378,7 +378,7 @@ def test_reader_begins_at_a_datetime(run: Run) -> None:
 def test_consumer_of_an_unreadable_topic_raises(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.consumer(unique, topic, start="earliest", long_poll=1.0) as consumer:
-            await client.create_topic(topic, perm=2)
+            await client.admin.create_topic(topic, perm=2)
             with pytest.raises(BrokerError) as caught:
                 await consumer.receive(RECEIVE_S)
             assert caught.value.code == 16

@@ -48,7 +48,7 @@ def bodies(messages: list[Any]) -> list[bytes]:
 def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, mode: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
         if mode == "POP":
-            await client.set_request_mode(unique, topic, mode)
+            await client.admin.set_request_mode(unique, topic, mode)
         for number in range(20):
             await client.send(topic, str(number), tags="even" if number % 2 == 0 else "odd")
         async with client.pop_consumer(unique, topic, start="earliest", invisible=10) as consumer:
@@ -58,7 +58,7 @@ def test_popped_messages_are_seen_once_when_acknowledged(run: Run, unique: str, 
             await asyncio.gather(*(message.ack() for message in messages))
 
         async def is_settled() -> bool:
-            return sum(queue.lag for queue in (await client.consume_stats(unique, topic)).values()) == 0
+            return sum(queue.lag for queue in (await client.admin.consume_stats(unique, topic)).values()) == 0
 
         await until(is_settled, "no lag")
         async with client.pop_consumer(unique, topic, start="earliest") as again:
@@ -89,7 +89,7 @@ def test_a_message_in_work_stays_invisible_beyond_its_time(run: Run, unique: str
     """The handler takes twice as long as the invisible time; another member waits for the message in vain."""
 
     async def work(client: AsyncClient, topic: str) -> None:
-        await client.set_request_mode(unique, topic, "POP")
+        await client.admin.set_request_mode(unique, topic, "POP")
         options: dict[str, Any] = {"start": "earliest", "invisible": 1.5}
         async with client.pop_consumer(unique, topic, **options) as consumer:
             await client.send(topic, b"slow", queue=0)
@@ -169,7 +169,7 @@ def test_pop_consumer_reads_retries_of_the_group_from_its_pulls(run: Run, unique
             failed = await pulling.receive(RECEIVE_S)
             assert failed is not None
             await failed.nack(delay_level=1)
-        await client.set_request_mode(unique, topic, "POP")
+        await client.admin.set_request_mode(unique, topic, "POP")
         async with client.pop_consumer(unique, topic, start="earliest") as popping:
             (again,) = await receive(popping, 1)
             assert (again.topic, again.body, again.msg_id, again.reconsume_times) == (topic, b"pulled", sent.msg_id, 1)
@@ -180,7 +180,7 @@ def test_pop_consumer_reads_retries_of_the_group_from_its_pulls(run: Run, unique
             (popped,) = await receive(popping, 1)
             assert (popped.body, popped.reconsume_times) == (b"popped", 0)
             await asyncio.gather(third.ack(), popped.ack())
-        (place,) = (await client.consume_stats(unique, retry_topic)).values()
+        (place,) = (await client.admin.consume_stats(unique, retry_topic)).values()
         assert (place.consumer_offset, place.lag) == (2, 0)
 
     run(work)

@@ -126,7 +126,7 @@ def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., N
                     await (await anext(aiter(consumer))).nack(delay_level=-1)
 
         async def are_dead() -> bool:
-            stats = (await client.topic_stats(f"%DLQ%{unique}")).values()
+            stats = (await client.admin.topic_stats(f"%DLQ%{unique}")).values()
             return sum(one.messages for one in stats) == 4
 
         await until(are_dead, "the dead letters")

@@ -25,7 +25,7 @@ async def traced(client: AsyncClient, msg_id: str, count: int) -> list[list[str]
 
     async def are_there() -> bool:
         try:
-            messages = await client.query_messages(TRACE_TOPIC, msg_id)
+            messages = await client.admin.query_messages(TRACE_TOPIC, msg_id)
         except BrokerError:  # the first trace makes the topic, and the name server has yet to hear of it
             return False
         lines = [line.split("\x01") for message in messages for line in message.body.decode().split("\x02")]

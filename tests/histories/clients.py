@@ -104,7 +104,7 @@ class Work:
 
         async def is_made() -> bool:
             try:
-                await self.client.create_topic(topic, QUEUES)
+                await self.client.admin.create_topic(topic, QUEUES)
             except NeveError:
                 return False
             return True
@@ -290,9 +290,9 @@ class Work:
         """Topics are made, and some of them deleted; one whose change had no answer promises nothing."""
         for number in itertools.count():
             topic, queues = f"{self._name}-made-{number}", 1 + number % 3
-            await self._changed(topic, client.create_topic(topic, queues), TopicMade(topic=topic, queues=queues))
+            await self._changed(topic, client.admin.create_topic(topic, queues), TopicMade(topic=topic, queues=queues))
             if number % 3 == 2:
-                await self._changed(topic, client.delete_topic(topic), TopicGone(topic=topic))
+                await self._changed(topic, client.admin.delete_topic(topic), TopicGone(topic=topic))
             if await self._comes_within(self._stopped, 1.0):
                 return
 

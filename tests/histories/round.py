@@ -260,7 +260,7 @@ class _Rest:
         """Where its offsets are not at the ends of queues."""
         try:
             for topic in topics:
-                stats = await self._work.client.consume_stats(group, topic)
+                stats = await self._work.client.admin.consume_stats(group, topic)
                 lags = {queue.queue_id: one.lag for queue, one in stats.items() if one.lag}
                 if lags or len(stats) != QUEUES:
                     return f"offsets of {topic}: {lags or 'not all queues'}"
@@ -349,7 +349,7 @@ class _Reading:
     async def _queues(self, topic: str) -> int:
         """0: it is not there."""
         try:
-            return (await self._work.client.topic_config(topic)).write_queues
+            return (await self._work.client.admin.topic_config(topic)).write_queues
         except BrokerError as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 return 0

@@ -62,7 +62,7 @@ def filled(text: str) -> str:
 async def traffic(namesrv: str) -> None:
     """A topic with messages, and a group that has read some of them."""
     async with neve.connect(namesrv) as client:
-        await client.create_topic("orders", 2)
+        await client.admin.create_topic("orders", 2)
         for number in range(20):
             await client.send("orders", b"order %d" % number)
         async with client.consumer("billing", "orders", start="earliest") as consumer:
@@ -79,7 +79,7 @@ def connected(namesrv: str) -> Iterator[None]:
 
     async def stay() -> None:
         async with neve.connect(namesrv) as client:
-            await client.create_topic("quiet", 1)
+            await client.admin.create_topic("quiet", 1)
             await client.send("quiet", b"one")
             async with client.consumer("audience", "quiet"):
                 await asyncio.to_thread(ends.wait)

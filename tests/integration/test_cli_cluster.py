@@ -66,7 +66,7 @@ def test_archive_verbs_find_the_admin_port_of_the_name_servers_broker(
 
         async def configured() -> dict[str, str]:
             async with connect(neve.namesrv) as client:
-                return await client.broker_config("broker-a")
+                return await client.admin.broker_config("broker-a")
 
         assert asyncio.run(configured())["adminPort"] == neve.admin.rpartition(":")[2]
 
@@ -102,7 +102,7 @@ def test_topic_upserts_keep_what_they_do_not_change(
 
         async def create(topic: str, **arguments: Any) -> None:
             async with connect(neve.namesrv) as client:
-                await client.create_topic(topic, **arguments)
+                await client.admin.create_topic(topic, **arguments)
 
         present = asyncio.run(odd("orders"))
         assert (present["readQueueNums"], present["writeQueueNums"]) == (16, 12)
@@ -136,7 +136,7 @@ def test_import_creates_a_topic_with_the_exported_settings(
 
         async def closed() -> dict[str, Any]:
             async with connect(neve.namesrv) as client:
-                await client.create_topic("orders", 4, {RESERVE_TIME: "48"})
+                await client.admin.create_topic("orders", 4, {RESERVE_TIME: "48"})
                 for queue in range(4):
                     await client.send("orders", f"of {queue}", queue=queue)
             async with brokers(neve.namesrv) as known:

@@ -54,8 +54,8 @@ def test_what_consume_prints_as_json_produce_sends_again_byte_for_byte(namesrv: 
 
     async def send() -> None:
         async with connect(namesrv) as client:
-            await client.create_topic(first, 1)
-            await client.create_topic(second, 1)
+            await client.admin.create_topic(first, 1)
+            await client.admin.create_topic(second, 1)
             for number, body in enumerate(BODIES):
                 properties = {"größe": "5 €", "quote": '"\\ '} if number % 2 else {}
                 tags = "new" if number % 3 else None
@@ -292,7 +292,7 @@ def test_lines_are_sent_together_and_to_all_queues(namesrv: str) -> None:
 
 async def _create(namesrv: str, topic: str, queues: int) -> None:
     async with connect(namesrv) as client:
-        await client.create_topic(topic, queues)
+        await client.admin.create_topic(topic, queues)
 
 
 def test_a_part_of_a_topic_is_read_by_offsets_times_and_from_its_end(namesrv: str) -> None:

@@ -24,7 +24,7 @@ def run(namesrv: str, work: Callable[[AsyncClient, str], Awaitable[None]], queue
     async def inside() -> None:
         topic = f"client-{uuid.uuid4().hex[:8]}"
         async with asyncio.timeout(DEADLINE), connect(namesrv) as client:
-            await client.create_topic(topic, queues)
+            await client.admin.create_topic(topic, queues)
             await until_routed(client, topic)
             await work(client, topic)
 
@@ -34,7 +34,7 @@ def run(namesrv: str, work: Callable[[AsyncClient, str], Awaitable[None]], queue
 async def until_routed(client: AsyncClient, topic: str) -> None:
     async def has_route() -> bool:
         try:
-            return bool((await client.topic_route(topic)).write_queues)
+            return bool((await client.admin.topic_route(topic)).write_queues)
         except BrokerError:
             return False
 
@@ -70,13 +70,13 @@ def test_what_was_sent_is_read_back(namesrv: str) -> None:
         assert (message.properties["x"], message.flag, message.queue) == ("ü", 3, result.queue)
         assert (message.msg_id, message.offset_msg_id) == (result.msg_id, result.offset_msg_id)
         assert (pulled.status, pulled.next_offset, pulled.min_offset, pulled.max_offset) == (PullStatus.FOUND, 1, 0, 1)
-        assert (await client.view_message(result.offset_msg_id)).body == message.body
+        assert (await client.admin.view_message(result.offset_msg_id)).body == message.body
 
         async def is_indexed() -> bool:
-            return bool(await client.query_messages(topic, "k2"))
+            return bool(await client.admin.query_messages(topic, "k2"))
 
         await until(is_indexed)
-        assert (await client.view_message(result.msg_id, topic)).offset_msg_id == result.offset_msg_id
+        assert (await client.admin.view_message(result.msg_id, topic)).offset_msg_id == result.offset_msg_id
 
     run(namesrv, work)
 
@@ -92,7 +92,7 @@ def test_large_bodies_batches_and_many_at_once(namesrv: str) -> None:
         assert len(messages) == 204
         first = [message.body async for message in client.reader(topic, queue=0)][:4]
         assert first == [b"z" * 100_000, b"1", b"2", b"3"]
-        stats = await client.topic_stats(topic)
+        stats = await client.admin.topic_stats(topic)
         assert sum(queue.max_offset for queue in stats.values()) == 204
 
     run(namesrv, work)
@@ -147,12 +147,12 @@ def test_a_group_reads_everything_once_and_goes_on_where_it_was(namesrv: str) ->
             assert len(consumer.assigned) == 4
             bodies = {int(message.body) for message in await receive(consumer, 50)}
             assert bodies == set(range(50))
-            left = await client.consume_stats(group, topic)
+            left = await client.admin.consume_stats(group, topic)
             assert len(left) == 4
         await client.send(topic, b"later", queue=1)
         async with client.consumer(group, topic, start="earliest") as consumer:
             assert [message.body for message in await receive(consumer, 1)] == [b"later"]
-        assert sum(queue.lag for queue in (await client.consume_stats(group, topic)).values()) == 0
+        assert sum(queue.lag for queue in (await client.admin.consume_stats(group, topic)).values()) == 0
 
     run(namesrv, work)
 
@@ -254,19 +254,19 @@ def test_a_delayed_message_comes_later(namesrv: str) -> None:
 
 def test_topics_are_administered(namesrv: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        config = await client.topic_config(topic)
+        config = await client.admin.topic_config(topic)
         assert (config.name, config.read_queues, config.write_queues, config.perm) == (topic, 4, 4, 6)
-        await client.create_topic(topic, 6)
+        await client.admin.create_topic(topic, 6)
 
         async def is_wider() -> bool:
-            return len((await client.topic_route(topic)).read_queues) == 6
+            return len((await client.admin.topic_route(topic)).read_queues) == 6
 
         await until(is_wider)
-        assert topic in await client.topic_list()
-        assert all(info.addresses[0] for info in (await client.cluster_info()).values())
-        await client.delete_topic(topic)
+        assert topic in await client.admin.topic_list()
+        assert all(info.addresses[0] for info in (await client.admin.cluster_info()).values())
+        await client.admin.delete_topic(topic)
         with pytest.raises(BrokerError) as caught:
-            await client.topic_route(topic)
+            await client.admin.topic_route(topic)
         assert caught.value.code == 17
 
     run(namesrv, work)
@@ -294,7 +294,7 @@ def test_the_synchronous_face(namesrv: str) -> None:
                 if len(seen) == 2:
                     break
         assert sorted(seen) == [b"0", b"1"]
-        assert sum(queue.lag for queue in client.consume_stats(f"G-{topic}", topic).values()) == 0
+        assert sum(queue.lag for queue in client.admin.consume_stats(f"G-{topic}", topic).values()) == 0
         assert len(list(client.reader(topic))) == 2
 
 

@@ -20,7 +20,7 @@ _CALL_S = 60.0  # a change of roles takes a second; the machine is shared
 @asynccontextmanager
 async def client_of(brokers: BrokerSet) -> AsyncIterator[AsyncClient]:
     async with connect(brokers.name_server.namesrv, timeout=_CALL_S) as client:
-        await client.create_topic(TOPIC, queues=1)
+        await client.admin.create_topic(TOPIC, queues=1)
         yield client
 
 
@@ -86,8 +86,8 @@ async def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_pat
             brokers.master.kill()
             await send(client, range(100, 300))
             await reading
-            assert (await client.view_message(first.offset_msg_id)).body == b"0", "who stored it is gone"
-            assert [message.body for message in await client.query_messages(TOPIC, "first")] == [b"0"]
+            assert (await client.admin.view_message(first.offset_msg_id)).body == b"0", "who stored it is gone"
+            assert [message.body for message in await client.admin.query_messages(TOPIC, "first")] == [b"0"]
 
             async def is_known() -> bool:
                 end = len([None async for _ in client.reader(TOPIC)])

@@ -63,7 +63,7 @@ def server(tmp_path: Path) -> Iterator[NeveServer]:
 def records_of(client: Client, topic: str) -> list[tuple[int, int]]:
     """(place in the log, size) of each record, while they can be told apart."""
     found: list[tuple[int, int]] = []
-    (queue,) = client.topic_route(topic).read_queues
+    (queue,) = client.admin.topic_route(topic).read_queues
     while len(found) < COUNT:
         answer = client.pull_records(queue, len(found), COUNT)
         at = 0
@@ -87,7 +87,7 @@ def pulled(server: NeveServer, topic: str, wanted: Wanted | None = None) -> pa.T
 def test_a_record_whose_head_is_damaged_is_the_row_that_the_archive_will_have(server: NeveServer) -> None:
     """But for its place in the log, which nobody tells who pulls."""
     with connect(server.namesrv) as client:
-        client.create_topic("orders", 1)
+        client.admin.create_topic("orders", 1)
         for number in range(COUNT):
             client.send("orders", f"body {number}".encode() * 3, keys=[f"k{number}"], tags="a")
         records = records_of(client, "orders")

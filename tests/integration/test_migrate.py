@@ -57,29 +57,29 @@ def places(rows: list[dict[str, Any]]) -> dict[tuple[str, int], tuple[int | None
 
 def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_are_there(two: Two) -> None:
     with sync.connect(two.old.namesrv) as old, sync.connect(two.new.namesrv) as new:
-        old.create_topic("orders", 3, {"reserve.time": "48"})
-        old.create_topic("bills", 2)
-        new.create_topic("bills", 1)
+        old.admin.create_topic("orders", 3, {"reserve.time": "48"})
+        old.admin.create_topic("bills", 2)
+        new.admin.create_topic("bills", 1)
         with old.consumer(GROUP, "orders", start="earliest"):
             pass
-        old.set_request_mode(GROUP, "orders", "POP")
+        old.admin.set_request_mode(GROUP, "orders", "POP")
         assert {(row["topic"], row["state"]) for row in two("topics", "--dry-run", code=CONFLICT)} == {
             ("orders", "made"), ("bills", "differs")
         }  # fmt: skip
-        assert "orders" not in new.topic_list()
+        assert "orders" not in new.admin.topic_list()
         rows = {row["topic"]: row for row in two("topics", code=CONFLICT)}
         assert rows["bills"]["note"] == "readQueueNums: 2, there 1, writeQueueNums: 2, there 1"
         assert "left so without --overwrite: bills" in two.said
-        made = new.topic_config("orders")
+        made = new.admin.topic_config("orders")
         assert (made.read_queues, made.write_queues, made.attributes) == (3, 3, {"reserve.time": "48"})
-        assert new.topic_config("bills").read_queues == 1
+        assert new.admin.topic_config("bills").read_queues == 1
         assert [row["state"] for row in two("topics", "-t", "bills", "--overwrite")] == ["changed"]
-        assert new.topic_config("bills").read_queues == 2
-        new.create_topic("bills", 3)
+        assert new.admin.topic_config("bills").read_queues == 2
+        new.admin.create_topic("bills", 3)
         (left,) = two("topics", "-t", "bills", "--overwrite", code=CONFLICT)
         assert left["note"].endswith("fewer queues to read would hide messages: use neve topic alter")
-        assert new.topic_config("bills").read_queues == 3
-        new.delete_topic("bills")
+        assert new.admin.topic_config("bills").read_queues == 3
+        new.admin.delete_topic("bills")
         assert [row["state"] for row in two("topics", "-t", "bills")] == ["made"]
         assert {row["state"] for row in two("topics")} == {"same"}
         two("topics", "-t", "nothing", code=USAGE)
@@ -98,8 +98,8 @@ def raw(server: Serving, code: int) -> bytes:
 def test_positions_go_to_the_message_that_comes_next_wherever_it_lies(two: Two) -> None:
     with sync.connect(two.old.namesrv) as old, sync.connect(two.new.namesrv) as new:
         for topic, queues in (("copied", 2), ("sent_again", 2), ("apart", 1)):
-            old.create_topic(topic, queues)
-            new.create_topic(topic, queues)
+            old.admin.create_topic(topic, queues)
+            new.admin.create_topic(topic, queues)
         with old.consumer(GROUP, "copied", start="earliest"):
             pass
         two("groups")

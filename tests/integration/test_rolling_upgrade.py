@@ -85,7 +85,7 @@ def test_a_set_is_restarted_line_by_line_and_no_send_fails_and_nothing_is_lost(t
         operator, former = Operator(brokers), brokers.master
         epoch = brokers.epoch
         async with connect(brokers.name_server.namesrv, timeout=_CALL_S) as client:
-            await client.create_topic(TOPIC, queues=1)
+            await client.admin.create_topic(TOPIC, queues=1)
             async with client.consumer(GROUP, TOPIC, start="earliest") as consumer, asyncio.TaskGroup() as group:
                 traffic = Traffic(client, consumer)
                 sending = group.create_task(traffic.send())

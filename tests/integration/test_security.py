@@ -47,7 +47,7 @@ def trusting(certificate: Path) -> ssl.SSLContext:
 
 async def round_trip(namesrv: str, topic: str, **options: Any) -> bytes:
     async with connect(namesrv, **options) as client:
-        await client.create_topic(topic, queues=1)
+        await client.admin.create_topic(topic, queues=1)
         sent = await client.send(topic, b"over the wire")
         async with client.consumer("readers", {topic: "*"}) as consumer:
             async with asyncio.timeout(20):
@@ -132,7 +132,7 @@ async def users_and_policies(namesrv: str, broker: str) -> None:
     root, alice = ("root", "root-secret"), ("alice", "alice-secret")
     assert await round_trip(namesrv, "Orders", credentials=root) == b"over the wire"
     async with connect(namesrv, credentials=root) as client:
-        await client.create_topic("Other", queues=1)
+        await client.admin.create_topic("Other", queues=1)
     assert (await ask(broker, 3001, {"username": "alice"}, {"username": "alice", "password": "alice-secret"})).code == 0
     rules = [{"resource": "Topic:Orders", "actions": ["Pub"], "sourceIps": [], "decision": "Allow"}]
     acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": rules}]}
@@ -143,7 +143,7 @@ async def users_and_policies(namesrv: str, broker: str) -> None:
     async with connect(namesrv, credentials=alice) as client:
         await client.send("Orders", b"allowed")
         await denied(client.send("Other", b"denied"))
-        await denied(client.create_topic("Mine", queues=1))
+        await denied(client.admin.create_topic("Mine", queues=1))
     assert (await ask(broker, Code.SEND_MESSAGE, {"topic": "Other"}, user="alice")).code == 16
     assert (await ask(broker, Code.PULL_MESSAGE, {"topic": "Orders", "consumerGroup": "g"}, user="alice")).code == 16
     assert (await ask(broker, Code.GET_BROKER_CONFIG, {}, user="alice")).code == 16

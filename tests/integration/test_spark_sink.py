@@ -180,6 +180,6 @@ async def until_stored(namesrv: str, topic: str, count: int) -> None:
     async with connect(namesrv) as client:
 
         async def is_stored() -> bool:
-            return sum(one.max_offset for one in (await client.topic_stats(topic)).values()) >= count
+            return sum(one.max_offset for one in (await client.admin.topic_stats(topic)).values()) >= count
 
         await until(is_stored, f"{count} messages of {topic}", 240)

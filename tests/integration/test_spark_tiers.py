@@ -70,7 +70,7 @@ def rows_in_order(frame: Any) -> list[Any]:
 def send_all_shapes(neve: NeveServer, topic: str) -> None:
     """Send messages of all kinds, to queue 0 if the API allows it."""
     with connect(neve.namesrv) as client:
-        client.create_topic(topic, 2)
+        client.admin.create_topic(topic, 2)
         client.send(topic, "plain", queue=0)
         client.send(topic, "größe", tags="t", keys=["k1", "k2"], properties={"ä": "ö"}, flag=7, queue=0)
         client.send_batch(topic, [f"of a batch {n}" for n in range(5)], queue=0)
@@ -111,7 +111,7 @@ def test_row_from_a_broker_equals_the_archived_row(spark: Any, neve: NeveServer)
 
 def test_filters_fewer_columns_and_sql_hold_over_both_tiers(spark: Any, neve: NeveServer) -> None:
     with connect(neve.namesrv) as client:
-        client.create_topic("filters", 1)
+        client.admin.create_topic("filters", 1)
         for first in (0, 10):
             for n in range(first, first + 10):
                 client.send("filters", f"{n}", tags="even" if n % 2 == 0 else "odd", keys=[f"key-{n}"], queue=0)
@@ -203,7 +203,7 @@ def dense(offsets: list[tuple[int, int]]) -> list[int]:
 
 def test_batches_in_live_traffic_have_no_holes(spark: Any, neve: NeveServer) -> None:
     with connect(neve.namesrv) as client:
-        client.create_topic("live", QUEUES)
+        client.admin.create_topic("live", QUEUES)
     traffic = Traffic(neve, "live")
     mixed = 0
     with traffic.going_on():
@@ -237,7 +237,7 @@ def is_under_way(query: Any, traffic: Traffic) -> bool:
 
 def test_stream_in_live_traffic_has_each_row_once_and_no_lag(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
     with connect(neve.namesrv) as client:
-        client.create_topic("flow", QUEUES)
+        client.admin.create_topic("flow", QUEUES)
     traffic = Traffic(neve, "flow")
     with traffic.going_on():
         traffic.is_archived()
@@ -260,7 +260,7 @@ def test_stream_in_live_traffic_has_each_row_once_and_no_lag(spark: Any, neve: N
     found = [tuple(row) for row in spark.read.parquet(f"{tmp_path}/table").collect()]
     assert dense(found) == traffic.sent
     with connect(neve.namesrv) as client:
-        stats = client.consume_stats("stream", "flow")
+        stats = client.admin.consume_stats("stream", "flow")
     assert [one.consumer_offset for _, one in sorted(stats.items())] == traffic.sent
 
 
@@ -272,16 +272,16 @@ def test_unreachable_tier_is_an_error(spark: Any, neve: NeveServer) -> None:
     with pytest.raises(Exception, match="is internal to brokers and not for clients"):
         table(spark, neve, "RMQ_SYS_TRANS_HALF_TOPIC").collect()
     with connect(neve.namesrv) as client:
-        client.create_topic("closed", 1)
+        client.admin.create_topic("closed", 1)
         client.send("closed", "x", queue=0)
-        client.create_topic("closed", 1, perm=2)
+        client.admin.create_topic("closed", 1, perm=2)
     with pytest.raises(Exception, match="topic closed at broker broker-a: its permissions do not allow reading"):
         table(spark, neve, "closed").collect()
 
 
 def test_offsets_in_a_checkpoint_are_by_queue(spark: Any, neve: NeveServer, tmp_path: Path) -> None:
     with connect(neve.namesrv) as client:
-        client.create_topic("checkpointed", 1)
+        client.admin.create_topic("checkpointed", 1)
         client.send_batch("checkpointed", ["a", "b"], queue=0)
     assert started(spark, neve, tmp_path, "checkpointed", availableNow=True).awaitTermination(BATCHES_S)
     newest = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda one: int(one.name))

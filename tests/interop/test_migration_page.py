@@ -244,7 +244,7 @@ def test_an_operator_runs_neve_side_by_side_line_by_line(tmp_path: Path) -> None
         operator.does(start)
         try:
             with sync.connect(pair.namesrv) as client:
-                wait_until(lambda: "fresh" in client.cluster_info(), "its registration", _S)
+                wait_until(lambda: "fresh" in client.admin.cluster_info(), "its registration", _S)
                 assert TOPIC in operator.does(dry)
                 with Client(operator.broker.broker) as raw:
                     assert f'"{TOPIC}"'.encode() not in raw.ask(_ALL_TOPICS, {}).body, "nothing was written"
@@ -288,7 +288,7 @@ def test_an_operator_moves_to_another_cluster_line_by_line(tmp_path: Path) -> No
         operator.does(start)
         try:
             with sync.connect(names.namesrv) as client:
-                wait_until(lambda: "fresh" in client.cluster_info(), "its registration", _S)
+                wait_until(lambda: "fresh" in client.admin.cluster_info(), "its registration", _S)
             operator.does(topics)
             operator.does(groups)
             transit.before_the_end(drained=True)

@@ -12,7 +12,7 @@ async def is_routed(client: AsyncClient, topic: str, queues: int) -> None:
 
     async def is_told() -> bool:
         try:
-            return len((await client.topic_route(topic)).write_queues) == queues
+            return len((await client.admin.topic_route(topic)).write_queues) == queues
         except BrokerError:
             return False
 

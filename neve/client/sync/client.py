@@ -22,6 +22,7 @@ from neve.client.model import Message, MessageQueue, SendResult
 from neve.client.options import ClientOptions, OptionChanges
 from neve.client.send import batch_sender as batches
 from neve.client.send.queue_selector import OrderKey
+from neve.client.sync.admin import Admin
 from neve.client.sync.consumer import Consumer, LitePullConsumer, PopConsumer, Received
 from neve.client.sync.loop import BackgroundLoop, Wrapper, creating, submitting, waiting
 from neve.client.sync.transaction import SyncCheck, Transaction, TransactionProducer, in_thread
@@ -128,7 +129,6 @@ class Client(Wrapper):
     offset_by_time = waiting(AsyncClient.offset_by_time)
     committed = waiting(AsyncClient.committed)
     commit = waiting(AsyncClient.commit)
-    set_request_mode = waiting(AsyncClient.set_request_mode)
     create_topic = waiting(AsyncClient.create_topic)
     delete_topic = waiting(AsyncClient.delete_topic)
     topic_config = waiting(AsyncClient.topic_config)
@@ -169,6 +169,11 @@ class Client(Wrapper):
     def options(self) -> ClientOptions:
         """The options of this client."""
         return self._inner.options
+
+    @property
+    def admin(self) -> Admin:
+        """The administration of topics, groups and messages."""
+        return Admin(self._loop, self._inner.admin)
 
     @property
     def client_id(self) -> str:

@@ -137,7 +137,7 @@ def open_client(options: SinkOptions) -> sync.Client:
 def check_writable(client: sync.Client, topic: str) -> None:
     """Raise NoTopic for a missing topic, which some brokers would create."""
     try:
-        route = client.topic_route(topic)
+        route = client.admin.topic_route(topic)
     except BrokerError as error:
         if error.code != ResponseCode.TOPIC_NOT_EXIST:
             raise

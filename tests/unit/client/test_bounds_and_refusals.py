@@ -203,7 +203,7 @@ def test_the_address_of_a_broker_is_told_from_that_of_a_name_server(fake_cluster
     async def work() -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address) as client:
             cluster.namesrv.handler = unknown
-            for ask in (client.send("t", b"x"), client.topic_list(), client.cluster_info()):
+            for ask in (client.send("t", b"x"), client.admin.topic_list(), client.admin.cluster_info()):
                 with pytest.raises(BrokerError, match="is no name server; is it the address of a broker") as caught:
                     await ask
                 assert caught.value.code == 3

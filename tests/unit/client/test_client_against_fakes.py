@@ -185,7 +185,7 @@ def test_a_good_route_outlives_a_name_server_that_was_restarted(fake_cluster: An
                 assert (await client.send("t", b"after")).queue.broker_name == "b1"
             assert len(cluster.namesrv.requests) > asked
             with pytest.raises(BrokerError) as caught:
-                await client.topic_route("t")
+                await client.admin.topic_route("t")
             assert caught.value.code == 17
 
     run(work)
@@ -198,7 +198,7 @@ def test_a_silent_name_server_does_not_hold_up_a_send_whose_route_is_known(
 
     async def work() -> None:
         async with fake_cluster(refuse(14), send_ok) as cluster, connect(cluster.namesrv.address) as client:
-            await client.topic_route("t")
+            await client.admin.topic_route("t")
             cluster.namesrv.handler = silent
             first = await client.send("t", b"x", queue=lambda queues, _: queues[len(sends(cluster.brokers[0])) % 2])
             assert first.queue.broker_name == "b1"
@@ -216,7 +216,7 @@ def test_a_topic_that_was_deleted_here_has_no_route_left(fake_cluster: Any) -> N
             cluster.namesrv.handler = lambda request: (
                 {106: (0, {}, dumps(table)), 216: (0, {}, b"")}.get(request.code) or route(request)
             )
-            await client.delete_topic("t")
+            await client.admin.delete_topic("t")
             cluster.unknown_topics = {"t", "TBW102"}
             with pytest.raises(BrokerError) as caught:
                 await client.send("t", b"x")
@@ -416,7 +416,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[object]]] = {
     "send_batch": lambda client: client.send_batch("t", [b"x"]),
     "recall": lambda client: client.recall("t", HANDLE),
     "request": lambda client: client.request("t", b"x", timeout=0.05),
-    "set_request_mode": lambda client: client.set_request_mode("g", "t", "POP"),
+    "set_request_mode": lambda client: client.admin.set_request_mode("g", "t", "POP"),
     "queues": lambda client: client.queues("t"),
     "pull": lambda client: client.pull("t", 0, 0),
     "min_offset": lambda client: client.min_offset("t", 0),
@@ -424,14 +424,14 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[object]]] = {
     "offset_by_time": lambda client: client.offset_by_time("t", 0, 0),
     "committed": lambda client: client.committed("g", "t", 0),
     "commit": lambda client: client.commit("g", "t", 0, 1),
-    "create_topic": lambda client: client.create_topic("t"),
-    "delete_topic": lambda client: client.delete_topic("t"),
-    "topic_config": lambda client: client.topic_config("t"),
-    "topic_route": lambda client: client.topic_route("t"),
-    "topic_list": lambda client: client.topic_list(),
-    "topic_stats": lambda client: client.topic_stats("t"),
-    "consume_stats": lambda client: client.consume_stats("g", "t"),
-    "cluster_info": lambda client: client.cluster_info(),
+    "create_topic": lambda client: client.admin.create_topic("t"),
+    "delete_topic": lambda client: client.admin.delete_topic("t"),
+    "topic_config": lambda client: client.admin.topic_config("t"),
+    "topic_route": lambda client: client.admin.topic_route("t"),
+    "topic_list": lambda client: client.admin.topic_list(),
+    "topic_stats": lambda client: client.admin.topic_stats("t"),
+    "consume_stats": lambda client: client.admin.consume_stats("g", "t"),
+    "cluster_info": lambda client: client.admin.cluster_info(),
 }
 
 

@@ -128,7 +128,7 @@ def test_a_nack_under_way_is_not_sent_back_a_second_time(fake_cluster: Any) -> N
             (message,) = await held(consumer, 1)
             nack = asyncio.create_task(message.nack())
             while not broker.sent_back:
-                await client.topic_route("t")
+                await client.admin.topic_route("t")
             await pass_time(consumer, LEFT_ALONE_S + 1)
             assert len(broker.sent_back) == 1
             nack.cancel()
@@ -151,7 +151,7 @@ def test_only_consumers_without_order_look_at_the_clock(fake_cluster: Any, in_or
                 assert (broker.sent_back, consumer.position(QUEUE)) == ([], 0)
             else:
                 while consumer.position(QUEUE) == 0:
-                    await client.topic_route("t")
+                    await client.admin.topic_route("t")
                 assert len(broker.sent_back) == 1
 
     run(work)

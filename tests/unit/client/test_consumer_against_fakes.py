@@ -86,7 +86,7 @@ def test_an_administrators_reset_drops_what_was_fetched(fake_cluster: Any) -> No
                 request = RemotingCommand(220, 5, 2, ext={"group": "g", "topic": "t"}, body=body)
                 cluster.brokers[0].push(request)
                 while consumer.position(QUEUE) != 70:
-                    await client.topic_route("t")
+                    await client.admin.topic_route("t")
                 assert await offsets(consumer, 30) == list(range(70, 100))
             assert broker.offsets["t"] == 100
 

@@ -24,7 +24,7 @@ CALLS: dict[str, Callable[[AsyncClient], Awaitable[Any]]] = {
     "reply": lambda client: client.reply(REQUEST, b"x", timeout=0),
     "recall": lambda client: client.recall("t", "", timeout=0),
     "pull": lambda client: client.pull("t", 0, 0, timeout=0),
-    "create_topic": lambda client: client.create_topic("t", timeout=0),
+    "create_topic": lambda client: client.admin.create_topic("t", timeout=0),
 }
 
 

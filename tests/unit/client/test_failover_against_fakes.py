@@ -372,13 +372,13 @@ def test_a_message_whose_broker_is_gone_is_found_with_the_other_members(is_named
             await old.stop()
             if not is_named:
                 broker_set.ids = {0: new}
-            assert (await client.view_message(offset_msg_id(address, 100))).body == b"kept"
-            assert [message.body for message in await client.query_messages("t", "key")] == [b"kept"]
+            assert (await client.admin.view_message(offset_msg_id(address, 100))).body == b"kept"
+            assert [message.body for message in await client.admin.query_messages("t", "key")] == [b"kept"]
             with pytest.raises(BrokerError):
-                await client.view_message(offset_msg_id(address, 200))
+                await client.admin.view_message(offset_msg_id(address, 200))
             if not is_named:  # what lies there is another broker's
                 with pytest.raises(BrokerError):
-                    await client.view_message(offset_msg_id(("127.0.0.1", 1), 100))
+                    await client.admin.view_message(offset_msg_id(("127.0.0.1", 1), 100))
 
     run(work)
 
@@ -390,7 +390,7 @@ def test_another_message_at_the_place_that_an_id_names_is_not_the_one() -> None:
         async with running(stores(("127.0.0.1", 1))) as broker_set, connect(broker_set.namesrv.address) as client:
             address = parse_address(broker_set.members[0].address)
             with pytest.raises(BrokerError, match="not on b0") as caught:
-                await client.view_message(offset_msg_id(address, 100))
+                await client.admin.view_message(offset_msg_id(address, 100))
             assert caught.value.code == 22
 
     run(work)
@@ -413,9 +413,9 @@ def test_who_can_not_be_asked_for_a_message_keeps_nobody_else_from_it(is_named: 
             table = dumps({"brokerAddrTable": brokers, "clusterAddrTable": {"c": ["a", "b"]}})
             broker_set.namesrv.handler = lambda _: (0, {}, table)
             async with connect(broker_set.namesrv.address) as client:
-                assert (await client.view_message(offset_msg_id(address, 100))).body == b"kept"
+                assert (await client.admin.view_message(offset_msg_id(address, 100))).body == b"kept"
                 with pytest.raises(ConnectionFailed):
-                    await client.view_message(offset_msg_id(address, 200))
+                    await client.admin.view_message(offset_msg_id(address, 200))
 
     run(work)
 

@@ -200,7 +200,7 @@ def test_no_more_of_a_queue_is_fetched_than_its_own_bound(fake_cluster: Any) -> 
             client.consumer("g", "t", start="earliest", pull_batch=10, max_buffered_per_queue=20) as consumer,
         ):
             for _ in range(50):  # round trips, in which all thousand could have been fetched
-                await client.topic_route("t")
+                await client.admin.topic_route("t")
             assert broker.pulls == [0, 10]
             for offset in range(100):
                 message = await consumer.receive()
@@ -230,7 +230,7 @@ def test_a_reset_may_come_as_the_list_that_cpp_tools_cause(fake_cluster: Any) ->
             body = dumps({"offsetTable": [{"topic": "t", "brokerName": "b0", "queueId": 0, "offset": 70}]})
             cluster.brokers[0].push(RemotingCommand(220, 5, 2, ext={"group": "g", "topic": "t"}, body=body))
             while consumer.position(QUEUE) < 70:
-                await client.topic_route("t")
+                await client.admin.topic_route("t")
             assert broker.offsets["t"] == 70
 
     run(work)
@@ -247,7 +247,7 @@ def test_a_message_for_a_member_that_asks_by_itself_is_refused(fake_cluster: Any
             server = cluster.brokers[0]
             server.push(RemotingCommand(309, 77, 0, ext={"consumerGroup": "g", "brokerName": "b0"}, body=record(0)))
             while not (answers := [r for r in server.requests if r.is_response and r.opaque == 77]):
-                await client.topic_list()
+                await client.admin.topic_list()
             assert answers[0].code == 1
 
     run(work)

@@ -210,7 +210,7 @@ def test_cancelled_join_leaves_the_group(
     async def work() -> None:
         broker = PopBroker(0)
         async with fake_cluster(broker) as cluster, connect(cluster.namesrv.address) as client:
-            await client.topic_route("t")
+            await client.admin.topic_route("t")
             broker.silent = {silence}
             joining = asyncio.create_task(enter(client))
             await until(lambda: silence in cluster.brokers[0].codes())

@@ -172,7 +172,7 @@ def test_twenty_traces_do_not_wait_for_the_clock(fake_cluster: Any) -> None:
         async with fake_cluster() as cluster, connect(cluster.namesrv.address, trace=True) as client:
             await asyncio.gather(*(client.send("t", b"x") for _ in range(BATCH)))
             while TRACE_TOPIC not in [r.ext["b"] for r in cluster.brokers[0].requests if r.code == 310]:
-                await client.topic_route("t")
+                await client.admin.topic_route("t")
 
     run(work)
 

@@ -72,6 +72,10 @@ class Cluster:
     async def flush(self) -> None:
         await asyncio.sleep(0)
 
+    @property
+    def admin(self) -> Cluster:
+        return self
+
     async def topic_route(self, topic: str) -> TopicRoute:
         if topic != "other":
             raise BrokerError(17, "No topic route info")
