@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from access.model import AuthError, Entry, Policy, User, check_name, check_policy, check_user
-from access.store import AuthStore, Tables
+from access.model import AuthError, Policy, PolicyEntry, User, check_name, check_policy, check_user
+from access.store import AuthStore, AuthTables
 from infra.net.remoting_server import Connection
 from infra.net.request_router import RequestRouter
 from neve.errors import BrokerError
@@ -47,7 +47,7 @@ class AuthAdmin:
         """3001"""
         body = _object(request)
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             name = check_name(_field(request, "username") or str(body.get("username") or ""))
             if name in tables.users:
                 raise AuthError(f"the user {name} exists")
@@ -59,7 +59,7 @@ class AuthAdmin:
         """3002: fields that the body lacks stay unchanged."""
         body = _object(request)
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             name = _field(request, "username")
             tables.users[name] = check_user(_changed(_known(tables, name), body))
 
@@ -68,7 +68,7 @@ class AuthAdmin:
     async def delete_user(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         """3003: delete a user with its policies."""
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             name = _field(request, "username")
             tables.users.pop(name, None)
             tables.policies.pop(_SUBJECT + name, None)
@@ -100,7 +100,7 @@ class AuthAdmin:
         """3008: delete all rules of a subject, or of one type or one resource."""
         kind, resource = _field(request, "policyType"), _field(request, "resource")
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             subject = _field(request, "subject")
             if subject not in tables.policies:
                 raise BrokerError(ResponseCode.POLICY_NOT_EXIST, f"the acl of {subject} does not exist")
@@ -140,7 +140,7 @@ class AuthAdmin:
     async def _merge(self, request: RemotingCommand) -> RemotingCommand:
         body = _object(request)
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             subject = _field(request, "subject") or str(body.get("subject") or "")
             if not subject.startswith(_SUBJECT):
                 raise AuthError(f"the subject must be {_SUBJECT}name, got {subject!r}")
@@ -174,7 +174,7 @@ def _object(request: RemotingCommand) -> dict[str, Any]:
     return value
 
 
-def _known(tables: Tables, name: str) -> User:
+def _known(tables: AuthTables, name: str) -> User:
     user = tables.users.get(name)
     if user is None:
         raise BrokerError(ResponseCode.USER_NOT_EXIST, f"the user {name} does not exist")
@@ -207,7 +207,7 @@ def _policies(value: Any) -> list[Policy]:
     return [check_policy(policy) for policy in found]
 
 
-def _put(tables: Tables, subject: str, policies: Iterable[Policy]) -> None:
+def _put(tables: AuthTables, subject: str, policies: Iterable[Policy]) -> None:
     kept = [policy for policy in policies if policy.entries]
     if kept:
         tables.policies[subject] = kept
@@ -224,7 +224,7 @@ def _acl_info(subject: str, policies: Iterable[Policy]) -> dict[str, Any]:
 
 
 def _entries(policy: Policy) -> list[dict[str, Any]]:
-    def info(entry: Entry) -> dict[str, Any]:
+    def info(entry: PolicyEntry) -> dict[str, Any]:
         ips = list(entry.source_ips)
         return {
             "resource": entry.resource, "actions": list(entry.actions), "sourceIps": ips, "decision": entry.decision

@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from access.config import SecurityConfig
-from access.model import ENABLED, MAX_NAME, SUPER, Decision, User, check_name, check_user
+from access.model import ENABLED, MAX_NAME, SUPER, PermissionCheck, User, check_name, check_user
 from access.permissions import NEEDS, RETRY_TOPIC, Need, NeedOfAll, RetryOwners, of_owners, topic_need
 from access.signed_sends import SignedSends
-from access.store import NO_CHANGE_LOG, AuthStore, ChangeLog, Tables
+from access.store import NO_CHANGE_LOG, AuthStore, AuthTables, ChangeLog
 from infra.disk.filesystem import Disk
 from infra.net.remoting_server import Answer, Connection
 from infra.net.request_router import RequestRouter
@@ -125,8 +125,8 @@ class SignatureGuard:
         )
         self._authorize, self._cluster, self._retry_owners = authorize, cluster, retry_owners
         # The caches below are valid for these tables.
-        self._tables: Tables | None = None
-        self._decisions: dict[tuple[str, str, frozenset[str], str], Decision] = {}
+        self._tables: AuthTables | None = None
+        self._decisions: dict[tuple[str, str, frozenset[str], str], PermissionCheck] = {}
         self._allowed: WeakKeyDictionary[Connection, _Allowed] = WeakKeyDictionary()
         self.refused = 0  # requests
 
@@ -161,7 +161,7 @@ class SignatureGuard:
             return f"user {name!r} is not a super user"
         return self._denied(tables, name, connection, command) if self._authorize else None
 
-    def _denied(self, tables: Tables, name: str, connection: Connection, command: RemotingCommand) -> str | None:
+    def _denied(self, tables: AuthTables, name: str, connection: Connection, command: RemotingCommand) -> str | None:
         needs = NEEDS.get(command.code)
         if needs is None:
             return f"request {command.code} has no permission that could allow it"
@@ -174,7 +174,7 @@ class SignatureGuard:
             return "the request's body does not parse"
 
     def _heartbeat_denied(
-        self, tables: Tables, name: str, connection: Connection, command: RemotingCommand
+        self, tables: AuthTables, name: str, connection: Connection, command: RemotingCommand
     ) -> str | None:
         body, known = (len(command.body), hash(command.body)), self._allowed.get(connection)
         if known is not None and known.user == name and known.body == body:
@@ -187,12 +187,12 @@ class SignatureGuard:
         return refusal
 
     def _first_refusal(
-        self, tables: Tables, name: str, connection: Connection, needs: Iterable[Need | NeedOfAll]
+        self, tables: AuthTables, name: str, connection: Connection, needs: Iterable[Need | NeedOfAll]
     ) -> str | None:
         refusals = (self._refused(tables, name, connection, need) for need in needs)
         return next((refusal for refusal in refusals if refusal is not None), None)
 
-    def _follow(self, tables: Tables) -> None:
+    def _follow(self, tables: AuthTables) -> None:
         if tables is not self._tables:
             self._tables = tables
             self._decisions.clear()
@@ -228,7 +228,7 @@ class SignatureGuard:
             return None
         return self._refused(tables, name, connection, topic_need(topic, frozenset({action})))
 
-    def _refused(self, tables: Tables, name: str, connection: Connection, need: Need | NeedOfAll) -> str | None:
+    def _refused(self, tables: AuthTables, name: str, connection: Connection, need: Need | NeedOfAll) -> str | None:
         source = connection.remote[0]
         if isinstance(need, NeedOfAll):
             decide = self._decision(tables, name, need.kind, need.actions, source)
@@ -239,14 +239,16 @@ class SignatureGuard:
                 return _denial(name, one)
         return None
 
-    def _decision(self, tables: Tables, name: str, kind: str, actions: frozenset[str], source: str) -> Decision:
+    def _decision(
+        self, tables: AuthTables, name: str, kind: str, actions: frozenset[str], source: str
+    ) -> PermissionCheck:
         self._follow(tables)
         key = (name, kind, actions, source)
         decision = self._decisions.get(key)
         if decision is None:
             if len(self._decisions) >= _MOST_DECISIONS:
                 self._decisions.clear()
-            decision = Decision(tables.policies.get(f"User:{name}", ()), kind, actions, source)
+            decision = PermissionCheck(tables.policies.get(f"User:{name}", ()), kind, actions, source)
             self._decisions[key] = decision
         return decision
 
@@ -282,7 +284,7 @@ def open_store(config: SecurityConfig, path: Path, disk: Disk, changes: ChangeLo
     store = AuthStore(Path(config.auth_config_path).expanduser() if config.auth_config_path else path, disk, changes)
     store.open()
 
-    def add_configured(tables: Tables) -> None:
+    def add_configured(tables: AuthTables) -> None:
         if config.init_authentication_user:
             name, secret = read_credentials(config.init_authentication_user, "initAuthenticationUser")
             tables.users.setdefault(name, User(secret, SUPER))

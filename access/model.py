@@ -32,7 +32,7 @@ class User(msgspec.Struct, rename="camel", frozen=True):
     user_status: str = ENABLED
 
 
-class Entry(msgspec.Struct, rename="camel", frozen=True):
+class PolicyEntry(msgspec.Struct, rename="camel", frozen=True):
     """One rule."""
 
     resource: str
@@ -59,7 +59,7 @@ class Policy(msgspec.Struct, rename="camel", frozen=True):
     """The rules of one type; `Custom` rules precede `Default` ones."""
 
     policy_type: str
-    entries: tuple[Entry, ...]
+    entries: tuple[PolicyEntry, ...]
 
 
 class _Rules:
@@ -67,7 +67,7 @@ class _Rules:
 
     __slots__ = ("_prefixes", "_whole")
 
-    def __init__(self, rules: Iterable[Entry]) -> None:
+    def __init__(self, rules: Iterable[PolicyEntry]) -> None:
         self._whole: dict[str, bool] = {}
         self._prefixes: list[tuple[str, bool]] = []
         for rule in sorted(rules, key=lambda rule: rule.rank, reverse=True):
@@ -89,7 +89,7 @@ class _Rules:
         return None
 
 
-class Decision:
+class PermissionCheck:
     """Decides whether policies allow one of `actions` on resources of a kind, for a client at `source`."""
 
     __slots__ = ("_in_turn",)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from access.model import ENABLED
-from access.store import AuthStore, Tables
+from access.store import AuthStore, AuthTables
 from infra.net.remoting_server import Connection
 from infra.process.startup import StartupError
 from neve.remoting.signature import SigningKey, signing_key
@@ -24,7 +24,7 @@ class SignedSends:
     def __init__(self, store: AuthStore, may_send: Callable[[Connection, str, str], bool]) -> None:
         """`may_send(connection, user, topic)` decides about a permission."""
         self._store, self._may_send = store, may_send
-        self._tables: Tables | None = None
+        self._tables: AuthTables | None = None
         self._known: dict[_Asked, SigningKey | None] = {}
 
     def key_of(self, connection: Connection, name: str, topic: str) -> SigningKey | None:

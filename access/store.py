@@ -30,7 +30,7 @@ class LogPlace(msgspec.Struct, frozen=True):
     offset: int
 
 
-class Tables(msgspec.Struct):
+class AuthTables(msgspec.Struct):
     """All users and policies; a change makes new tables."""
 
     version: int = 1
@@ -42,7 +42,7 @@ class Tables(msgspec.Struct):
 class ChangeLog(Protocol):
     """A log that replicates changes of users and policies."""
 
-    def record(self, before: Tables, after: Tables) -> None:
+    def record(self, before: AuthTables, after: AuthTables) -> None:
         """Record a change before it takes effect. Raises BrokerError to refuse it."""
 
     async def settled(self) -> None:
@@ -52,7 +52,7 @@ class ChangeLog(Protocol):
 class NoChangeLog:
     """For a server without a log of changes."""
 
-    def record(self, before: Tables, after: Tables) -> None:
+    def record(self, before: AuthTables, after: AuthTables) -> None:
         """Nothing is recorded."""
 
     async def settled(self) -> None:
@@ -67,16 +67,16 @@ class AuthStore:
 
     def __init__(self, path: Path, disk: Disk, changes: ChangeLog = NO_CHANGE_LOG) -> None:
         self._path, self._disk, self._changes = path, disk, changes
-        self._file = VersionedFile(disk, path, Tables, StartupError, indent=True)
-        self._tables = Tables()
+        self._file = VersionedFile(disk, path, AuthTables, StartupError, indent=True)
+        self._tables = AuthTables()
         self._stamp: tuple[int, int] | None = None
         self._lock = asyncio.Lock()
         self._writing = threading.Lock()
         # The tables that a thread is writing; the next change starts from them.
-        self._next: Tables | None = None
+        self._next: AuthTables | None = None
 
     @property
-    def tables(self) -> Tables:
+    def tables(self) -> AuthTables:
         """The current tables; reads the file again if another server has replaced it."""
         try:
             status = os.stat(self._path)  # noqa: PTH116 - on the send path: half the time of Path.stat
@@ -84,7 +84,7 @@ class AuthStore:
             return self._tables
         stamp = (status.st_mtime_ns, status.st_ino)
         if stamp != self._stamp:
-            self._tables, self._stamp = self._file.read() or Tables(), stamp
+            self._tables, self._stamp = self._file.read() or AuthTables(), stamp
         return self._tables
 
     def open(self) -> None:
@@ -93,7 +93,7 @@ class AuthStore:
         self._path.parent.chmod(0o700)
         _ = self.tables
 
-    async def change(self, edit: Callable[[Tables], None]) -> None:
+    async def change(self, edit: Callable[[AuthTables], None]) -> None:
         """Apply `edit` to a copy, record it, and write it. An error of `edit` or of the log changes nothing.
 
         If the file cannot be written after the change was recorded, the change takes effect at the next start.
@@ -109,7 +109,7 @@ class AuthStore:
                 self._next = None
             await self._changes.settled()
 
-    def change_now(self, edit: Callable[[Tables], None]) -> None:
+    def change_now(self, edit: Callable[[AuthTables], None]) -> None:
         """Apply `edit` synchronously: at a start, or from a replicated log. Includes a change that is being written."""
         tables = self._copy()
         edit(tables)
@@ -118,12 +118,12 @@ class AuthStore:
                 self._next = tables
             self._write(tables)
 
-    def _copy(self) -> Tables:
+    def _copy(self) -> AuthTables:
         known = self._next or self.tables
         policies = {name: list(of) for name, of in known.policies.items()}
-        return Tables(users=dict(known.users), policies=policies, log=known.log)
+        return AuthTables(users=dict(known.users), policies=policies, log=known.log)
 
-    def _write(self, tables: Tables) -> None:
+    def _write(self, tables: AuthTables) -> None:
         with self._writing:
             newest = self._next or tables  # an older image never replaces a newer one
             self._file.write(newest)

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from broker.config import BrokerConfig
-from infra.config.properties import ConfigError, Loaded, read
+from infra.config.properties import ConfigError, LoadedConfig, read
 from infra.process.server_command import announce, catch_signals, leave, run_and_exit, settings_option
 
 RestoreFrom = click.option(
@@ -114,7 +114,7 @@ def up(  # noqa: PLR0917 - the command line's own
 
 
 def _begin(
-    loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, restore_from: str | None, dry_run: bool
+    loaded: LoadedConfig[BrokerConfig], embedded: tuple[Path, int] | None, restore_from: str | None, dry_run: bool
 ) -> Awaitable[int]:
     if restore_from is None:
         if dry_run:
@@ -138,7 +138,7 @@ async def _dry_run(config: BrokerConfig) -> int:
     return 0
 
 
-async def _dry_import(loaded: Loaded[BrokerConfig], source: Path) -> int:
+async def _dry_import(loaded: LoadedConfig[BrokerConfig], source: Path) -> int:
     from broker.importing.store_import import StoreImport
     from infra.disk.filesystem import RealDisk
     from infra.observe import log as logs
@@ -149,7 +149,7 @@ async def _dry_import(loaded: Loaded[BrokerConfig], source: Path) -> int:
     return 0
 
 
-async def _import_and_run(loaded: Loaded[BrokerConfig], source: Path) -> int:
+async def _import_and_run(loaded: LoadedConfig[BrokerConfig], source: Path) -> int:
     """The import as its slave, then a start as any other, which is the promotion."""
     from broker.broker_controller import BrokerController
     from broker.clients.master_api import MasterApi
@@ -172,7 +172,7 @@ async def _import_and_run(loaded: Loaded[BrokerConfig], source: Path) -> int:
     return await _run(loaded, None, restoring=False)
 
 
-async def _run(loaded: Loaded[BrokerConfig], embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
+async def _run(loaded: LoadedConfig[BrokerConfig], embedded: tuple[Path, int] | None, *, restoring: bool) -> int:
     from broker.archiving.restore import Restore
     from broker.broker_controller import BrokerController
     from broker.embedded import start_name_server

@@ -26,7 +26,7 @@ from access.wiring import peer_security
 from broker.config import BrokerConfig
 from broker.embedded import HERE, share_certificates, start_controller, start_name_server
 from broker.ha.settings import settings_of
-from infra.config.properties import ConfigError, Loaded, read
+from infra.config.properties import ConfigError, LoadedConfig, read
 from infra.loop.supervisor import Supervisor
 from infra.net.remoting_peer import RemotingPeer
 from infra.observe import log as logs
@@ -84,7 +84,7 @@ class _SyncStateData(msgspec.Struct, rename="camel"):
     replicas_info_table: dict[str, _Replicas]
 
 
-def checked(replicas: int, places: Places, store: str | None, settings: Sequence[str]) -> Loaded[BrokerConfig]:
+def checked(replicas: int, places: Places, store: str | None, settings: Sequence[str]) -> LoadedConfig[BrokerConfig]:
     """The configuration that the members share. Raises ConfigError."""
     named = [item.partition("=")[0].strip() for item in settings]
     if own := [key for key in named if key in _OWN]:

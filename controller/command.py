@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from controller.controller_config import ControllerConfig
-from infra.config.properties import Loaded, read
+from infra.config.properties import LoadedConfig, read
 from infra.process.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.process.startup import check_port
 
@@ -42,7 +42,7 @@ def made(config: ControllerConfig) -> "ControllerManager":
     return ControllerManager(config, SystemClock(), disk, *register_of(config, disk))
 
 
-async def _run(loaded: Loaded[ControllerConfig]) -> int:
+async def _run(loaded: LoadedConfig[ControllerConfig]) -> int:
     from infra.observe import log as logs
 
     config = loaded.config

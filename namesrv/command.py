@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from controller.controller_config import ControllerConfig
-from infra.config.properties import Loaded, read
+from infra.config.properties import LoadedConfig, read
 from infra.process.server_command import announce, catch_signals, run_and_exit, settings_option
 from infra.process.startup import check_port
 from namesrv.namesrv_config import NamesrvConfig
@@ -39,7 +39,7 @@ def namesrv(path: Path | None, beside: Path | None, settings: tuple[str, ...]) -
     run_and_exit(start)
 
 
-async def _run(loaded: Loaded[NamesrvConfig], beside: Loaded[ControllerConfig] | None) -> int:
+async def _run(loaded: LoadedConfig[NamesrvConfig], beside: LoadedConfig[ControllerConfig] | None) -> int:
     from infra.clock import SystemClock
     from infra.disk.filesystem import RealDisk
     from infra.observe import log as logs

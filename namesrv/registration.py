@@ -37,7 +37,7 @@ class _Body(msgspec.Struct, rename="camel"):
     filter_server_list: list[str] | None = None
 
 
-class Registration(msgspec.Struct):
+class BrokerRegistration(msgspec.Struct):
     """The topics of a broker, with their version."""
 
     topics: dict[str, TopicConfig] = {}
@@ -51,10 +51,10 @@ def check_crc(body: bytes, expected: int) -> None:
         raise BrokerError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
 
 
-def parse_registration(body: bytes, *, compressed: bool, max_topics: int) -> Registration:
+def parse_registration(body: bytes, *, compressed: bool, max_topics: int) -> BrokerRegistration:
     """Parse either form; an empty body has no topics. Raises BrokerError for more than `max_topics`, ProtocolError."""
     if not body:
-        return Registration()
+        return BrokerRegistration()
     budget = NodeBudget((max_topics + 1) * _NODES_OF_TOPIC)
     if compressed:
         return _Reader(_inflate(body), budget, max_topics).read()
@@ -62,7 +62,7 @@ def parse_registration(body: bytes, *, compressed: bool, max_topics: int) -> Reg
     wrapper = parsed.topic_config_serialize_wrapper or _Wrapper()
     topics = wrapper.topic_config_table or {}
     _check_count(len(topics), max_topics)
-    return Registration(topics, wrapper.data_version or DataVersion(), parsed.filter_server_list or [])
+    return BrokerRegistration(topics, wrapper.data_version or DataVersion(), parsed.filter_server_list or [])
 
 
 def _check_count(topics: int, max_topics: int) -> None:
@@ -88,7 +88,7 @@ class _Reader:
         self._budget, self._max_topics = budget, max_topics
         self._at = 0
 
-    def read(self) -> Registration:
+    def read(self) -> BrokerRegistration:
         version = loads_as(self._block(), DataVersion, self._budget)
         count = self._number()
         _check_count(count, self._max_topics)
@@ -97,7 +97,7 @@ class _Reader:
             topic = parse_topic_text(self._block().decode("utf-8", "replace"), self._budget)
             topics[topic.topic_name] = topic
         filters = loads_as(self._block(), list[str], self._budget)
-        return Registration(topics, version, filters)
+        return BrokerRegistration(topics, version, filters)
 
     def _number(self) -> int:
         if self._at + 4 > len(self._data):

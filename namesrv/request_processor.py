@@ -12,7 +12,7 @@ from infra.net.request_router import RequestRouter
 from infra.observe import log as logs
 from namesrv.kv_config_manager import ORDER_TOPIC_CONFIG, KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
-from namesrv.registration import Registration, check_crc, parse_registration
+from namesrv.registration import BrokerRegistration, check_crc, parse_registration
 from namesrv.route_info_manager import FLAG_UNIT, FLAG_UNIT_SUB, MAX_NAME, BrokerIdentity, RouteInfoManager
 from neve.errors import BrokerError
 from neve.remoting.body import DataVersion, TopicRouteData, dumps, dumps_object_keys, dumps_standard, loads_as
@@ -102,7 +102,9 @@ class RequestProcessor:
             body = dumps({"table": order}) if order is not None else b""
         return _ok(request, body, answer)
 
-    def _registration(self, connection: Connection, identity: BrokerIdentity, request: RemotingCommand) -> Registration:
+    def _registration(
+        self, connection: Connection, identity: BrokerIdentity, request: RemotingCommand
+    ) -> BrokerRegistration:
         """Parse a registration; an unchanged one, which a broker sends every 30 s, is not parsed again."""
         compressed = optional_bool(request.ext, "compressed")
         body = request.body
@@ -113,7 +115,7 @@ class RequestProcessor:
             and before.fingerprint == fingerprint
             and self._routes.is_current(identity, before.version)
         ):
-            return Registration({}, before.version, before.filter_servers)
+            return BrokerRegistration({}, before.version, before.filter_servers)
         found = parse_registration(body, compressed=compressed, max_topics=self._config.max_topics_per_broker)
         connection.state[_REGISTERED] = _Registered(fingerprint, found.data_version, found.filter_servers)
         return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from infra.clock import Clock
-from namesrv.registration import Registration
+from namesrv.registration import BrokerRegistration
 from neve.errors import BrokerError
 from neve.remoting.body import BrokerData, DataVersion, QueueData, TopicConfig, TopicRouteData
 from neve.remoting.codes import ResponseCode
@@ -102,7 +102,7 @@ class RouteInfoManager:
     def register(
         self,
         identity: BrokerIdentity,
-        registration: Registration,
+        registration: BrokerRegistration,
         *,
         connection: Hashable,
         ha_server_addr: str = "",

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import msgspec
 
 from access.model import Policy, User
-from access.store import AuthStore, LogPlace, Tables
+from access.store import AuthStore, AuthTables, LogPlace
 from broker.metadata.images import UsersImage
 from broker.tables.changes import PoliciesGone, PoliciesPut, UserChange, UserGone, UserPut, row_of
 from broker.tables.journal import Journal
@@ -24,7 +24,7 @@ class UserJournal:
         """`settled` returns when what was put into the log is as safe as what is answered."""
         self._journal, self._log_uuid, self._settled = journal, log_uuid, settled
 
-    def record(self, before: Tables, after: Tables) -> None:
+    def record(self, before: AuthTables, after: AuthTables) -> None:
         """Raises BrokerError where the log takes nothing now."""
         for change in changes_between(before, after):
             self._journal.record(change)
@@ -35,7 +35,7 @@ class UserJournal:
         await self._settled()
 
 
-def changes_between(before: Tables, after: Tables) -> Iterator[UserChange]:
+def changes_between(before: AuthTables, after: AuthTables) -> Iterator[UserChange]:
     """Deletions first."""
     for name in before.users.keys() - after.users.keys():
         yield UserGone(name=name)
@@ -65,7 +65,7 @@ class FollowedUsers:
     def apply(self, change: UserChange) -> None:
         """What the change makes of them, on disk when it returns. Raises UnreadableChange."""
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             match change:
                 case UserPut():
                     tables.users[change.name] = row_of(change.user, User)
@@ -87,11 +87,11 @@ class FollowedUsers:
     def install(self, image: UsersImage) -> None:
         """Take another's in place of these."""
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             tables.users, tables.policies = dict(image.users), dict(image.policies)
             self._stamp(tables)
 
         self._store.change_now(edit)
 
-    def _stamp(self, tables: Tables) -> None:
+    def _stamp(self, tables: AuthTables) -> None:
         tables.log = LogPlace(self._log_uuid(), self._journal.position)

@@ -49,7 +49,7 @@ C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[C]):
+class LoadedConfig(Generic[C]):
     """A configuration, and warnings about keys without effect."""
 
     config: C
@@ -61,7 +61,7 @@ def load(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> C:
     return read(cls, path, overrides).config
 
 
-def read(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> Loaded[C]:
+def read(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> LoadedConfig[C]:
     """Return the defaults, overridden by the file and then by `key=value` overrides.
 
     Raises:
@@ -79,10 +79,10 @@ def read(cls: type[C], path: Path | None, overrides: Iterable[str] = ()) -> Load
             faults += error.faults
     if faults:
         raise ConfigError(*faults)
-    return Loaded(cls(**values), warnings)
+    return LoadedConfig(cls(**values), warnings)
 
 
-class Verdict(NamedTuple):
+class KeyVerdict(NamedTuple):
     """The effect of a line, or of a key without one (`where` is empty). Contains no secret value."""
 
     where: str
@@ -95,7 +95,7 @@ class Verdict(NamedTuple):
 IS_HONOURED, IS_IGNORED, IS_FAULT, IS_ABSENT = "honoured", "ignored", "fault", "absent"
 
 
-def verdicts(cls: type[Any], path: Path | None, overrides: Iterable[str] = ()) -> list[Verdict]:
+def verdicts(cls: type[Any], path: Path | None, overrides: Iterable[str] = ()) -> list[KeyVerdict]:
     """Return the verdict of each line in order, then of absent keys whose default differs from RocketMQ's.
 
     Raises:
@@ -109,25 +109,25 @@ def verdicts(cls: type[Any], path: Path | None, overrides: Iterable[str] = ()) -
             own = known[name].default
             here = str(own).lower() if isinstance(own, bool) else own
             text = f"not given: {here} here, {other.theirs or 'nothing'} in RocketMQ: {other.why}"
-            found.append(Verdict("", name, IS_ABSENT, text))
+            found.append(KeyVerdict("", name, IS_ABSENT, text))
     return found
 
 
-def _verdict(cls: type[Any], line: "_Line", given: Mapping[str, str]) -> Verdict:
+def _verdict(cls: type[Any], line: "_Line", given: Mapping[str, str]) -> KeyVerdict:
     vain: list[str] = []
     try:
         values = _checked(cls, line, given, vain)
     except ConfigError as error:
-        return Verdict(line.where, line.name, IS_FAULT, str(error).removeprefix(f"{line.where}: "))
+        return KeyVerdict(line.where, line.name, IS_FAULT, str(error).removeprefix(f"{line.where}: "))
     if not values:
         text = vain[0].removeprefix(f"{line.where}: {line.name} ") if vain else "RocketMQ's default: nothing changes"
-        return Verdict(line.where, line.name, IS_IGNORED if vain else IS_HONOURED, text)
+        return KeyVerdict(line.where, line.name, IS_IGNORED if vain else IS_HONOURED, text)
     known = _fields(cls)
     name = _own_name(known, line.name)
     text = "honoured" if name == line.name else f"honoured as {name}"
     if name not in rocketmq_keys.keys(getattr(cls, "rocketmq_classes", ())):
         text = "a key of neve's own"
-    return Verdict(line.where, line.name, IS_HONOURED, text)
+    return KeyVerdict(line.where, line.name, IS_HONOURED, text)
 
 
 class _Line(NamedTuple):

@@ -371,7 +371,7 @@ one-copy jRaftControllerRPCAddr=localhost:9770,localhost:9771,localhost:9772 jRa
 """
 
 
-class Refusal(NamedTuple):
+class RefusedKey(NamedTuple):
     """Values that promise nothing neve lacks; why any other is refused; the key that, once set, keeps the promise."""
 
     harmless: tuple[str, ...]
@@ -381,40 +381,40 @@ class Refusal(NamedTuple):
 
 _ONE_COPY = "there is one copy, and nothing would be replicated: see replication"
 _AUTH = "org.apache.rocketmq.auth"
-REFUSED: Mapping[str, Refusal] = {
-    "brokerRole": Refusal(
+REFUSED: Mapping[str, RefusedKey] = {
+    "brokerRole": RefusedKey(
         ("ASYNC_MASTER", "SLAVE"), "there is one copy: no slave, and none to wait for", "replication"
     ),
-    "brokerId": Refusal(("0",), "a master is 0, and a controller gives the others their ids", "brokerRole"),
-    "haMasterAddress": Refusal(("",), _ONE_COPY),
-    "duplicationEnable": Refusal(("false",), _ONE_COPY),
-    "enableDLegerCommitLog": Refusal(("false",), _ONE_COPY),
-    "enableControllerMode": Refusal(("false",), _ONE_COPY, "replication"),
-    "totalReplicas": Refusal(("1",), _ONE_COPY),
-    "inSyncReplicas": Refusal(("1",), _ONE_COPY, "replication"),
-    "minInSyncReplicas": Refusal(("1",), _ONE_COPY, "replication"),
-    "allAckInSyncStateSet": Refusal(("false",), _ONE_COPY, "replication"),
-    "enableAutoInSyncReplicas": Refusal(("false",), _ONE_COPY),
-    "aclEnable": Refusal(
+    "brokerId": RefusedKey(("0",), "a master is 0, and a controller gives the others their ids", "brokerRole"),
+    "haMasterAddress": RefusedKey(("",), _ONE_COPY),
+    "duplicationEnable": RefusedKey(("false",), _ONE_COPY),
+    "enableDLegerCommitLog": RefusedKey(("false",), _ONE_COPY),
+    "enableControllerMode": RefusedKey(("false",), _ONE_COPY, "replication"),
+    "totalReplicas": RefusedKey(("1",), _ONE_COPY),
+    "inSyncReplicas": RefusedKey(("1",), _ONE_COPY, "replication"),
+    "minInSyncReplicas": RefusedKey(("1",), _ONE_COPY, "replication"),
+    "allAckInSyncStateSet": RefusedKey(("false",), _ONE_COPY, "replication"),
+    "enableAutoInSyncReplicas": RefusedKey(("false",), _ONE_COPY),
+    "aclEnable": RefusedKey(
         ("false",),
         "users would not be asked who they are: set authenticationEnabled, authorizationEnabled and create the users",
         "authenticationEnabled",
     ),
-    "authenticationProvider": Refusal(
+    "authenticationProvider": RefusedKey(
         ("", f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider"), "only RocketMQ's own provider is known"
     ),
-    "authenticationMetadataProvider": Refusal(
+    "authenticationMetadataProvider": RefusedKey(
         ("", f"{_AUTH}.authentication.provider.LocalAuthenticationMetadataProvider"), "users are in authConfigPath"
     ),
-    "authorizationProvider": Refusal(
+    "authorizationProvider": RefusedKey(
         ("", f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider"), "only RocketMQ's own provider is known"
     ),
-    "authorizationMetadataProvider": Refusal(
+    "authorizationMetadataProvider": RefusedKey(
         ("", f"{_AUTH}.authorization.provider.LocalAuthorizationMetadataProvider"), "policies are in authConfigPath"
     ),
-    "useTLS": Refusal(("false",), "what this server asks others would go in plain text: set tlsEnable", "tlsEnable"),
-    "rejectPullConsumerEnable": Refusal(("false",), "consumers that pull would be served all the same"),
-    "configBlackList": Refusal(
+    "useTLS": RefusedKey(("false",), "what this server asks others would go in plain text: set tlsEnable", "tlsEnable"),
+    "rejectPullConsumerEnable": RefusedKey(("false",), "consumers that pull would be served all the same"),
+    "configBlackList": RefusedKey(
         (
             "",
             "configBlackList;brokerConfigPath",
@@ -423,29 +423,33 @@ REFUSED: Mapping[str, Refusal] = {
         ),
         "what may be changed on a running server is fixed (the keys marked live), and cannot be narrowed",
     ),
-    "startAcceptSendRequestTimeStamp": Refusal(("0",), "sends would be taken from the start on"),
-    "messageStorePlugIn": Refusal(("",), "no plug-in is loaded; neve's archive is storeUrl", "storeUrl"),
-    "storePathCommitLog": Refusal(
+    "startAcceptSendRequestTimeStamp": RefusedKey(("0",), "sends would be taken from the start on"),
+    "messageStorePlugIn": RefusedKey(("",), "no plug-in is loaded; neve's archive is storeUrl", "storeUrl"),
+    "storePathCommitLog": RefusedKey(
         ("", "{root}/commitlog"),
         "the log is storePathRootDir/commitlog: name its disk by storePathRootDir",
     ),
-    "readOnlyCommitLogStorePaths": Refusal(("",), "the log has one directory; what lies in these would not be read"),
-    "enableLmq": Refusal(("false",), "light message queues are not there: their messages would reach nobody"),
-    "enableMultiDispatch": Refusal(("false",), "light message queues are not there: their messages would reach nobody"),
-    "timerStopEnqueue": Refusal(("false",), "timers would go on"),
-    "enabledAppendPropCRC": Refusal(("false",), "no checksum of properties is written"),
-    "forceVerifyPropCRC": Refusal(("false",), "no checksum of properties is asked for"),
-    "fetchNamesrvAddrByAddressServer": Refusal(
+    "readOnlyCommitLogStorePaths": RefusedKey(("",), "the log has one directory; what lies in these would not be read"),
+    "enableLmq": RefusedKey(("false",), "light message queues are not there: their messages would reach nobody"),
+    "enableMultiDispatch": RefusedKey(
+        ("false",), "light message queues are not there: their messages would reach nobody"
+    ),
+    "timerStopEnqueue": RefusedKey(("false",), "timers would go on"),
+    "enabledAppendPropCRC": RefusedKey(("false",), "no checksum of properties is written"),
+    "forceVerifyPropCRC": RefusedKey(("false",), "no checksum of properties is asked for"),
+    "fetchNamesrvAddrByAddressServer": RefusedKey(
         ("false",), "no address server is asked: set namesrvAddr", "namesrvAddr"
     ),
-    "fetchNameSrvAddrByDnsLookup": Refusal(("false",), "no name is looked up for it: set namesrvAddr", "namesrvAddr"),
-    "clusterTest": Refusal(("false",), "routes of another environment would be missing"),
-    "supportActingMaster": Refusal(("false",), "no slave would act for its master"),
-    "notifyMinBrokerIdChanged": Refusal(("false",), "no slave would act for its master"),
-    "enableControllerInNamesrv": Refusal(
+    "fetchNameSrvAddrByDnsLookup": RefusedKey(
+        ("false",), "no name is looked up for it: set namesrvAddr", "namesrvAddr"
+    ),
+    "clusterTest": RefusedKey(("false",), "routes of another environment would be missing"),
+    "supportActingMaster": RefusedKey(("false",), "no slave would act for its master"),
+    "notifyMinBrokerIdChanged": RefusedKey(("false",), "no slave would act for its master"),
+    "enableControllerInNamesrv": RefusedKey(
         ("false",), "the controller has a file of its own: run `neve namesrv --controller controller.conf`"
     ),
-    "enableTopicList": Refusal(("true",), "lists of topics would be answered; enableAllTopicList is honoured"),
+    "enableTopicList": RefusedKey(("true",), "lists of topics would be answered; enableAllTopicList is honoured"),
 }
 
 

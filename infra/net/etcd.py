@@ -56,14 +56,14 @@ class EtcdAway(EtcdError):
     """No endpoint answered in time; the outcome is unknown if a request was sent."""
 
 
-class Target(NamedTuple):
+class EtcdUrl(NamedTuple):
     """The parts of an `etcd://` URL."""
 
     endpoints: tuple[str, ...]
     prefix: str
 
 
-def parse_url(url: str) -> Target:
+def parse_url(url: str) -> EtcdUrl:
     """Parse an `etcd://` URL. Raises ValueError."""
     scheme, separator, rest = url.partition("://")
     hosts, _, prefix = rest.partition("/")
@@ -74,7 +74,7 @@ def parse_url(url: str) -> Target:
         raise ValueError("a host is named twice")
     if not prefix.strip("/"):
         raise ValueError("expected a prefix after the hosts: etcd://host/prefix")
-    return Target(endpoints, prefix.strip("/"))
+    return EtcdUrl(endpoints, prefix.strip("/"))
 
 
 def _endpoint(host: str) -> str:
@@ -157,7 +157,7 @@ class Etcd:
 
     def __init__(
         self,
-        target: Target,
+        target: EtcdUrl,
         *,
         tls: ssl.SSLContext | None = None,
         user: str = "",

@@ -26,7 +26,7 @@ PROBE_RACERS = 4
 _WRONG_CREDENTIALS = ("SignatureDoesNotMatch", "InvalidAccessKeyId", "ExpiredToken", "InvalidToken")
 
 
-class Step(NamedTuple):
+class ProbeStep(NamedTuple):
     """One check and its error."""
 
     name: str
@@ -41,12 +41,12 @@ def probe(store: ObjectStore, entropy: Entropy = system_entropy) -> None:
                 raise step.error
 
 
-def probe_steps(store: ObjectStore, entropy: Entropy = system_entropy) -> list[Step]:
+def probe_steps(store: ObjectStore, entropy: Entropy = system_entropy) -> list[ProbeStep]:
     """Run all checks and return their outcomes; none after a failed first one, on which the others depend."""
     return list(_steps(store, entropy))
 
 
-def _steps(store: ObjectStore, entropy: Entropy) -> Generator[Step, None, None]:
+def _steps(store: ObjectStore, entropy: Entropy) -> Generator[ProbeStep, None, None]:
     """A race of conditional PUTs with one winner; a second PUT; read; list; delete. The object is removed."""
     trial = _Trial(store, entropy)
     try:
@@ -62,12 +62,12 @@ def _steps(store: ObjectStore, entropy: Entropy) -> Generator[Step, None, None]:
         _remove_quietly(store, trial.key)
 
 
-def _tried(name: str, work: Callable[[], None]) -> Step:
+def _tried(name: str, work: Callable[[], None]) -> ProbeStep:
     try:
         work()
     except ObjectStoreError as error:
-        return Step(name, error)
-    return Step(name, None)
+        return ProbeStep(name, error)
+    return ProbeStep(name, None)
 
 
 class _Trial:

@@ -20,7 +20,7 @@ _LOW_NICE = 19
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Standing(NamedTuple):
+class ProcessorDemand(NamedTuple):
     """A process at one moment. `cpu_s`: CPU time since its start; `wants_more`: a thread of it is runnable."""
 
     pid: int
@@ -28,7 +28,7 @@ class Standing(NamedTuple):
     wants_more: bool
 
 
-def standing(pid: int) -> Standing | None:
+def processor_demand(pid: int) -> ProcessorDemand | None:
     """Return the state of a process; None if it has ended, or if there is no /proc."""
     process = Path(f"/proc/{pid}")
     try:
@@ -36,7 +36,7 @@ def standing(pid: int) -> Standing | None:
         wants_more = any(_stat(thread)[0] == "R" for thread in _threads(process))
     except OSError:
         return None
-    return Standing(pid, (int(own[11]) + int(own[12])) / _TICKS, wants_more)
+    return ProcessorDemand(pid, (int(own[11]) + int(own[12])) / _TICKS, wants_more)
 
 
 def _threads(process: Path) -> list[Path]:

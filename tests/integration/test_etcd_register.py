@@ -17,7 +17,7 @@ from controller.broker_set import DamagedBrokerSet, Member
 from controller.controller_config import ControllerConfig
 from controller.etcd_register import EtcdRegister, etcd_register
 from controller.register import NEVER, RegisterUnavailable, Revision, Stored
-from infra.net.etcd import Etcd, EtcdAway, KeyValue, Target
+from infra.net.etcd import Etcd, EtcdAway, EtcdUrl, KeyValue
 from infra.process.startup import EXIT_CONFIG, StartupError
 from neve.cli import main as cli
 from tests.servers import etcd as servers
@@ -434,7 +434,7 @@ def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> N
 
 
 async def test_a_cluster_that_was_made_anew_is_taken_up_when_all_endpoints_are_of_it(own: Node) -> None:
-    client = Etcd(Target((own.endpoint,), "neve"))
+    client = Etcd(EtcdUrl((own.endpoint,), "neve"))
     try:
         seen = KeyValue(b"k", b"v", 0, await client.swap(b"k", None, b"v") or 0)
         old = client.cluster_id
@@ -456,7 +456,7 @@ async def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        client = Etcd(Target((f"127.0.0.1:{port}",), "neve"))
+        client = Etcd(EtcdUrl((f"127.0.0.1:{port}",), "neve"))
         with pytest.raises(EtcdAway, match="invalid answer"):
             await client.swap(b"k", None, b"v")
         await client.close()

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from infra.process.priority import NORMAL
-from infra.process.processor import Standing, standing
+from infra.process.processor import ProcessorDemand, processor_demand
 from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
@@ -361,9 +361,9 @@ class WorkerClient:
         """Seconds in which somebody waited for it, and it had no processor and wanted one."""
         return self._patience.starved
 
-    def _look(self) -> Standing | None:
+    def _look(self) -> ProcessorDemand | None:
         pid = self.pid
-        return None if pid is None else standing(pid)
+        return None if pid is None else processor_demand(pid)
 
     def _make_room_now(self) -> None:
         """As `_make_room`, of one that would not come to end by itself."""

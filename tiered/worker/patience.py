@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from infra.process.processor import Standing
+from infra.process.processor import ProcessorDemand
 
 # What a store takes at least in a second, where no lower rate is set: an upload may take as long as that needs.
 _SLOWEST_BYTES = 1 << 20
@@ -32,7 +32,7 @@ class Patience:
         self,
         seconds: float,
         uploads: int,
-        look: "Callable[[], Standing | None]" = lambda: None,
+        look: "Callable[[], ProcessorDemand | None]" = lambda: None,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
         """`uploads`: how many share the rate at a time. `look`: at the worker, each `look_seconds` of its silence."""
@@ -103,7 +103,7 @@ class Wait:
         return seconds
 
 
-def _starved(before: Standing | None, now: Standing | None, seconds: float) -> float:
+def _starved(before: ProcessorDemand | None, now: ProcessorDemand | None, seconds: float) -> float:
     """How much of so many seconds between two looks it had no processor, and wanted one."""
     if before is None or now is None or before.pid != now.pid or not now.wants_more:
         return 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.process.processor import Standing, standing
+from infra.process.processor import ProcessorDemand, processor_demand
 from tests.waiting import wait_until
 from tiered.worker.patience import Patience
 
@@ -87,11 +87,11 @@ class Looked:
         self._answers_at, self._wants_more, self._share = answers_at, wants_more, share
         self.looks = 0
 
-    def __call__(self) -> Standing | None:
+    def __call__(self) -> ProcessorDemand | None:
         self.looks += 1
         if self.looks == self._answers_at:
             self.answer.set_result(None)
-        return Standing(1, self.looks * self._share * LOOK_S, self._wants_more)
+        return ProcessorDemand(1, self.looks * self._share * LOOK_S, self._wants_more)
 
 
 LOOK_S = 0.005
@@ -145,7 +145,7 @@ def test_patience_reports_starvation_of_one_process_only() -> None:
     patience.first_of([worker.answer], tell)
     assert told == 29
     pids = iter(range(1, 100))
-    changing = Patience(PATIENCE_S, SHARING, lambda: Standing(next(pids), 0.0, True), LOOK_S)
+    changing = Patience(PATIENCE_S, SHARING, lambda: ProcessorDemand(next(pids), 0.0, True), LOOK_S)
     changing.first_of([Future[Any]()], tell)
     assert (told, changing.starved) == (29, 0.0)
 
@@ -156,7 +156,7 @@ def test_process_standing_of_running_and_sleeping_processes() -> None:
             wait_until(lambda: _says(working.pid, wants_more=True, at_least_s=0.05), "it works")
         finally:
             working.kill()
-    assert standing(working.pid) is None
+    assert processor_demand(working.pid) is None
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeping:
         wait_until(lambda: _says(sleeping.pid, wants_more=False, at_least_s=0.0), "it waits")
         assert sleeping.stdin is not None
@@ -164,5 +164,5 @@ def test_process_standing_of_running_and_sleeping_processes() -> None:
 
 
 def _says(pid: int, *, wants_more: bool, at_least_s: float) -> bool:
-    said = standing(pid)
+    said = processor_demand(pid)
     return said is not None and said.wants_more == wants_more and said.cpu_s >= at_least_s

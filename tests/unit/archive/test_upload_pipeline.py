@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from infra.objects.store import StoreUnavailable
-from infra.process.processor import Standing
+from infra.process.processor import ProcessorDemand
 from neve.archive.format.journal import CommittedObject, PlannedObject
 from tiered.worker import frames
 from tiered.worker.failed import MadeRoom
@@ -183,11 +183,11 @@ def test_starved_worker_hands_its_requests_to_the_next() -> None:
     worker = Worker()
     looks = 0
 
-    def look() -> Standing:
+    def look() -> ProcessorDemand:
         nonlocal looks
         looks += 1
         worker.is_to_give_way = looks > 20  # as when archiving has fallen behind meanwhile
-        return Standing(1, 0.0, wants_more=True)
+        return ProcessorDemand(1, 0.0, wants_more=True)
 
     worker.patience = Patience(0.02, 2, look, look_seconds=0.002)
     pipeline = worker.pipeline()

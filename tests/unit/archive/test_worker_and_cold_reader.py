@@ -21,7 +21,7 @@ import pytest
 import neve.archive
 from infra.objects.open import open_store
 from infra.objects.store import NotFound, StoreUnavailable
-from infra.process.processor import Standing
+from infra.process.processor import ProcessorDemand
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import AnyEntry, Commit, CommittedObject, Gap, Intent, PlannedObject, encode_entry
 from neve.archive.format.keys import data_key, journal_key
@@ -259,7 +259,7 @@ class StarvedWorker(WorkerClient):
         command = super()._command(descriptor)
         return command if self.starts else [sys.executable, "-c", "while True: pass"]
 
-    def _look(self) -> Standing | None:
+    def _look(self) -> ProcessorDemand | None:
         seen = super()._look()
         if seen is None or self.starts > 1:
             return seen

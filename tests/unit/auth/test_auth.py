@@ -10,9 +10,9 @@ import pytest
 
 from access import permissions
 from access.guard import SignatureGuard, open_store
-from access.model import AuthError, Decision, Entry, Policy, User, check_policy
+from access.model import AuthError, PermissionCheck, Policy, PolicyEntry, User, check_policy
 from access.permissions import NEEDS, Need, of_owners, topic_need
-from access.store import Tables
+from access.store import AuthTables
 from access.wiring import guarded, make_guard
 from broker.config import BrokerConfig
 from infra.config.properties import ConfigError, load, to_properties, update_live
@@ -29,12 +29,12 @@ from neve.remoting.signature import signed
 ROOT = '{"username":"root","password":"root-secret"}'
 
 
-def entry(resource: str, *actions: str, decision: str = "Allow", ips: tuple[str, ...] = ()) -> Entry:
-    return Entry(resource, actions, ips, decision)
+def entry(resource: str, *actions: str, decision: str = "Allow", ips: tuple[str, ...] = ()) -> PolicyEntry:
+    return PolicyEntry(resource, actions, ips, decision)
 
 
-def allowed(rules: list[Entry], kind: str, name: str, *actions: str, source: str = "10.1.2.3") -> bool:
-    return Decision([Policy("Custom", tuple(rules))], kind, frozenset(actions), source)(name)
+def allowed(rules: list[PolicyEntry], kind: str, name: str, *actions: str, source: str = "10.1.2.3") -> bool:
+    return PermissionCheck([Policy("Custom", tuple(rules))], kind, frozenset(actions), source)(name)
 
 
 def test_nothing_is_allowed_that_no_rule_allows() -> None:
@@ -70,7 +70,7 @@ def test_default_rules_decide_where_custom_ones_say_nothing() -> None:
         Policy("Default", (entry("Topic:*", "Pub"),)),
         Policy("Custom", (entry("Topic:a", "Pub", decision="Deny"),)),
     ]
-    decide = Decision(policies, "Topic", frozenset({"Pub"}), "")
+    decide = PermissionCheck(policies, "Topic", frozenset({"Pub"}), "")
     assert not decide("a")
     assert decide("b")
 
@@ -78,7 +78,7 @@ def test_default_rules_decide_where_custom_ones_say_nothing() -> None:
 def test_a_decision_of_many_rules_is_that_of_the_most_specific_that_fits() -> None:
     chosen = random.Random(1)
 
-    def fits(rule: Entry, kind: str, name: str, action: str, source: str) -> bool:
+    def fits(rule: PolicyEntry, kind: str, name: str, action: str, source: str) -> bool:
         own_kind, _, pattern = rule.resource.partition(":")
         if rule.resource != "*" and (
             own_kind != kind or not (name.startswith(pattern[:-1]) if pattern[-1] == "*" else name == pattern)
@@ -117,7 +117,7 @@ def test_a_decision_of_many_rules_is_that_of_the_most_specific_that_fits() -> No
         for kind in ("Topic", "Group"):
             for actions in (frozenset({"Sub"}), frozenset({"Pub", "Sub"})):
                 for source in ("10.0.0.1", "10.0.0.2", ""):
-                    decide = Decision(policies, kind, actions, source)
+                    decide = PermissionCheck(policies, kind, actions, source)
                     for name in ("", "a", "ab", "abc", "b", "c"):
                         found = decide(name)
                         assert found == decided(policies, kind, name, actions, source), (policies, kind, name)
@@ -143,8 +143,8 @@ async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_be
     guard = make_guard(config, tmp_path / "auth.json", RealDisk(), cluster="c", retry_owners=lambda _: owners)
     assert isinstance(guard, SignatureGuard)
 
-    async def let(*rules: Entry) -> None:
-        def edit(tables: Tables) -> None:
+    async def let(*rules: PolicyEntry) -> None:
+        def edit(tables: AuthTables) -> None:
             for name in ("one", "two"):
                 tables.users[name] = User(f"{name}-secret")
             tables.policies["User:one"] = [Policy("Custom", rules)]
@@ -193,7 +193,7 @@ async def test_a_heartbeat_that_says_the_same_again_is_not_read_again_and_not_be
         entry("Topic:a", "Pub", ips=("x",)),
     ],
 )
-def test_rules_that_mean_nothing_are_refused(wrong: Entry) -> None:
+def test_rules_that_mean_nothing_are_refused(wrong: PolicyEntry) -> None:
     with pytest.raises(AuthError):
         check_policy(Policy("Custom", (wrong,)))
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from access.model import DISABLED, SUPER, Entry, Policy, User
-from access.store import Tables
+from access.model import DISABLED, SUPER, Policy, PolicyEntry, User
+from access.store import AuthTables
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import decode_command
 from neve.remoting.headers import SignedSendV2Frame, covered
@@ -25,13 +25,13 @@ AUTHENTICATED: dict[str, Any] = {
     "init_authentication_user": '{"username":"root","password":"root\'s secret"}',
 }
 AUTHORIZED = {**AUTHENTICATED, "authorization_enabled": True}
-MAY_SEND = Policy("Custom", (Entry(f"Topic:{TOPIC}", ("Pub",)),))
+MAY_SEND = Policy("Custom", (PolicyEntry(f"Topic:{TOPIC}", ("Pub",)),))
 
 
 def set_user(user: User | None, *policies: Policy) -> Any:
     """What an administrator changes of alice."""
 
-    def edit(tables: Tables) -> None:
+    def edit(tables: AuthTables) -> None:
         tables.users.pop("alice", None)
         tables.policies.pop("User:alice", None)
         if user is not None:
@@ -116,9 +116,9 @@ def test_a_changed_or_deleted_user_or_policy_counts_from_the_next_send_on(tmp_pa
         broker.signer = ALICE
         steps: list[tuple[User | None, tuple[Policy, ...]]] = [
             (alice, ()),
-            (alice, (Policy("Custom", (Entry("Topic:another", ("Pub",)),)),)),
-            (alice, (Policy("Custom", (Entry(f"Topic:{TOPIC}", ("Sub",)),)),)),
-            (alice, (Policy("Custom", (Entry(f"Topic:{TOPIC}", ("Pub",), ("10.9.0.0/16",)),)),)),
+            (alice, (Policy("Custom", (PolicyEntry("Topic:another", ("Pub",)),)),)),
+            (alice, (Policy("Custom", (PolicyEntry(f"Topic:{TOPIC}", ("Sub",)),)),)),
+            (alice, (Policy("Custom", (PolicyEntry(f"Topic:{TOPIC}", ("Pub",), ("10.9.0.0/16",)),)),)),
             (User("alice's secret", user_status=DISABLED), (MAY_SEND,)),
             (User("a new secret"), (MAY_SEND,)),
             (None, (MAY_SEND,)),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from controller.controller_config import ControllerConfig
-from infra.config.properties import Loaded
+from infra.config.properties import LoadedConfig
 from infra.observe import log as logs
 from namesrv import command
 from namesrv.namesrv_config import NamesrvConfig
@@ -62,6 +62,6 @@ async def test_what_goes_wrong_with_the_name_server_leaves_no_controller_behind(
     )
 
     with pytest.raises(OSError, match=f"no {when}"):
-        await command._run(Loaded(own, ()), Loaded(beside, ()))
+        await command._run(LoadedConfig(own, ()), LoadedConfig(beside, ()))
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port)

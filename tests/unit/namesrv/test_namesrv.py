@@ -16,7 +16,7 @@ from namesrv import request_processor
 from namesrv.kv_config_manager import KvConfigManager
 from namesrv.namesrv_config import NamesrvConfig
 from namesrv.namesrv_controller import NamesrvController
-from namesrv.registration import Registration, parse_registration
+from namesrv.registration import BrokerRegistration, parse_registration
 from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode
 from neve.remoting.command import RemotingCommand
@@ -243,7 +243,7 @@ def test_a_registration_that_says_the_same_again_is_not_read_again_unless_its_br
 ) -> None:
     read: list[int] = []
 
-    def counted(body: bytes, **more: Any) -> Registration:
+    def counted(body: bytes, **more: Any) -> BrokerRegistration:
         read.append(len(body))
         return parse_registration(body, **more)
 

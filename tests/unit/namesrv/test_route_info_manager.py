@@ -9,7 +9,7 @@ import pytest
 from infra.clock import ManualClock
 from namesrv import registration
 from namesrv.namesrv_config import NamesrvConfig
-from namesrv.registration import Registration, check_crc, parse_registration, parse_topic_text
+from namesrv.registration import BrokerRegistration, check_crc, parse_registration, parse_topic_text
 from namesrv.route_info_manager import BrokerIdentity, RouteInfoManager
 from neve.errors import BrokerError, ProtocolError
 from neve.remoting.body import DataVersion, NodeBudget, QueueData, TopicConfig, dumps
@@ -21,8 +21,8 @@ B = BrokerIdentity("c", "b", "10.0.0.3:10911", 0)
 MAX_TOPICS = 1000
 
 
-def topics(*names: str, counter: int = 1, state: int = 0) -> Registration:
-    return Registration({name: TopicConfig(name, 4, 4) for name in names}, DataVersion(state, 5, counter))
+def topics(*names: str, counter: int = 1, state: int = 0) -> BrokerRegistration:
+    return BrokerRegistration({name: TopicConfig(name, 4, 4) for name in names}, DataVersion(state, 5, counter))
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_topics_by_hand_last_until_they_are_deleted(routes: RouteInfoManager) ->
 
 
 def test_topics_are_listed_by_their_flag(routes: RouteInfoManager) -> None:
-    registration = Registration({n: TopicConfig(n, topic_sys_flag=f) for n, f in (("u", 1), ("s", 2), ("us", 3))})
+    registration = BrokerRegistration({n: TopicConfig(n, topic_sys_flag=f) for n, f in (("u", 1), ("s", 2), ("us", 3))})
     routes.register(A, registration, connection=1)
     assert routes.topics_by_flag(lambda flag: bool(flag & 1)) == ["u", "us"]
     assert routes.topics_by_flag(lambda flag: flag == 2) == ["s"]
@@ -317,7 +317,7 @@ def test_the_tables_hold_no_more_than_they_may_and_a_refusal_changes_nothing(clo
         routes.register(B, topics("t", "v", counter=2), connection=2)
     with pytest.raises(BrokerError, match="maxTopicRoutes"):
         routes.register_topic("w", [QueueData("a", 1, 1)])
-    for wrong in (topics("x" * 256, counter=2), Registration({}, DataVersion(0, 5, 2), ["f"] * 65)):
+    for wrong in (topics("x" * 256, counter=2), BrokerRegistration({}, DataVersion(0, 5, 2), ["f"] * 65)):
         with pytest.raises(BrokerError, match="too"):
             routes.register(B, wrong, connection=2)
     assert routes.topics() == ["t", "u"]

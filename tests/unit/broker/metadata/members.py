@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from access.store import AuthStore, Tables
+from access.store import AuthStore, AuthTables
 from broker.archiving.deletion import GroupDeletion, TopicDeletion
 from broker.archiving.tombstone import NoTombstones
 from broker.intake.internal_records import WRITTEN_BY_NEVE
@@ -190,7 +190,7 @@ class Member:
         self.journal.record(QueuesRaised(queues={topic: {queue: store.next_offset(topic, queue)}}))
         store.save_queue_state()
 
-    def change_users(self, edit: Callable[[Tables], None]) -> None:
+    def change_users(self, edit: Callable[[AuthTables], None]) -> None:
         asyncio.run(self.users.change(edit))
 
     def save(self) -> None:

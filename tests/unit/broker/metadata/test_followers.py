@@ -1,4 +1,4 @@
-"""Tables that follow the log end as their master's, whatever changed and whatever broke on the way."""
+"""AuthTables that follow the log end as their master's, whatever changed and whatever broke on the way."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from access.model import Entry, Policy, User
-from access.store import Tables
+from access.model import Policy, PolicyEntry, User
+from access.store import AuthTables
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
@@ -93,9 +93,9 @@ class Story:
     def change_users(self, master: Member) -> None:
         name, secret = self.dice.choice(USERS), str(self.dice.randrange(3))
         keep, rule = self.dice.random() < 0.7, self.dice.random() < 0.5
-        policy = Policy("Custom", (Entry(f"Topic:{self.topic}", ("Pub",)),))
+        policy = Policy("Custom", (PolicyEntry(f"Topic:{self.topic}", ("Pub",)),))
 
-        def edit(tables: Tables) -> None:
+        def edit(tables: AuthTables) -> None:
             if keep:
                 tables.users[name] = User(secret)
             else:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from access.model import User
-from access.store import Tables
+from access.store import AuthTables
 from broker.metadata.metadata_log import ImageNeeded
 from broker.pop.pop_log import PopCheckPoint
 from broker.store.errors import StoreNotWritable
@@ -125,7 +125,7 @@ def test_a_deletion_that_the_log_refuses_leaves_everything_as_it_was(member: Mem
 def test_a_user_whose_file_a_crash_kept_from_the_disk_is_there_after_it(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def edit(tables: Tables) -> None:
+    def edit(tables: AuthTables) -> None:
         del tables.users["u"]
         tables.users["w"] = User("other")
 

@@ -12,7 +12,7 @@ import pytest
 
 from access.guard import Guard, SignatureGuard, Unguarded
 from access.model import SUPER, User
-from access.store import Tables
+from access.store import AuthTables
 from broker.metadata.images import MAX_IMAGE, MetadataImage, OffsetsImage, decode_offsets_image, deflated, inflated
 from broker.metadata.metadata_log import ImageNeeded
 from broker.metadata.slave_synchronize import IS_IMAGE, MASTER_EPOCH, Master, SlaveSynchronize
@@ -439,7 +439,7 @@ def test_a_new_master_is_asked_at_once(master: Member, slave: Slave) -> None:
 
 
 def test_tables_with_secrets_are_told_to_a_super_user_over_tls_alone(master: Member) -> None:
-    def users(tables: Tables) -> None:
+    def users(tables: AuthTables) -> None:
         tables.users |= {"boss": User("s", SUPER), "worker": User("w")}
 
     master.change_users(users)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from access.model import User
-from access.store import AuthStore, Tables
+from access.store import AuthStore, AuthTables
 from broker.broker_controller import BrokerController
 from infra.disk.filesystem import RealDisk
 from infra.net.remoting_server import Connection
@@ -106,7 +106,7 @@ def test_a_file_that_another_server_shares_counts_as_it_stands(tmp_path: Path) -
 class _Refusing:
     """A log that takes nothing now."""
 
-    def record(self, before: Tables, after: Tables) -> None:
+    def record(self, before: AuthTables, after: AuthTables) -> None:
         raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
 
     async def settled(self) -> None:
@@ -122,7 +122,7 @@ async def test_what_is_followed_while_a_change_is_written_is_not_lost_behind_it(
     loop = asyncio.get_running_loop()
     go = asyncio.Event()
 
-    def slowly(tables: Tables) -> None:
+    def slowly(tables: AuthTables) -> None:
         loop.call_soon_threadsafe(inside.set)
         asyncio.run_coroutine_threadsafe(go.wait(), loop).result(30)
         write(tables)
