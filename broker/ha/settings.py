@@ -97,7 +97,7 @@ def _check_alone(config: BrokerConfig) -> None:
     if config.broker_role != "ASYNC_MASTER":
         faults.append(f"brokerRole={config.broker_role}: {why}")
     if config.broker_id:
-        faults.append(f"brokerId={config.broker_id}: a master is 0, and a controller gives the others their ids")
+        faults.append(f"brokerId={config.broker_id}: a master has id 0, and a controller assigns the other ids")
     if faults:
         raise ConfigError(*faults)
 

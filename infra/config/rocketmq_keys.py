@@ -27,32 +27,32 @@ ALIASES = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog"}
 #: Why a key is ignored.
 REASONS = {
     "threads": "requests are answered on one loop: there are no thread pools, and no queues before them",
-    "one-copy": "what the members of a broker set say to each other is fixed, but for the keys beside `replication`",
-    "log": "the log is written, flushed and read in one way, set by `flushDiskType` and `flushIntervalCommitLog`",
-    "room": "segments leave by `fileReservedTime`, `diskMaxUsedSpaceRatio` and `hotBytes`; nothing else deletes them",
-    "queues": "queues and key index have files of their own kind below `storePathRootDir`, rebuilt from the log",
+    "one-copy": "replication within a broker set is fixed, but for the keys beside `replication`",
+    "log": "the log is written, flushed and read as `flushDiskType` and `flushIntervalCommitLog` define",
+    "room": "only `fileReservedTime`, `diskMaxUsedSpaceRatio` and `hotBytes` delete segments",
+    "queues": "queues and key index have neve's own files below `storePathRootDir`, rebuilt from the log",
     "store": "there is one kind of store: no RocksDB, no batch or compacted queues",
-    "pop": "pop keeps its books in another way, and answers as RocketMQ does",
+    "pop": "pop stores its state in another way, and answers as RocketMQ does",
     "timer": "timers are kept in memory and in the log; `timerMaxPending` and `timerMaxDelaySec` bound them",
-    "transactions": "half messages are settled in the log; `transactionTimeOut` and its kin say when",
-    "registration": "a broker registers whole with each name server each `registerNameServerPeriod` and at changes",
-    "connections": "sockets are as the system has them; `maxConnections` bounds them",
-    "clients": "what this server asks others has fixed limits",
-    "reads": "a pull is answered with up to what it asks for; cold reads take turns and hold up no others",
+    "transactions": "half messages are resolved in the log after `transactionTimeOut`",
+    "registration": "a broker registers with every name server each `registerNameServerPeriod` and after changes",
+    "connections": "sockets have the system's settings; `maxConnections` limits their number",
+    "clients": "requests to other servers have fixed limits",
+    "reads": "a pull returns up to the requested number; cold reads take turns and delay no other reads",
     "filter": "filters are computed when a message is read; nothing is precomputed or cached on disk",
-    "statistics": "statistics and metrics are at `adminPort`, and answered to `mqadmin`",
-    "trace": "traces go to the topic that clients name; `traceTopicEnable` makes the usual one",
-    "balance": "balancing is answered from the members that are connected now",
-    "offsets": "group offsets are saved each `flushConsumerOffsetInterval`, and with the archive's state",
-    "topics": "topics and groups are as `mqadmin` and the first use make them",
-    "users": "users and policies are read whole from `authConfigPath`: nothing is cached, every request is checked",
-    "acl-v1": "users of plain_acl.yml are not taken over: create them",
-    "one-controller": "broker sets are in a file below `controllerStorePath` or in etcd (`registerUrl`): no Raft",
-    "place": "paths are `storePathRootDir`, `kvConfigPath` and `authConfigPath`",
-    "plug-in": "it is a key of the tiered store plug-in: neve's archive is `storeUrl`, TTLs are of topics",
+    "statistics": "statistics and metrics are at `adminPort` and in `mqadmin`",
+    "trace": "traces go to the topic of the client; `traceTopicEnable` creates the default one",
+    "balance": "queues are assigned among the members that are connected",
+    "offsets": "group offsets are saved every `flushConsumerOffsetInterval`, and with the archive's state",
+    "topics": "topics and groups are created by `mqadmin` or by their first use",
+    "users": "users and policies are in `authConfigPath`; every request is checked against the current ones",
+    "acl-v1": "users of plain_acl.yml are not imported: create them",
+    "one-controller": "broker sets are in a file below `controllerStorePath` or in etcd (`registerUrl`), without Raft",
+    "place": "the paths are `storePathRootDir`, `kvConfigPath` and `authConfigPath`",
+    "plug-in": "it belongs to the tiered store plug-in: neve's archive is `storeUrl`, and TTLs belong to topics",
     "container": "a process is one broker",
-    "start": "a start answers at once, with what is registered by then",
-    "internal": "it tunes the inside of RocketMQ's servers",
+    "start": "a server answers from its start, with the registrations that it has",
+    "internal": "it tunes the internals of RocketMQ's servers",
     "no-setter": "RocketMQ has no setter for it, and does not read it either",
 }
 
@@ -383,9 +383,9 @@ _ONE_COPY = "there is one copy, and nothing would be replicated: see replication
 _AUTH = "org.apache.rocketmq.auth"
 REFUSED: Mapping[str, RefusedKey] = {
     "brokerRole": RefusedKey(
-        ("ASYNC_MASTER", "SLAVE"), "there is one copy: no slave, and none to wait for", "replication"
+        ("ASYNC_MASTER", "SLAVE"), "there is one copy: no slave exists to wait for", "replication"
     ),
-    "brokerId": RefusedKey(("0",), "a master is 0, and a controller gives the others their ids", "brokerRole"),
+    "brokerId": RefusedKey(("0",), "a master has id 0, and a controller assigns the other ids", "brokerRole"),
     "haMasterAddress": RefusedKey(("",), _ONE_COPY),
     "duplicationEnable": RefusedKey(("false",), _ONE_COPY),
     "enableDLegerCommitLog": RefusedKey(("false",), _ONE_COPY),
@@ -397,23 +397,25 @@ REFUSED: Mapping[str, RefusedKey] = {
     "enableAutoInSyncReplicas": RefusedKey(("false",), _ONE_COPY),
     "aclEnable": RefusedKey(
         ("false",),
-        "users would not be asked who they are: set authenticationEnabled, authorizationEnabled and create the users",
+        "requests would not be authenticated: set authenticationEnabled, authorizationEnabled and create users",
         "authenticationEnabled",
     ),
     "authenticationProvider": RefusedKey(
-        ("", f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider"), "only RocketMQ's own provider is known"
+        ("", f"{_AUTH}.authentication.provider.DefaultAuthenticationProvider"),
+        "only RocketMQ's default provider is supported",
     ),
     "authenticationMetadataProvider": RefusedKey(
         ("", f"{_AUTH}.authentication.provider.LocalAuthenticationMetadataProvider"), "users are in authConfigPath"
     ),
     "authorizationProvider": RefusedKey(
-        ("", f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider"), "only RocketMQ's own provider is known"
+        ("", f"{_AUTH}.authorization.provider.DefaultAuthorizationProvider"),
+        "only RocketMQ's default provider is supported",
     ),
     "authorizationMetadataProvider": RefusedKey(
         ("", f"{_AUTH}.authorization.provider.LocalAuthorizationMetadataProvider"), "policies are in authConfigPath"
     ),
-    "useTLS": RefusedKey(("false",), "what this server asks others would go in plain text: set tlsEnable", "tlsEnable"),
-    "rejectPullConsumerEnable": RefusedKey(("false",), "consumers that pull would be served all the same"),
+    "useTLS": RefusedKey(("false",), "requests to other servers would be in plain text: set tlsEnable", "tlsEnable"),
+    "rejectPullConsumerEnable": RefusedKey(("false",), "pull consumers would still be served"),
     "configBlackList": RefusedKey(
         (
             "",
@@ -421,35 +423,37 @@ REFUSED: Mapping[str, RefusedKey] = {
             "configBlackList;configStorePath;kvConfigPath",
             "configBlackList;configStorePath",
         ),
-        "what may be changed on a running server is fixed (the keys marked live), and cannot be narrowed",
+        "the keys that can be changed on a running server are fixed (marked live) and cannot be restricted",
     ),
-    "startAcceptSendRequestTimeStamp": RefusedKey(("0",), "sends would be taken from the start on"),
-    "messageStorePlugIn": RefusedKey(("",), "no plug-in is loaded; neve's archive is storeUrl", "storeUrl"),
+    "startAcceptSendRequestTimeStamp": RefusedKey(("0",), "sends would be accepted from the start"),
+    "messageStorePlugIn": RefusedKey(("",), "plug-ins are not supported; neve's archive is storeUrl", "storeUrl"),
     "storePathCommitLog": RefusedKey(
         ("", "{root}/commitlog"),
-        "the log is storePathRootDir/commitlog: name its disk by storePathRootDir",
+        "the log is storePathRootDir/commitlog: choose its disk by storePathRootDir",
     ),
-    "readOnlyCommitLogStorePaths": RefusedKey(("",), "the log has one directory; what lies in these would not be read"),
-    "enableLmq": RefusedKey(("false",), "light message queues are not there: their messages would reach nobody"),
+    "readOnlyCommitLogStorePaths": RefusedKey(("",), "the log has one directory; files in these would not be read"),
+    "enableLmq": RefusedKey(
+        ("false",), "light message queues are not supported: their messages would not be delivered"
+    ),
     "enableMultiDispatch": RefusedKey(
-        ("false",), "light message queues are not there: their messages would reach nobody"
+        ("false",), "light message queues are not supported: their messages would not be delivered"
     ),
-    "timerStopEnqueue": RefusedKey(("false",), "timers would go on"),
-    "enabledAppendPropCRC": RefusedKey(("false",), "no checksum of properties is written"),
-    "forceVerifyPropCRC": RefusedKey(("false",), "no checksum of properties is asked for"),
+    "timerStopEnqueue": RefusedKey(("false",), "timers would still be accepted"),
+    "enabledAppendPropCRC": RefusedKey(("false",), "checksums of properties are not written"),
+    "forceVerifyPropCRC": RefusedKey(("false",), "checksums of properties are not verified"),
     "fetchNamesrvAddrByAddressServer": RefusedKey(
-        ("false",), "no address server is asked: set namesrvAddr", "namesrvAddr"
+        ("false",), "address servers are not supported: set namesrvAddr", "namesrvAddr"
     ),
     "fetchNameSrvAddrByDnsLookup": RefusedKey(
-        ("false",), "no name is looked up for it: set namesrvAddr", "namesrvAddr"
+        ("false",), "DNS lookup is not supported: set namesrvAddr", "namesrvAddr"
     ),
     "clusterTest": RefusedKey(("false",), "routes of another environment would be missing"),
     "supportActingMaster": RefusedKey(("false",), "no slave would act for its master"),
     "notifyMinBrokerIdChanged": RefusedKey(("false",), "no slave would act for its master"),
     "enableControllerInNamesrv": RefusedKey(
-        ("false",), "the controller has a file of its own: run `neve namesrv --controller controller.conf`"
+        ("false",), "the controller has its own file: run `neve namesrv --controller controller.conf`"
     ),
-    "enableTopicList": RefusedKey(("true",), "lists of topics would be answered; enableAllTopicList is honoured"),
+    "enableTopicList": RefusedKey(("true",), "lists of topics would still be returned; enableAllTopicList is honoured"),
 }
 
 
