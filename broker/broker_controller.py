@@ -551,6 +551,7 @@ class BrokerController:
             self._machine.outside,
             broker_set=None if self.membership is None else self.membership.reign,
             follows=is_slave(config),
+            journal=self.journal,
         )
         self.topic_deletion = TopicDeletion(
             store=self.store,

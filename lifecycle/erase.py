@@ -399,6 +399,11 @@ class EraseKey:
                 self._hot_erasure.hide([*self._in_no_object(erasure.gone), *erasure.delivered])
         except OSError as error:
             erasure.unsearched.append(f"the local log could not save what to hide: {error}")
+        if erasure.delivered:  # the archive has never had them, so that its journal does not state them
+            try:
+                self._hot.log_erased(erasure.delivered)
+            except OSError as error:
+                erasure.unsearched.append(f"other members may return copies that were delivered: {error}")
 
     # ---- the local log
 
@@ -433,8 +438,6 @@ class EraseKey:
             is_waiting = verdict is Verdict.YES
             why = "may wait for delivery: erase again later" if is_waiting else "in the local log are of unknown origin"
             erasure.unsearched.append(f"{count} messages of {topic} {why}")
-        if erasure.delivered and self._is_member:
-            erasure.unsearched.append("the other members still return copies that were delivered from a waiting topic")
 
     def _search_quarantine(self, erasure: _Erasure) -> None:
         """Delete the records of quarantined messages with the key: no retention applies to them."""

@@ -119,6 +119,13 @@ class HotStore(HotLog, Protocol):
         """
         ...
 
+    def log_erased(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
+        """State in the log that these rows of internal topics are erased: the other members of a broker set hide them.
+
+        Raises OSError if the log takes no record now.
+        """
+        ...
+
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         """Queue -> (first, last) of what is hidden so, in order."""
         ...

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import takewhile
 
-from broker.archiving import erased_rows
 from broker.archiving.offsets import Queue, log_goes_on_at, queues_to_raise
+from broker.store import erased_rows
 from broker.store.message_store import MessageStore
 from lifecycle.recorded_minimums import minimums_to_raise
 from neve.archive.catalog.catalog import Catalog

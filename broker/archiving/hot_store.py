@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 from collections import deque
@@ -13,17 +14,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from broker.archiving.ask_loop import Ask
-from broker.archiving.erased_rows import hide
 from broker.archiving.pins import Pins
 from broker.archiving.reach import Reach
 from broker.intake.flusher import Flusher
+from broker.store.erased_rows import hide
 from broker.store.errors import LogIsCut, StoreError, StoreFull, StoreNotWritable
 from broker.store.log_search import records_with
 from broker.store.message_store import MessageStore, Segment
 from broker.store.reading import EntrySlice, joined
+from broker.tables.changes import RowsErased
+from broker.tables.journal import NO_JOURNAL, Journal
 from broker.waiting.delivery import quarantined
 from infra.loop.in_steps import in_turns
 from lifecycle.hot_store import Aged, Hidden
+from neve.errors import BrokerError
 from neve.record.codec import decode_record
 from tiered.write.entry_run import EntryRun
 from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
@@ -35,6 +39,7 @@ T = TypeVar("T")
 # have any or not: a file may have to be opened for each. Half a millisecond.
 _ENTRIES_AT_ONCE = 16_000
 _QUEUES_AT_ONCE = 16
+_ROWS_IN_RECORD = 1_000  # of a record that states erased messages
 _UNKNOWN_MS, _NEVER_MS = -1, 1 << 62
 
 
@@ -61,8 +66,10 @@ class LoopHotStore:
         disk_ratio: Callable[[], float],
         reach: Reach | None = None,
         on_growth: Callable[[], None] | None = None,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         """`on_growth`: told, on the loop, when a job has made the log longer."""
+        self._journal = journal
         self._store, self._pins, self._ask, self._flusher = store, pins, ask, flusher
         self._on_growth = on_growth
         self._reach = reach or Reach(store)
@@ -187,6 +194,23 @@ class LoopHotStore:
             store.write_queue_state(self._call(store.queue_state_image))
             self._is_unsaved = False
         return Hidden(hidden.runs, hidden.failed)
+
+    def log_erased(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
+        try:
+            for begin in range(0, len(rows), _ROWS_IN_RECORD):
+                self._call(functools.partial(self._log_erased, rows[begin : begin + _ROWS_IN_RECORD]))
+        except BrokerError as error:
+            raise OSError(errno.EAGAIN, f"the log takes no record: {error.remark}") from error
+
+    def _log_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> None:
+        if self._store.is_following:
+            return  # an Apache master's log: it takes no record of this broker, and no other neve broker follows it
+        change = RowsErased(rows={})
+        for topic, queue, first, last in rows:
+            change.rows.setdefault(topic, {}).setdefault(queue, []).append((first, last))
+        self._journal.record(change)
+        if self._on_growth is not None:
+            self._on_growth()
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
         store = self._store

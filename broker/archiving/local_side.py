@@ -15,6 +15,7 @@ from broker.archiving.state import StateCapture, Tables
 from broker.config import BrokerConfig
 from broker.intake.flusher import Flusher
 from broker.store.message_store import MessageStore
+from broker.tables.journal import NO_JOURNAL, Journal
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from lifecycle.safe_clock import ClockMark, SafeClock
@@ -36,8 +37,10 @@ class LocalSide:
         broker_set: BrokerSet | None = None,
         *,
         follows: bool = False,
+        journal: Journal = NO_JOURNAL,
     ) -> None:
         """`broker_set`: of which the broker is a member. `follows`: its log is the copy of an Apache master's."""
+        self._journal = journal
         self.config, self.store, self.tables, self.clock, self.disk = config, store, tables, clock, disk
         self.outside = outside or Outside()
         self.root = config.root
@@ -53,7 +56,8 @@ class LocalSide:
         """For job threads. On the loop."""
         ratio = functools.partial(self.outside.disk_ratio, self.disk, self.root)
         grown = None if self.broker_set is None else self.broker_set.appended
-        return LoopHotStore(self.store, self._pins, self.outside.ask_loop(), self._flusher, ratio, self.reach, grown)
+        ask = self.outside.ask_loop()
+        return LoopHotStore(self.store, self._pins, ask, self._flusher, ratio, self.reach, grown, self._journal)
 
     def safe_clock(self) -> SafeClock:
         """Once the log is recovered: it says how late it is at least."""

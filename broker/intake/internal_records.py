@@ -32,7 +32,7 @@ _COUNT, _BYTES = 512, 4 << 20  # of one read
 
 
 class _Seen(NamedTuple):
-    """The newest own record below an offset of a queue, decoded, and how often the log had been cut by then."""
+    """The newest own record below an offset of a queue, decoded, and `MessageStore.cuts` by then."""
 
     cuts: int
     end: int

@@ -14,6 +14,7 @@ an Apache master can store in this topic, are passed over.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import msgspec
 from broker.metadata.images import MetadataImage, ModesImage, OffsetsImage, UsersImage, decode_image
 from broker.metadata.metadata_journal import MetadataJournal
 from broker.metadata.stock_tables import StockImage
+from broker.store import erased_rows
 from broker.store.message_store import MessageStore
 from broker.tables.changes import (
     CHANGES,
@@ -33,6 +35,7 @@ from broker.tables.changes import (
     Change,
     GroupGone,
     QueuesRaised,
+    RowsErased,
     TopicGone,
     UnreadableChange,
     UserChange,
@@ -308,12 +311,24 @@ class MetadataLog:
             self._pops.forget(group=change.group)
         elif isinstance(change, QueuesRaised):
             self._raise_queues(change, followed.record_end)
+        elif isinstance(change, RowsErased):
+            self._hide_rows(change)
 
     def _raise_queues(self, change: QueuesRaised, at: int) -> None:
         """May be done again: a queue that is as high stays, and a topic that was deleted behind it stays deleted."""
         store = self._store
         raised = {topic: ends for topic, ends in change.queues.items() if store.gone_below(topic) < at}
         store.raise_queues(raised, said_at=at)
+
+    def _hide_rows(self, change: RowsErased) -> None:
+        """Raises OSError if the files of a queue can't be read: the change is applied again."""
+        places = ((topic, queue, spans) for topic, queues in change.rows.items() for queue, spans in queues.items())
+        rows = [(topic, queue, first, last) for topic, queue, spans in places for first, last in spans]
+        hidden = erased_rows.hide(self._store, rows, erased_rows.at_once)
+        if hidden.is_changed:
+            self._store.save_queue_state()
+        for (topic, queue), reason in hidden.failed.items():
+            raise OSError(errno.EIO, f"erased messages of {topic}, queue {queue} can't be hidden: {reason}")
 
     def _forget_queues(self, change: TopicGone, below: int, *, begin_again: bool) -> None:
         store, topic = self._store, change.topic
@@ -395,6 +410,8 @@ class MetadataLog:
                 self._gone.append(change)
             if isinstance(change, QueuesRaised):
                 self._raise_queues(change, followed.record_end)
+            if isinstance(change, RowsErased):
+                self._hide_rows(change)
 
     def offsets_image(self) -> Steps[OffsetsImage]:
         """Where groups stand, with the end of the log that this belongs to.

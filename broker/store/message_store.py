@@ -101,7 +101,7 @@ class MessageStore:
         """`successor_of`: a store whose log is cut, and that takes over what this one recovers from its directory."""
         self.config, self.disk = config, disk
         self.log_uuid = ""
-        #: How often the log was cut since the start: offsets above the cut are given again.
+        #: Changes at the begin and at the end of each cut of the log: offsets above the cut are given again.
         self.cuts = 0
         self._clock, self._now, self._new_lock = clock, clock.now_ms, new_lock
         self._directory: DataDirectory = (
@@ -335,6 +335,7 @@ class MessageStore:
         try:
             yield from self._hide_above(to, shown)
             yield from self._cut()
+            self.cuts += 1
         except (OSError, StoreError) as error:
             self._end.fail(error if isinstance(error, OSError) else OSError(str(error)))
             raise StoreNotWritable(f"the log could not be cut to {to}: {error}") from error

@@ -26,6 +26,8 @@
     policies gone   subject
     delays          offsets                     delay level → queue offset of the next message to deliver
     raised          queues                      topic → queue → where it goes on, above what the archive has named
+    erased          rows                        topic → queue → [[first, last], …] of internal topics: hidden from all
+                                                requests; those of archived topics are in the archive's journal
     settled         epoch                       of a master, whose log has, or goes on above, all that the archive names
 
 `settled` lies behind the `raised` that it needed: whoever has it in his log has what its master settled. A topic's
@@ -156,6 +158,12 @@ class QueuesRaised(_Change, tag="raised", frozen=True):
     queues: dict[str, dict[int, int]]
 
 
+class RowsErased(_Change, tag="erased", frozen=True):
+    """Erased messages of internal topics, by topic and queue."""
+
+    rows: dict[str, dict[int, list[tuple[int, int]]]]
+
+
 class ArchiveSettled(_Change, tag="settled", frozen=True):
     """See the module."""
 
@@ -164,7 +172,8 @@ class ArchiveSettled(_Change, tag="settled", frozen=True):
 
 Change = (
     TopicPut | TopicGone | GroupPut | GroupGone | GroupForbidden | ModePut | OffsetsReset | OffsetsCopied
-    | UserPut | UserGone | PoliciesPut | PoliciesGone | DelayPositions | QueuesRaised | ArchiveSettled
+    | UserPut | UserGone | PoliciesPut | PoliciesGone | DelayPositions | QueuesRaised | RowsErased
+    | ArchiveSettled
 )  # fmt: skip
 UserChange = UserPut | UserGone | PoliciesPut | PoliciesGone
 _QUEUES: Mapping[type, int] = {DelayPositions: DELAYS, ArchiveSettled: SETTLED}

@@ -19,6 +19,7 @@ from typing_extensions import override
 import neve.archive
 from broker.archiving.archive import Archive
 from broker.broker_controller import BrokerController
+from broker.tables.changes import CHANGES, RowsErased, decode_change
 from broker.waiting.delivery import Quarantine
 from infra import failpoint
 from infra.disk.filesystem import OutOfDescriptors, RealDisk
@@ -32,7 +33,7 @@ from neve.cli.main import neve as neve_command
 from neve.record.codec import MalformedRecord, iter_records
 from neve.record.ids import parse_offset_msg_id
 from neve.remoting.codes import RequestCode as Code
-from neve.remoting.names import SCHEDULE_TOPIC
+from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
 from neve.spark.reader import plan
 from tests.broker_in_process import ask, offload, running, send
 from tests.popping import Member, Taken
@@ -460,6 +461,9 @@ async def test_a_copy_that_waited_for_its_delivery_is_hidden_where_it_waited(tmp
         *_, told = await post(broker, topic="T", key="who")
         assert (told["complete"], told["rows"]) == (True, 1)
         assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=waiting[0])).code != 0
+        (raw,) = broker.store.get(METADATA_LOG, CHANGES, broker.journal.position - 1, 1, 1 << 20).buffers
+        (change,) = iter_records(raw)
+        assert decode_change(change.body) == RowsErased(rows={SCHEDULE_TOPIC: {0: [(0, 0)]}}), "for the other members"
         await send(connection, "T", b"later", "KEYS\x01late\x02DELAY\x0118\x02")
         *_, told = await post(broker, topic="T", key="late")
         assert told["not_erased"] == [f"1 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]

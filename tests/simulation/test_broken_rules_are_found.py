@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from broker.archiving.erased_rows import HiddenRows
 from broker.intake.internal_records import InternalRecords
 from broker.store import erased
+from broker.store.erased_rows import HiddenRows
 from broker.store.queue_table import QueueTable
 from infra import failpoint
 from lifecycle.erase import EraseKey

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.intake.internal_records import WRITTEN_BY_NEVE, InternalRecords
+from broker.store import message_store
 from broker.store.config import StoreConfig
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock
@@ -98,4 +99,26 @@ def test_record_that_was_cut_off_the_log_is_not_the_newest(store: MessageStore) 
     store.truncate(border, epoch=1, floor=border)
     store.lead()
     put_foreign(store, 1)
+    assert last(records) == b"stays"
+
+
+def test_record_that_was_read_during_a_cut_is_not_remembered(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queues of a cut are hidden some at a time: a search between two parts finds what is cut off."""
+    monkeypatch.setattr(message_store, "_QUEUES_AT_ONCE", 1)
+    records = InternalRecords(store)
+    put(store, b"stays", own=True)
+    border = store.max_physical_offset
+    store.put("other", 0, b"", b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("127.0.0.1", 1))
+    put(store, b"is cut", own=True)
+    store.follow()
+    found = []
+    for part in store.truncation(border, epoch=1, floor=border):
+        part()
+        if store.max_offset(TOPIC, QUEUE) == 2:
+            found.append((store.cuts, last(records)))
+    assert len({cuts for cuts, _ in found}) == 2, "before the cut, and amid it"
+    store.lead()
+    put_foreign(store, 3)
     assert last(records) == b"stays"

@@ -68,6 +68,8 @@ class FakeHot(OneByOne):
         self.unreadable: set[str] = set()  # topics whose rows can't be hidden
         self.former: dict[str, int] = {}
         self.raw: list[bytes] = []  # records of deleted topics, and those that wait for delivery
+        self.log_takes_nothing = False
+        self.logged: list[tuple[str, int, int, int]] = []  # rows that the log states as erased
         self.quarantine: dict[str, bytes] = {}
         self.is_quarantine_locked = False
         self.is_log_unreadable = False
@@ -187,6 +189,11 @@ class FakeHot(OneByOne):
                 self.hidden.setdefault((topic, queue), set()).update(wanted)
                 new += 1
         return Hidden(new, failed)
+
+    def log_erased(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
+        if self.log_takes_nothing:
+            raise OSError(errno.EAGAIN, "the log takes no record")
+        self.logged += rows
 
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
         return {topic: self.former[topic] for topic in topics if topic in self.former}

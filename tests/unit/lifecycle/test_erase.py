@@ -937,7 +937,11 @@ def test_certificate_is_incomplete_while_messages_wait_for_delivery(new: New, mo
     told = rig.erase()
     assert told["not_erased"] == [f"2 messages of {SCHEDULE_TOPIC} may wait for delivery: erase again later"]
     assert rig.hot.hidden == {(SCHEDULE_TOPIC, 7): {0}}, "that one was delivered"
-    rig.hot.pinned = None
+    assert rig.hot.logged == [(SCHEDULE_TOPIC, 7, 0, 0)]
+    rig.hot.pinned, rig.hot.log_takes_nothing = None, True
+    told = rig.erase()
+    assert "other members may return copies" in told["not_erased"][0]
+    rig.hot.log_takes_nothing = False
     told = rig.erase()
     assert told["complete"]
     assert rig.hot.hidden == {(SCHEDULE_TOPIC, 7): {0, 1, 2}}

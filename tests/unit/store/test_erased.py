@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from broker.archiving.erased_rows import at_once, hide
 from broker.store import erased
+from broker.store.erased_rows import at_once, hide
 from broker.store.errors import StoreCorrupt
 from broker.store.message_store import MessageStore
 from infra.clock import ManualClock

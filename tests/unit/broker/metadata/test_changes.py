@@ -20,6 +20,7 @@ from broker.tables.changes import (
     PoliciesGone,
     PoliciesPut,
     QueuesRaised,
+    RowsErased,
     TopicGone,
     TopicPut,
     UnreadableChange,
@@ -46,6 +47,7 @@ EACH: list[Change] = [
     PoliciesGone(subject="User:u"),
     DelayPositions(offsets={1: 5, 18: 6}),
     QueuesRaised(queues={"t": {0: 7}}),
+    RowsErased(rows={"t": {0: [(3, 3), (5, 9)]}}),
     ArchiveSettled(epoch=3),
 ]
 

@@ -10,11 +10,13 @@ import pytest
 
 from access.model import Policy, PolicyEntry, User
 from access.store import AuthTables
+from broker.tables.changes import RowsErased
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig
 from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
 from infra.loop.in_steps import at_once
 from neve.record.codec import MessageRecord
+from neve.remoting.names import SCHEDULE_TOPIC
 from tests.unit.broker.metadata.members import DELAY_MS, Member
 
 TOPICS, GROUPS, USERS = ("orders", "payments", "käse"), ("g", "h"), ("u", "w")
@@ -262,3 +264,21 @@ def test_a_new_master_lets_no_group_stand_above_what_it_has(tmp_path: Path) -> N
     slave.metadata.install_offsets(at_once(master.metadata.offsets_image()))
     assert slave.metadata.lead() == ["t@g queue 0: 5 → 3"]
     assert slave.offsets.query("g", "t", 0) == 3
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_follower_hides_erased_rows_of_an_internal_topic(tmp_path: Path, killed: bool) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    master, slave = Member(tmp_path / "master", clock), Member(tmp_path / "slave", clock)
+    master.topics.create_plain("orders", 1)
+    for _ in range(3):
+        master.put_delayed("orders")
+    master.journal.record(RowsErased(rows={SCHEDULE_TOPIC: {0: [(0, 1)]}}))
+    for record in master.records():
+        slave.hear(record)
+    slave.metadata.catch_up()
+    if killed:
+        slave.kill()
+    assert slave.store.erased_of(SCHEDULE_TOPIC, 0) == ((0, 1),)
+    assert slave.store.entry(SCHEDULE_TOPIC, 0, 1) is None
+    assert slave.store.entry(SCHEDULE_TOPIC, 0, 2) is not None
