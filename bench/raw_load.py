@@ -163,7 +163,7 @@ class Consumer(asyncio.Protocol):
 def create(broker: str, topic: str, signer: Signer | None = None) -> None:
     """The topic on any broker, with the queues that both generators use."""
     with Client(broker, signer=signer) as client:
-        client.admin.create_topic(topic, QUEUES)
+        client.create_topic(topic, QUEUES)
 
 
 async def produce(

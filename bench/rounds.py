@@ -58,7 +58,7 @@ class Cpu:
 def fill_tiny(broker: str, topics: int) -> None:
     with Client(broker) as client:
         for number in range(topics):
-            client.admin.create_topic(f"tiny-{number:05d}", 1)
+            client.create_topic(f"tiny-{number:05d}", 1)
             client.send(f"tiny-{number:05d}", 0, os.urandom(_TINY // 2).hex().encode())
 
 

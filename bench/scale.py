@@ -62,7 +62,7 @@ def measure(server: Server, topics: int, served: Served, options: argparse.Names
         settle([server])
         with _cpu(server, found, "create ms/topic", 1e3 / len(one_by_one)):
             for topic in one_by_one:
-                client.admin.create_topic(topic, QUEUES)
+                client.create_topic(topic, QUEUES)
         cluster.topics = [*one_by_one, *cluster.topics]
         settle([server])
         found["memory MiB, empty"] = _memory(server) / 2**20

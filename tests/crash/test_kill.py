@@ -167,7 +167,7 @@ def test_no_acknowledged_message_is_lost(tmp_path: Path) -> None:
         server.start()
         with Client(server.broker) as client:
             for topic in (SMALL.topic, LARGE.topic):
-                client.admin.create_topic(topic, QUEUES)
+                client.create_topic(topic, QUEUES)
         for _ in range(KILLS):
             load_until_dead(server, ledger, chance.randrange(KILL_WITHIN))
             server.start()
@@ -283,7 +283,7 @@ def test_kill_inside_an_offload_round(tmp_path: Path, step: str) -> None:
     try:
         server.start(env={"NEVE_FAILPOINT": step if "=" in step else f"{step}=crash"})
         with Client(server.broker) as client:
-            client.admin.create_topic("tiles", QUEUES)
+            client.create_topic("tiles", QUEUES)
         sent = produce(server, 0, MESSAGES)
         post_offload(server)
         pids = [int(pid) for pid in server.ready["pids"]]
@@ -308,7 +308,7 @@ def test_kill_of_the_worker_inside_an_offload_round(tmp_path: Path, step: str) -
         server.start(env={"NEVE_FAILPOINT": f"{step}=crash"})
         with Client(server.broker) as client:
             for topic in ("tiles", "more", "last"):
-                client.admin.create_topic(topic, QUEUES)
+                client.create_topic(topic, QUEUES)
             for topic in ("more", "last"):
                 client.send(topic, 0, b"x")
         sent = produce(server, 0, MESSAGES)

@@ -71,7 +71,7 @@ class SoundClient(threading.Thread):
         self.sent: list[tuple[int, int, bytes]] = []
         self.fault: Exception | None = None
         with Client(server.broker) as client:
-            client.admin.create_topic(TOPIC, QUEUES)
+            client.create_topic(TOPIC, QUEUES)
             self._send(client)
 
     def run(self) -> None:

@@ -133,7 +133,7 @@ def test_what_a_member_gave_up_is_listed_and_its_messages_are_printed(
 ) -> None:
     with BrokerSet(tmp_path, replication="sync", flushDiskType="SYNC_FLUSH") as brokers:
         with Client(brokers.master.broker) as client:
-            client.admin.create_topic(TOPIC, 1)
+            client.create_topic(TOPIC, 1)
             client.send(TOPIC, 0, b"with all")
         former, slaves = brokers.master, brokers.slaves
         assert neve.rows("diverged", str(store_of(former))) == []
@@ -167,7 +167,7 @@ def test_a_switch_under_load_loses_nothing_though_nobody_waits_for_slaves(
     with BrokerSet(tmp_path, replication="async") as brokers:
         monkeypatch.setenv("NAMESRV_ADDR", brokers.name_server.namesrv)
         with Client(brokers.master.broker) as client:
-            client.admin.create_topic(TOPIC, 1)
+            client.create_topic(TOPIC, 1)
         with producing(brokers) as producer:
             for _ in range(3):
                 producer.has_sent(200)

@@ -24,7 +24,7 @@ def test_a_broker_offloads_to_it_and_reads_back(tmp_path: Path, monkeypatch: pyt
         try:
             server.start()
             with Client(server.broker) as client:
-                client.admin.create_topic("tiles", QUEUES)
+                client.create_topic("tiles", QUEUES)
             sent = produce(server, 0, 60)
             assert {"commit", "evicted"} <= {event.get("event") for event in post_offload(server)}
             assert stored(server) == sent

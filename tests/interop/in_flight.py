@@ -27,7 +27,7 @@ class InFlight:
         self._master = master
         with Client(master) as client:
             for topic in ("plain", "later", "timed", "paid", "popped"):
-                client.admin.create_topic(topic, 1)
+                client.create_topic(topic, 1)
             for group in (GROUP, "poppers"):
                 client.ask(_UPDATE_GROUP, {}, json.dumps({"groupName": group}).encode())
             for number in range(100):

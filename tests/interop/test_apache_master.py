@@ -70,11 +70,11 @@ def read(address: str, count: int, start: int = 0) -> list[MessageRecord]:
 def come_again(master: ApacheServer) -> None:
     """A topic is deleted and made again: its offsets begin at 0."""
     with Client(master.broker) as client:
-        client.admin.create_topic("again", 1)
+        client.create_topic("again", 1)
         for number in range(5):
             assert client.send("again", 0, b"old %d" % number) == number
         client.ask(_DELETE_TOPIC, {"topic": "again"})
-        client.admin.create_topic("again", 1)
+        client.create_topic("again", 1)
         for number in range(3):
             assert client.send("again", 0, b"new %d" % number) == number
 
@@ -82,7 +82,7 @@ def come_again(master: ApacheServer) -> None:
 def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_serves_reads(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as master, slave_of(master, tmp_path / "neve") as slave:
         with Client(master.broker) as client:
-            client.admin.create_topic(TOPIC, 1)
+            client.create_topic(TOPIC, 1)
             client.ask(_UPDATE_GROUP, {}, json.dumps({"groupName": GROUP}).encode())
         send(master, 300)
         send(master, 30, 200_000)  # over a file's end
@@ -132,7 +132,7 @@ def test_a_master_of_neves_says_where_its_ha_port_is_as_apaches_does(tmp_path: P
         asked = {}
         for master in (theirs, ours):
             with Client(master.broker) as client:
-                client.admin.create_topic(TOPIC, 1)
+                client.create_topic(TOPIC, 1)
                 client.send(TOPIC, 0, b"what comes after the start is not in masterFlushOffset")
                 asked[master.broker] = client.ask(_HA_INFO, {}).extFields
         # what neve says besides tells a neve slave that its master speaks its own stream
@@ -148,7 +148,7 @@ def test_a_master_that_waits_for_a_slave_acknowledges_with_neves(tmp_path: Path)
     with apache(tmp_path / "apache", **settings) as master:
         ext = send_ext(TOPIC, 0)
         with Client(master.broker) as client:
-            client.admin.create_topic(TOPIC, 1)
+            client.create_topic(TOPIC, 1)
             assert client.invoke(SEND_V2, ext, b"alone").code != 0
             with slave_of(master, tmp_path / "neve", flushDiskType="SYNC_FLUSH") as slave:
                 wait_until(lambda: client.invoke(SEND_V2, ext, b"two").code == 0, "an acknowledgement", _CHANGE_S)
@@ -161,7 +161,7 @@ def test_a_master_that_waits_for_a_slave_acknowledges_with_neves(tmp_path: Path)
 def test_what_the_master_lost_in_a_power_cut_the_slave_keeps_aside_and_the_logs_are_equal_again(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as master, slave_of(master, tmp_path / "neve") as slave:
         with Client(master.broker) as client:
-            client.admin.create_topic(TOPIC, 1)
+            client.create_topic(TOPIC, 1)
         send(master, 200)
         kept = catches_up(master.broker)
         send(master, 100)

@@ -24,7 +24,7 @@ def test_stock_clients_lose_nothing_when_masters_die(tmp_path: Path, version: st
     settings = {"replication": "sync", "slaveReadEnable": "true", "controllerHeartBeatTimeoutMills": "3s"}
     with BrokerSet(tmp_path / "set", settings=settings) as brokers:
         with Client(brokers.master.broker) as client:
-            client.admin.create_topic(TOPIC, 4)
+            client.create_topic(TOPIC, 4)
         with Steady(brokers.name_server.namesrv, version, tmp_path / "client") as steady:
             steady.go_on([NAME])
             killed = brokers.master

@@ -71,7 +71,7 @@ def alive(server: Serving) -> set[str]:
 def may_send(member: ApacheMember) -> bool:
     try:
         with Client(member.broker) as client:
-            client.admin.create_topic(TOPIC, 1)
+            client.create_topic(TOPIC, 1)
             client.send(TOPIC, 0, b"are you master?")
     except (OSError, Refused):
         return False

@@ -68,7 +68,7 @@ def test_what_waits_in_the_directory_of_a_killed_broker_goes_on_at_the_one_that_
 def test_a_broker_that_runs_is_not_imported(tmp_path: Path) -> None:
     with apache_alone(tmp_path) as pair:
         with Client(pair.master.broker) as client:
-            client.admin.create_topic("orders", 1)
+            client.create_topic("orders", 1)
             client.send("orders", 0, b"m")
         assert "is there: stop it first" in refusal(pair, tmp_path / "apache" / "store")
         assert not (pair.directory / "store").exists(), "what it takes until it is stopped is not missed"

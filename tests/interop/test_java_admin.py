@@ -19,7 +19,7 @@ QUICK_CHECKS = {"transactionCheckInterval": "300", "transactionTimeOut": "0", "t
 def test_a_given_up_transaction_is_resumed_and_a_slave_reads_the_positions(tmp_path: Path) -> None:
     with NeveServer(tmp_path / "neve", settings=QUICK_CHECKS) as server:
         with Client(server.broker) as client:
-            client.admin.create_topic("ledger", 1)
+            client.create_topic("ledger", 1)
         command = jvm.java(
             jvm.classes(SOURCES), "Leftovers", server.namesrv, server.broker, "ledger", home=tmp_path / "client"
         )

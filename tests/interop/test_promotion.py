@@ -31,7 +31,7 @@ def test_what_waits_at_the_master_goes_on_at_the_slave_that_is_promoted(tmp_path
 def test_a_stock_consumer_that_runs_all_the_time_misses_nothing(tmp_path: Path) -> None:
     with apache_and_slave(tmp_path) as pair:
         with Client(pair.master.broker) as client:
-            client.admin.create_topic(STEADY, 2)
+            client.create_topic(STEADY, 2)
         with Steady(pair.namesrv, jvm.SERVER, tmp_path / "clients") as clients:
             clients.go_on(["stock"])
             pair.has_all()

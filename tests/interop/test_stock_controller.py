@@ -42,7 +42,7 @@ def bodies(member: Broker) -> list[bytes]:
 
 def create_topic(brokers: MixedSet) -> None:
     with Client(brokers.master.broker) as client:
-        client.admin.create_topic(TOPIC, 1)
+        client.create_topic(TOPIC, 1)
 
 
 def elect(brokers: MixedSet, member: Broker) -> None:
@@ -216,7 +216,7 @@ def test_masters_of_both_kinds_die_and_the_next_one_has_messages_topics_and_grou
         assert committed(second) == 30
         sent.assert_kept()
         with Client(second.broker) as client:
-            client.admin.create_topic("made-at-neves", 3)
+            client.create_topic("made-at-neves", 3)
         commit(second, 60)
         apache.start()
         brokers.wait_until_in_sync(*brokers.members)

@@ -126,7 +126,7 @@ def create_topic(brokers: BrokerSet) -> None:
     def is_created() -> bool:
         try:
             with Client(brokers.master.broker) as client:
-                client.admin.create_topic(TOPIC, 1)
+                client.create_topic(TOPIC, 1)
         except (OSError, Refused):
             return False  # it is elected, and does not lead yet
         return True
