@@ -67,7 +67,7 @@ def round_trip(namesrv: str, directory: Path, count: int, *, queues: int = 4) ->
 def _create(namesrv: str, topic: str, queues: int) -> None:
     """Returns once a client would be sent to it."""
     _run(namesrv, "topic", "create", topic, "--queues", str(queues))
-    describe = [NEVE, "topic", "describe", topic, "-n", namesrv]
+    describe = [NEVE, "topic", "show", topic, "-n", namesrv]
     wait_until(
         lambda: subprocess.run(describe, capture_output=True, check=False).returncode == 0, f"the route of {topic}"
     )

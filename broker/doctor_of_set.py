@@ -14,9 +14,10 @@ from broker.ha.settings import SetSettings, settings_of
 from infra.clock import Clock
 from infra.config.properties import ConfigError, parse_properties, to_properties
 from infra.net.tls import client_context
-from neve.cli.broker_sets import BrokerSets, SetState, new_pool, who_answers
+from neve.admin.broker_sets import BrokerSets, SetState, find_controller
+from neve.admin.errors import Unreachable
+from neve.admin.requests import new_pool
 from neve.cli.checks import FAIL, OK, WARN, Check
-from neve.cli.failures import Failure
 from neve.client.net.connection import ConnectionPool
 from neve.errors import NeveError
 
@@ -58,8 +59,8 @@ class _Look:
         addresses, found, answering = self._settings.controllers, list[Check](), 0
         for address in addresses:
             try:
-                await who_answers(pool, address)
-            except Failure as failure:
+                await find_controller(pool, address)
+            except Unreachable as failure:
                 found.append(Check("controller", WARN if len(addresses) > 1 else FAIL, f"{address}: {failure}"))
             else:
                 answering += 1
@@ -75,9 +76,9 @@ class _Look:
     async def _set(self, pool: ConnectionPool) -> list[Check]:
         name = self._config.broker_name
         try:
-            sets = BrokerSets(pool, await who_answers(pool, ";".join(self._settings.controllers)))
+            sets = BrokerSets(pool, await find_controller(pool, ";".join(self._settings.controllers)))
             states = await sets.states([name])
-        except (Failure, NeveError) as error:
+        except NeveError as error:
             return [Check("broker set", FAIL, str(error))]
         if not states:
             return [Check("broker set", OK, f"{name} is unknown: this broker will be its first member")]
@@ -112,7 +113,7 @@ class _Look:
         for one in state.replicas:
             what = f"member {one.id}"
             try:
-                theirs = await sets.configuration(one.address)
+                theirs = await sets.config(one.address)
                 clock_ms = await sets.clock_ms(one.address)
             except NeveError as error:
                 found.append(Check(what, WARN, f"{one.address}: {error}"))

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neve.cli.broker_sets import BrokerSets, SetState, broker_sets
+from neve.admin.broker_sets import BrokerSets, SetState, connect_controllers
 from neve.client import AsyncClient, SendStatus, connect
 from neve.errors import NeveError
 
@@ -110,7 +110,7 @@ async def run(ready: dict[str, Any], seconds: float, *, may_lose: bool) -> int:
     load = Load()
     async with (
         connect(ready["namesrv"], timeout=10.0, attempt_timeout=3.0) as client,
-        broker_sets(ready["namesrv"], ready["controller"]) as (sets, _),
+        connect_controllers(ready["namesrv"], ready["controller"]) as (sets, _),
     ):
         await client.admin.create_topic(TOPIC, QUEUES)
         async with asyncio.TaskGroup() as senders:
@@ -160,7 +160,7 @@ async def fail_over(sets: BrokerSets, members: dict[str, int], load: Load, secon
     told(elected_at - killed, f"{elected.master_address} is elected, in epoch {elected.master_epoch}")
     told(first.at - killed, "the first send that it acknowledged")
     await asyncio.sleep(seconds)
-    await sets.until_in_sync(SET, former, CHANGE_SECONDS)
+    await sets.wait_until_in_sync(SET, former, CHANGE_SECONDS)
     told(time.monotonic() - killed, f"{former} is back, and in sync again")
     return elected_at
 

@@ -142,7 +142,7 @@ def offload(servers: Servers) -> None:
     with stage("offload", "all to the archive, local segments evicted"):
         lines = neve("archive", "offload", "--roll", "--evict", "--admin", servers.admin).splitlines()
     print(f"            {lines[-1] if lines else 'no progress told'}")
-    objects = json.loads(neve("archive", "ls", "--store", servers.store, "-o", "json"))
+    objects = json.loads(neve("archive", "list", "--store", servers.store, "-o", "json"))
     for topic in (FLIGHTS, WEATHER):
         of_topic = [one for one in objects if one["topic"] == topic]
         size, wire = sum(one["bytes"] for one in of_topic), sum(one["wire_bytes"] for one in of_topic)

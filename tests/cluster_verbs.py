@@ -18,7 +18,7 @@ class Neve:
         self.err = ""
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        ended = main.run(["cluster", *arguments])
+        ended = main.run(["broker-set", *arguments])
         said = self._capfd.readouterr()
         assert ended == code, said.err
         self.err = said.err

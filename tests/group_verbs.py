@@ -60,7 +60,7 @@ def is_told(neve: Neve) -> None:
 
     rows = [row for row in neve.json("lag", GROUP) if row["topic"] == TOPIC]
     assert {row["queue"]: row["lag"] for row in rows} == LEFT
-    assert {row["queue"]: (row["position"], row["max_offset"]) for row in rows} == {0: (2, 5), 1: (0, 1)}
+    assert {row["queue"]: (row["committed"], row["max_offset"]) for row in rows} == {0: (2, 5), 1: (0, 1)}
     assert all(0 <= row["behind_ms"] < 600_000 for row in rows)
     assert "4 messages behind, the oldest for " in neve.err
     assert neve.json("lag", GROUP, "--topic", TOPIC) and not neve.json("lag", GROUP, "--topic", "other")
@@ -94,32 +94,32 @@ def reset_does_what_it_shows(neve: Neve, namesrv: str) -> None:
 
     def moved(*arguments: str) -> dict[int, tuple[int, int, int]]:
         rows = neve.json(*here, *arguments, "--yes")
-        shown = {row["queue"]: (row["target"], row["skipped"], row["again"]) for row in rows}
-        told = {row["queue"]: row["position"] for row in neve.json("lag", GROUP, "--topic", TOPIC)}
+        shown = {row["queue"]: (row["target"], row["skipped"], row["repeated"]) for row in rows}
+        told = {row["queue"]: row["committed"] for row in neve.json("lag", GROUP, "--topic", TOPIC)}
         assert {queue: told[queue] for queue in shown} == {queue: target for queue, (target, _, _) in shown.items()}
         return shown
 
     (row,) = neve.json(*here, "--queue", "0", "--to-offset", "4", "--dry-run")
-    assert (row["position"], row["target"], row["skipped"], row["again"]) == (2, 4, 2, 0)
-    assert [one["position"] for one in neve.json("lag", GROUP, "--topic", TOPIC)] == [2, 0]
+    assert (row["committed"], row["target"], row["skipped"], row["repeated"]) == (2, 4, 2, 0)
+    assert [one["committed"] for one in neve.json("lag", GROUP, "--topic", TOPIC)] == [2, 0]
     assert moved("--queue", "0", "--to-offset", "4") == {0: (4, 2, 0)}
-    assert moved("--earliest") == {0: (0, 0, 4), 1: (0, 0, 0)}
-    assert moved("--latest") == {0: (5, 5, 0), 1: (1, 1, 0)}
+    assert moved("--to-earliest") == {0: (0, 0, 4), 1: (0, 0, 0)}
+    assert moved("--to-latest") == {0: (5, 5, 0), 1: (1, 1, 0)}
     assert moved("--to-time", "2020-01-01") == {0: (0, 0, 5), 1: (0, 0, 1)}
     neve(*here, "--to-offset", "6", "--queue", "0", "--yes", code=2)
-    neve(*here, "--queue", "7", "--earliest", "--yes", code=3)
-    neve("reset", "nobody", "--earliest", "--yes", code=3)
-    neve("reset", GROUP, "--earliest", "--latest", code=2)
+    neve(*here, "--queue", "7", "--to-earliest", "--yes", code=3)
+    neve("reset", "nobody", "--to-earliest", "--yes", code=3)
+    neve("reset", GROUP, "--to-earliest", "--to-latest", code=2)
 
-    moved("--latest")
+    moved("--to-latest")
     with connect(namesrv) as client, client.consumer(GROUP, TOPIC) as consumer:
         client.send(TOPIC, "now", queue=0)
         assert next(iter(consumer)).body == b"now"
-        neve(*here, "--earliest", "--yes", code=5)
+        neve(*here, "--to-earliest", "--yes", code=5)
         assert "1 members" in neve.err
-        neve(*here, "--earliest", "--dry-run")
+        neve(*here, "--to-earliest", "--dry-run")
         assert "refused until they are stopped" in neve.err
-    moved("--queue", "1", "--earliest")
+    moved("--queue", "1", "--to-earliest")
 
 
 def a_deleted_group_is_gone(neve: Neve, namesrv: str) -> None:

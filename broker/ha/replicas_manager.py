@@ -403,7 +403,7 @@ class ReplicasManager:
             why = self.told or "it must not go on by itself"
             found.append(Trouble("broker set: an operator is needed", since, why, "this member serves nobody"))
         elif member.is_to_join and state not in _UNKNOWN_TO_CONTROLLERS:
-            means = "this member waits: it has nothing of the set; `neve cluster init` where nobody has"
+            means = "this member waits: it has nothing of the set; `neve broker-set elect` where nobody has"
             why = "no controller knows a master of the set that is to exist (brokerSetExists): is its register lost?"
             found.append(Trouble("broker set: not found", since, why, means))
         elif self._is_cutting:

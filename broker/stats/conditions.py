@@ -1,7 +1,7 @@
 """What a broker that serves can't do now: since when, why, what that means to its users, what comes by itself.
 
 One state model, told everywhere: `/readyz`, `/archive/status`, `neve_condition`, the broker's runtime information (28,
-which `neve broker describe` and `mqadmin brokerStatus` print), and the log, once when it begins and once when it ends.
+which `neve broker show` and `mqadmin brokerStatus` print), and the log, once when it begins and once when it ends.
 """
 
 from __future__ import annotations

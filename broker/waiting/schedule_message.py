@@ -37,10 +37,10 @@ from neve.errors import BrokerError
 from neve.record.codec import MessageRecord, iter_records
 from neve.record.properties import PROPERTY_DELAY
 from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
+from neve.units import DURATION_MS
 
 log = logging.getLogger(__name__)
 
-_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BATCH = 32
 _BATCH_BYTES = 1 << 20
 # Python refuses to read numbers of thousands of digits; nobody has so many levels.
@@ -54,7 +54,7 @@ def parse_levels(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)([smhd])", part)
         if match is None:
             raise ConfigError(f"messageDelayLevel: {part!r} is not a number with s, m, h or d")
-        levels.append(int(match[1]) * _UNITS[match[2]])
+        levels.append(int(match[1]) * DURATION_MS[match[2]])
     if not levels:
         raise ConfigError("messageDelayLevel: at least one level is needed")
     return levels

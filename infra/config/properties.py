@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from infra.config import rocketmq_keys
+from neve.units import DAY_MS, DURATION_MS, HOUR_MS, MINUTE_MS, SECOND_MS
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+SECOND, MINUTE, HOUR, DAY = SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS
 
 _SIZES = {"": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "gib": GIB}
-_TIMES = {"": 1, "ms": 1, "s": SECOND, "m": MINUTE, "min": MINUTE, "h": HOUR, "d": DAY}
+_TIMES = {"": 1, **DURATION_MS}
 _NUMBER_AND_UNIT = re.compile(r"(-?\d+)\s*([A-Za-z]*)")
 # The syntax of java.util.Properties: the end of a key, and the escapes
 _KEY_AND_VALUE = re.compile(r"((?:\\.|[^\\=:\s])+)(?:\s*[=:]\s*|\s+)(.*)", re.DOTALL)

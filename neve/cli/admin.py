@@ -1,4 +1,4 @@
-"""The broker's admin port: JSON, or JSON lines while something runs."""
+"""Requests to the admin port of a broker, which answers with JSON, or with JSON lines as progress."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ from neve.cli.output import ADMIN_TOKEN
 
 _EXIT_CODES = {401: AUTH, 403: AUTH, 404: NOT_FOUND, 409: CONFLICT, 412: CONFLICT, 503: UNREACHABLE, 504: UNREACHABLE}
 CONNECT_TIMEOUT = 5.0
-# Between two lines of progress: one topic may be long to encode, silence for this long means a dead broker.
+# Between two lines of progress. A large topic takes long to encode; a longer silence means a dead broker.
 READ_TIMEOUT = 600.0
 _TOKEN = re.compile(r"[0-9a-f]{64}")
 
 
 def get_json(admin: str, path: str, **query: str) -> Any:
+    """Return the JSON of the answer to a GET request."""
     with _request(admin, "GET", path, query) as response:
         return json.loads(response.read())
 
 
 def post_json(admin: str, path: str, **query: str) -> Any:
+    """Return the JSON of the answer to a POST request."""
     with _request(admin, "POST", path, query) as response:
         return json.loads(response.read())
 
 
 def post_lines(admin: str, path: str, **query: str) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines answer as they come; an `error` in one of them is raised."""
+    """Yield the objects of the answer to a POST request as they arrive.
+
+    Raises:
+        Failure: an object has a field `error`.
+    """
     with _request(admin, "POST", path, query) as response:
         for line in response:
             if not line.strip():
@@ -66,7 +72,7 @@ def _request(admin: str, method: str, path: str, query: dict[str, str]) -> Itera
 
 
 class _Exchange:
-    """One request after the other, each over a connection of its own: the port keeps none open."""
+    """Sends requests to one port, each over a connection of its own: the port closes it after each answer."""
 
     def __init__(self, admin: str) -> None:
         host, _, port = admin.rpartition(":")
@@ -93,14 +99,17 @@ def _unreachable(admin: str, error: Exception) -> Failure:
 
 
 def _given_token_file() -> Path | None:
-    """The file of `--admin-token` or of the environment."""
+    """Return the file of `--admin-token` or of the environment."""
     context = click.get_current_context(silent=True)
     found = None if context is None else context.meta.get(ADMIN_TOKEN)
     return found if isinstance(found, Path) else None
 
 
 def _signed(refusal: http.client.HTTPResponse, admin: str, method: str, target: str) -> dict[str, str]:
-    """The header that signs the request with the token that the broker names in its refusal."""
+    """Return the header that signs the request with the token that the broker names in its refusal.
+
+    Another local process may have taken the port, so no file of another name is read.
+    """
     challenge = refusal.headers.get("WWW-Authenticate", "")
     file, nonce = (re.search(f'{name}="([^"]+)"', challenge) for name in ("token_file", "nonce"))
     path = None if file is None else Path(file[1])
@@ -111,10 +120,10 @@ def _signed(refusal: http.client.HTTPResponse, admin: str, method: str, target: 
 
 
 def _token_of(path: Path) -> str:
-    """The token in a file.
+    """Return the token in a file.
 
     Raises:
-        Failure: the file can't be read, or holds no token.
+        Failure: the file cannot be read, or holds no token.
     """
     try:
         token = path.read_text(encoding="ascii").strip()

@@ -1,4 +1,4 @@
-"""`neve archive`: through the broker's admin port, or straight from the store with --store and no broker."""
+"""`neve archive`: the archive of a broker, through its admin port, or read from the store without a broker."""
 
 from __future__ import annotations
 
@@ -10,39 +10,52 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli.admin_address import find_admin
-from neve.cli.aliases import AliasedGroup
+from neve.cli.aliases import VerbGroup, option
 from neve.cli.certificate import certificate
 from neve.cli.cluster import cluster_options
 from neve.cli.cost import cost
 from neve.cli.failures import FAILED, Failure
-from neve.cli.output import admin_option, chosen_store, emit, output_option, say, size_text, store_option, time_text
+from neve.cli.options import DURATION
+from neve.cli.output import (
+    admin_option,
+    chosen_store,
+    emit,
+    emit_one,
+    output_option,
+    say,
+    size_text,
+    store_option,
+    time_text,
+)
+from neve.units import duration_text
 
 if TYPE_CHECKING:
     from neve.archive.format.journal import AnyEntry, CommittedObject
 
-_LAST = ("certificate", "done")  # of an erasure
-LS_COLUMNS = ("topic", "broker", "day", "rows", "size", "from", "to", "key")
+_LAST_EVENTS = ("certificate", "done")  # of an erasure
+broker_option = click.option("--broker", help="The broker to ask.")
+LIST_COLUMNS = ("topic", "broker", "day", "rows", "size", "from", "to", "key")
 
 
-@click.group(cls=AliasedGroup)
+@click.group(cls=VerbGroup)
 def archive() -> None:
-    """Look into the archive, check it, offload into it."""
+    """The archive: list, verify, offload, compact, erase."""
 
 
 archive.add_command(cost)
 
 
-@archive.command()
+@archive.command(name="list")
 @click.argument("topic", required=False)
-@click.option("--broker", help="Only the archive of this broker, or without a store: ask this one.")
+@click.option("--broker", help="Only the archive of this broker.")
 @store_option()
 @admin_option
 @cluster_options
 @output_option
-def ls(
+def list_objects(
     *, topic: str | None, broker: str | None, store: str | None, admin: str | None, namesrv: str, output: str
 ) -> None:
-    """List the objects that readers see now."""
+    """List the objects that readers see now, of all topics or of one."""
     if (store := chosen_store(store)) is not None:
         rows: Iterable[Mapping[str, Any]] = _objects(store, topic, broker)
     else:
@@ -51,55 +64,63 @@ def ls(
         answer = _rows(
             get_json(find_admin(admin, broker, namesrv), "/archive/ls", **({"topic": topic} if topic else {}))
         )
-        rows = [_as_listed(row) for row in answer]
-    emit(rows, LS_COLUMNS, output)
+        rows = [_object_of_broker(row) for row in answer]
+    emit(rows, LIST_COLUMNS, output)
 
 
 @archive.command()
-@click.option("--broker", help="Only the journal of this broker, or without a store: ask this one.")
-@click.option("--from", "first", type=click.IntRange(0), default=0, help="Begin at this entry.")
+@click.option("--broker", help="Only the journal of this broker.")
+@option("--from-seq", "first", former=["--from"], type=click.IntRange(0), default=0, help="Start at this entry.")
 @store_option()
 @admin_option
 @cluster_options
 @output_option
 def journal(*, broker: str | None, first: int, store: str | None, admin: str | None, namesrv: str, output: str) -> None:
-    """Print the journal: what happened to the archive, in order."""
+    """Print the journal: all changes of the archive in order."""
     if (store := chosen_store(store)) is not None:
         rows: Iterable[Mapping[str, Any]] = _entries(store, broker, first)
     else:
         from neve.cli.admin import get_json
 
         answer = _rows(get_json(find_admin(admin, broker, namesrv), "/archive/journal", **{"from": str(first)}))
-        rows = [_as_journaled(row) for row in answer]
+        rows = [_entry_of_broker(row) for row in answer]
     emit(rows, ("broker", "seq", "type", "epoch", "time", "what"), output)
 
 
 @archive.command()
-@click.option("--roll", is_flag=True, help="End the active segment first, so that everything is offloaded.")
-@click.option("--evict", is_flag=True, help="Then delete the local segments that are wholly archived.")
-@click.option("--broker", help="Ask this broker.")
+@click.option("--roll", is_flag=True, help="Seal the active segment first, so that everything is offloaded.")
+@click.option("--evict", is_flag=True, help="Then delete the local segments that are completely archived.")
+@broker_option
 @admin_option
 @cluster_options
-def offload(roll: bool, evict: bool, broker: str | None, admin: str | None, namesrv: str) -> None:
-    """Run an offload round now. Prints progress as JSON lines, or as a bar on a terminal. Exit code 1: not all went."""
+@output_option
+def offload(*, roll: bool, evict: bool, broker: str | None, admin: str | None, namesrv: str, output: str) -> None:
+    """Run an offload round now. -o json prints progress as JSON lines. Exit code 1: not everything was archived."""
     from neve.cli.admin import post_lines
 
     query = {name: "true" for name, wanted in (("roll", roll), ("evict", evict)) if wanted}
     lines = post_lines(find_admin(admin, broker, namesrv), "/archive/offload", **query)
-    last: dict[str, Any] = {}
-    if sys.stderr.isatty() and sys.stdout.isatty():
-        last = _bar(lines)
-    else:
-        for last in lines:
-            click.echo(json.dumps(last, ensure_ascii=False))
+    is_terminal = sys.stderr.isatty() and sys.stdout.isatty()
+    last = _bar(lines) if is_terminal and output == "table" else _print_events(lines, output)
     if last.get("failed"):
-        raise Failure(FAILED, f"{last['failed']} objects could not be made; the broker's log says why, it tries again")
-    if aside := last.get("set_aside"):
-        raise Failure(FAILED, "\n".join(f"not archived: {reason}" for reason in aside.values()))
+        raise Failure(FAILED, f"{last['failed']} objects were not written; the broker logs why, and retries")
+    if quarantined := last.get("set_aside"):
+        raise Failure(FAILED, "\n".join(f"not archived: {reason}" for reason in quarantined.values()))
+
+
+def _print_events(lines: Iterator[dict[str, Any]], output: str) -> dict[str, Any]:
+    """Print each event as a JSON line, or only the last one as a table; return the last one."""
+    last: dict[str, Any] = {}
+    for last in lines:
+        if output == "json":
+            click.echo(json.dumps(last, ensure_ascii=False))
+    if output == "table":
+        emit_one(last, output)
+    return last
 
 
 def _bar(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Steps as they come; the bar has a length once the round tells how many objects it makes."""
+    """Show a progress bar, whose length is known after the round has planned its objects; return the last event."""
     last: dict[str, Any] = {}
     with click.progressbar(length=1, label="offload", file=sys.stderr, show_pos=True) as bar:
         for item in lines:
@@ -109,19 +130,19 @@ def _bar(lines: Iterator[dict[str, Any]]) -> dict[str, Any]:
                 bar.length = total
                 bar.update(done - bar.pos)
         bar.update((bar.length or 1) - bar.pos)
-    click.echo(json.dumps(last, ensure_ascii=False))
+    emit_one(last, "table")
     return last
 
 
 @archive.command()
 @click.option("--deep", is_flag=True, help="Also read every object and compare checksums.")
-@click.option("--broker", help="Only the archive of this broker, or without a store: ask this one.")
+@click.option("--broker", help="Only the archive of this broker.")
 @store_option()
 @admin_option
 @cluster_options
 @output_option
 def verify(*, deep: bool, broker: str | None, store: str | None, admin: str | None, namesrv: str, output: str) -> None:
-    """Check that journal and objects agree and that the queues have no hole. Exit code 1 when something is wrong."""
+    """Check that the journal and the objects agree, and that queues have no holes. Exit code 1: something is wrong."""
     if (store := chosen_store(store)) is not None:
         from neve.cli.verify import verify_store
 
@@ -131,7 +152,7 @@ def verify(*, deep: bool, broker: str | None, store: str | None, admin: str | No
 
         answer = post_json(find_admin(admin, broker, namesrv), "/archive/verify", **({"deep": "true"} if deep else {}))
         if not isinstance(answer, dict):
-            raise Failure(FAILED, f"the broker's answer to a verification is no report: {answer!r:.200}")
+            raise Failure(FAILED, f"the broker's answer to a verification is not a report: {answer!r:.200}")
         findings = list(answer.get("findings") or answer.get("problems") or ())
         summary = {k: v for k, v in answer.items() if k not in {"findings", "problems"}}
     if output == "json":
@@ -145,67 +166,75 @@ def verify(*, deep: bool, broker: str | None, store: str | None, admin: str | No
 
 
 @archive.command()
-@click.option("--broker", help="Ask this broker.")
+@broker_option
 @admin_option
 @cluster_options
-def unexpire(broker: str | None, admin: str | None, namesrv: str) -> None:
-    """Take back what has expired, as far as it has not by the TTL and the clock as they are now.
+@output_option
+def unexpire(broker: str | None, admin: str | None, namesrv: str, output: str) -> None:
+    """Restore expired messages that would not expire by the present TTL and clock.
 
-    Possible until the objects are deleted (expireGrace). Set the clock or the topic's TTL right first.
+    Possible until expireGrace is over and the objects are deleted. Correct the clock or the TTL of the topic first.
     """
     from neve.cli.admin import post_lines
 
     for item in post_lines(find_admin(admin, broker, namesrv), "/archive/unexpire"):
-        say(f"{item.get('objects', 0)} objects are back, {item.get('local_queues', 0)} queues of the local log")
+        objects, queues = item.get("objects", 0), item.get("local_queues", 0)
+        emit_one({"objects": objects, "local_queues": queues}, output)
+        say(f"restored {objects} objects, and {queues} queues of the local log")
 
 
 @archive.command()
-@click.option("--repair", is_flag=True, help="Delete those that a sweep before has told of, too.")
-@click.option("--broker", help="Ask this broker.")
+@click.option("--repair", is_flag=True, help="Delete orphans that an earlier sweep has listed already.")
+@broker_option
 @admin_option
 @cluster_options
-def sweep(repair: bool, broker: str | None, admin: str | None, namesrv: str) -> None:
-    """Look for objects of this broker, older than 48 hours, that no entry of the journal names."""
+@output_option
+def sweep(*, repair: bool, broker: str | None, admin: str | None, namesrv: str, output: str) -> None:
+    """List orphan objects of a broker: older than 48 hours, and named by no entry of the journal."""
     from neve.cli.admin import post_lines
 
     query = {"repair": "true"} if repair else {}
     for item in post_lines(find_admin(admin, broker, namesrv), "/archive/sweep", **query):
-        for key in item.get("orphans", ()):
-            click.echo(key)
+        emit([{"key": key} for key in item.get("orphans", ())], ["key"], output)
 
 
 @archive.command()
 @click.argument("topic", required=False)
-@click.option("--dry-run", is_flag=True, help="Only show what would become one object.")
-@click.option("--broker", help="Ask this broker.")
+@click.option("--dry-run", is_flag=True, help="Show which objects would be merged, and change nothing.")
+@broker_option
 @admin_option
 @cluster_options
-def compact(topic: str | None, dry_run: bool, broker: str | None, admin: str | None, namesrv: str) -> None:
-    """Make few objects of a topic's small ones, or of all topics'. Prints progress as JSON lines.
+@output_option
+def compact(
+    *, topic: str | None, dry_run: bool, broker: str | None, admin: str | None, namesrv: str, output: str
+) -> None:
+    """Compact the small objects of a topic, or of all topics. -o json prints progress as JSON lines.
 
-    Objects of one day become one of 128 MB, also of a day that has not ended. The old ones are deleted after
-    archiveReplacedGrace (1 h).
-    As fast as archiveCompactionBytesPerSecond lets it. Exit code 1: some were not made.
+    Objects of one day are merged up to 128 MB, also on the present day. The old objects are deleted after
+    archiveReplacedGrace (1 h). archiveCompactionBytesPerSecond limits the rate. Exit code 1: some merges failed.
     """
     from neve.cli.admin import post_lines
 
     query = {**({"topic": topic} if topic else {}), **({"dry-run": "true"} if dry_run else {})}
-    last: dict[str, Any] = {}
-    for last in post_lines(find_admin(admin, broker, namesrv), "/archive/compact", **query):
-        click.echo(json.dumps(last, ensure_ascii=False))
+    last = _print_events(post_lines(find_admin(admin, broker, namesrv), "/archive/compact", **query), output)
     if last.get("failed"):
-        raise Failure(FAILED, f"{last['failed']} objects were not made, the old ones stay: the broker's log says why")
+        raise Failure(FAILED, f"{last['failed']} objects were not written, and their sources stay: the broker logs why")
 
 
 @archive.command()
 @click.argument("topic")
-@click.option("--key", required=True, help="A word of the messages' keys, or a unique key.")
-@click.option("--dry-run", is_flag=True, help="Only show which archived objects have such messages, and how many.")
-@click.option("--no-retries", is_flag=True, help="Leave the groups' retry and dead-letter topics as they are.")
-@click.option("--grace", help="Keep the replaced objects for this time, as 1h.  [default: 0s, delete them at once]")
-@click.option("--evict", is_flag=True, help="Then delete the local segments that are wholly archived.")
-@click.option("--id", "run", help="Go on with this erasure, that was broken off.")
-@click.option("--broker", help="Ask this broker.")
+@click.option("--key", required=True, help="Erase messages with this key, or this unique key.")
+@click.option("--dry-run", is_flag=True, help="Show which archived objects have such messages, and change nothing.")
+@click.option("--no-retries", is_flag=True, help="Do not erase from retry and dead-letter topics.")
+@click.option(
+    "--grace",
+    type=DURATION,
+    metavar="DURATION",
+    help="Delete the replaced objects after this time, as 1h.  [default: 0s]",
+)
+@click.option("--evict", is_flag=True, help="Then delete the local segments that are completely archived.")
+@click.option("--id", "run", help="Resume this erasure, which was interrupted.")
+@broker_option
 @admin_option
 @cluster_options
 @output_option
@@ -215,7 +244,7 @@ def erase(
     key: str,
     dry_run: bool,
     no_retries: bool,
-    grace: str | None,
+    grace: float | None,
     evict: bool,
     run: str | None,
     broker: str | None,
@@ -223,62 +252,71 @@ def erase(
     namesrv: str,
     output: str,
 ) -> None:
-    """Erase all messages of a topic that have a key, for good, and print a certificate of it.
+    """Erase all messages of a topic that have a key, permanently, and print a certificate.
 
-    What is not archived yet is archived first. The objects that hold such messages are written again without them; the
-    old ones are deleted at once, or after --grace. The certificate lists the remaining copies, and until when they
-    remain. Exit code 1: the erasure is not complete.
+    Unarchived messages are archived first. Objects with such messages are rewritten without them; the old objects are
+    deleted at once, or after --grace. The certificate lists the remaining copies and when each ends. Exit code 1: the
+    erasure is not complete.
 
-    It is of one broker, or broker set: ask each that the topic is, or was, on.
+    An erasure covers one broker or broker set: repeat it for each that has, or had, the topic.
     """
     from neve.cli.admin import post_lines
 
     flags = {"dry-run": dry_run, "no-retries": no_retries, "evict": evict}
     query = {"topic": topic, "key": key, **{name: "true" for name, wanted in flags.items() if wanted}}
-    query |= {name: value for name, value in (("grace", grace), ("id", run)) if value is not None}
-    told: dict[str, Any] = {}
-    for told in post_lines(find_admin(admin, broker, namesrv), "/archive/erase", **query):
-        if told.get("event") not in _LAST:
-            say(json.dumps(told, ensure_ascii=False))
-    if told.get("event") not in _LAST:
-        raise Failure(FAILED, "the broker ended before the certificate: ask again, what was erased stays so")
-    click.echo(json.dumps(told, ensure_ascii=False) if output == "json" else "\n".join(certificate(told)))
-    if left := told.get("not_erased"):
+    if grace is not None:
+        query["grace"] = duration_text(round(grace * 1000)) if grace else "0s"
+    if run is not None:
+        query["id"] = run
+    event: dict[str, Any] = {}
+    for event in post_lines(find_admin(admin, broker, namesrv), "/archive/erase", **query):
+        if event.get("event") not in _LAST_EVENTS:
+            say(json.dumps(event, ensure_ascii=False))
+    if event.get("event") not in _LAST_EVENTS:
+        raise Failure(
+            FAILED,
+            "the broker stopped before the certificate: repeat the command with --id; erased messages stay erased",
+        )
+    click.echo(json.dumps(event, ensure_ascii=False) if output == "json" else "\n".join(certificate(event)))
+    if left := event.get("not_erased"):
         raise Failure(FAILED, "\n".join(f"not erased: {reason}" for reason in left))
 
 
 @archive.command(name="confirm-clock")
-@click.option("--broker", help="Ask this broker.")
+@broker_option
 @admin_option
 @cluster_options
-def confirm_clock(broker: str | None, admin: str | None, namesrv: str) -> None:
-    """Say that the broker's wall clock is right: what expires goes by it again at once."""
+@output_option
+def confirm_clock(broker: str | None, admin: str | None, namesrv: str, output: str) -> None:
+    """Confirm that the broker's wall clock is right, so that messages expire by it again."""
     from neve.cli.admin import post_lines
 
     for item in post_lines(find_admin(admin, broker, namesrv), "/clock/confirm"):
         before = item.get("before", {})
+        emit_one(before, output)
         if before.get("trusted"):
             say("the clock was trusted already")
         else:
-            say(f"trusted again ({before.get('why')}); expiries were {before.get('behind_ms', 0) // 1000} s behind it")
+            behind_s = before.get("behind_ms", 0) // 1000
+            say(f"the clock is trusted again; expiry was {behind_s} s behind it: {before.get('why')}")
 
 
 def _rows(answer: Any) -> list[Mapping[str, Any]]:
-    """The rows of an answer of the admin port: a list, or an object that holds one."""
+    """Return the rows of an answer of the admin port, which is a list or an object that holds one."""
     if isinstance(answer, dict):
         answer = next((value for value in answer.values() if isinstance(value, list)), [])
     return list(answer)
 
 
-def _as_listed(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The broker's row with size and times as people read them."""
+def _object_of_broker(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the row of a broker with size and times as text."""
     size = int(row.get("size", 0))
     times = {name: time_text(row.get(name)) for name in ("from", "to")}
     return {**row, "bytes": size, "size": size_text(size), **times}
 
 
-def _as_journaled(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The broker's entry in the form in which the store's are shown."""
+def _entry_of_broker(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a broker in the form of an entry that was read from the store."""
     fields = row.get("what")
     entry = {**fields, **row} if isinstance(fields, dict) else dict(row)
     topics = sorted({str(name["topic"]) for name in entry.get("names", ())})
@@ -321,22 +359,22 @@ def _entries(store: str, broker: str | None, first: int) -> Iterator[dict[str, A
     source = open_source(store)
     known = brokers(source)
     if not known:
-        raise FileNotFoundError("no archive here: nothing below _neve/")
+        raise FileNotFoundError(f"{store} holds no archive: it has nothing below _neve/")
     if broker is not None and broker not in known:
-        raise FileNotFoundError(f"no archive of broker {broker} here")
+        raise FileNotFoundError(f"{store} holds no archive of broker {broker}")
     for name in known if broker is None else [broker]:
         for seq, entry in entries(source, name, first=first):
             row = msgspec.to_builtins(entry, str_keys=True)
-            yield {**row, "broker": name, "seq": seq, "time": time_text(entry.time_ms), "what": _what(entry)}
+            yield {**row, "broker": name, "seq": seq, "time": time_text(entry.time_ms), "what": _content_text(entry)}
 
 
-def _what(entry: AnyEntry) -> str:
-    """The entry's content in a few words."""
+def _content_text(entry: AnyEntry) -> str:
+    """Return the content of an entry in a few words."""
     rows_gone = getattr(entry, "rows", None)
     if rows_gone is not None:
         topics = sorted({topic for topic, *_ in rows_gone})
         count = sum(last - first + 1 for _, _, first, last in rows_gone)
-        return f"{count} rows of {', '.join(topics)} are erased"
+        return f"{count} rows of {', '.join(topics)} erased"
     names = getattr(entry, "names", None) or getattr(entry, "new", None)
     if names is not None:
         topics = sorted({name.topic for name in names})

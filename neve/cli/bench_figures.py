@@ -1,4 +1,4 @@
-"""What a measurement says: how many, how fast, how long each took, at what cost."""
+"""The figures of a measurement: counts, rates, latencies and CPU time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from array import array
 from typing import Any, NamedTuple
 
 _SHARES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999))
-#: Of one processor; from here on it is this command that is measured.
+# The share of one CPU core from which this command limits the result.
 BUSY = 0.9
 
 
 class Latencies:
-    """In microseconds; all are kept."""
+    """All latencies of a measurement, in microseconds."""
 
     def __init__(self) -> None:
         self._all = array("Q")
@@ -24,24 +24,24 @@ class Latencies:
         return len(self._all)
 
     def figures(self) -> dict[str, float | None]:
-        """In milliseconds; a share is the smallest latency that so many have not exceeded."""
+        """Return percentiles in milliseconds, by nearest rank."""
         ordered = sorted(self._all)
         count = len(ordered)
-        told = {
+        percentiles = {
             f"{name}_ms": ordered[math.ceil(share * count) - 1] / 1000 if count else None for name, share in _SHARES
         }
-        return {**told, "max_ms": ordered[-1] / 1000 if count else None}
+        return {**percentiles, "max_ms": ordered[-1] / 1000 if count else None}
 
 
 class Cost(NamedTuple):
-    """CPU time in seconds; of brokers None where they can't be looked at."""
+    """CPU time in seconds; that of brokers is None if it cannot be read."""
 
     client: float
     brokers: float | None
 
 
 def figures(what: str, messages: int, size: int, seconds: float, cost: Cost) -> dict[str, Any]:
-    """But latencies."""
+    """Return all figures except latencies."""
     per_message = 1e6 / messages if messages else None
     return {
         "what": what,

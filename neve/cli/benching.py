@@ -1,7 +1,7 @@
 """Loads for `neve bench`, against any RocketMQ cluster: sends, reads, and both at once.
 
-With a rate each message has its moment, whatever became of those before it, and its latency begins then: a broker that
-stands still for a second is seen by all messages of that second, not by those alone that were under way.
+With a rate, each message has a scheduled time that does not depend on earlier messages, and its latency starts then. If
+a broker stalls for a second, all messages of that second show it, not only those in flight.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from neve.record.codec import iter_bodies
 if TYPE_CHECKING:
     from neve.client import AsyncClient, MessageQueue
 
-_STAMP = struct.Struct(">Q")  # of the body's beginning: when it was due, in ns of the monotonic clock
+_STAMP = struct.Struct(">Q")  # at the start of a body: its scheduled time, in ns of the monotonic clock
 _PULL_COUNT, _PULL_BYTES, _PULL_WAIT_S = 1024, 1 << 20, 15.0
 _QUEUES = 8
 _READY_S = 60.0
-#: Between two progress lines.
-_TELL_S = 1.0
+# Between two progress lines.
+_PROGRESS_S = 1.0
 
 
 class Load(NamedTuple):
-    """What is sent. Of `messages` and `seconds` the first that is reached ends it."""
+    """A load. It ends at `messages` or `seconds`, whichever comes first."""
 
     messages: int | None
     seconds: float | None
@@ -44,8 +44,8 @@ class Load(NamedTuple):
     rate: float | None = None
 
 
-class Watched:
-    """CPU time of this process and of the brokers that listen here, from the making on."""
+class CpuTime:
+    """CPU time of this process and of the brokers on this machine, since construction."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         found = [listening_at(address) for address in addresses]
@@ -57,8 +57,8 @@ class Watched:
     def _of_brokers(self) -> float | None:
         if self._brokers is None:
             return None
-        told = [one.cpu_seconds() for one in self._brokers]
-        return None if None in told else sum(one for one in told if one is not None)
+        seconds = [one.cpu_seconds() for one in self._brokers]
+        return None if None in seconds else sum(one for one in seconds if one is not None)
 
     def cost(self) -> Cost:
         now = self._of_brokers()
@@ -67,35 +67,39 @@ class Watched:
 
 
 class Ticker:
-    """Tells on stderr how far it is, once a second, where somebody looks."""
+    """Prints progress to stderr once a second, if wanted."""
 
     def __init__(self, wanted: bool) -> None:
-        self._wanted, self._told, self._count = wanted, system_monotonic(), 0
+        self._wanted, self._printed, self._count = wanted, system_monotonic(), 0
 
     def at(self, count: int) -> None:
         now = system_monotonic()
-        if self._wanted and now - self._told >= _TELL_S:
-            say(f"{count} messages, {(count - self._count) / (now - self._told):.0f}/s")
-            self._told, self._count = now, count
+        if self._wanted and now - self._printed >= _PROGRESS_S:
+            say(f"{count} messages, {(count - self._count) / (now - self._printed):.0f}/s")
+            self._printed, self._count = now, count
 
 
 async def produce(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> dict[str, Any]:
-    """Sends, so many requests at a time, or at a rate. Raises Failure where nothing at all could be sent."""
-    watched = Watched(await _masters(client))
+    """Send with a number of requests in flight, or at a rate.
+
+    Raises:
+        Failure: no message was stored.
+    """
+    watched = CpuTime(await _masters(client))
     sender = _Sender(client, topic, load, tick)
     begun = system_monotonic()
     await sender.run()
     seconds = system_monotonic() - begun
-    told = figures("produce", sender.stored, sender.stored * load.size, seconds, watched.cost())
-    return {**told, **sender.latencies.figures(), "failed": sender.failed, "failure": sender.failure}
+    result = figures("produce", sender.stored, sender.stored * load.size, seconds, watched.cost())
+    return {**result, **sender.latencies.figures(), "failed": sender.failed, "failure": sender.failure}
 
 
 class _Sender:
-    """Takes the next number of messages until all are sent."""
+    """Sends messages by parallel workers, each of which takes the next numbers."""
 
     def __init__(self, client: AsyncClient, topic: str, load: Load, tick: Ticker) -> None:
         self._client, self._topic, self._load, self._tick = client, topic, load, tick
-        self._filling = bytes(at % 251 for at in range(load.size))
+        self._padding = bytes(at % 251 for at in range(load.size))
         self._next = 0
         self._begun = system_monotonic()
         self.latencies = Latencies()
@@ -112,7 +116,7 @@ class _Sender:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
         if not self.stored:
-            raise Failure(FAILED, f"nothing was stored: {self.failure}")
+            raise Failure(FAILED, f"no message was stored: {self.failure}")
 
     async def _work(self) -> None:
         load = self._load
@@ -132,7 +136,7 @@ class _Sender:
 
     async def _send(self, count: int, due: float | None) -> None:
         began = system_monotonic() if due is None else due
-        body = _STAMP.pack(round(began * 1e9)) + self._filling[_STAMP.size :]
+        body = _STAMP.pack(round(began * 1e9)) + self._padding[_STAMP.size :]
         try:
             if count == 1:
                 result = await self._client.send(self._topic, body)
@@ -150,12 +154,12 @@ class _Sender:
 
 
 async def consume(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> dict[str, Any]:
-    """Reads what there is, all queues beside each other, without a group; latencies are those of pulls."""
+    """Read the present messages of all queues in parallel, without a group; latencies are those of pulls."""
     queues = await client.queues(topic)
     spans = [(queue, await client.min_offset(topic, queue), await client.max_offset(topic, queue)) for queue in queues]
     if not any(end > begin for _, begin, end in spans):
         raise Failure(FAILED, f"{topic} has no messages to read")
-    watched, latencies = Watched(await _masters(client)), Latencies()
+    watched, latencies = CpuTime(await _masters(client)), Latencies()
     begun = system_monotonic()
     count = size = 0
 
@@ -170,22 +174,24 @@ async def consume(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
             found = await client.pull_records(queue, offset, max_count=_PULL_COUNT, max_bytes=_PULL_BYTES)
             latencies.add(system_monotonic() - began)
             if found.next_offset <= offset:
-                raise Failure(FAILED, f"{queue.broker_name} does not go on at {offset} of queue {queue.queue_id}")
+                raise Failure(
+                    FAILED, f"{queue.broker_name} makes no progress at offset {offset} of queue {queue.queue_id}"
+                )
             for one in iter_bodies(found.records):
                 count, size = count + 1, size + len(one.body)
             offset = found.next_offset
             tick.at(count)
 
-    await _beside([functools.partial(read, *span) for span in spans])
-    told = figures("consume", count, size, system_monotonic() - begun, watched.cost())
-    return {**told, **latencies.figures(), "pulls": len(latencies)}
+    await _in_parallel([functools.partial(read, *span) for span in spans])
+    result = figures("consume", count, size, system_monotonic() - begun, watched.cost())
+    return {**result, **latencies.figures(), "pulls": len(latencies)}
 
 
 async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> dict[str, Any]:
-    """Sends at a rate and reads at once, by long polls of each queue: from a message's moment until it is read."""
+    """Send at a rate and read at the same time, by long polls of each queue."""
     queues = await client.queues(topic)
     ends = [(queue, await client.max_offset(topic, queue)) for queue in queues]
-    watched, latencies, received = Watched(await _masters(client)), Latencies(), 0
+    watched, latencies, received = CpuTime(await _masters(client)), Latencies(), 0
     sender = _Sender(client, topic, load, Ticker(wanted=False))
     begun = system_monotonic()
 
@@ -212,13 +218,13 @@ async def latency(client: AsyncClient, topic: str, load: Load, tick: Ticker) -> 
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    told = figures("latency", received, received * load.size, system_monotonic() - begun, watched.cost())
+    result = figures("latency", received, received * load.size, system_monotonic() - begun, watched.cost())
     lost = max(sender.stored - received, 0)
-    return {**told, **latencies.figures(), "failed": sender.failed, "failure": sender.failure, "not_received": lost}
+    return {**result, **latencies.figures(), "failed": sender.failed, "failure": sender.failure, "not_received": lost}
 
 
 async def _first_failure(work: Any, others: Sequence[asyncio.Task[None]]) -> None:
-    """Until `work` is done, or one of the others has failed."""
+    """Wait for `work`, or raise the first failure of the others."""
     task = asyncio.ensure_future(work)
     await asyncio.wait([task, *others], return_when=asyncio.FIRST_COMPLETED)
     for other in others:
@@ -228,7 +234,7 @@ async def _first_failure(work: Any, others: Sequence[asyncio.Task[None]]) -> Non
     await task
 
 
-async def _beside(works: Sequence[Callable[[], Any]]) -> None:
+async def _in_parallel(works: Sequence[Callable[[], Any]]) -> None:
     tasks = [asyncio.create_task(work()) for work in works]
     try:
         await asyncio.gather(*tasks)
@@ -239,38 +245,42 @@ async def _beside(works: Sequence[Callable[[], Any]]) -> None:
 
 
 async def _masters(client: AsyncClient) -> list[str]:
-    return [one.master for one in (await client.cluster_info()).values() if one.master is not None]
+    return [one.master for one in (await client.admin.cluster_info()).values() if one.master is not None]
 
 
 @asynccontextmanager
 async def own_topic(client: AsyncClient, name: str, *, keep: bool) -> AsyncGenerator[str]:
-    """A topic for this measurement alone, which goes with it."""
-    await client.create_topic(name, _QUEUES)
+    """Create a topic for this measurement, and delete it afterwards unless `keep` is set."""
+    await client.admin.create_topic(name, _QUEUES)
     try:
         deadline = system_monotonic() + _READY_S
         while len(await _routed(client, name)) < _QUEUES:
             if system_monotonic() > deadline:
-                raise Failure(FAILED, f"the name server does not know {name} after {_READY_S:.0f} s")
+                raise Failure(FAILED, f"the name server has no route of {name} after {_READY_S:.0f} s")
             await asyncio.sleep(0.1)
         yield name
     finally:
         if keep:
             say(f"kept {name}")
         else:
-            await client.delete_topic(name)
+            await client.admin.delete_topic(name)
 
 
-async def until_shown(client: AsyncClient, topic: str, count: int) -> None:
-    """Apache's brokers show a message some time after they have acknowledged it. Raises Failure."""
+async def until_visible(client: AsyncClient, topic: str, count: int) -> None:
+    """Wait until all messages are visible: Apache's brokers acknowledge a message before it is.
+
+    Raises:
+        Failure: some are not visible in time.
+    """
     deadline = system_monotonic() + _READY_S
-    while sum(one.max_offset for one in (await client.topic_stats(topic)).values()) < count:
+    while sum(one.max_offset for one in (await client.admin.topic_stats(topic)).values()) < count:
         if system_monotonic() > deadline:
-            raise Failure(FAILED, f"{topic} does not show all {count} messages after {_READY_S:.0f} s")
+            raise Failure(FAILED, f"not all of {count} messages of {topic} are visible after {_READY_S:.0f} s")
         await asyncio.sleep(0.1)
 
 
 async def _routed(client: AsyncClient, topic: str) -> Sequence[Any]:
     try:
-        return (await client.topic_route(topic)).write_queues
+        return (await client.admin.topic_route(topic)).write_queues
     except NeveError:
         return ()

@@ -1,4 +1,4 @@
-"""`neve broker`: without a verb it runs one; with one it asks or changes a running one, of neve's or Apache's."""
+"""`neve broker`: without a verb it runs a broker; with one it shows or changes a running one, of neve or Apache."""
 
 from __future__ import annotations
 
@@ -11,67 +11,69 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli import completed
-from neve.cli.aliases import AliasedGroup
-from neve.cli.cluster import cluster_options
+from neve.cli.aliases import VerbGroup
+from neve.cli.cluster import administer, cluster_options
 from neve.cli.failures import FAILED, NOT_FOUND, Failure
+from neve.cli.options import DURATION, yes_option
 from neve.cli.output import ask, emit, emit_one, output_option, say
 
 if TYPE_CHECKING:
     from typing_extensions import override
 
-    from neve.cli.brokers import Brokers
-    from neve.cli.drain import Left
+    from neve.admin import ClusterAdmin
+    from neve.admin.brokers import BrokerConfiguration
+    from neve.admin.drain import Remaining
 else:
 
     def override(method: Any) -> Any:
         return method
 
 
-class BrokerVerb(click.Group):
-    """The verbs of a running broker beside the server's own command, which is there where the server is installed."""
+class BrokerVerb(VerbGroup):
+    """The verbs for running brokers beside the command of the server, which exists if the server is installed."""
 
     @override
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        if args and args[0] in self.commands:
+        if args and not args[0].startswith("-") and self.get_command(click.Context(self), args[0]) is not None:
             return super().make_context(info_name, args, parent, **extra)
         from neve.cli.main import joined
 
         server = joined("broker")
-        server.epilog = f"A running broker: neve broker {' | '.join(sorted(self.commands))}."
+        server.epilog = f"For a running broker: neve broker {' | '.join(sorted(self.commands))}."
         return server.make_context(info_name, args, parent, **extra)
 
 
 @click.group(cls=BrokerVerb)
 def broker() -> None:
-    """Run a broker; describe and change a running one."""
+    """Run a broker; show and change a running one."""
 
 
-@broker.command()
-@click.argument("name", required=False, shell_complete=completed.brokers)
+broker_argument = click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+
+
+# ---- read
+
+
+@broker.command(name="list")
 @cluster_options
 @output_option
-def describe(name: str | None, namesrv: str, output: str) -> None:
-    """Show the brokers that the name server knows, or all that one says of itself."""
-    if name is None:
-        rows = asyncio.run(_all(namesrv))
-        emit(rows, ["broker", "cluster", "id", "address", "version", "role", "put_tps", "get_tps", "disk"], output)
-        return
-    emit_one(asyncio.run(_one(namesrv, name)), output)
+def list_brokers(namesrv: str, output: str) -> None:
+    """List the members of all brokers that the name server knows."""
+    rows = asyncio.run(_list(namesrv))
+    emit(rows, ["broker", "cluster", "id", "address", "version", "role", "put_tps", "get_tps", "disk"], output)
 
 
-async def _all(namesrv: str) -> list[dict[str, Any]]:
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        return [row for name in asked.named(None) for row in await member_rows(asked, name)]
+async def _list(namesrv: str) -> list[dict[str, Any]]:
+    async with administer(namesrv) as admin:
+        return [row for name in admin.brokers.require(None) for row in await member_rows(admin, name)]
 
 
-async def member_rows(asked: Brokers, name: str) -> list[dict[str, Any]]:
-    """A row for each member of a broker; of slaves only that they are there."""
-    info = asked.known[name]
-    told = await asked.runtime(name) if info.master is not None else {}
+async def member_rows(admin: ClusterAdmin, name: str) -> list[dict[str, Any]]:
+    """Return a row for each member of a broker; only masters report figures."""
+    info = admin.brokers.known[name]
+    runtime = await admin.brokers.runtime(name) if info.master is not None else {}
     rows = []
     for number, address in sorted(info.addresses.items()):
         is_master = address == info.master
@@ -81,99 +83,107 @@ async def member_rows(asked: Brokers, name: str) -> list[dict[str, Any]]:
                 "cluster": info.cluster,
                 "id": number,
                 "address": address,
-                "version": _version(told) if is_master else None,
+                "version": _version(runtime) if is_master else None,
                 "role": "master" if is_master else "slave",
-                "put_tps": first_rate(told.get("putTps")) if is_master else None,
-                "get_tps": first_rate(told.get("getTotalTps")) if is_master else None,
-                "disk": told.get("commitLogDiskRatio") if is_master else None,
-                "conditions": told.get("conditions") if is_master else None,
+                "put_tps": latest_rate(runtime.get("putTps")) if is_master else None,
+                "get_tps": latest_rate(runtime.get("getTotalTps")) if is_master else None,
+                "disk": runtime.get("commitLogDiskRatio") if is_master else None,
+                "conditions": runtime.get("conditions") if is_master else None,
             }
         )
     return rows
 
 
-async def _one(namesrv: str, name: str) -> dict[str, Any]:
-    from neve.cli.brokers import brokers
+@broker.command()
+@click.argument("name", metavar="BROKER", required=False, shell_complete=completed.brokers)
+@cluster_options
+@output_option
+@click.pass_context
+def show(context: click.Context, name: str | None, namesrv: str, output: str) -> None:
+    """Show all figures that a broker reports of itself."""
+    if name is None:  # `describe` without a broker was the list
+        context.invoke(list_brokers, namesrv=namesrv, output=output)
+        return
+    emit_one(asyncio.run(_show(namesrv, name)), output)
 
-    async with brokers(namesrv) as asked:
-        asked.named(name)
-        info = asked.known[name]
+
+async def _show(namesrv: str, name: str) -> dict[str, Any]:
+    async with administer(namesrv) as admin:
+        admin.brokers.require(name)
+        info = admin.brokers.known[name]
         members = {str(number): address for number, address in sorted(info.addresses.items())}
-        return {
-            "broker": name,
-            "cluster": info.cluster,
-            "members": members,
-            **dict(sorted((await asked.runtime(name)).items())),
-        }
+        runtime = dict(sorted((await admin.brokers.runtime(name)).items()))
+        return {"broker": name, "cluster": info.cluster, "members": members, **runtime}
 
 
-def _version(told: Mapping[str, str]) -> str | None:
-    """neve's own version, or the version of Apache RocketMQ."""
-    own = told.get("neveVersion")
-    return told.get("brokerVersionDesc") if own is None else f"neve {own}"
+def _version(runtime: Mapping[str, str]) -> str | None:
+    """Return the version of neve, or of Apache RocketMQ."""
+    own = runtime.get("neveVersion")
+    return runtime.get("brokerVersionDesc") if own is None else f"neve {own}"
 
 
-def first_rate(rates: str | None) -> float | None:
-    """Of the last ten seconds; a minute and ten are behind it. A broker that has just begun has none yet."""
+def latest_rate(rates: str | None) -> float | None:
+    """Return the first of the rates over 10 s, 1 min and 10 min; None for a broker without a sample yet."""
     words = (rates or "").split()
     return round(float(words[0]), 1) if words else None
 
 
-@broker.group(cls=AliasedGroup)
+# ---- configuration
+
+
+@broker.group(cls=VerbGroup)
 def config() -> None:
     """The configuration of a running broker."""
 
 
-@config.command(name="get")
-@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@config.command(name="show")
+@broker_argument
 @click.argument("keys", nargs=-1, metavar="[KEY...]")
 @cluster_options
 @output_option
-def get_config(name: str, keys: tuple[str, ...], namesrv: str, output: str) -> None:
-    """Show what is in force: all, or the keys that are named; a KEY may have * in it.
+def show_config(name: str, keys: tuple[str, ...], namesrv: str, output: str) -> None:
+    """Show the configuration in force: all keys, or those that are named. A KEY may contain *.
 
-    INSTEAD_OF is what a key would be, had it not been set on the running broker; Apache's brokers do not tell that.
+    INSTEAD_OF is the configured value of a key that was set on the running broker. Apache's brokers do not report it.
     """
-    found, kept = asyncio.run(_config(namesrv, name))
-    found = shown(found)
-    unknown = [key for key in keys if not fnmatch.filter(found, key)]
+    values, overridden = asyncio.run(_configuration(namesrv, name))
+    values = without_secrets(values)
+    unknown = [key for key in keys if not fnmatch.filter(values, key)]
     if keys:
-        found = {key: found[key] for key in found if any(fnmatch.fnmatchcase(key, wanted) for wanted in keys)}
-    if kept is None:
-        emit([{"key": key, "value": value} for key, value in found.items()], ["key", "value"], output)
+        values = {key: values[key] for key in values if any(fnmatch.fnmatchcase(key, wanted) for wanted in keys)}
+    if overridden is None:
+        emit([{"key": key, "value": value} for key, value in values.items()], ["key", "value"], output)
     else:
-        rows = [{"key": key, "value": value, "instead_of": kept.get(key)} for key, value in found.items()]
-        emit(rows, ["key", "value", *(["instead_of"] if kept.keys() & found.keys() else [])], output)
+        rows = [{"key": key, "value": value, "instead_of": overridden.get(key)} for key, value in values.items()]
+        emit(rows, ["key", "value", *(["instead_of"] if overridden.keys() & values.keys() else [])], output)
     if unknown:
-        raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
+        raise Failure(NOT_FOUND, f"broker {name} has no key {', '.join(unknown)}")
 
 
-#: Of Apache's brokers, which tell them to whoever may ask; neve's do not tell them.
+# Apache's brokers report such values to every permitted reader of the configuration; neve's do not report them.
 _SECRET = re.compile("credential|password|secret|initAuthenticationUser", re.IGNORECASE)
 
 
-def shown(settings: Mapping[str, str]) -> dict[str, str]:
-    """Without what is nobody's to read on a terminal or in a log."""
+def without_secrets(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with secret values replaced."""
     return {key: "(set, not shown)" if value and _SECRET.search(key) else value for key, value in settings.items()}
 
 
-async def _config(namesrv: str, name: str) -> tuple[dict[str, str], dict[str, str] | None]:
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        asked.named(name)
-        return await asked.config_and_kept(name)
+async def _configuration(namesrv: str, name: str) -> BrokerConfiguration:
+    async with administer(namesrv) as admin:
+        admin.brokers.require(name)
+        return await admin.brokers.configuration(name)
 
 
 @config.command(name="set")
-@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@broker_argument
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @cluster_options
 def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
-    """Change keys while the broker runs: all of them or none.
+    """Change keys of a running broker, all of them or none.
 
-    Of neve's brokers the keys that docs/reference.md marks live. A broker keeps what was set: Apache's in its file,
-    neve's beside its data, where it holds over the file and the command line until `config unset`.
+    neve's brokers accept the keys that docs/reference.md marks as live. The change is durable. Apache's brokers write
+    it to their file; neve's store it beside their data, where it overrides file and command line until `config unset`.
     """
     changes = {}
     for text in settings:
@@ -181,27 +191,27 @@ def set_config(name: str, settings: tuple[str, ...], namesrv: str) -> None:
         if not equals or not key.strip():
             raise click.BadParameter(f"{text!r} is not KEY=VALUE")
         changes[key.strip()] = value.strip()
-    before, after, others = asyncio.run(_set_config(namesrv, name, changes))
-    _tell_changes(name, changes, (before, after))
-    if others:
-        say(f"that is its master; each member keeps its own configuration, {', '.join(others)} as they were")
+    before, after, slaves = asyncio.run(_set_config(namesrv, name, changes))
+    _say_changes(name, changes, before, after)
+    if slaves:
+        say(f"only the master was changed; each member has its own configuration: {', '.join(slaves)}")
 
 
 @config.command(name="unset")
-@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@broker_argument
 @click.argument("keys", nargs=-1, metavar="[KEY...]")
-@click.option("--all", "everything", is_flag=True, help="All that was set while it ran.")
+@click.option("--all", "everything", is_flag=True, help="All keys that were set on the running broker.")
 @cluster_options
 def unset_config(name: str, keys: tuple[str, ...], everything: bool, namesrv: str) -> None:
-    """Take back what `config set` changed: the keys are again as the broker's file and command line have them."""
+    """Restore the configured values of keys that `config set` changed."""
     if bool(keys) is everything:
-        raise click.UsageError("which keys, or --all")
-    gone, told = asyncio.run(_unset_config(namesrv, name, keys))
-    _tell_changes(name, gone, told)
+        raise click.UsageError("give the keys, or --all")
+    restored, before, after = asyncio.run(_unset_config(namesrv, name, keys))
+    _say_changes(name, restored, before, after)
 
 
-def _tell_changes(name: str, keys: Iterable[str], told: tuple[dict[str, str], dict[str, str]]) -> None:
-    before, after = map(shown, told)
+def _say_changes(name: str, keys: Iterable[str], before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    before, after = without_secrets(before), without_secrets(after)
     for key in keys:
         say(f"{name}: {key} {before.get(key, '')} → {after.get(key, '')}")
 
@@ -209,103 +219,126 @@ def _tell_changes(name: str, keys: Iterable[str], told: tuple[dict[str, str], di
 async def _set_config(
     namesrv: str, name: str, changes: dict[str, str]
 ) -> tuple[dict[str, str], dict[str, str], list[str]]:
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        asked.named(name)
-        before = await asked.config(name)
+    async with administer(namesrv) as admin:
+        admin.brokers.require(name)
+        before = (await admin.brokers.configuration(name)).values
         if unknown := sorted(changes.keys() - before.keys()):
-            raise Failure(NOT_FOUND, f"{name} has no {', '.join(unknown)}")
-        await asked.set_config(name, changes)
-        info = asked.known[name]
-        others = [address for _, address in sorted(info.addresses.items()) if address != info.master]
-        return before, await asked.config(name), others
+            raise Failure(NOT_FOUND, f"broker {name} has no key {', '.join(unknown)}")
+        await admin.brokers.configure(name, changes)
+        info = admin.brokers.known[name]
+        slaves = [address for _, address in sorted(info.addresses.items()) if address != info.master]
+        return before, (await admin.brokers.configuration(name)).values, slaves
 
 
 async def _unset_config(
     namesrv: str, name: str, keys: Sequence[str]
-) -> tuple[list[str], tuple[dict[str, str], dict[str, str]]]:
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        asked.named(name)
-        before, kept = await asked.config_and_kept(name)
-        if kept is None:
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    async with administer(namesrv) as admin:
+        admin.brokers.require(name)
+        before, overridden = await admin.brokers.configuration(name)
+        if overridden is None:
             raise Failure(
-                FAILED, f"{name} does not say what it had before: an Apache broker writes changes to its file"
+                FAILED,
+                f"broker {name} does not report its configured values: Apache's brokers write changes to their file. "
+                "Use `neve broker config set` with the former value",
             )
-        if unknown := sorted({*keys} - kept.keys()):
-            raise Failure(NOT_FOUND, f"not set on the running broker: {', '.join(unknown)}")
-        gone = [*keys] or sorted(kept)
-        if gone:
-            await asked.set_config(name, {}, gone)
-        return gone, (before, await asked.config(name))
+        if unknown := sorted({*keys} - overridden.keys()):
+            raise Failure(NOT_FOUND, f"not set on the running broker {name}: {', '.join(unknown)}")
+        restored = [*keys] or sorted(overridden)
+        if restored:
+            await admin.brokers.configure(name, {}, restored)
+        return restored, before, (await admin.brokers.configuration(name)).values
 
 
-@broker.command(name="wipe-write")
-@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+# ---- write permission
+
+
+@broker.command(name="set")
+@broker_argument
+@click.option("--writes/--no-writes", "writes", default=None, help="Whether producers send to the broker.")
+@yes_option
+@cluster_options
+def set_broker(name: str, writes: bool | None, yes: bool, namesrv: str) -> None:
+    """Let producers send to a broker, or not; consumers read from it in either case.
+
+    The name servers keep it until the next `broker set`, or until they restart. Producers follow within 30 s.
+    """
+    if writes is None:
+        raise click.UsageError("nothing to change: give --writes or --no-writes")
+    _set_writes(namesrv, name, writes=writes, yes=yes)
+
+
+def _set_writes(namesrv: str, name: str, *, writes: bool, yes: bool) -> None:
+    if not writes and not yes:
+        ask(f"Stop producers from sending to broker {name}?")
+    for address, topics in asyncio.run(_write_permission(namesrv, name, writes=writes)).items():
+        say(_write_permission_text(address, name, topics, writes=writes))
+
+
+def _write_permission_text(address: str, name: str, topics: int, *, writes: bool) -> str:
+    return f"name server {address}: producers {'send' if writes else 'no longer send'} to {topics} topics of {name}"
+
+
+async def _write_permission(namesrv: str, name: str, *, writes: bool) -> dict[str, int]:
+    async with administer(namesrv) as admin:
+        admin.brokers.require(name)
+        brokers = admin.brokers
+        return await (brokers.restore_write_permission(name) if writes else brokers.withdraw_write_permission(name))
+
+
+@click.command()
+@broker_argument
+@yes_option
 @cluster_options
 def wipe_write(name: str, yes: bool, namesrv: str) -> None:
-    """Send nothing more to a broker: name servers tell producers of it no more. It is read from as before.
-
-    It holds at these name servers until `add-write`, or until they start anew. Clients ask for routes every 30 s.
-    """
-    if not yes:
-        ask(f"Shall producers send nothing more to {name}?")
-    for address, topics in asyncio.run(_write(namesrv, name, wiped=True)).items():
-        say(f"{address}: {topics} topics of {name} are written no more")
+    """Same as `broker set --no-writes`; the word of mqadmin."""
+    _set_writes(namesrv, name, writes=False, yes=yes)
 
 
-@broker.command(name="add-write")
-@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@click.command()
+@broker_argument
 @cluster_options
 def add_write(name: str, namesrv: str) -> None:
-    """Let producers send to a broker again, after `wipe-write`."""
-    for address, topics in asyncio.run(_write(namesrv, name, wiped=False)).items():
-        say(f"{address}: {topics} topics of {name} are written again")
+    """Same as `broker set --writes`; the word of mqadmin."""
+    _set_writes(namesrv, name, writes=True, yes=True)
 
 
-async def _write(namesrv: str, name: str, *, wiped: bool) -> dict[str, int]:
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        asked.named(name)
-        return await (asked.wipe_write_permission(name) if wiped else asked.add_write_permission(name))
+assert isinstance(broker, BrokerVerb)
+broker.former |= {"wipe-write": wipe_write, "add-write": add_write}
 
 
 @broker.command()
-@click.argument("name", metavar="BROKER", shell_complete=completed.brokers)
+@broker_argument
 @click.option(
-    "--within", type=click.FloatRange(0), default=3600.0, show_default=True, metavar="SECONDS", help="Wait so long."
+    "--within", type=DURATION, default="1h", show_default=True, metavar="DURATION", help="Fail if it takes longer."
 )
 @click.option(
     "--ignore", "ignored", multiple=True, metavar="GROUP", help="Do not wait for this group; may be repeated."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @cluster_options
 def drain(name: str, within: float, ignored: tuple[str, ...], yes: bool, namesrv: str) -> None:
-    """Take a broker out of producers' routes, and wait until nothing that is on it is waited for.
+    """Stop producers from sending to a broker, and wait until all its messages are delivered.
 
-    That is what consumer groups have still to read there, delayed messages, timers and transactions that wait (the
-    last two an Apache broker does not tell). Exit code 1 when something is left; the broker stays out of the routes
-    until `add-write`. Another broker has to have the topics. Clients ask for routes every 30 s, and send until then.
+    It waits for messages that consumer groups have not read, for delayed messages, timers and transactions. Apache's
+    brokers do not report the last two. Exit code 1: messages remain. Producers do not send to the broker until
+    `broker set --writes`. Another broker must have the topics. Producers follow within 30 s.
     """
     if not yes:
-        ask(f"Shall producers send nothing more to {name}?")
-    left = asyncio.run(_drain(namesrv, name, within, frozenset(ignored)))
-    if left.timers is None:
-        say(f"{name} does not tell what timers and transactions it has")
-    say(f"nothing is left at {name}: it may be stopped")
+        ask(f"Stop producers from sending to broker {name}?")
+    remaining = asyncio.run(_drain(namesrv, name, within, frozenset(ignored)))
+    if remaining.timers is None:
+        say(f"broker {name} does not report timers and transactions")
+    say(f"broker {name} holds no undelivered message: it may be stopped")
 
 
-async def _drain(namesrv: str, name: str, within: float, ignored: frozenset[str]) -> Left:
-    from neve.cli.brokers import brokers
-    from neve.cli.consumer_groups import consumer_groups
-    from neve.cli.drain import until_nothing_is_left
+async def _drain(namesrv: str, name: str, within: float, ignored: frozenset[str]) -> Remaining:
+    from neve.admin.drain import wait_until_drained
 
-    async with brokers(namesrv) as asked, consumer_groups(namesrv, name) as groups:
-        asked.named(name)
-        for address, topics in (await asked.wipe_write_permission(name)).items():
-            say(f"{address}: {topics} topics of {name} are written no more")
-        return await until_nothing_is_left(asked, groups, name, ignored, within, lambda left: say(f"left: {left}"))
+    async with administer(namesrv) as admin:
+        admin.brokers.require(name)
+        for address, topics in (await admin.brokers.withdraw_write_permission(name)).items():
+            say(_write_permission_text(address, name, topics, writes=False))
+        return await wait_until_drained(
+            admin, name, ignored=ignored, seconds=within, report=lambda remaining: say(f"remaining: {remaining}")
+        )

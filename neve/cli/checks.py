@@ -1,4 +1,4 @@
-"""What a check says, and checks of directories: for `neve doctor` and for the servers' parts of it."""
+"""Results of checks, and checks of directories, for `neve doctor` and the checks of servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 
 class Check(NamedTuple):
-    """What was looked at, how it is, and what was found."""
+    """The name, the state and the finding of a check."""
 
     check: str
     state: str
@@ -21,19 +21,19 @@ class Check(NamedTuple):
 
 
 def nearest(path: Path) -> Path:
-    """The path itself, or the lowest directory above it that is there."""
+    """Return the path itself, or its nearest ancestor that exists."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def check_directory(name: str, root: Path) -> Check:
-    """Whether this user may write there, or make it where it is missing; it is not made, the user may be another."""
+    """Check whether this user may write to a directory, or could create it. It is not created."""
     existing, user = nearest(root), _user()
     if existing != root.absolute():
         if not existing.is_dir():
-            return Check(name, FAIL, f"cannot make {root}: Not a directory: {existing}")
+            return Check(name, FAIL, f"cannot create {root}: Not a directory: {existing}")
         if not os.access(existing, os.W_OK | os.X_OK):
-            return Check(name, FAIL, f"cannot make {root}: {user} may not write to {existing}")
-        return Check(name, OK, f"{root} will be made; {user} may")
+            return Check(name, FAIL, f"cannot create {root}: {user} may not write to {existing}")
+        return Check(name, OK, f"{root} does not exist; {user} may create it")
     probe = root / f".neve-doctor-{unique_name(system_entropy)}"
     try:
         with probe.open("xb") as file:
@@ -45,7 +45,7 @@ def check_directory(name: str, root: Path) -> Check:
 
 
 def _user() -> str:
-    """Whose rights these are; a container's user may have no name."""
+    """Return the name of this user; a user in a container may have none."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

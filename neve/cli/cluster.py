@@ -1,7 +1,7 @@
-"""The cluster that a command talks to: its name servers, who signs the requests, and whether over TLS.
+"""The connection options of a command: name servers, credentials and TLS.
 
-Secrets are taken from the environment or from a file, never from the command line: what stands there is seen by
-everybody on the machine and stays in the shell's history. The file is the one that `mqadmin` reads, conf/tools.yml:
+Secrets come from the environment or from a file, never from the command line, which other users and the shell history
+see. The file has the format that `mqadmin` reads, conf/tools.yml:
 
     accessKey: alice
     secretKey: …
@@ -20,49 +20,68 @@ import click
 from neve.cli.contexts import from_context
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from neve.admin import BrokerSets, ClusterAdmin
     from neve.client import AsyncClient
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _META = "neve.cli.cluster"
-_HERE = "127.0.0.1:9876"
+_LOCAL = "127.0.0.1:9876"
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Security(NamedTuple):
-    """How a connection is signed and encrypted."""
+    """The credentials and the encryption of connections."""
 
     credentials: tuple[str, str] | None = None
     tls: ssl.SSLContext | bool = False
 
 
 def cluster_options(command: Command) -> Command:
-    """`--namesrv`, handed to the command, and the options of security, kept for `connect`."""
+    """Add `--namesrv`, which is passed to the command, and the security options, which `connect` uses."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def connect(namesrv: str, **changes: Any) -> AsyncClient:
-    """A client as the running command's options want it; `changes` are fields of `ClientOptions`."""
+    """Return a client with the options of the running command; `changes` are fields of `ClientOptions`."""
     from neve.client import connect as open_client
 
     chosen = security_of_the_command()
     return open_client(namesrv, credentials=chosen.credentials, tls=chosen.tls, **changes)
 
 
+def administer(namesrv: str, **changes: Any) -> AbstractAsyncContextManager[ClusterAdmin]:
+    """Return the administration of a cluster, opened as the options of the running command say."""
+    from neve.admin import connect as open_admin
+
+    chosen = security_of_the_command()
+    return open_admin(namesrv, credentials=chosen.credentials, tls=chosen.tls, **changes)
+
+
+def administer_sets(namesrv: str, controllers: str | None) -> AbstractAsyncContextManager[tuple[BrokerSets, list[str]]]:
+    """Return the broker sets of a controller, opened as the options of the running command say."""
+    from neve.admin import connect_controllers
+
+    chosen = security_of_the_command()
+    return connect_controllers(namesrv, controllers, credentials=chosen.credentials, tls=chosen.tls)
+
+
 def security_of_the_command() -> Security:
-    """As the running command's options want it."""
+    """Return the credentials and the encryption that the options of the running command describe."""
     return security(_chosen())
 
 
 def security(chosen: dict[str, Any]) -> Security:
-    """Credentials and TLS from the options and the environment.
+    """Return credentials and TLS from options and environment.
 
     Raises:
-        click.UsageError: half of a pair, or a file that is none.
+        click.UsageError: one of a pair of options is missing, or a file cannot be read.
     """
-    # Loaded with the client, when a command needs one.
+    # imported only by commands that need a client
     from neve.client.security import credentials_in_environment, credentials_in_file, tls_context
     from neve.errors import ClientError
 
@@ -70,7 +89,7 @@ def security(chosen: dict[str, Any]) -> Security:
     trusted, certificate, key = (chosen.get(name) for name in ("tls_ca", "tls_cert", "tls_key"))
     has_tls = chosen.get("tls") or (chosen.get("tls") is None and bool(trusted or certificate))
     if (certificate is None) != (key is None):
-        raise click.UsageError("--tls-cert and --tls-key go together")
+        raise click.UsageError("--tls-cert and --tls-key need each other")
     try:
         credentials = credentials_in_environment(environ) if file is None else credentials_in_file(file)
         return Security(credentials, tls_context(trusted, certificate, key) if has_tls else False)
@@ -100,9 +119,9 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         "--namesrv",
         envvar="NAMESRV_ADDR",
         show_envvar=True,
-        default=from_context("namesrv", _HERE),
-        show_default=f"that of the context, or {_HERE}",
-        help="Name server, host:port[;host:port].",
+        default=from_context("namesrv", _LOCAL),
+        show_default=f"from the context, or {_LOCAL}",
+        help="Name servers, host:port[;host:port].",
     ),
     _kept(
         "--credentials",
@@ -110,7 +129,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         envvar="NEVE_CREDENTIALS",
         default=from_context("credentials"),
         metavar="FILE",
-        help="Sign requests: a file with accessKey and secretKey (or NEVE_ACCESS_KEY, NEVE_SECRET_KEY).",
+        help="Sign requests: file with accessKey and secretKey (or NEVE_ACCESS_KEY, NEVE_SECRET_KEY).",
     ),
     _kept("--tls/--no-tls", default=from_context("tls"), envvar="NEVE_TLS", help="Connect over TLS."),
     _kept(
@@ -135,6 +154,6 @@ _OPTIONS: list[Callable[[Any], Any]] = [
         default=from_context("tls_key"),
         envvar="NEVE_TLS_KEY",
         metavar="FILE",
-        help="Its private key.",
+        help="Private key of the certificate.",
     ),
 ]

@@ -1,133 +1,150 @@
-"""`neve cluster list` and `describe`: a cluster as its name servers have it, and what its brokers say of themselves."""
+"""`neve cluster`: clusters as their name servers list them, and the figures that their brokers report."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from neve.cli.aliases import VerbGroup
 from neve.cli.broker import member_rows
-from neve.cli.cluster import cluster_options
+from neve.cli.broker_set import broker_set
+from neve.cli.cluster import administer, cluster_options
 from neve.cli.failures import FAILED, NOT_FOUND, USAGE, Failure
 from neve.cli.output import emit, emit_one, output_option
 from neve.errors import NeveError
 from neve.remoting.names import is_system_group
 
 if TYPE_CHECKING:
-    from neve.cli.brokers import Brokers
+    from neve.admin import ClusterAdmin
 
-_MEMBERS = ["broker", "id", "role", "address", "version", "put_tps", "get_tps", "disk"]
+    Member = tuple[str, int, str]  # broker, id, address
+
+_MEMBER_COLUMNS = ["broker", "id", "role", "address", "version", "put_tps", "get_tps", "disk"]
+# Former words of `neve cluster`, and the verbs of `neve broker-set` that they became.
+_FORMER = {
+    "status": "list", "members": "show", "epochs": "epochs", "diverged": "diverged", "switch": "switchover",
+    "init": "elect", "add": "add-member", "remove": "remove-member", "replace": "replace-member",
+}  # fmt: skip
 
 
-@click.command(name="list")
+@click.group(cls=VerbGroup, former={word: broker_set.commands[verb] for word, verb in _FORMER.items()})
+def cluster() -> None:
+    """Clusters: their name servers, brokers and members."""
+
+
+@cluster.command(name="list")
 @cluster_options
 @output_option
 def list_clusters(namesrv: str, output: str) -> None:
-    """List the clusters that the name servers know, with what is in each."""
+    """List the clusters that the name servers know."""
     rows = asyncio.run(_list(namesrv))
     emit(rows, ["cluster", "brokers", "members", "without_master", "topics", "groups", "put_tps", "get_tps"], output)
 
 
 async def _list(namesrv: str) -> list[dict[str, Any]]:
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        clusters = sorted({info.cluster for info in asked.known.values()})
-        return [await _summary(asked, cluster) for cluster in clusters]
+    async with administer(namesrv) as admin:
+        return [await _summary(admin, name) for name in _clusters(admin)]
 
 
-async def _summary(asked: Brokers, cluster: str) -> dict[str, Any]:
-    names = [name for name in asked.named(None) if asked.known[name].cluster == cluster]
-    members = [row for name in names for row in await member_rows(asked, name)]
-    groups = {group for name in names if asked.known[name].master is not None for group in await asked.groups(name)}
+def _clusters(admin: ClusterAdmin) -> list[str]:
+    return sorted({info.cluster for info in admin.brokers.known.values()})
+
+
+async def _summary(admin: ClusterAdmin, cluster_name: str) -> dict[str, Any]:
+    brokers = {name: info for name, info in sorted(admin.brokers.known.items()) if info.cluster == cluster_name}
+    members = [row for name in brokers for row in await member_rows(admin, name)]
+    with_master = [name for name, info in brokers.items() if info.master is not None]
+    groups = {group for name in with_master for group in await admin.groups.settings_at(name)}
     return {
-        "cluster": cluster,
-        "brokers": len(names),
+        "cluster": cluster_name,
+        "brokers": len(brokers),
         "members": len(members),
-        "without_master": [name for name in names if asked.known[name].master is None] or None,
-        "topics": len(await asked.topics_of_cluster(cluster)),
+        "without_master": [name for name in brokers if name not in with_master] or None,
+        "topics": len(await admin.topics.names_of_cluster(cluster_name)),
         "groups": len([group for group in groups if not is_system_group(group)]),
         "put_tps": _sum(row["put_tps"] for row in members),
         "get_tps": _sum(row["get_tps"] for row in members),
     }
 
 
-def _sum(rates: Any) -> float | None:
-    told = [rate for rate in rates if rate is not None]
-    return round(sum(told), 1) if told else None
+def _sum(rates: Iterable[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return round(sum(known), 1) if known else None
 
 
-@click.command()
+@cluster.command()
 @click.argument("name", required=False, metavar="[CLUSTER]")
 @cluster_options
 @output_option
-def describe(name: str | None, namesrv: str, output: str) -> None:
-    """Show a cluster: its name servers, whether they agree, its brokers' members, and what these can't do now.
+def show(name: str | None, namesrv: str, output: str) -> None:
+    """Show a cluster: its name servers and whether they agree, the members of its brokers, and their conditions.
 
-    Exit code 1 where a name server does not answer or knows other members than the rest, or a broker has no master.
+    Exit code 1: a name server does not answer or lacks members that others know, or a broker has no master.
     """
-    told = asyncio.run(_describe(namesrv, name))
+    found = asyncio.run(_show(namesrv, name))
     if output == "json":
-        emit_one(told, output)
+        emit_one(found, output)
     else:
-        emit_one({key: value for key, value in told.items() if not isinstance(value, list)}, output)
+        emit_one({key: value for key, value in found.items() if not isinstance(value, list)}, output)
         click.echo()
-        emit(told["name_servers"], ["name_server", "members", "trouble"], output)
+        emit(found["name_servers"], ["name_server", "members", "problem"], output)
         click.echo()
-        emit(told["members"], _MEMBERS, output)
-        for row in told["members"]:
+        emit(found["members"], _MEMBER_COLUMNS, output)
+        for row in found["members"]:
             if row["conditions"] not in {None, "none"}:
                 click.echo(f"\n{row['broker']}: {row['conditions']}")
-    troubles = [f"{row['name_server']}: {row['trouble']}" for row in told["name_servers"] if row["trouble"]]
-    troubles += [f"{one}: no master" for one in told["without_master"] or ()]
-    if troubles:
-        raise Failure(FAILED, "\n".join(troubles))
+    problems = [
+        f"name server {row['name_server']}: {row['problem']}" for row in found["name_servers"] if row["problem"]
+    ]
+    problems += [f"broker {one} has no master" for one in found["without_master"] or ()]
+    if problems:
+        raise Failure(FAILED, "\n".join(problems))
 
 
-async def _describe(namesrv: str, name: str | None) -> dict[str, Any]:
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        clusters = sorted({info.cluster for info in asked.known.values()})
+async def _show(namesrv: str, name: str | None) -> dict[str, Any]:
+    async with administer(namesrv) as admin:
+        clusters = _clusters(admin)
         if name is None and len(clusters) > 1:
-            raise Failure(USAGE, f"which cluster? {', '.join(clusters)}")
+            raise Failure(USAGE, f"name one of the clusters: {', '.join(clusters)}")
         chosen = clusters[0] if name is None else name
         if chosen not in clusters:
             raise Failure(NOT_FOUND, f"the name server knows no cluster {chosen}, only {', '.join(clusters)}")
-        names = [one for one in asked.named(None) if asked.known[one].cluster == chosen]
-        summary = await _summary(asked, chosen)
-        members = [row for one in names for row in await member_rows(asked, one)]
-        return {**summary, "name_servers": await _name_servers(asked, chosen), "members": members}
+        names = [one for one, info in sorted(admin.brokers.known.items()) if info.cluster == chosen]
+        summary = await _summary(admin, chosen)
+        members = [row for one in names for row in await member_rows(admin, one)]
+        return {**summary, "name_servers": await _name_servers(admin, chosen), "members": members}
 
 
-async def _name_servers(asked: Brokers, cluster: str) -> list[dict[str, Any]]:
-    """Each as it answers itself: clients ask any of them."""
-    views: dict[str, frozenset[tuple[str, int, str]] | NeveError] = {}
-    for address in asked.name_servers:
+async def _name_servers(admin: ClusterAdmin, cluster_name: str) -> list[dict[str, Any]]:
+    """Ask each name server: a client uses any of them."""
+    views: dict[str, frozenset[Member] | NeveError] = {}
+    for address in admin.brokers.name_servers:
         try:
-            known = await asked.known_to(address)
+            known = await admin.brokers.known_to(address)
         except NeveError as error:
             views[address] = error
         else:
             views[address] = frozenset(
                 (name, number, member)
                 for name, info in known.items()
-                if info.cluster == cluster
+                if info.cluster == cluster_name
                 for number, member in info.addresses.items()
             )
-    everything = frozenset[tuple[str, int, str]]().union(*(v for v in views.values() if isinstance(v, frozenset)))
+    everything = frozenset(member for view in views.values() if isinstance(view, frozenset) for member in view)
     return [_name_server(address, view, everything) for address, view in views.items()]
 
 
 def _name_server(
-    address: str, view: frozenset[tuple[str, int, str]] | NeveError, everything: frozenset[tuple[str, int, str]]
+    address: str, view: frozenset[Member] | NeveError, everything: frozenset[Member]
 ) -> dict[str, Any]:  # fmt: skip
     if isinstance(view, NeveError):
-        return {"name_server": address, "members": None, "trouble": str(view)}
-    lacking = sorted(f"{name} {number} ({member})" for name, number, member in everything - view)
+        return {"name_server": address, "members": None, "problem": str(view)}
+    missing = sorted(f"{name} {number} ({member})" for name, number, member in everything - view)
     return {
         "name_server": address,
         "members": len(view),
-        "trouble": f"does not know {', '.join(lacking)}" if lacking else None,
+        "problem": f"does not know {', '.join(missing)}" if missing else None,
     }

@@ -1,4 +1,4 @@
-"""What a shell completes of an argument; who asks the cluster is loaded only for that."""
+"""Completions of arguments in a shell; `neve.cli.completion` is imported only when one is needed."""
 
 from __future__ import annotations
 

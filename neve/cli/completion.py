@@ -1,4 +1,4 @@
-"""`neve completion`: what a shell needs to complete verbs, options, and names of topics, groups and brokers."""
+"""`neve completion`: shell completion of commands, options, and names of topics, groups and brokers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from neve.cli.cluster import connect
+from neve.cli.cluster import administer
 from neve.cli.contexts import read_contexts
 from neve.errors import NeveError
 
 if TYPE_CHECKING:
-    from neve.client import AsyncClient
+    from neve.admin import ClusterAdmin
 
 _WITHIN_S = 3.0
 _VARIABLE = "_NEVE_COMPLETE"
@@ -24,7 +24,7 @@ _VARIABLE = "_NEVE_COMPLETE"
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what completes `neve` in a shell: verbs, options, and the cluster's topics, groups and brokers.
+    """Print the script that completes `neve` in a shell: commands, options, topics, groups and brokers.
 
     \b
     bash   eval "$(neve completion bash)"       in ~/.bashrc
@@ -35,35 +35,32 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None, "click completes in these shells"
-    # `source` asks an installed bash for its version, which a script for another machine need not
+    # `source` would check the version of the installed bash, which a script for another machine does not need
     made = found(neve, {}, "neve", _VARIABLE)
     click.echo(made.source_template % made.source_vars())
 
 
-Names = Callable[["AsyncClient"], Awaitable[list[str]]]
+Names = Callable[["ClusterAdmin"], Awaitable[list[str]]]
 
 
 def topics(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The users' topics."""
-    from neve.cli.topic_names import topic_names
+    """Return the users' topics that start with this text."""
 
-    return _named(context, begun, lambda client: topic_names(client, everything=False))
+    return _named(context, begun, lambda admin: admin.topics.names())
 
 
 def brokers(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    async def names(client: AsyncClient) -> list[str]:
-        return sorted(await client.cluster_info())
+    async def names(admin: ClusterAdmin) -> list[str]:
+        return admin.brokers.require(None)
 
     return _named(context, begun, names)
 
 
 def groups(context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    from neve.cli.consumer_groups import consumer_groups
     from neve.remoting.names import is_system_group
 
-    async def names(_: AsyncClient) -> list[str]:
-        async with consumer_groups(_namesrv(context)) as asked:
-            return [group for group in await asked.settings() if not is_system_group(group)]
+    async def names(admin: ClusterAdmin) -> list[str]:
+        return [group for group in await admin.groups.settings() if not is_system_group(group)]
 
     return _named(context, begun, names)
 
@@ -73,14 +70,14 @@ def contexts(_context: click.Context, _parameter: click.Parameter, begun: str) -
 
 
 def _named(context: click.Context, begun: str, ask: Names) -> list[CompletionItem]:
-    """Nothing where the cluster does not answer: whoever presses a key wants no error."""
+    """Return the matching names; none if the cluster does not answer, for a completion must print no error."""
 
     async def inside() -> list[str]:
-        async with asyncio.timeout(_WITHIN_S), connect(_namesrv(context)) as client:
-            return await ask(client)
+        async with asyncio.timeout(_WITHIN_S), administer(_namesrv(context)) as admin:
+            return await ask(admin)
 
     level = logging.root.manager.disable
-    logging.disable()  # nor a line of a log
+    logging.disable()
     try:
         with context.scope(cleanup=False):
             found = asyncio.run(inside())

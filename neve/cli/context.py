@@ -1,4 +1,4 @@
-"""`neve context`: clusters by name."""
+"""`neve context`: named sets of connection settings."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import click
 
 from neve.cli import completed
-from neve.cli.aliases import AliasedGroup
+from neve.cli.aliases import VerbGroup
 from neve.cli.contexts import SETTINGS, Contexts, read_contexts, write_contexts
 from neve.cli.output import emit, output_option, say
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
 
 
-@click.group(cls=AliasedGroup)
+@click.group(cls=VerbGroup)
 def context() -> None:
-    """Clusters by name: name servers, credentials, TLS and store of a command that does not say them.
+    """Contexts: name servers, credentials, TLS and store under a name.
 
-    What the command line or the environment says holds before it. `neve --context NAME VERB` or NEVE_CONTEXT take
-    another one than the current.
+    The command line and the environment override a context. `neve --context NAME VERB` and NEVE_CONTEXT choose another
+    context than the current one.
     """
 
 
 def _store(_context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    """A URL with credentials is none, and is not repeated."""
+    """Check the URL: one with credentials is refused, and not printed."""
     from neve.archive.store.url import BadUrl, parse_store_url
 
     try:
@@ -39,15 +39,15 @@ def _store(_context: click.Context, _parameter: click.Parameter, url: str | None
 @context.command()
 @click.argument("name")
 @click.option("-n", "--namesrv", help="Name servers, host:port[;host:port].")
-@click.option("--credentials", type=_FILE, help="A file with accessKey and secretKey; only its name is kept.")
+@click.option("--credentials", type=_FILE, help="File with accessKey and secretKey; only its name is stored.")
 @click.option("--tls/--no-tls", default=None, help="Connect over TLS.")
 @click.option("--tls-ca", type=_FILE, help="Trust this PEM.")
 @click.option("--tls-cert", type=_FILE, help="Certificate to show.")
-@click.option("--tls-key", type=_FILE, help="Its private key.")
+@click.option("--tls-key", type=_FILE, help="Private key of the certificate.")
 @click.option("--store", callback=_store, help="Archive store.")
-@click.option("--use", "is_used", is_flag=True, help="It is the current one from now on.")
-def add(name: str, is_used: bool, **settings: Any) -> None:
-    """Make a context, or make one anew."""
+@click.option("--use", "is_used", is_flag=True, help="Make it the current context.")
+def create(name: str, is_used: bool, **settings: Any) -> None:
+    """Create a context, or replace one."""
     known = read_contexts()
     kept = {
         key: str(settings[key]) if isinstance(settings[key], Path) else settings[key]
@@ -56,7 +56,7 @@ def add(name: str, is_used: bool, **settings: Any) -> None:
     }
     current = name if is_used or known.current is None else known.current
     write_contexts(Contexts(current, {**known.named, name: kept}))
-    say(f"context {name}" + (" is the current one" if current == name else ""))
+    say(f"created context {name}" + (", which is the current one" if current == name else ""))
 
 
 @context.command()
@@ -66,13 +66,13 @@ def use(name: str) -> None:
     known = read_contexts()
     known.get(name)
     write_contexts(known._replace(current=name))
-    say(f"context {name} is the current one")
+    say(f"the current context is {name}")
 
 
-@context.command(name="ls")
+@context.command(name="list")
 @output_option
 def list_contexts(output: str) -> None:
-    """List the contexts; the current one has a star."""
+    """List the contexts; a star marks the current one."""
     known = read_contexts()
     rows = [
         {"current": "*" if name == known.current else "", "context": name, **settings}
@@ -85,10 +85,10 @@ def list_contexts(output: str) -> None:
 
 @context.command()
 @click.argument("name", shell_complete=completed.contexts)
-def rm(name: str) -> None:
-    """Forget a context; afterwards none is current if it was that."""
+def delete(name: str) -> None:
+    """Delete a context. If it was the current one, no context is current afterwards."""
     known = read_contexts()
     known.get(name)
     left = {other: settings for other, settings in known.named.items() if other != name}
     write_contexts(Contexts(None if known.current == name else known.current, left))
-    say(f"context {name} is forgotten")
+    say(f"deleted context {name}")

@@ -1,9 +1,9 @@
-"""Clusters by name: what the options of a command are where neither it nor the environment says them.
+"""Contexts: named defaults of the connection options of a command.
 
     {"current": "prod", "contexts": {"prod": {"namesrv": "ns1:9876;ns2:9876", "credentials": "/home/me/prod.yml"}}}
 
-The file is contexts.json in $XDG_CONFIG_HOME/neve or ~/.config/neve; NEVE_CONTEXTS names another one. No secret is in
-it: `credentials` names the file that has them.
+The file is contexts.json in $XDG_CONFIG_HOME/neve or ~/.config/neve, or the one that NEVE_CONTEXTS names. It holds no
+secrets: `credentials` names the file with them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,29 @@ SETTINGS = ("namesrv", "credentials", "tls", "tls_ca", "tls_cert", "tls_key", "s
 
 
 class Contexts(NamedTuple):
-    """As the file has them."""
+    """The content of the file."""
 
     current: str | None
     named: Mapping[str, Mapping[str, Any]]
 
     def get(self, name: str) -> Mapping[str, Any]:
-        """Raises Failure where there is none."""
+        """Return the settings of a context.
+
+        Raises:
+            Failure: there is no such context.
+        """
         if name not in self.named:
-            known = f"only {', '.join(sorted(self.named))}" if self.named else "none is made: `neve context add`"
+            known = (
+                f"only {', '.join(sorted(self.named))}"
+                if self.named
+                else "because none exists: `neve context create` creates one"
+            )
             raise Failure(NOT_FOUND, f"there is no context {name}, {known}")
         return self.named[name]
 
 
 def contexts_file() -> Path:
+    """Return the path of the file."""
     named = os.environ.get(FILE_VARIABLE)
     if named:
         return Path(named)
@@ -45,9 +54,10 @@ def contexts_file() -> Path:
 
 
 def read_contexts() -> Contexts:
-    """
+    """Return the contexts of the file; none if there is no file.
+
     Raises:
-        click.UsageError: the file can't be read.
+        click.UsageError: the file cannot be read.
     """
     file = contexts_file()
     try:
@@ -56,12 +66,12 @@ def read_contexts() -> Contexts:
     except FileNotFoundError:
         return Contexts(None, {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise click.UsageError(f"{file} is no file of contexts: {error}") from error
+        raise click.UsageError(f"{file} cannot be read as contexts: {error}") from error
     return Contexts(found.get("current"), named)
 
 
 def write_contexts(contexts: Contexts) -> None:
-    """All of it or nothing of it."""
+    """Replace the file atomically."""
     file = contexts_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"current": contexts.current, "contexts": contexts.named}, indent=2, ensure_ascii=False)
@@ -71,7 +81,7 @@ def write_contexts(contexts: Contexts) -> None:
 
 
 def chosen() -> Mapping[str, Any]:
-    """The settings of the context that holds for the running command: of that it names, or of the current one."""
+    """Return the settings of the context that the running command names, or of the current one."""
     from neve.cli.main import CONTEXT_META
 
     running = click.get_current_context(silent=True)
@@ -83,6 +93,6 @@ def chosen() -> Mapping[str, Any]:
 
 
 def from_context(setting: str, otherwise: Any = None) -> Callable[[], Any]:
-    """An option's default."""
+    """Return a function for the default of an option."""
     assert setting in SETTINGS
     return lambda: chosen().get(setting, otherwise)

@@ -1,4 +1,4 @@
-"""`neve archive cost`: what the settings of an archive cost, by the rates that its journal shows or by given ones."""
+"""`neve archive cost`: the cost of archive settings, at the rates in a journal or at given rates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from neve.cli.options import POSITIVE_DURATION, SIZE
 from neve.cli.output import emit, output_option, say, size_text, store_option
-from neve.cli.quantities import size, time, time_span_text
+from neve.units import duration_text
 
 if TYPE_CHECKING:
     from neve.archive.policy.cost import Cost, Prices, Setting, Traffic
@@ -18,45 +19,53 @@ COLUMNS = (
     "unarchived", "money",
 )  # fmt: skip
 _DAY_S = 86_400
-_GIVEN = ("messages", "message_bytes")
 
 
 @click.command()
 @click.argument("topic", required=False)
-@click.option("--broker", help="Only what this broker archived.")
+@click.option("--broker", help="Only the archive of this broker.")
 @click.option(
-    "--days", type=click.FloatRange(0, min_open=True), default=7, show_default=True, help="Rates of the newest days."
+    "--days",
+    type=click.FloatRange(0, min_open=True),
+    default=7,
+    show_default=True,
+    help="Use the rates of the newest days.",
 )
 @click.option(
-    "--messages", type=click.FloatRange(0, min_open=True), help="Instead of an archive: messages of a topic a day."
+    "--messages", type=click.FloatRange(0, min_open=True), help="Without an archive: messages per topic and day."
 )
-@click.option("--message-bytes", type=size, help="With --messages: bytes of each, as stored in the log.")
+@click.option("--message-bytes", type=SIZE, help="With --messages: bytes per message in the log.")
 @click.option(
     "--ratio",
     type=click.FloatRange(0, 1),
     default=0.45,
     show_default=True,
-    help="With --messages: archived bytes for each.",
+    help="With --messages: archived bytes per byte in the log.",
 )
 @click.option(
-    "--topics", type=click.IntRange(1), default=1, show_default=True, help="With --messages: so many such topics."
+    "--topics", type=click.IntRange(1), default=1, show_default=True, help="With --messages: number of such topics."
 )
 @click.option(
     "--max-age",
     "ages",
-    type=time,
+    type=POSITIVE_DURATION,
     multiple=True,
-    help="archiveMaxAge, several to compare.  [default: 1h, 6h, 1d]",
+    help="archiveMaxAge; may be repeated to compare.  [default: 1h, 6h, 1d]",
 )
-@click.option("--min-bytes", type=size, default="8m", show_default=True, help="archiveMinBytes.")
+@click.option("--min-bytes", type=SIZE, default="8m", show_default=True, help="archiveMinBytes.")
 @click.option(
-    "--replicas", type=click.IntRange(1), multiple=True, help="Brokers with a copy, several to compare.  [default: 1]"
+    "--replicas",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Brokers with a copy; may be repeated to compare.  [default: 1]",
 )
-@click.option("--compaction/--no-compaction", default=None, help="With compaction alone, or without.  [default: both]")
-@click.option("--keep", type=time, default="30d", show_default=True, help="How long messages are kept: their TTL.")
-@click.option("--local", "reserved", type=time, default="3d", show_default=True, help="fileReservedTime.")
-@click.option("--prices", type=click.File("rb"), help="A price table, as conf/prices.toml.")
-@click.option("--total", is_flag=True, help="Only the sums.")
+@click.option(
+    "--compaction/--no-compaction", default=None, help="Only with or only without compaction.  [default: both]"
+)
+@click.option("--keep", type=POSITIVE_DURATION, default="30d", show_default=True, help="TTL of messages.")
+@click.option("--local", "reserved", type=POSITIVE_DURATION, default="3d", show_default=True, help="fileReservedTime.")
+@click.option("--prices", type=click.File("rb"), help="A price table such as conf/prices.toml.")
+@click.option("--total", is_flag=True, help="Print only the totals.")
 @store_option()
 @output_option
 def cost(
@@ -70,10 +79,10 @@ def cost(
     prices: BinaryIO | None,
     **given: Any,
 ) -> None:
-    """What a month of the archive costs for each topic and setting: requests, objects, bytes, money by your prices.
+    """Show what a month of the archive costs for each topic and setting: requests, objects, bytes and money.
 
-    The rates are those that the archive's journal shows, or --messages. A model of means: what it counts is in
-    docs/operators.md.
+    The rates are those in the journal of the archive, or --messages. The model uses averages; docs/operators.md
+    describes it.
     """
     from neve.archive.policy.cost import TOTAL, costs_of
 
@@ -86,7 +95,7 @@ def cost(
         if not total or one.topic == TOTAL
     ]
     if output == "table":
-        say(_said(traffic, table))
+        say(_header(traffic, table))
         rows = [_as_text(row, table) for row in rows]
     emit(rows, COLUMNS, output)
 
@@ -120,13 +129,13 @@ def _seen(store: str | None, broker: str | None, topic: str | None, days: float)
     from neve.cli.store import open_source
 
     if store is None:
-        raise click.UsageError("--store of an archive whose rates are taken, or --messages and --message-bytes")
-    # Of all topics, so that a topic that was quiet counts by the same days as the others.
+        raise click.UsageError("give --store of an archive, or --messages and --message-bytes")
+    # Read all topics, so that the rates of a quiet topic refer to the same days.
     found = catalogs(open_source(store), broker)
     traffic = traffic_seen((one for catalog in found.values() for one in catalog.each_object()), days)
     chosen = [one for one in traffic if topic in {None, one.topic}]
     if topic is not None and not chosen:
-        raise FileNotFoundError(f"topic {topic} has nothing in this archive in the newest {days:g} days")
+        raise FileNotFoundError(f"topic {topic} has no messages in this archive from the newest {days:g} days")
     return chosen
 
 
@@ -152,7 +161,7 @@ def _row(one: Cost, setting: Setting, prices: Prices) -> dict[str, Any]:
 
     return {
         **msgspec.to_builtins(one),
-        "archiveMaxAge": time_span_text(setting.max_age_s),
+        "archiveMaxAge": duration_text(round(setting.max_age_s * 1000)),
         "compaction": setting.compaction,
         "replicas": setting.replicas,
         "money": one.money(prices),
@@ -177,9 +186,9 @@ def _as_text(row: dict[str, Any], prices: Prices) -> dict[str, Any]:
     }
 
 
-def _said(traffic: Sequence[Traffic], prices: Prices) -> str:
+def _header(traffic: Sequence[Traffic], prices: Prices) -> str:
     from neve.archive.policy.cost import Prices
 
     messages, wire = sum(one.messages for one in traffic), sum(one.wire_bytes for one in traffic)
     text = f"a month of {len(traffic)} topics with {messages:.0f} messages a day, {size_text(round(wire))} in the log"
-    return text if prices != Prices() else f"{text}; --prices FILE says what that costs (conf/prices.toml)"
+    return text if prices != Prices() else f"{text}; --prices FILE adds the money (conf/prices.toml)"

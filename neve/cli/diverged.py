@@ -1,6 +1,6 @@
-"""What a member had alone and gave up when it followed another master: `diverged/` in its data directory.
+"""Diverged tails, which a member truncated from its log to follow another master: `diverged/` in its data directory.
 
-<epoch>-<from>-<to>.log   the log's bytes between two offsets, as they lay; `epoch` is that of its end
+<epoch>-<from>-<to>.log   the bytes of the log between two physical offsets; `epoch` is that of their end
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from neve.record.layout import MAGIC_BLANK
 from neve.remoting.names import is_system_topic
 
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)(?:\.\d+)?\.log")
-_END = struct.Struct(">ii")  # the log's file ends behind it: its size there, MAGIC_BLANK
+_END = struct.Struct(">ii")  # end of a file of the log: size, MAGIC_BLANK
 
 
 class _File(NamedTuple):
@@ -31,7 +31,7 @@ class _File(NamedTuple):
 
 
 def files(data: Path) -> Iterator[dict[str, Any]]:
-    """What each holds."""
+    """Yield a row for each diverged tail."""
     for path, epoch, start, end in _files(data):
         topics = Counter(record.topic for record in records(path))
         yield {
@@ -45,7 +45,7 @@ def files(data: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines(data: Path) -> Iterator[str]:
-    """Its messages, but for those in the servers' own topics."""
+    """Yield the messages as JSON lines, except those in topics of servers."""
     for path, *_ in _files(data):
         for record in records(path):
             if not is_system_topic(record.topic):
@@ -60,7 +60,11 @@ def _files(data: Path) -> list[_File]:
 
 
 def records(path: Path) -> Iterator[MessageRecord]:
-    """Raises Failure where it is not as it was written."""
+    """Yield the records of a file.
+
+    Raises:
+        Failure: the file is damaged.
+    """
     view, position = memoryview(path.read_bytes()), 0
     while position < len(view):
         if len(view) - position >= _END.size and _END.unpack_from(view, position)[1] == MAGIC_BLANK:

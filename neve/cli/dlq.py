@@ -1,4 +1,4 @@
-"""`neve dlq`: messages that a consumer group gave up, looked at and sent back."""
+"""`neve dlq`: the dead letters of consumer groups."""
 
 from __future__ import annotations
 
@@ -8,50 +8,73 @@ from typing import Any
 
 import click
 
-from neve.cli.aliases import AliasedGroup
+from neve.cli import completed
+from neve.cli.aliases import VerbGroup
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import NOT_FOUND, Failure
 from neve.cli.output import emit, output_option, say, time_text
-from neve.cli.replay import asked_of, begin, filters_of, range_options, rate_of, tasks_option
+from neve.cli.replay import begin, filters_of, range_options, rate_of, requested_part, tasks_option
 
 _SHOWN = 20
+_LETTER_COLUMNS = ("broker", "queue", "offset", "origin", "tags", "keys", "retries", "stored", "body_bytes")
+
+count_option = click.option(
+    "-c",
+    "--count",
+    type=click.IntRange(1),
+    default=_SHOWN,
+    show_default=True,
+    help="The newest of each queue, at most.",
+)
 
 
-@click.group(cls=AliasedGroup)
+@click.group(cls=VerbGroup)
 def dlq() -> None:
-    """Dead letters of consumer groups: list them, send them back."""
+    """Dead letters of consumer groups: list, show and redrive them."""
 
 
-@dlq.command("ls")
-@click.argument("group", required=False)
-@click.option("-c", "--count", type=click.IntRange(1), default=_SHOWN, show_default=True,
-              help="Of a group: its newest dead letters, so many of each queue.")  # fmt: skip
+@dlq.command("list")
+@click.argument("group", required=False, metavar="")  # `dlq ls GROUP` was `dlq show GROUP`
+@click.option("-c", "--count", type=click.IntRange(1), default=_SHOWN, hidden=True)
 @output_option
 @cluster_options
-def list_verb(*, group: str | None, count: int, output: str, namesrv: str) -> None:
-    """Groups that have dead letters, and how many; of GROUP the newest, with the topics that they come from."""
-    if group is None:
-        rows = asyncio.run(_groups(namesrv))
-        emit([_told(row, output) for row in rows], ["group", "dead_letters", "newest"], output)
+def list_groups(*, group: str | None, count: int, output: str, namesrv: str) -> None:
+    """List the groups that have dead letters, and how many."""
+    if group is not None:
+        _show(group, count, output, namesrv)
         return
-    rows = asyncio.run(_letters(namesrv, group, count))
-    columns = ["broker", "queue", "offset", "origin", "tags", "keys", "retries", "stored", "body_bytes"]
-    emit([_told(row, output) for row in rows], columns, output)
+    rows = asyncio.run(_groups(namesrv))
+    emit([_with_times(row, output) for row in rows], ["group", "dead_letters", "newest"], output)
 
 
 @dlq.command()
-@click.argument("group")
+@click.argument("group", shell_complete=completed.groups)
+@count_option
+@output_option
+@cluster_options
+def show(*, group: str, count: int, output: str, namesrv: str) -> None:
+    """Show the newest dead letters of GROUP, with the topics that they come from."""
+    _show(group, count, output, namesrv)
+
+
+def _show(group: str, count: int, output: str, namesrv: str) -> None:
+    rows = asyncio.run(_letters(namesrv, group, count))
+    emit([_with_times(row, output) for row in rows], _LETTER_COLUMNS, output)
+
+
+@dlq.command()
+@click.argument("group", shell_complete=completed.groups)
 @click.option(
     "--into",
     "target",
     metavar="retry|origin|TOPIC",
     default="retry",
     show_default=True,
-    help="To the group alone, by its retry topic; to the topic that each comes from, for all groups; or to a topic.",
+    help="To the retry topic, for this group only; to the topic that each comes from, for all groups; or to a topic.",
 )
-@click.option("--origin", help="Only those that come from this topic.")
-@click.option("--all", "from_first", is_flag=True, help="Also what the redrive before this one went through.")
-@click.option("--name", help="Of the replay that this is.  [default: redrive-GROUP]")
+@click.option("--origin", help="Only dead letters that come from this topic.")
+@click.option("--all", "from_first", is_flag=True, help="Include those that the previous redrive processed.")
+@click.option("--name", help="Name of the replay.  [default: redrive-GROUP]")
 @range_options
 @tasks_option
 @output_option
@@ -68,10 +91,10 @@ def redrive(
     namesrv: str,
     **wanted: Any,
 ) -> None:
-    """Send the dead letters of GROUP back.
+    """Send the dead letters of GROUP again.
 
-    They stay in the dead-letter topic, which only grows: a redrive begins where the one of that name before it ended,
-    and --all with the first. It is a replay: `neve replay ls`, `resume` and `cancel` have it, too.
+    They stay in the dead-letter topic, so a redrive starts where the previous one of its name ended; --all starts with
+    the first. A redrive is a replay: `neve replay list`, `resume` and `cancel` apply to it.
     """
     from neve.client.validators import check_group
     from neve.copy.task import DONE, ORIGIN, RETRY, Range, Target, Task
@@ -100,13 +123,11 @@ def redrive(
         if before.state == DONE:
             ranges = before.ranges
         if ranges and not from_first:
-            had = (
-                " (it had filters: what these left out is passed over)"
-                if before.filters != type(before.filters)()
-                else ""
-            )
-            say(f"going on where the redrive {task.name} before this ended{had}; --all begins with the first")
-    begin(task, asked_of(wanted), tasks=tasks, dry_run=dry_run, output=output, before=ranges, from_first=from_first)
+            had_filters = before.filters != type(before.filters)()
+            skipped = " (it had filters: what they excluded is skipped)" if had_filters else ""
+            say(f"starting where the previous redrive {task.name} ended{skipped}; --all starts with the first")
+    part = requested_part(wanted)
+    begin(task, part, tasks=tasks, dry_run=dry_run, output=output, before=ranges, from_first=from_first)
 
 
 async def _groups(namesrv: str) -> list[dict[str, Any]]:
@@ -114,10 +135,10 @@ async def _groups(namesrv: str) -> list[dict[str, Any]]:
 
     async with connect(namesrv) as client:
         rows = []
-        for topic in await client.topic_list():
+        for topic in await client.admin.topic_list():
             if not topic.startswith(DLQ_PREFIX):
                 continue
-            stats = (await client.topic_stats(topic)).values()
+            stats = (await client.admin.topic_stats(topic)).values()
             rows.append(
                 {
                     "group": topic.removeprefix(DLQ_PREFIX),
@@ -145,7 +166,7 @@ async def _letters(namesrv: str, group: str, count: int) -> list[dict[str, Any]]
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            raise Failure(NOT_FOUND, f"group {group} has no dead letters: there is no topic {topic}") from error
+            raise Failure(NOT_FOUND, f"group {group} has no dead letters: topic {topic} does not exist") from error
         for queue, (first, end) in bounds.items():
 
             async def add(chunk: Chunk, broker: str = queue.broker_name, number: int = queue.queue_id) -> bool:
@@ -171,7 +192,8 @@ async def _letters(namesrv: str, group: str, count: int) -> list[dict[str, Any]]
     return rows
 
 
-def _told(row: dict[str, Any], output: str) -> dict[str, Any]:
+def _with_times(row: dict[str, Any], output: str) -> dict[str, Any]:
+    """Return the row with times as text, except for JSON."""
     if output == "json":
         return row
     return {name: time_text(value) if name in {"newest", "stored"} else value for name, value in row.items()}

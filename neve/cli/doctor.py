@@ -1,4 +1,4 @@
-"""`neve doctor`: what this machine, a store and a broker's configuration lack, each with what to do about it."""
+"""`neve doctor`: checks this machine, a store and the configuration of a server, with remedies."""
 
 from __future__ import annotations
 
@@ -25,44 +25,47 @@ LOW_DISK = 0.15
 
 
 @click.command()
-@click.option("-c", "--config", type=click.Path(path_type=Path), help="Check what this configuration file names.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="With -c, as `neve broker` takes it.")
-@click.option("--keys", is_flag=True, help="With -c only this: what becomes of each of its keys.")
+@click.option(
+    "-c", "--config", type=click.Path(path_type=Path), help="Check this configuration file, and what it names."
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="With -c: override a key, as in `neve broker`."
+)
+@click.option("--keys", is_flag=True, help="With -c: list the effect of each key, and check nothing else.")
 @click.option("--data", type=click.Path(path_type=Path), help="Data directory of the broker.  [default: this one]")
 @store_option()
 @output_option
 def doctor(  # noqa: PLR0917 - the command line's own
     config: Path | None, settings: tuple[str, ...], keys: bool, data: Path | None, store: str | None, output: str
 ) -> None:
-    """Check Java, disk, kernel limits, and with --store the rights in it and its clock. Exit code 1 on a fault.
+    """Check Java, disk, kernel limits, and with --store the permissions and the clock of a store. Exit code 1: a fault.
 
-    With -c FILE (broker.conf): its keys, the data directory and its disk, ports, TLS files, name servers and the store;
-    or a namesrv.conf or controller.conf: its keys, directory, port and TLS files. Which one it is, its name or else its
-    keys say.
-    Run it as the user and with the environment that the broker will have.
+    -c FILE checks a broker.conf: keys, data directory and disk, ports, TLS files, name servers and store. It checks
+    a namesrv.conf or controller.conf: keys, directory, port and TLS files. The name of the file or its keys decide.
+    Run it as the user and in the environment of the server.
 
-    With --keys a file that was written for Apache RocketMQ is told key by key: honoured, without effect and why,
-    refused, what to write instead. Secrets are not shown.
+    --keys lists the keys of a file for Apache RocketMQ: those with an effect, those without and why, those refused, and
+    replacements. Secrets are not shown.
     """
     if keys:
         if config is None:
-            raise click.UsageError("--keys goes with -c")
+            raise click.UsageError("--keys needs -c")
         _refuse_beside_config()
-        _tell(list(_part(_doctor_of(config), "-c").keys(config, settings)), output)
+        _report(list(_part(_doctor_of(config), "-c").keys(config, settings)), output)
         return
     checks = [check_java(), check_map_count(), check_files(), check_local_clock()]
     if config is not None:
         _refuse_beside_config()
         checks += _server_checks(config, settings)
     elif settings:
-        raise click.UsageError("--set goes with -c")
+        raise click.UsageError("--set needs -c")
     else:
         checks.append(check_disk(data or Path()))
         checks += _check_store(store) if store is not None else ()
-    _tell(checks, output)
+    _report(checks, output)
 
 
-def _tell(checks: Sequence[Check], output: str) -> None:
+def _report(checks: Sequence[Check], output: str) -> None:
     emit([check._asdict() for check in checks], Check._fields, output)
     failed = [check.check for check in checks if check.state == FAIL]
     if failed:
@@ -73,7 +76,7 @@ def _refuse_beside_config() -> None:
     context = click.get_current_context()
     for name in ("data", "store"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"-c names it: leave --{name} out, or use --set")
+            raise click.UsageError(f"the file names it: leave --{name} out, or use --set")
 
 
 def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
@@ -82,7 +85,7 @@ def _server_checks(config: Path, settings: Sequence[str]) -> list[Check]:
 
 
 def _check_store(url: str) -> list[Check]:
-    """All that the archive does in a store; what is wrong with its URL is wrong usage."""
+    """Check every kind of request of an archive; a wrong URL is wrong usage."""
     found = _part("infra.objects.doctor", "--store")
     try:
         return list(found.check_store(url))
@@ -91,7 +94,7 @@ def _check_store(url: str) -> list[Check]:
 
 
 def _part(module: str, option: str) -> Any:
-    """The server's part of this command, found by its name: nothing of `neve` imports the server."""
+    """Import a module of the server by name: packages of `neve` do not depend on the server."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
@@ -101,7 +104,7 @@ def _part(module: str, option: str) -> Any:
 
 
 def _doctor_of(config: Path) -> str:
-    """By the file's name, or by a key in it that only that kind of server has."""
+    """Return the checks for a file, by its name or by keys that only one kind of server has."""
     for name, doctor in _DOCTORS.items():
         if name in config.name.lower():
             return doctor
@@ -110,25 +113,25 @@ def _doctor_of(config: Path) -> str:
     except (OSError, UnicodeDecodeError):
         return _DOCTORS["broker"]
     keys = {line.partition("=")[0].strip() for line in lines}
-    kind = "controller" if keys & _CONTROLLERS_KEYS else "namesrv" if keys & _NAME_SERVERS_KEYS else "broker"
+    kind = "controller" if keys & _CONTROLLER_KEYS else "namesrv" if keys & _NAME_SERVER_KEYS else "broker"
     return _DOCTORS[kind]
 
 
 _DOCTORS = {"namesrv": "namesrv.doctor", "controller": "controller.doctor", "broker": "broker.doctor"}
 
 
-_CONTROLLERS_KEYS = frozenset({"controllerStorePath", "controllerDLegerPeers", "enableElectUncleanMaster"})
-_NAME_SERVERS_KEYS = frozenset(
+_CONTROLLER_KEYS = frozenset({"controllerStorePath", "controllerDLegerPeers", "enableElectUncleanMaster"})
+_NAME_SERVER_KEYS = frozenset(
     {"kvConfigPath", "scanNotActiveBrokerInterval", "orderMessageEnable", "deleteTopicWithBrokerRegistration",
      "enableAllTopicList", "returnOrderTopicConfigToBroker"}
 )  # fmt: skip
 
 
 def check_java() -> Check:
-    """Spark needs one; nothing else does."""
+    """Check Java, which only Spark needs."""
     found = shutil.which("java")
     if found is None:
-        return Check("java", WARN, "none: only Spark needs it (Debian: apt install openjdk-17-jre-headless)")
+        return Check("java", WARN, "not found: only Spark needs it (Debian: apt install openjdk-17-jre-headless)")
     try:
         done = subprocess.run([found, "-version"], capture_output=True, timeout=30, check=False)
     except subprocess.TimeoutExpired:
@@ -138,7 +141,7 @@ def check_java() -> Check:
 
 
 def check_disk(data: Path) -> Check:
-    """The broker refuses writes when its disk is nearly full."""
+    """Check free space: a broker refuses writes when its disk is nearly full."""
     existing = nearest(data)
     usage = shutil.disk_usage(existing)
     free = usage.free / usage.total
@@ -147,7 +150,7 @@ def check_disk(data: Path) -> Check:
 
 
 def check_map_count() -> Check:
-    """Each open store file is one mapping."""
+    """Check the number of mappings: each open store file is one."""
     path = Path("/proc/sys/vm/max_map_count")
     if not path.exists():
         return Check("vm.max_map_count", OK, "no such limit here")
@@ -159,7 +162,7 @@ def check_map_count() -> Check:
 
 def check_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    state = OK if hard == resource.RLIM_INFINITY or hard >= MIN_FILES else WARN  # a broker takes all that it may
+    state = OK if hard == resource.RLIM_INFINITY or hard >= MIN_FILES else WARN  # a broker raises its soft limit
     return Check("open files", state, f"{soft} (at most {hard})" + ("" if state == OK else ": raise the hard limit"))
 
 

@@ -1,4 +1,4 @@
-"""`neve export` and `neve import`: topics with their messages, groups and positions, by way of a directory."""
+"""`neve export` and `neve import`: topics with messages, groups and committed offsets, through a directory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from neve.cli import completed
+from neve.cli.aliases import option
 from neve.cli.cluster import cluster_options
 from neve.cli.output import say
 
@@ -19,42 +20,48 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "-t", "--topic", "topics", multiple=True, shell_complete=completed.topics, help="A topic; may be repeated."
 )
-@click.option("--all", "everything", is_flag=True, help="All topics but the servers' own.")
+@click.option("--all", "everything", is_flag=True, help="All topics except those of servers.")
 @cluster_options
 def export_topics(directory: Path, topics: tuple[str, ...], everything: bool, namesrv: str) -> None:
-    """Write topics into DIRECTORY: settings, messages up to now, archived ones too, their groups and where these stand.
+    """Write topics to DIRECTORY: settings, all present messages including archived ones, groups, committed offsets.
 
-    Called again after a kill, or later, it goes on behind the last message of each queue. See docs/command-line.md.
+    A repeated command continues after the last exported message of each queue, also after a kill. See
+    docs/command-line.md.
     """
     if bool(topics) == everything:
-        raise click.UsageError("which topics? --topic or --all")
+        raise click.UsageError("give --topic or --all")
     from neve.cli.exporting import export
 
     counts = asyncio.run(export(namesrv, directory, None if everything else topics))
-    say(f"{sum(counts.values())} messages of {len(counts)} topics are new in {directory}")
+    say(f"{sum(counts.values())} messages of {len(counts)} topics were added to {directory}")
 
 
 @click.command(name="import")
 @click.argument("directory", type=_DIRECTORY)
 @click.option(
-    "-t", "--topic", "topics", multiple=True, help="Of the export only this; may be repeated.  [default: all]"
+    "-t", "--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [default: all of the export]"
 )
-@click.option("--no-groups", is_flag=True, help="Leave groups and their positions out.")
-@click.option("--overwrite-positions", is_flag=True, help="Also of groups that have read here meanwhile.")
+@click.option("--no-groups", is_flag=True, help="Import no groups and no committed offsets.")
+@option(
+    "--overwrite-offsets",
+    former=["--overwrite-positions"],
+    is_flag=True,
+    help="Also replace committed offsets of groups that have read here already.",
+)
 @cluster_options
 def import_topics(
-    directory: Path, topics: tuple[str, ...], no_groups: bool, overwrite_positions: bool, namesrv: str
+    directory: Path, topics: tuple[str, ...], no_groups: bool, overwrite_offsets: bool, namesrv: str
 ) -> None:
-    """Send what `neve export` wrote to this cluster: topics that are missing are made, then messages, then positions.
+    """Send an export to this cluster: create missing topics, send messages, then commit offsets of groups.
 
-    Messages of a queue stay in one queue, in their order, with their ids; they get new offsets, to which groups'
-    positions are translated. After a kill it goes on where it was, and sends nothing twice.
+    Messages of a queue go to one queue, in order and with their ids. Their offsets are new, and committed offsets are
+    translated. After a kill the command continues, and sends no message twice.
     """
     from neve.cli.importing import import_into
 
-    if no_groups and overwrite_positions:
-        raise click.UsageError("--no-groups and --overwrite-positions exclude each other")
+    if no_groups and overwrite_offsets:
+        raise click.UsageError("--no-groups and --overwrite-offsets exclude each other")
     counts = asyncio.run(
-        import_into(namesrv, directory, topics, with_groups=not no_groups, overwrite_positions=overwrite_positions)
+        import_into(namesrv, directory, topics, with_groups=not no_groups, overwrite_offsets=overwrite_offsets)
     )
     say(f"{sum(counts.values())} messages of {len(counts)} topics were sent")

@@ -1,4 +1,4 @@
-"""Writes topics of a cluster into a directory; see `export_files`."""
+"""Writes topics of a cluster to a directory; `export_files` defines its format."""
 
 from __future__ import annotations
 
@@ -7,83 +7,83 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neve.cli.brokers import brokers
-from neve.cli.cluster import connect
-from neve.cli.consumer_groups import consumer_groups
+from neve.cli.cluster import administer
 from neve.cli.export_files import (
     UNSYNCED_BYTES,
     Export,
+    GroupOffset,
     Last,
-    Standing,
-    cut_to_whole_lines,
     joined,
     message_file,
     read_export,
     sync,
     sync_directory,
+    truncate_to_whole_lines,
     write_export,
 )
 from neve.cli.failures import CONFLICT, Failure
 from neve.cli.message_lines import to_line
-from neve.cli.topic_names import topic_names
 from neve.client.model import MessageQueue
 from neve.copy.engine import copy_range
 from neve.copy.source import BrokerSource, Chunk
 from neve.remoting.names import is_system_group
 
 if TYPE_CHECKING:
+    from neve.admin import ClusterAdmin
     from neve.client import AsyncClient
 
 _CALL_S = 60.0
 
 
 async def export(namesrv: str, directory: Path, topics: Sequence[str] | None) -> Counter[str]:
-    """How many messages of each topic came to what was there; None: all topics.
+    """Export topics, all if None; return the number of new messages by topic.
 
-    Positions are looked up before the messages: what a group reads meanwhile it may read again.
+    Committed offsets are read before messages, so a group may read some messages again after an import.
     """
     counts: Counter[str] = Counter()
-    async with connect(namesrv, timeout=_CALL_S) as client:
-        names = list(topics) if topics is not None else await topic_names(client, everything=False)
-        found = await _described(client, namesrv, names)
-        begun = {queue: cut_to_whole_lines(message_file(directory, queue)) for queue in found.queues}
+    async with administer(namesrv, timeout=_CALL_S) as admin:
+        client = admin.client
+        found = await _described(admin, list(topics) if topics is not None else await admin.topics.names())
+        begun = {queue: truncate_to_whole_lines(message_file(directory, queue)) for queue in found.queues}
         for queue, last in begun.items():
             if last is not None:
                 await _require_same(client, queue, last, message_file(directory, queue))
-        is_first = not (directory / "export.json").exists()
-        write_export(directory, found if is_first else joined(read_export(directory), found))
+        is_new = not (directory / "export.json").exists()
+        write_export(directory, found if is_new else joined(read_export(directory), found))
         for queue, last in begun.items():
             counts[queue.topic] += await _export_queue(client, queue, last, message_file(directory, queue))
     return counts
 
 
-async def _described(client: AsyncClient, namesrv: str, names: Sequence[str]) -> Export:
+async def _described(admin: ClusterAdmin, names: Sequence[str]) -> Export:
     topics = {}
-    async with brokers(namesrv) as asked:
-        for name in names:
-            topics[name] = {at.broker: dict(at.settings) for at in await asked.topic(name, None)}
-    queues = [queue for name in names for queue in await client.queues(name)]
+    for name in names:
+        topics[name] = {at.broker: dict(at.settings) for at in await admin.topics.settings_of(name)}
+    queues = [queue for name in names for queue in await admin.client.queues(name)]
     wanted = set(names)
-    groups, standings = {}, []
-    async with consumer_groups(namesrv) as known:
-        for group, settings in (await known.settings()).items():
-            if is_system_group(group):
-                continue
-            own = [one for one in await known.standings(group) if one.queue.topic in wanted]
-            if own:
-                groups[group] = dict(next(iter(settings.values())))
-                standings += [Standing(group, one.queue, one.position) for one in own]
-    return Export(topics, tuple(queues), groups, tuple(standings))
+    groups, offsets = {}, []
+    for group, settings in (await admin.groups.settings()).items():
+        if is_system_group(group):
+            continue
+        own = [one for one in await admin.groups.progress(group) if one.queue.topic in wanted]
+        if own:
+            groups[group] = dict(next(iter(settings.values())))
+            offsets += [GroupOffset(group, one.queue, one.committed) for one in own]
+    return Export(topics, tuple(queues), groups, tuple(offsets))
 
 
 async def _require_same(client: AsyncClient, queue: MessageQueue, last: Last, file: Path) -> None:
-    """Raise Failure if the queue does not have the last message of the file: it is of another cluster or topic."""
-    other = Failure(CONFLICT, f"{file} has {last.msg_id} at {last.offset}, {queue} has not: it is of another topic")
+    """Check that the queue has the last exported message; another cluster or a recreated topic does not."""
+    other = Failure(
+        CONFLICT,
+        f"{file} has {last.msg_id} at offset {last.offset}, not so queue {queue.queue_id} of {queue.broker_name}: "
+        "the file is of another cluster, or the topic was recreated",
+    )
     source = BrokerSource(client, queue.topic)
     begin, end = await source.bounds_of(queue)
     if last.offset >= end:
         raise other
-    if begin <= last.offset:  # else it has expired
+    if begin <= last.offset:  # otherwise it has expired since
         found = await source.read(queue, last.offset, last.offset + 1, 1)
         if any(one.msg_id != last.msg_id for one in found.messages):
             raise other

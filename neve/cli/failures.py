@@ -1,9 +1,10 @@
-"""Errors of the layers below as exit codes and one line of text."""
+"""Errors of the lower layers as exit codes and one line of text."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from neve.admin.errors import Conflict, NotFound, NotPermitted, Unreachable
 from neve.errors import ConnectionFailed, UnknownOutcome
 
 FAILED, USAGE, NOT_FOUND, AUTH, CONFLICT, UNREACHABLE, FEWER = 1, 2, 3, 4, 5, 6, 7
@@ -17,14 +18,14 @@ _S3_AUTH = frozenset({"401", "403", "AccessDenied", "Forbidden"})
 
 
 class Explained(NamedTuple):
-    """How the process ends on an error, and the line that tells why."""
+    """The exit code and the message for an error."""
 
     exit_code: int
     text: str
 
 
 class Failure(Exception):
-    """An error with the exit code that scripts go by."""
+    """An error with an exit code that scripts rely on."""
 
     def __init__(self, exit_code: int, text: str) -> None:
         super().__init__(text)
@@ -32,7 +33,7 @@ class Failure(Exception):
 
 
 def explain(error: BaseException) -> Explained | None:
-    """The exit code and text of an error that a user can act on; None for a bug of ours."""
+    """Return the exit code and text of an error that a user can act on; None for a defect of neve."""
     text = str(error) or type(error).__name__
     if isinstance(error, Failure):
         return Explained(error.exit_code, text)
@@ -42,8 +43,6 @@ def explain(error: BaseException) -> Explained | None:
     of_s3 = _s3_code(error)
     if of_s3 is not None:
         return Explained(of_s3, text)
-    if isinstance(error, ConnectionFailed | UnknownOutcome):
-        return Explained(UNREACHABLE, text)
     for kinds, exit_code in _KINDS:
         if isinstance(error, kinds):
             return Explained(exit_code, text)
@@ -53,9 +52,10 @@ def explain(error: BaseException) -> Explained | None:
 
 
 _KINDS: tuple[tuple[tuple[type[BaseException], ...], int], ...] = (
-    ((FileNotFoundError,), NOT_FOUND),
-    ((PermissionError,), AUTH),
-    ((FileExistsError,), CONFLICT),
+    ((ConnectionFailed, UnknownOutcome, Unreachable), UNREACHABLE),
+    ((FileNotFoundError, NotFound), NOT_FOUND),
+    ((PermissionError, NotPermitted), AUTH),
+    ((FileExistsError, Conflict), CONFLICT),
     ((ConnectionError, TimeoutError, OSError), UNREACHABLE),
 )
 
@@ -69,7 +69,7 @@ def _by_code(code: int) -> int:
 
 
 def _s3_code(error: BaseException) -> int | None:
-    """botocore's errors, recognised without importing botocore."""
+    """Return the exit code of an error of botocore, which is recognised without importing botocore."""
     if not any(kind.__module__.startswith("botocore") for kind in type(error).__mro__):
         return None
     response = getattr(error, "response", None)

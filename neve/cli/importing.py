@@ -1,7 +1,7 @@
-"""Sends an export to a cluster, each queue into one queue.
+"""Sends an export to a cluster, each queue to one queue.
 
-How far it is stands in import.CLUSTER.json, and may be older than what was sent: the messages that lie in the queue
-behind what it says are looked at, and those whose ids are there are not sent again.
+import.CLUSTER.json stores the progress, and may be older than the last messages sent. Later messages in the target
+queue are compared by id, so that none is sent twice.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from neve.cli.broker_sets import new_pool
-from neve.cli.brokers import TopicAt, brokers, queues_of
-from neve.cli.cluster import connect, security_of_the_command
+from neve.admin.admin import no_broker
+from neve.admin.topics import TopicAt, queue_count
+from neve.cli.cluster import administer, connect
 from neve.cli.export_files import Export, lines_from, message_file, read_export, write_whole
-from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, UNREACHABLE, Failure
+from neve.cli.failures import CONFLICT, FAILED, NOT_FOUND, Failure
 from neve.cli.message_lines import BadLine, from_line
 from neve.cli.output import say
 from neve.client.model import Message, MessageQueue
-from neve.client.net.answers import require_success
 from neve.client.net.route import PERM_READ, PERM_WRITE
 from neve.copy.engine import copy_range
 from neve.copy.source import BrokerSource, Chunk
 from neve.errors import BrokerError
 from neve.record.properties import PROPERTY_UNIQUE_KEY
-from neve.remoting.body import dumps
-from neve.remoting.codes import RequestCode, ResponseCode
+from neve.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
@@ -36,12 +34,12 @@ if TYPE_CHECKING:
 _BATCH_MESSAGES = 256
 _BATCH_BYTES = 256 * 1024
 _CALL_S, _ATTEMPT_S = 60.0, 20.0
-_READ_BYTES = 4 * _BATCH_BYTES  # of lines that are held at a time, and one more
+_READ_BYTES = 4 * _BATCH_BYTES  # of lines in memory at a time, plus one line
 _SAVE_EVERY = 16  # batches
 
 
 class Run(NamedTuple):
-    """`messages` with offsets from `source` on lie from `target` on in the queue into which they went."""
+    """Messages with consecutive offsets, from `source` on in the export and from `target` on in the target queue."""
 
     source: int
     target: int
@@ -49,7 +47,7 @@ class Run(NamedTuple):
 
 
 class Progress:
-    """Of one queue: how many bytes of its file are sent, and where its messages lie now."""
+    """The progress of one queue: the bytes of its file that are sent, and the offsets of its messages at the target."""
 
     def __init__(
         self, target: MessageQueue, begin: int, position: int = 0, runs: Sequence[Run] = (), last_id: str = ""
@@ -59,10 +57,12 @@ class Progress:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Progress:
+        """Return the progress that a row of the state file describes."""
         runs = [Run(*run) for run in row["runs"]]
         return cls(MessageQueue(*row["target"]), row["begin"], row["position"], runs, row["last_id"])
 
     def row(self) -> dict[str, Any]:
+        """Return the row for the state file."""
         return {
             "target": self.target,
             "begin": self.begin,
@@ -73,10 +73,11 @@ class Progress:
 
     @property
     def unknown_from(self) -> int:
-        """What lies in the target queue from here on may be ours."""
+        """The first offset of the target queue that may hold messages of this import that are not recorded."""
         return self.runs[-1].target + self.runs[-1].messages if self.runs else self.begin
 
-    def note(self, source: int, target: int, msg_id: str) -> None:
+    def record(self, source: int, target: int, msg_id: str) -> None:
+        """Record that the message at `source` is stored at `target`."""
         self.last_id = msg_id
         last = self.runs[-1] if self.runs else None
         if last is not None and (last.source + last.messages, last.target + last.messages) == (source, target):
@@ -85,7 +86,7 @@ class Progress:
             self.runs.append(Run(source, target, 1))
 
     def translated(self, offset: int) -> int:
-        """Where a group goes on that would read `offset` next in the queue that was exported."""
+        """Return the offset at the target for a committed offset of the exported queue."""
         for run in self.runs:
             if offset < run.source + run.messages:
                 return run.target + max(0, offset - run.source)
@@ -93,27 +94,27 @@ class Progress:
 
 
 async def import_into(
-    namesrv: str, directory: Path, topics: Sequence[str], *, with_groups: bool, overwrite_positions: bool
+    namesrv: str, directory: Path, topics: Sequence[str], *, with_groups: bool, overwrite_offsets: bool
 ) -> Counter[str]:
-    """How many messages of each topic were sent now."""
+    """Import topics, all without `topics`; return the number of messages sent now, by topic."""
     export = read_export(directory)
     if unknown := sorted(set(topics) - export.topics.keys()):
         raise Failure(NOT_FOUND, f"{directory} has no {', '.join(unknown)}")
     wanted = [name for name in export.topics if not topics or name in topics]
-    # What got no answer may lie there: the next call looks, where another attempt would send it twice.
+    # A send without an answer may be stored: the next run checks, while a retry could store it twice.
     async with connect(namesrv, timeout=_CALL_S, attempt_timeout=_ATTEMPT_S, send_retries=0) as client:
         importing = _Importing(client, namesrv, directory, await _cluster(client))
         for name in wanted:
             await importing.topic(export, name)
         if with_groups:
-            await importing.groups(export, set(wanted), overwrite=overwrite_positions)
+            await importing.groups(export, set(wanted), overwrite=overwrite_offsets)
         return importing.sent
 
 
 async def _cluster(client: AsyncClient) -> str:
-    found = sorted({broker.cluster for broker in (await client.cluster_info()).values()})
+    found = sorted({broker.cluster for broker in (await client.admin.cluster_info()).values()})
     if not found:
-        raise Failure(UNREACHABLE, "the name server knows no broker")
+        raise no_broker()
     return "+".join(found)
 
 
@@ -143,17 +144,17 @@ class _Importing:
             self._save()
 
     async def _targets(self, export: Export, name: str) -> list[MessageQueue]:
-        """The queues to send to, by number and then by broker; the topic is made where it is missing."""
+        """Return the queues to send to, sorted; create the topic if it does not exist."""
         try:
-            route = await self._client.topic_route(name)
+            route = await self._client.admin.topic_route(name)
         except BrokerError as error:
             if error.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
-            await self._create(name, max(export.topics[name].values(), key=queues_of))
-            route = await self._client.topic_route(name)
+            await self._create(name, max(export.topics[name].values(), key=queue_count))
+            route = await self._client.admin.topic_route(name)
         found = sorted(route.write_queues, key=lambda queue: (queue.broker_name, queue.queue_id))
         if not found:
-            raise Failure(CONFLICT, f"{name} has no queue to write to")
+            raise Failure(CONFLICT, f"topic {name} has no queue to write to: neve topic set {name} --perm rw")
         return found
 
     async def _create(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -162,18 +163,18 @@ class _Importing:
         attributes = ((str(key).lstrip("+"), value) for key, value in (settings.get("attributes") or {}).items())
         changes = {
             "perm": str(perm | PERM_WRITE),
-            "writeQueueNums": str(max(queues_of(settings), 1)),  # each exported queue gets a queue of its own
+            "writeQueueNums": str(max(queue_count(settings), 1)),  # each exported queue gets a queue of its own
             "attributes": ",".join(f"+{key}={value}" for key, value in attributes),
         }
-        async with brokers(self._namesrv) as asked:
-            for broker in asked.named(None):
-                await asked.set_topic(name, TopicAt(broker, settings), changes)
-        say(f"created {name} with {queues_of(settings)} queues")
+        async with administer(self._namesrv) as admin:
+            for broker in admin.brokers.require(None):
+                await admin.topics.change(name, TopicAt(broker, settings), changes)
+        say(f"created {name} with {queue_count(settings)} queues")
         if not perm & PERM_WRITE:
             closed = "r" if perm & PERM_READ else "none"
-            say(f"{name} is writable for the import; to close it again: neve topic alter {name} --perm {closed}")
-        if (write := int(settings.get("writeQueueNums") or 0)) < queues_of(settings):
-            say(f"{name} had {write} queues to write; to have so again: neve topic alter {name} --write-queues {write}")
+            say(f"{name} is writable for the import; restore with: neve topic set {name} --perm {closed}")
+        if (write := int(settings.get("writeQueueNums") or 0)) < queue_count(settings):
+            say(f"{name} had {write} queues to write; restore with: neve topic set {name} --write-queues {write}")
 
     async def _queue(self, topic: str, file: Path, progress: Progress) -> None:
         await self._require_ours(progress)
@@ -188,7 +189,7 @@ class _Importing:
                 self._save()
 
     async def _require_ours(self, progress: Progress) -> None:
-        """Clusters may have the same name, and topics be deleted and made again: what was sent has to be there."""
+        """Check that the target has the last message sent; another cluster or a recreated topic does not."""
         if not progress.runs:
             return
         queue, last = progress.target, progress.unknown_from - 1
@@ -196,13 +197,13 @@ class _Importing:
         if progress.last_id not in [one.msg_id for one in found.messages]:
             raise Failure(
                 CONFLICT,
-                f"{self._state} says that {progress.last_id} lies at {last} of queue {queue.queue_id} of {queue.topic} "
-                f"at {queue.broker_name}: it is of another cluster of that name, or the topic is another one. "
-                "Without that file all is sent again",
+                f"queue {queue.queue_id} of {queue.topic} at {queue.broker_name} lacks {progress.last_id} at offset "
+                f"{last}, as {self._state} records: it is another cluster, or the topic was recreated. "
+                "Delete that file to send everything again",
             )
 
     async def _ids_behind(self, progress: Progress, ours: frozenset[str]) -> dict[str, int]:
-        """Where which of our ids lie in the queue, behind what is known of it; others write there, too."""
+        """Return the offsets of messages of this import that are stored but not recorded, by id."""
         queue = progress.target
         found: dict[str, int] = {}
 
@@ -217,7 +218,7 @@ class _Importing:
     async def _send(
         self, topic: str, file: Path, batch: list[tuple[int, bytes]], progress: Progress, there: dict[str, int]
     ) -> None:
-        waiting: list[tuple[int, int, Message]] = []  # position behind it, offset, message
+        waiting: list[tuple[int, int, Message]] = []  # position after its line, offset, message
         size = 0
         for position, line in batch:
             offset, message = _message(topic, file, line)
@@ -228,7 +229,7 @@ class _Importing:
                 await self._send_together(topic, waiting, progress)
                 waiting, size = [], 0
             if known is not None:
-                progress.note(offset, known, msg_id)
+                progress.record(offset, known, msg_id)
                 progress.position = position
                 continue
             waiting.append((position, offset, message))
@@ -240,7 +241,7 @@ class _Importing:
         messages = [message for _, _, message in waiting]
         result = await self._client.send_batch(topic, messages, queue=progress.target)
         for at, (position, offset, message) in enumerate(waiting):
-            progress.note(offset, result.queue_offset + at, message.properties[PROPERTY_UNIQUE_KEY])
+            progress.record(offset, result.queue_offset + at, message.properties[PROPERTY_UNIQUE_KEY])
             progress.position = position
         self.sent[topic] += len(waiting)
 
@@ -250,51 +251,41 @@ class _Importing:
     # ---- groups
 
     async def groups(self, export: Export, topics: set[str], *, overwrite: bool) -> None:
-        """Made where they are missing, and set to where they stood: in queues of which they have read nothing here."""
-        meant = [one for one in export.standings if one.queue.topic in topics]
+        """Create missing groups, and commit their offsets in queues that they have not read here."""
+        wanted = [one for one in export.offsets if one.queue.topic in topics]
         count = 0
-        await self._make_groups({one.group: export.groups[one.group] for one in meant})
-        for one in meant:
+        await self._make_groups({one.group: export.groups[one.group] for one in wanted})
+        for one in wanted:
             key = str(message_file(self._directory, one.queue).relative_to(self._directory))
             progress = self._queues.get(key)
             if progress is None:
                 continue
             target = progress.target
-            # a broker says 0 of a queue that a group has not begun
+            # a broker returns 0 for a queue that the group has not read
             if overwrite or not await self._client.committed(one.group, target.topic, target):
                 await self._client.commit(one.group, target.topic, target, progress.translated(one.offset))
                 count += 1
-        if meant:
-            say(f"groups were set to where they stood in {count} queues, in {len(meant) - count} they have read on")
+        if wanted:
+            say(f"committed offsets were imported in {count} queues; in {len(wanted) - count} the group has read on")
 
     async def _make_groups(self, groups: dict[str, Any]) -> None:
-        from neve.cli.consumer_groups import ConsumerGroups
-
-        pool = new_pool(*security_of_the_command())
-        try:
-            known = {name: one for name, one in (await self._client.cluster_info()).items() if one.master is not None}
-            there = await ConsumerGroups(self._client, pool, known).settings()
+        async with administer(self._namesrv) as admin:
+            present = await admin.groups.settings()
+            masters = [name for name, info in admin.brokers.known.items() if info.master is not None]
             for group, settings in groups.items():
-                for name, broker in known.items():
-                    if name in there.get(group, {}):
-                        continue
-                    assert broker.master is not None
-                    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-                    require_success(
-                        await pool.invoke(broker.master, code, {}, body=dumps(settings), timeout=_ATTEMPT_S)
-                    )
-        finally:
-            await pool.close()
+                for broker in masters:
+                    if broker not in present.get(group, {}):
+                        await admin.groups.change(broker, settings)
 
 
 def next_ids(topic: str, file: Path, position: int) -> frozenset[str]:
-    """Of the messages that may have been sent since the state was saved at this position."""
+    """Return the ids of messages that may have been sent since the state was saved at this position."""
     lines = itertools.islice(lines_from(file, position), (_SAVE_EVERY + 1) * _BATCH_MESSAGES)
     return frozenset(_message(topic, file, line)[1].properties[PROPERTY_UNIQUE_KEY] for _, line in lines)
 
 
 def together(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-    """The next lines, as many as are sent together and a few bodies of 4 MiB do not fill the memory with."""
+    """Return the next lines of a batch, limited in number and in bytes."""
     found: list[tuple[int, bytes]] = []
     size = 0
     for position, line in lines:
@@ -306,13 +297,13 @@ def together(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 
 
 def _message(topic: str, file: Path, line: bytes) -> tuple[int, Message]:
-    """(offset where it was, message to send): with its id, and what else an application gave it."""
+    """Return the exported offset and the message to send, with its id and the properties of the application."""
     try:
         body, tags, keys, properties, flag = from_line(line)
         row = json.loads(line)
         offset = int(row["offset"])
     except (BadLine, KeyError, TypeError, ValueError) as error:
-        raise Failure(FAILED, f"{file} has a line that is no stored message: {error}") from error
+        raise Failure(FAILED, f"{file} has a line that is not a stored message: {error}") from error
     own = dict(properties)
     own[PROPERTY_UNIQUE_KEY] = str(row["msg_id"])
     return offset, Message(topic, body, tags, keys, own, flag)

@@ -1,68 +1,18 @@
-"""How far a group is in a queue, and what it has left to read: figures alone, nothing is asked here.
-
-    min ........ local min ........ position ........ max
-     └─ cold ────────┘                  └── the lag ───┘
-
-What lies below the local minimum, the archive alone has. A broker without one tells of no such place: how much is cold
-is then None.
-"""
+"""The progress and lag of a consumer group as text and as rows of a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neve.client import MessageQueue
-    from neve.client.model import ConsumeStats, QueueStats
+    from neve.admin.lag import QueueProgress
 
 
 _UNITS = (("d", 86_400, 1 << 62), ("h", 3600, 24), ("m", 60, 60), ("s", 1, 60))
 
 
-class Standing(NamedTuple):
-    """A group in a queue."""
-
-    queue: MessageQueue
-    position: int
-    min_offset: int
-    max_offset: int
-    lag: int
-    cold: int | None
-    messages: int
-    local_min_offset: int | None
-
-    @property
-    def next_offset(self) -> int:
-        """Of what it reads next: what is below the minimum is gone."""
-        return max(self.position, self.min_offset)
-
-
-def standing(queue: MessageQueue, stats: ConsumeStats, bounds: QueueStats | None) -> Standing:
-    """By what brokers tell of the group, and of the queue itself; both were asked one after the other."""
-    position, high = stats.consumer_offset, stats.broker_offset
-    low = 0 if bounds is None else min(bounds.min_offset, high)
-    lag = stats.left if stats.left is not None else max(0, high - max(position, low))
-    cold = stats.left_cold
-    if cold is None and bounds is not None and bounds.local_min_offset is not None:
-        cold = 0
-    messages = high - low if bounds is None else bounds.messages
-    local = None if bounds is None else bounds.local_min_offset
-    return Standing(queue, position, low, high, lag, None if cold is None else min(cold, lag), messages, local)
-
-
-def total_lag(standings: Iterable[Standing]) -> int:
-    return sum(one.lag for one in standings)
-
-
-def total_cold(standings: Iterable[Standing]) -> int | None:
-    """None: no broker tells of any."""
-    told = [one.cold for one in standings if one.cold is not None]
-    return sum(told) if told else None
-
-
 def share_text(cold: int | None, lag: int) -> str | None:
-    """The share of the lag that is cold, for people."""
+    """Return the share of the lag that is cold, as a percentage that is 0% or 100% only if it is exact."""
     if cold is None:
         return None
     share = 100 * cold / lag if lag else 0.0
@@ -70,7 +20,7 @@ def share_text(cold: int | None, lag: int) -> str | None:
 
 
 def behind_text(milliseconds: int | None) -> str | None:
-    """A span of time for people: in its largest whole unit and the next."""
+    """Return a duration in its largest whole unit and the next one, as `1d3h`."""
     if milliseconds is None:
         return None
     seconds = max(milliseconds, 0) // 1000
@@ -80,17 +30,22 @@ def behind_text(milliseconds: int | None) -> str | None:
     return "".join(f"{count}{unit}" for at, (count, unit) in enumerate(shown) if count or at == 0)
 
 
-def row(one: Standing, behind_ms: int | None = None, *, told: bool = False) -> dict[str, Any]:
-    """As the verbs show it; with `told` also how long the oldest message that is not read has waited."""
-    shown: dict[str, Any] = {
+def progress_row(one: QueueProgress) -> dict[str, Any]:
+    """Return the row of a queue."""
+    return {
         "topic": one.queue.topic,
         "broker": one.queue.broker_name,
         "queue": one.queue.queue_id,
-        "position": one.position,
+        "committed": one.committed,
         "min_offset": one.min_offset,
         "max_offset": one.max_offset,
         "lag": one.lag,
+        "cold": one.cold,
     }
-    if told:
-        shown |= {"behind": behind_text(behind_ms), "behind_ms": behind_ms}
-    return shown | {"cold": one.cold}
+
+
+def lag_row(one: QueueProgress, behind_ms: int | None) -> dict[str, Any]:
+    """Return the row of a queue with the age of the oldest message that is not read."""
+    row = progress_row(one)
+    cold = row.pop("cold")
+    return {**row, "behind": behind_text(behind_ms), "behind_ms": behind_ms, "cold": cold}

@@ -1,4 +1,4 @@
-"""A line that has more than a body: KEY, its delimiter, NAME=VALUE,NAME=VALUE, its delimiter, body.
+"""Lines with keys and properties before the body: KEY, delimiter, NAME=VALUE,NAME=VALUE, delimiter, body.
 
 42:colour=red,size=5|the body        --key-delimiter : --property-delimiter '|'
 """
@@ -16,7 +16,7 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "0": "\0", "\\": "\\"}
 
 
 def unescaped(text: str) -> str:
-    r"""The text with its \n, \r, \t, \0, \\ and \xHH meant."""
+    r"""Return the text with the escapes \n, \r, \t, \0, \\ and \xHH replaced."""
 
     def meant(found: re.Match[str]) -> str:
         if found[1]:
@@ -24,34 +24,34 @@ def unescaped(text: str) -> str:
         try:
             return _ESCAPES[found[2]]
         except KeyError:
-            raise click.BadParameter(rf"{found[0]} is none of \n \r \t \0 \\ \xHH") from None
+            raise click.BadParameter(rf"{found[0]} is not an escape; escapes are \n \r \t \0 \\ \xHH") from None
 
     return re.sub(r"\\(?:x([0-9a-fA-F]{2})|(.?))", meant, text)
 
 
 def delimiter_bytes(text: str) -> bytes:
-    r"""What separates, given as text with escapes: up to \x7f a byte each, above it the character's UTF-8.
+    r"""Return the delimiter that a text with escapes describes, in UTF-8.
 
     Raises:
-        click.BadParameter: there is none.
+        click.BadParameter: the text is empty, or has an unknown escape.
     """
     found = unescaped(text).encode()
     if not found:
-        raise click.BadParameter("a delimiter has a character at least")
+        raise click.BadParameter("the delimiter is empty")
     return found
 
 
 class LineParts(NamedTuple):
-    """How a line is taken apart; None: it has no such part."""
+    """The delimiters of a line; None if it has no such part."""
 
     key: bytes | None = None
     properties: bytes | None = None
 
     def message(self, line: bytes, common: Outgoing) -> Outgoing:
-        """The line's message; its key and properties come beside those that all have.
+        """Return the message of a line, with its key and properties added to the common ones.
 
         Raises:
-            BadLine: a part is missing, or is no text.
+            BadLine: a part is missing, or is not UTF-8.
         """
         if self.key is not None:
             text, line = _cut(line, self.key, "key")
@@ -65,11 +65,11 @@ class LineParts(NamedTuple):
 def _cut(line: bytes, delimiter: bytes, what: str) -> tuple[str, bytes]:
     part, found, rest = line.partition(delimiter)
     if not found:
-        raise BadLine(f"no {delimiter.decode()!r} ends its {what}")
+        raise BadLine(f"its {what} must end with {delimiter.decode()!r}")
     try:
         return part.decode(), rest
     except UnicodeDecodeError as error:
-        raise BadLine(f"its {what} are no UTF-8: {error.reason}") from error
+        raise BadLine(f"its {what} is not UTF-8: {error.reason}") from error
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""`neve`: finds the verb, loads only its module, and turns errors into exit codes.
+"""`neve`: finds the command, loads only its module, and turns errors into exit codes.
 
     0 done · 1 failed · 2 wrong usage · 3 not found · 4 not allowed · 5 conflict · 6 unreachable · 7 fewer
-    than asked for · 130 interrupted
+    messages than --count · 130 interrupted
 
-Data goes to stdout, messages to stderr. `neve --help` answers from the table below without loading a verb.
+Data goes to stdout, messages to stderr. `neve --help` prints the table below without loading a command.
 """
 
 from __future__ import annotations
@@ -23,43 +23,42 @@ else:
         return method
 
 
-#: Under this the running command's context is kept.
+# The key of the context of the running command in `Context.meta`.
 CONTEXT_META = "neve.context"
 
 
 class Verb(NamedTuple):
-    """Where a verb lives, and its line in the help; `home` is empty for a verb that joins by entry point."""
+    """The place of a command (`module:name`, empty for one that an entry point adds), and its line in the help."""
 
     home: str
     help: str
 
 
 VERBS: Mapping[str, Verb] = {
-    "acl": Verb("neve.cli.acl:acl", "What users may do: policies at all servers together."),
-    "archive": Verb("neve.cli.archive:archive", "Look into the archive, check it, offload into it."),
+    "acl": Verb("neve.cli.acl:acl", "Policies: what users may do."),
+    "archive": Verb("neve.cli.archive:archive", "The archive: list, verify, offload, compact, erase."),
     "bench": Verb("neve.cli.bench:bench", "Measure a cluster: sends, reads, end-to-end latency."),
-    "broker": Verb("neve.cli.broker:broker", "Run a broker; describe and change a running one."),
-    "cluster": Verb("neve.cli.cluster_verbs:cluster", "Clusters, and broker sets: who is in sync, hand-over, members."),
-    "completion": Verb("neve.cli.completion:completion", "Print what completes commands in bash, zsh or fish."),
+    "broker": Verb("neve.cli.broker:broker", "Run a broker; show and change a running one."),
+    "broker-set": Verb("neve.cli.broker_set:broker_set", "Broker sets: masters, members, elections, switchover."),
+    "cluster": Verb("neve.cli.cluster_overview:cluster", "Clusters: name servers, brokers, members."),
+    "completion": Verb("neve.cli.completion:completion", "Print the completion script for bash, zsh or fish."),
     "consume": Verb("neve.cli.consume:consume", "Print the messages of a topic."),
-    "context": Verb("neve.cli.context:context", "Clusters by name: add, use, ls, rm."),
-    "controller": Verb("", "Run a controller: it elects the masters of broker sets."),
+    "context": Verb("neve.cli.context:context", "Named connection settings: list, create, use, delete."),
+    "controller": Verb("", "Run a controller, which elects the masters of broker sets."),
     "doctor": Verb("neve.cli.doctor:doctor", "Check this machine, a store, a broker's configuration."),
-    "export": Verb("neve.cli.export:export_topics", "Write topics, their groups and positions into a directory."),
-    "group": Verb("neve.cli.group:group", "Consumer groups: members, lag, where they stand and go on."),
-    "help": Verb("neve.cli.help:help_", "Pages: formats, times, stores, contexts, exit codes, migration, ..."),
-    "import": Verb("neve.cli.export:import_topics", "Send what `neve export` wrote to a cluster."),
-    "message": Verb("neve.cli.message:message", "Find and show single messages, their traces; send one again."),
-    "migrate": Verb("neve.cli.migrate:migrate", "Copy topics, groups and positions to another broker."),
+    "export": Verb("neve.cli.export:export_topics", "Write topics, groups and committed offsets to a directory."),
+    "group": Verb("neve.cli.group:group", "Consumer groups: members, lag, committed offsets."),
+    "help": Verb("neve.cli.help:help_", "Pages: formats, times, stores, contexts, exit codes, ..."),
+    "import": Verb("neve.cli.export:import_topics", "Send an export to a cluster."),
+    "message": Verb("neve.cli.message:message", "Single messages: show, trace, send again."),
+    "migrate": Verb("neve.cli.migrate:migrate", "Copy topics, groups and committed offsets to another broker."),
     "namesrv": Verb("", "Run a name server."),
-    "produce": Verb("neve.cli.produce:produce", "Send the lines of stdin, files, or one message."),
+    "produce": Verb("neve.cli.produce:produce", "Send one message, the lines of stdin, or files."),
     "spark": Verb("neve.cli.spark:spark", "Query archived topics with Spark."),
-    "dlq": Verb("neve.cli.dlq:dlq", "Dead letters of consumer groups: list them, send them back."),
-    "replay": Verb("neve.cli.replay:replay", "Send a topic's messages again, into a topic here or elsewhere."),
-    "topic": Verb(
-        "neve.cli.topic:topic", "Create, list, describe and delete topics; their TTL, their oldest messages."
-    ),
-    "user": Verb("neve.cli.user:user", "Users at all servers together: add, alter, ls, rm."),
+    "dlq": Verb("neve.cli.dlq:dlq", "Dead letters of consumer groups: list, show, redrive."),
+    "replay": Verb("neve.cli.replay:replay", "Send the messages of a topic again, to another topic."),
+    "topic": Verb("neve.cli.topic:topic", "Topics: list, show, create, set, delete, trim; their TTL."),
+    "user": Verb("neve.cli.user:user", "Users: list, create, set, delete."),
     "top": Verb("neve.cli.top:top", "Live traffic by topic, group and tier."),
     "up": Verb("", "Run a name server and a broker for development."),
 }
@@ -69,7 +68,7 @@ _ENTRY_POINTS = "neve.commands"
 
 
 class LazyGroup(click.Group):
-    """A group that knows its verbs by name and imports one only on use."""
+    """A group that imports a command only when it is used."""
 
     def __init__(self, *args: Any, verbs: Mapping[str, Verb], entry_points: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -98,10 +97,10 @@ class LazyGroup(click.Group):
 
 
 def joined(name: str) -> click.Command:
-    """The server's command of this name.
+    """Return the command of this name that the server packages add.
 
     Raises:
-        click.UsageError: the server is not installed.
+        click.UsageError: the server packages are not installed.
     """
     command = _joined(_ENTRY_POINTS, name, VERBS[name])
     assert command is not None
@@ -147,7 +146,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 
 
 def _choose_context(context: click.Context, _param: click.Parameter, name: str | None) -> None:
-    """Kept for the defaults of the verb's options."""
+    """Store the name for the defaults of the command's options."""
     if name is not None:
         context.meta[CONTEXT_META] = name
 
@@ -165,7 +164,7 @@ def _choose_context(context: click.Context, _param: click.Parameter, name: str |
     expose_value=False,
     callback=_choose_context,
     metavar="NAME",
-    help="The cluster by its name, see `neve context`.",
+    help="Use this context, see `neve context`.",
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version."
@@ -173,8 +172,8 @@ def _choose_context(context: click.Context, _param: click.Parameter, name: str |
 def neve() -> None:
     """A RocketMQ message broker with tiered storage.
 
-    Name servers are taken from --namesrv, NAMESRV_ADDR or the context, credentials of a cluster from NEVE_ACCESS_KEY
-    and NEVE_SECRET_KEY or a file, credentials of an object store from the AWS variables or profile.
+    Name servers come from --namesrv, NAMESRV_ADDR or the context; credentials of a cluster from NEVE_ACCESS_KEY and
+    NEVE_SECRET_KEY or a file; credentials of an object store from the AWS variables or profile.
 
     Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 not allowed,
     5 conflict, 6 unreachable, 7 fewer messages than --count asked for; the servers have their own
@@ -188,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and tell its exit code."""
+    """Run one command and return its exit code."""
     try:
         given = None if arguments is None else list(arguments)
         done = neve.main(args=given, prog_name="neve", standalone_mode=False)
@@ -201,7 +200,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except BrokenPipeError:
-        # the reader of our output has gone (`| head`): nothing to tell anyone
+        # the reader of our output closed it (`| head`): no message is needed
         sys.stderr.close()
         return 1
     except Exception as error:

@@ -1,4 +1,4 @@
-r"""How a message is printed: its body, a JSON line, or by a format as kcat's.
+r"""The forms of a printed message: the body, a JSON line, or a format like that of kcat.
 
 %s body       %S its bytes    %k keys       %K their bytes   %h application's properties  %H all of them
 %t topic      %q or %p queue  %o offset     %b broker        %g tags                      %i message id
@@ -24,19 +24,20 @@ Form = Callable[["Message"], bytes]
 
 
 def as_json(body: str) -> Form:
-    """A JSON line; `body` is one of `message_lines.BODY_FORMS`."""
+    """Return the form of a JSON line; `body` is one of `message_lines.BODY_FORMS`."""
     return lambda message: to_line(message, body).encode() + b"\n"
 
 
 def as_body(delimiter: bytes) -> Form:
+    """Return the form of a body that is followed by a delimiter."""
     return lambda message: message.body + delimiter
 
 
 def by_format(text: str) -> Form:
-    r"""As the text says, with the escapes \n, \t, \0, \xHH; nothing is put behind it.
+    r"""Return the form that a format describes, with the escapes \n, \t, \0, \xHH.
 
     Raises:
-        click.BadParameter: it has a letter behind a per cent sign that means nothing.
+        click.BadParameter: a letter after a per cent sign is unknown.
     """
     parts: list[Form] = []
     for literal, letter in re.findall(r"([^%]+)|%(.?)", text, re.DOTALL):
@@ -47,7 +48,7 @@ def by_format(text: str) -> Form:
         elif letter in _FIELDS:
             parts.append(_FIELDS[letter])
         else:
-            raise click.BadParameter(f"%{letter} is none of {' '.join('%' + known for known in _FIELDS)}")
+            raise click.BadParameter(f"%{letter} is unknown; known are {' '.join('%' + known for known in _FIELDS)}")
     return lambda message: b"".join([part(message) for part in parts])
 
 

@@ -3,9 +3,8 @@
     {"topic": …, "broker": …, "queue": 0, "offset": 7, "msg_id": …, "tags": "new", "keys": ["42"], "flag": 0,
      "store_timestamp": …, "properties": {…}, "body": "text"}
 
-`body` is there where the body is UTF-8, else `body_base64`; a line that has both is read by `body_base64`. Of a line
-with an `offset`, which a broker had stored, the properties of clients' and brokers' own making are left out when it is
-read: the next send writes new ones.
+A line has `body` if the body is UTF-8, and otherwise `body_base64`, which wins if a line has both. In a line with
+an `offset`, which a broker has stored, properties of clients and brokers are ignored: the next send adds new ones.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _KNOWN = frozenset({*_STORED, "tags", "keys", "flag", "properties", "body", "bod
 
 
 class BadLine(ValueError):
-    """A line that is no message; the text says why."""
+    """A line is not a message; the text names the cause."""
 
 
 class Outgoing(NamedTuple):
-    """What of a line is sent."""
+    """The parts of a line that are sent."""
 
     body: bytes
     tags: str | None = None
@@ -39,7 +38,7 @@ class Outgoing(NamedTuple):
 
 
 def to_line(message: Message, form: str) -> str:
-    """The message; `form` is one of BODY_FORMS."""
+    """Return the line of a message; `form` is one of BODY_FORMS."""
     queue = message.queue
     row = {
         "topic": message.topic,
@@ -69,18 +68,19 @@ def _body(body: bytes, form: str) -> dict[str, str]:
 
 
 def from_line(line: bytes) -> Outgoing:
-    """
+    """Return the message that a line describes.
+
     Raises:
-        BadLine: it is no message.
+        BadLine: the line is not a message.
     """
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise BadLine(f"no JSON: {error}") from error
+        raise BadLine(f"it is not JSON: {error}") from error
     if not isinstance(row, dict):
-        raise BadLine("no JSON object")
+        raise BadLine("it is not a JSON object")
     if unknown := sorted(row.keys() - _KNOWN):
-        raise BadLine(f"nobody knows {', '.join(unknown)}")
+        raise BadLine(f"unknown fields: {', '.join(unknown)}")
     properties = _texts(row)
     found = Outgoing(_bytes(row), _tags(row), _keys(row), _own(row, properties), _flag(row))
     _require_unicode(found)
@@ -88,7 +88,7 @@ def from_line(line: bytes) -> Outgoing:
 
 
 def _require_unicode(found: Outgoing) -> None:
-    """JSON can say half of a pair of surrogates, which no message can."""
+    """Refuse half of a surrogate pair, which JSON can express and a message cannot."""
     try:
         " ".join([found.tags or "", *found.keys, *found.properties, *found.properties.values()]).encode()
     except UnicodeEncodeError as error:
@@ -107,20 +107,20 @@ def _bytes(row: Mapping[str, Any]) -> bytes:
             return text.encode()
         except UnicodeEncodeError as error:
             raise BadLine(f"body: {error.reason}") from error
-    raise BadLine("it has no text `body` and no text `body_base64`")
+    raise BadLine("it has neither a text `body` nor a text `body_base64`")
 
 
 def _tags(row: Mapping[str, Any]) -> str | None:
     tags = row.get("tags")
     if tags is not None and not isinstance(tags, str):
-        raise BadLine("`tags` is a text or null")
+        raise BadLine("`tags` must be a text or null")
     return tags
 
 
 def _keys(row: Mapping[str, Any]) -> tuple[str, ...]:
     keys = row.get("keys") or []
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise BadLine("`keys` is a list of texts")
+        raise BadLine("`keys` must be a list of texts")
     stored = (row.get("properties") or {}).get("KEYS")
     # a client may have written its keys with more than one space between them
     return (stored,) if isinstance(stored, str) and stored.split() == keys else tuple(keys)
@@ -129,19 +129,19 @@ def _keys(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _flag(row: Mapping[str, Any]) -> int:
     flag = row.get("flag", 0)
     if not isinstance(flag, int) or isinstance(flag, bool) or not -(2**31) <= flag < 2**31:
-        raise BadLine("`flag` is a whole number of 32 bits")
+        raise BadLine("`flag` must be an integer of 32 bits")
     return flag
 
 
 def _texts(row: Mapping[str, Any]) -> dict[str, str]:
     properties = row.get("properties") or {}
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
-        raise BadLine("`properties` is an object of texts")
+        raise BadLine("`properties` must be an object of texts")
     return properties
 
 
 def _own(row: Mapping[str, Any], properties: dict[str, str]) -> dict[str, str]:
-    """The application's properties; in a line that was never stored nothing is left out, and nothing ignored."""
+    """Return the application's properties; all properties, if the message was never stored."""
     if "offset" not in row:
         return properties
     from neve.client.validators import RESERVED_PROPERTIES

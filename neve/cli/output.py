@@ -13,13 +13,14 @@ import click
 from neve.cli.contexts import from_context
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-#: The environment variable with the path of an admin token file; in `Context.meta`, the path that was given.
+# The environment variable with the path of an admin token file, and the key of that path in `Context.meta`.
 ADMIN_TOKEN = "NEVE_ADMIN_TOKEN_FILE"
+_JSON_ALIAS = "neve.cli.output.json"
 Row = Mapping[str, Any]
 
 
 def output_option(command: Command) -> Command:
-    """`-o table|json`."""
+    """Add `-o table|json`."""
     return click.option(
         "-o",
         "--output",
@@ -30,8 +31,41 @@ def output_option(command: Command) -> Command:
     )(command)
 
 
+def json_option(text: str) -> Callable[[Command], Command]:
+    """Return the option `-o text|json` of a command with progress, as the argument `as_json`.
+
+    `--json` is a hidden alias of `-o json`.
+    """
+
+    def add(command: Command) -> Command:
+        alias = click.option(
+            "--json", "json_alias", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_keep_alias
+        )
+        choice = click.option(
+            "-o",
+            "--output",
+            "as_json",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            callback=_is_json,
+            help=text,
+        )
+        return choice(alias(command))
+
+    return add
+
+
+def _keep_alias(context: click.Context, _parameter: click.Parameter, is_given: bool) -> None:
+    context.meta[_JSON_ALIAS] = is_given
+
+
+def _is_json(context: click.Context, _parameter: click.Parameter, value: str) -> bool:
+    return value == "json" or bool(context.meta.get(_JSON_ALIAS))
+
+
 def admin_option(command: Command) -> Command:
-    """`--admin HOST:PORT` and `--admin-token FILE`; the file is read by `neve.cli.admin`."""
+    """Add `--admin` and `--admin-token`; `neve.cli.admin` reads the file."""
     command = click.option(
         "--admin-token",
         "admin_token",
@@ -49,7 +83,7 @@ def admin_option(command: Command) -> Command:
         show_envvar=True,
         callback=_host_and_port,
         metavar="HOST:PORT",
-        help="Admin port of the broker.  [default: that of the name server's broker, or 127.0.0.1:10913]",
+        help="Admin port of the broker.  [default: as the broker reports it, or 127.0.0.1:10913]",
     )(command)
 
 
@@ -58,7 +92,7 @@ def _keep_token_file(context: click.Context, _parameter: click.Parameter, path: 
 
 
 def _host_and_port(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
-    """The address without the `http://` and the final slash of a URL."""
+    """Return the address without the `http://` and the final slash of a URL."""
     if text is None:
         return None
     address = text.removeprefix("http://").removesuffix("/")
@@ -69,6 +103,7 @@ def _host_and_port(_context: click.Context, _parameter: click.Parameter, text: s
 
 
 def store_option(required: bool = False) -> Callable[[Command], Command]:
+    """Return the option `--store`."""
     text = "Archive store: dir:PATH or s3://BUCKET/PREFIX?endpoint=URL."
 
     def add(command: Command) -> Command:
@@ -85,46 +120,46 @@ def store_option(required: bool = False) -> Callable[[Command], Command]:
 
 
 def chosen_store(store: str | None) -> str | None:
-    """The store to read, unless it is only NEVE_STORE's and the command line names a broker's port."""
+    """Return the store to read, unless the command line names an admin port and the store is a default."""
     context = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     by_store, by_admin = (context.get_parameter_source(name) is typed for name in ("store", "admin"))
     if by_store and by_admin:
-        raise click.UsageError("--store asks the store, --admin a broker: one of them")
+        raise click.UsageError("--store reads the store, --admin asks a broker: give one of them")
     if by_admin or store is None:
         return None
     if not by_store:
         is_set = context.get_parameter_source("store") is click.core.ParameterSource.ENVIRONMENT
-        whose = "NEVE_STORE" if is_set else "that of the context"
-        say(f"reading the store {store} ({whose}); --admin asks a broker")
+        origin = "NEVE_STORE" if is_set else "from the context"
+        say(f"reading the store {store} ({origin}); --admin asks a broker")
     return store
 
 
 def ask(question: str) -> None:
-    """Go on only after a yes; without a terminal to answer from, --yes is the way.
+    """Ask for confirmation on the terminal.
 
     Raises:
-        Failure: nobody said yes.
+        Failure: the answer was no, or there is no terminal.
     """
     from neve.cli.failures import FAILED, Failure
 
     try:
         agreed = click.confirm(question, err=True)
-    except click.Abort as nobody:
-        if isinstance(nobody.__context__, KeyboardInterrupt):
+    except click.Abort as abort:
+        if isinstance(abort.__context__, KeyboardInterrupt):
             raise
-        raise Failure(FAILED, "nothing was changed: nobody answered; --yes does it without asking") from nobody
+        raise Failure(FAILED, "nothing was changed: no answer to the question; --yes skips it") from abort
     if not agreed:
         raise Failure(FAILED, "nothing was changed")
 
 
 def say(text: str) -> None:
-    """A message for the person at the terminal."""
+    """Print a message to stderr."""
     click.echo(text, err=True)
 
 
 def emit(rows: Iterable[Row], columns: Sequence[str], output: str) -> None:
-    """Rows as a table of the named columns, or as one JSON array of whole rows."""
+    """Print rows as a table of these columns, or as one JSON array of complete rows."""
     if output == "json":
         click.echo(json.dumps([dict(row) for row in rows], ensure_ascii=False, default=_plain))
         return
@@ -132,7 +167,7 @@ def emit(rows: Iterable[Row], columns: Sequence[str], output: str) -> None:
 
 
 def emit_one(row: Row, output: str) -> None:
-    """One thing: its fields under each other, or one JSON object."""
+    """Print one row as a line for each field, or as one JSON object."""
     if output == "json":
         click.echo(json.dumps(dict(row), ensure_ascii=False, default=_plain))
         return
@@ -142,7 +177,7 @@ def emit_one(row: Row, output: str) -> None:
 
 
 def table(cells: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
-    """Lines of a plain table; columns of numbers are set to the right."""
+    """Return the lines of a table; columns of numbers are aligned to the right."""
     widths = [max([len(name), *(len(row[at]) for row in cells)]) for at, name in enumerate(columns)]
     right = [bool(cells) and all(_is_number(row[at]) for row in cells) for at in range(len(columns))]
 
@@ -156,7 +191,7 @@ def table(cells: Sequence[Sequence[str]], columns: Sequence[str]) -> list[str]:
 
 
 def size_text(count: int) -> str:
-    """Bytes for people."""
+    """Return bytes in the largest unit below 1024."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -166,6 +201,7 @@ def size_text(count: int) -> str:
 
 
 def time_text(milliseconds: int | None) -> str:
+    """Return a time in ISO 8601, to the second; an empty text for None."""
     if milliseconds is None or milliseconds < 0:
         return ""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -188,7 +224,7 @@ def _is_number(text: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for."""
+    """Return a value that JSON can represent."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value).decode("utf-8", "replace")
     if isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""A user's password: typed, or read from a file or stdin; an argument is seen by everybody on the machine."""
+"""Passwords, from a prompt, a file or stdin. Never from an argument, which all users of the machine can see."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from neve.cli.failures import FAILED, USAGE, Failure
 
 
 def password_from(source: Path | None, name: str) -> str:
-    """`source`: a file, `-` for stdin, or None to ask on the terminal, twice.
+    """Return the password in a file, or in stdin for `-`; None prompts for it twice.
 
     Raises:
-        Failure: there is nobody to ask, or nothing in it.
+        Failure: there is no terminal, or the file does not hold exactly one line.
     """
     if source is None:
         if not sys.stdin.isatty():
-            raise Failure(USAGE, "no terminal to type the password at: --password-file FILE, or - for stdin")
+            raise Failure(
+                USAGE, "there is no terminal to prompt for the password: give --password-file FILE, or - for stdin"
+            )
         return str(click.prompt(f"password of {name}", hide_input=True, confirmation_prompt=True, err=True))
     try:
         text = sys.stdin.read() if str(source) == "-" else source.read_text("utf-8")
@@ -26,5 +28,5 @@ def password_from(source: Path | None, name: str) -> str:
         raise Failure(FAILED, f"{source}: not UTF-8") from error
     password = text.removesuffix("\n").removesuffix("\r")
     if not password or "\n" in password:
-        raise Failure(USAGE, f"{'stdin' if str(source) == '-' else source}: one line, the password")
+        raise Failure(USAGE, f"{'stdin' if str(source) == '-' else source}: it must hold one line, the password")
     return password

@@ -1,4 +1,4 @@
-"""The messages that a command prints: counted, and printed in large pieces."""
+"""Counts and prints the messages of a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Printed:
-    """`limit` messages at most. With `bodies_end` nothing is printed of them but the body, and that behind it."""
+    """Prints at most `limit` messages. With `bodies_end`, prints only bodies, each followed by it."""
 
     def __init__(self, form: Form, *, limit: int | None, bodies_end: bytes | None = None) -> None:
         self._form, self.limit, self.bodies_end = form, limit, bodies_end
@@ -26,13 +26,13 @@ class Printed:
         return self.count == self.limit
 
     def add(self, message: Message) -> bool:
-        """Whether so much has come together that it should be flushed."""
+        """Print a message; return whether the output should be flushed."""
         assert not self.is_full
         self.count += 1
         return self._out.add(self._form(message))
 
     def add_bodies(self, bodies: list[bytes]) -> bool:
-        """As `add`, of many."""
+        """Print bodies; return whether the output should be flushed."""
         assert self.bodies_end is not None
         if self.limit is not None:
             bodies = bodies[: self.limit - self.count]

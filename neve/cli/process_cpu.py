@@ -1,10 +1,10 @@
-"""CPU time of the process that listens at an address of this machine, whoever wrote it: out of /proc.
+"""CPU time of the process that listens at a local address, from /proc.
 
     /proc/net/tcp, tcp6    local address, state, inode of each socket
     /proc/PID/fd           links to socket:[inode]
     /proc/PID/stat         utime, stime, cutime, cstime in clock ticks
 
-Elsewhere, of another user's process, or where there is no /proc, it is not known.
+It is unknown for other machines, for processes of other users, and without /proc.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 
 
 class ListeningProcess:
-    """One that may be looked at."""
+    """A process whose CPU time is readable."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
     def cpu_seconds(self) -> float | None:
-        """User and system time, ended children's as well; None: it is gone."""
+        """Return user and system time, including ended children; None if the process has ended."""
         try:
             text = (_PROC / str(self._pid) / "stat").read_text()
         except OSError:
@@ -37,7 +37,7 @@ class ListeningProcess:
 
 
 def listening_at(address: str) -> ListeningProcess | None:
-    """None: it can't be seen from here."""
+    """Return the process that listens at an address; None if it is unknown."""
     host, _, port = address.rpartition(":")
     if host not in _LOOPBACK or not port.isdecimal():
         return None
@@ -62,7 +62,7 @@ def _inodes(port: int) -> list[str]:
 
 
 def _has_any(descriptors: Path, links: set[str]) -> bool:
-    """Of a process; one that has ended meanwhile, or is another user's, has none to see."""
+    """Return whether a process has one of these descriptors; False if it has ended or belongs to another user."""
     with contextlib.suppress(OSError):
         for one in descriptors.iterdir():
             with contextlib.suppress(OSError):

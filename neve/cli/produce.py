@@ -1,4 +1,4 @@
-"""`neve produce`: a text, lines of stdin, or files become messages."""
+"""`neve produce`: sends a text, lines of stdin, or files as messages."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import FAILED, Failure
 from neve.cli.line_parts import LineParts, delimiter_bytes
 from neve.cli.message_lines import BadLine, Outgoing, from_line
+from neve.cli.options import DURATION
 from neve.cli.output import say
 from neve.cli.progress import Progress, shown_by_default
 from neve.cli.stdin_lines import LineTooLong, Numbered, stdin_lines
@@ -39,14 +40,14 @@ def _delimiter(_context: click.Context, _parameter: click.Parameter, text: str |
     "-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated."
 )
 @click.option(
-    "-K", "--key-delimiter", metavar="TEXT", callback=_delimiter, help="A line begins with its keys, up to this."
+    "-K", "--key-delimiter", metavar="TEXT", callback=_delimiter, help="Lines start with keys that end with this."
 )
 @click.option(
     "-H",
     "--property-delimiter",
     metavar="TEXT",
     callback=_delimiter,
-    help="A line begins (behind its keys) with NAME=VALUE,NAME=VALUE, up to this.",
+    help="Lines continue with NAME=VALUE,NAME=VALUE that end with this.",
 )
 @click.option(
     "-D",
@@ -55,23 +56,21 @@ def _delimiter(_context: click.Context, _parameter: click.Parameter, text: str |
     default="\\n",
     show_default=True,
     callback=_delimiter,
-    help=r"What ends a line of stdin: text, \0, \xHH.",
+    help=r"End of a line of stdin: text, \0, \xHH.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Lines are JSON as `neve consume -o json` prints them.")
+@click.option("--json", "as_json", is_flag=True, help="Read JSON lines as `neve consume -o json` prints them.")
 @click.option(
     "--file",
     "files",
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="A file is one message; may be repeated. - is all of stdin.",
+    help="Send a file as one message; may be repeated. - is all of stdin.",
 )
-@click.option("--queue", type=int, help="Into this queue only.")
-@click.option("--order-key", help="All into the queue of this key, one after the other.")
-@click.option("--delay", type=click.FloatRange(0), metavar="SECONDS", help="Deliver so many seconds later.")
+@click.option("--queue", type=click.IntRange(0), help="Send to this queue only.")
+@click.option("--order-key", help="Send all to the queue of this key, one after the other.")
+@click.option("--delay", type=DURATION, metavar="DURATION", help="Deliver after this time, as 30s.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no receipts.")
-@click.option(
-    "--progress/--no-progress", default=None, help="Tell on stderr how far it is.  [default: where that is a terminal]"
-)
+@click.option("--progress/--no-progress", default=None, help="Print progress to stderr.  [default: on a terminal]")
 @cluster_options
 def produce(
     *,
@@ -94,12 +93,12 @@ def produce(
 ) -> None:
     """Send BODY as one message, or each line of stdin that is not empty, or files. Prints a JSON line for each.
 
-    With --json a line has `body` (text) or `body_base64`, and if wanted `tags`, `keys`, `properties` and `flag`. What
-    it says of where it was stored does not count, and of a stored message no property that clients or brokers added.
+    With --json a line has `body` (text) or `body_base64`, and optionally `tags`, `keys`, `properties` and `flag`.
+    Fields that describe a stored message are ignored, and so are properties that clients or brokers added.
 
-    Lines that come together are sent together. Lines keep their order within a queue, except for those with --delay and
-    those of a broker that fails, which go to another broker's queues. The first that can't be sent ends it: it is
-    named, with how many were stored; the exit code is its own.
+    Lines that arrive together are sent together. Lines keep their order within a queue, except lines with --delay and
+    those of a broker that fails, which go to another broker's queues. The first line that cannot be sent ends the
+    command, with the number of stored messages and the exit code of its error.
     """
     from neve.cli.sending import How
 
@@ -109,11 +108,11 @@ def produce(
     if as_json and body is not None:
         raise click.UsageError("--json reads lines of stdin: leave BODY out")
     if files and (as_json or body is not None):
-        raise click.UsageError("--file is a message as it is: leave BODY and --json out")
+        raise click.UsageError("--file sends the file unchanged: leave BODY and --json out")
     if as_json and (tags is not None or keys or properties or parts != LineParts()):
-        raise click.UsageError("--json: each line has its own tags, keys and properties")
+        raise click.UsageError("--json reads tags, keys and properties from each line: leave these options out")
     if parts != LineParts() and (files or body is not None):
-        raise click.UsageError("--key-delimiter and --property-delimiter are for lines of stdin")
+        raise click.UsageError("--key-delimiter and --property-delimiter apply to lines of stdin only")
     if order_key is not None and not order_key:
         raise click.UsageError("--order-key is empty")
     common = Outgoing(b"", tags, keys, dict(_pair(text) for text in properties))
@@ -140,7 +139,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 class Source(NamedTuple):
-    """Where messages come from: texts, those that come together, and what one makes of each."""
+    """A source of messages: batches of texts, and the function that makes a message of each text."""
 
     texts: AsyncIterator[list[Numbered]]
     message: Callable[[bytes], Outgoing]
@@ -157,7 +156,7 @@ async def _each(files: tuple[Path, ...]) -> AsyncIterator[list[Numbered]]:
         yield [(number, os.fsencode(file))]
 
 
-#: No message is as long, and no more of a file is read.
+# Above the limit of every broker; longer files are refused.
 _FILE_BYTES = 64 << 20
 
 
@@ -168,11 +167,11 @@ def _file(name: bytes, common: Outgoing) -> Outgoing:
     except OSError as error:
         raise BadLine(str(error)) from error
     if len(body) > _FILE_BYTES:
-        raise BadLine(f"it is longer than {_FILE_BYTES} bytes")
+        raise BadLine(f"the file is longer than {_FILE_BYTES} bytes")
     return common._replace(body=body)
 
 
-#: Of a batch among many: one that is given up too early is sent twice.
+# Long enough for a batch among many: a batch that is retried too early is stored twice.
 _CALL_S, _ATTEMPT_S = 60.0, 20.0
 
 
@@ -192,23 +191,23 @@ async def _produce(namesrv: str, topic: str, how: How, source: Source, *, shown_
             raise
         except (BrokenPipeError, NotPrinted) as error:
             await _stop(sending, progress)
-            why = "nobody reads them any more" if isinstance(error, BrokenPipeError) else str(error)
+            why = "their reader has closed the pipe" if isinstance(error, BrokenPipeError) else str(error)
             raise Failure(FAILED, f"receipts are missing: {why}") from error
     took = progress.end()
-    sending.tell()
+    sending.raise_failure()
     say(f"sent {sending.stored} messages to {topic}" + (f" in {took}" if shown_progress else ""))
 
 
 async def _stop(sending: Sending, progress: Progress) -> None:
-    """What has left may be stored: its receipt is printed, if that can be."""
+    """Print the receipts of messages in flight, if possible: they may be stored."""
     progress.end()
-    with contextlib.suppress(BrokenPipeError, NotPrinted):  # that is what it stops for
+    with contextlib.suppress(BrokenPipeError, NotPrinted):  # the command stops because of it
         await sending.settle()
-    sending.tell_where_it_stopped()
+    sending.report_interruption()
 
 
 async def _send_all(sending: Sending, source: Source) -> None:
-    """Up to the first that can't be sent; everything that left has its answer then."""
+    """Send until the first failure, and wait for all answers."""
     try:
         async for texts in source.texts:
             for number, text in texts:

@@ -1,4 +1,4 @@
-"""How far a command has come, on stderr, for who looks on."""
+"""Progress of a command on stderr."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ _EVERY_S = 1.0
 
 
 class Progress:
-    """Counts messages. `shown`: on a terminal one line that is written again, else a line each time."""
+    """Counts messages and prints the count: on a terminal in one line that is rewritten, otherwise a line each time."""
 
     def __init__(self, verb: str, *, shown: bool) -> None:
         self._verb, self._shown = verb, shown
         self._now = asyncio.get_running_loop().time
-        self._began = self._told = self._now()
+        self._began = self._printed = self._now()
         self._over = "\r" if sys.stderr.isatty() else ""
         self._is_open = False
         self.messages = 0
 
     def count(self, messages: int) -> None:
+        """Add messages to the count."""
         self.messages += messages
-        if self._shown and self._now() - self._told >= _EVERY_S:
-            self._told = self._now()
+        if self._shown and self._now() - self._printed >= _EVERY_S:
+            self._printed = self._now()
             self._is_open = bool(self._over)
             click.echo(f"{self._over}{self._text()}", err=True, nl=not self._over)
 
     def end(self) -> str:
-        """How long it took; the line that was written again is over."""
+        """End the line; return the duration and the rate."""
         if self._is_open:
             click.echo(err=True)
             self._is_open = False
@@ -43,5 +44,5 @@ class Progress:
 
 
 def shown_by_default() -> bool:
-    """On a terminal, unless it also gives the lines."""
+    """Return whether stderr is a terminal and stdin is not."""
     return sys.stderr.isatty() and not sys.stdin.isatty()

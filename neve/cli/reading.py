@@ -1,7 +1,6 @@
-"""Reading a topic without a group: what is there, queue by queue, and then what comes.
+"""Reads a topic without a group: the present messages queue by queue, and then new ones.
 
-While one answer is printed the next is under way. Where nothing but bodies is wanted, nothing else of the records is
-looked at.
+The next pull is in flight while an answer is printed. If only bodies are printed, only bodies are decoded.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from neve.cli.busy import retry_while_busy
 from neve.cli.output import say
-from neve.cli.patience import patiently
 from neve.cli.printed import Printed
-from neve.cli.spans import Span, Wanted
+from neve.cli.spans import QueueChoice, Span, Wanted
 from neve.cli.standstill import Standstill
 from neve.client.model import Message, MessageQueue, message_from_record
 from neve.clock import system_now_ms
@@ -29,26 +28,26 @@ _AT_ONCE = 1024
 _BYTES = 1 << 20
 _LONG_POLL_S = 15.0
 _PAUSE_S = 1.0
-_NEW_QUEUES_S = 30.0  # after which a route is asked for again
+_NEW_QUEUES_S = 30.0  # between two looks for new queues
 _AHEAD = 16
 
 
 class Reading:
-    """Of one topic, by one filter, into what is printed."""
+    """Prints messages of one topic that pass one filter."""
 
     def __init__(
         self, client: AsyncClient, topic: str, wanted: Wanted, filtered: Subscription, printed: Printed
     ) -> None:
         self._client, self._topic, self._wanted, self._filter = client, topic, wanted, filtered
         self._printed = printed
-        # of a filter by tags brokers compare hashes
+        # brokers compare only hashes of tags, so the tags must be decoded
         self._only_bodies = printed.bodies_end is not None and not filtered.tags
         self._at_once = min(_AT_ONCE, printed.limit or _AT_ONCE)
 
-    # ---- what is there
+    # ---- present messages
 
     async def read(self, spans: list[Span]) -> None:
-        """Prints what the spans have, up to the limit."""
+        """Print the messages of the spans, up to the limit."""
         for span in spans:
             async with aclosing(self._pulls(span)) as pulls:
                 async for found in pulls:
@@ -57,7 +56,7 @@ class Reading:
                         return
 
     async def read_last(self, spans: list[Span], count: int) -> None:
-        """Prints the last `count` messages of the spans together, the oldest first."""
+        """Print the last `count` messages of the spans together, the oldest first."""
         each = await asyncio.gather(*(self._last_of(span, count) for span in spans))
         together = sorted((message for messages in each for message in messages), key=_by_time)
         for message in together[-count:]:
@@ -76,7 +75,7 @@ class Reading:
                     del found[:-count]
             if len(found) >= count or tail.begin == span.begin:
                 return found
-            width *= 8  # of what the filter passes there may be little
+            width *= 8  # the filter may pass few messages
 
     async def _pulls(self, span: Span) -> AsyncGenerator[StoredPull]:
         if span.begin >= span.end:
@@ -91,33 +90,33 @@ class Reading:
                     pulling = asyncio.create_task(self._pull(span.queue, offset, span.end - offset))
                     continue
                 offset = found.next_offset
-                goes_on = offset < span.end
-                if goes_on:
+                has_more = offset < span.end
+                if has_more:
                     pulling = asyncio.create_task(self._pull(span.queue, offset, span.end - offset))
                 yield found
-                if not goes_on:
+                if not has_more:
                     return
         finally:
             pulling.cancel()
             await asyncio.gather(pulling, return_exceptions=True)
 
     async def _pull(self, queue: MessageQueue, offset: int, count: int, wait: float = 0.0) -> StoredPull:
-        return await patiently(
+        return await retry_while_busy(
             lambda: self._client.pull_records(
                 queue, offset, min(self._at_once, count), expression=self._filter, wait=wait, max_bytes=_BYTES
             )
         )
 
-    # ---- what comes
+    # ---- new messages
 
-    async def follow(self, starts: dict[MessageQueue, int], idle: float | None, only: int | None = None) -> None:
-        """Prints what is stored from these offsets on, until none has come for `idle` seconds, up to the limit.
+    async def follow(self, starts: dict[MessageQueue, int], idle: float | None, choice: QueueChoice) -> None:
+        """Print new messages from these offsets on, up to the limit, until none has arrived for `idle` seconds.
 
-        Queues that the topic gets meanwhile are followed as well; of `only` one number if there is one.
+        Chosen queues that are added to the topic meanwhile are followed as well.
         """
         arrived: asyncio.Queue[tuple[MessageQueue, StoredPull] | NeveError] = asyncio.Queue(_AHEAD)
         tails = [asyncio.create_task(self._tail(queue, start, arrived)) for queue, start in starts.items()]
-        tails.append(asyncio.create_task(self._new_tails({*starts}, only, tails, arrived)))
+        tails.append(asyncio.create_task(self._new_tails({*starts}, choice, tails, arrived)))
         try:
             while not self._printed.is_full:
                 try:
@@ -136,17 +135,17 @@ class Reading:
     async def _new_tails(
         self,
         known: set[MessageQueue],
-        only: int | None,
+        choice: QueueChoice,
         tails: list[asyncio.Task[None]],
         arrived: asyncio.Queue[tuple[MessageQueue, StoredPull] | NeveError],
     ) -> None:
-        """Follows queues that are none of the known ones from their beginning, or with `only_new` from now on."""
+        """Follow queues that are not known from their first offset, or with `only_new` from now on."""
         began_ms = system_now_ms()
         while True:
             await asyncio.sleep(_NEW_QUEUES_S)
             try:
                 for queue in await self._client.queues(self._topic):
-                    if queue in known or only not in {None, queue.queue_id}:
+                    if queue in known or not choice.includes(queue):
                         continue
                     if self._wanted.only_new:
                         start = await self._client.offset_by_time(self._topic, queue, began_ms)
@@ -156,27 +155,27 @@ class Reading:
                     known.add(queue)
                     tails.append(asyncio.create_task(self._tail(queue, start, arrived)))
             except NeveError as error:
-                say(f"whether {self._topic} has new queues is not known: {error}; trying again")
+                say(f"cannot look for new queues of {self._topic}: {error}; retrying")
 
     async def _tail(
         self, queue: MessageQueue, offset: int, arrived: asyncio.Queue[tuple[MessageQueue, StoredPull] | NeveError]
     ) -> None:
-        is_told = False
+        is_reported = False
         while True:
             try:
                 found = await self._pull(queue, offset, _AT_ONCE, _LONG_POLL_S)
             except (ConnectionFailed, UnknownOutcome) as error:
-                if not is_told:
-                    say(f"queue {queue.queue_id} of {queue.broker_name}: {error}; trying again")
-                is_told = True
+                if not is_reported:
+                    say(f"queue {queue.queue_id} of {queue.broker_name}: {error}; retrying")
+                is_reported = True
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except NeveError as error:
                 await arrived.put(error)
                 return
-            if is_told:
+            if is_reported:
                 say(f"queue {queue.queue_id} of {queue.broker_name} answers again")
-            is_told = False
+            is_reported = False
             if found.records:
                 await arrived.put((queue, found))
             offset = found.next_offset
@@ -190,7 +189,7 @@ class Reading:
             for body in self._bodies(found, begin, end):
                 bodies.append(body)
                 size += len(body)
-                if size > _BYTES:  # what is inflated may be a thousand times as much
+                if size > _BYTES:  # decompressed bodies may be a thousand times as large
                     self._printed.add_bodies(bodies)
                     await self._printed.flush()
                     bodies, size = [], 0
@@ -206,7 +205,7 @@ class Reading:
     def _bodies(self, found: StoredPull, begin: int, end: int | None) -> Iterator[bytes]:
         try:
             for record in iter_bodies(found.records):
-                if self._is_meant(record, begin, end):
+                if self._is_wanted(record, begin, end):
                     yield _inflated(record.body, record.sys_flag)
         except MalformedRecord as error:
             raise ProtocolError(str(error)) from error
@@ -214,14 +213,14 @@ class Reading:
     def _messages(self, queue: MessageQueue, found: StoredPull, begin: int, end: int | None) -> Iterator[Message]:
         try:
             for record in iter_records(found.records):
-                if self._is_meant(record, begin, end):
+                if self._is_wanted(record, begin, end):
                     message = message_from_record(record, queue.broker_name)
                     if self._filter.matches(message):
                         yield message
         except MalformedRecord as error:
             raise ProtocolError(str(error)) from error
 
-    def _is_meant(self, record: StoredBody | MessageRecord, begin: int, end: int | None) -> bool:
+    def _is_wanted(self, record: StoredBody | MessageRecord, begin: int, end: int | None) -> bool:
         is_inside = begin <= record.queue_offset and (end is None or record.queue_offset < end)
         return is_inside and self._wanted.has(record.store_timestamp)
 
@@ -232,9 +231,9 @@ def _by_time(message: Message) -> tuple[int, int, int]:
 
 
 def _inflated(body: bytes, sys_flag: int) -> bytes:
-    """As `model.inflated`: what can't be inflated is handed over as it is stored, and said."""
+    """Return the decompressed body, or the stored one with a message if it cannot be decompressed."""
     try:
         return inflate(body, sys_flag)
     except (ValueError, ModuleNotFoundError) as error:
-        say(f"a body is printed as it is stored: {error}")
+        say(f"a body is printed as stored: {error}")
         return body

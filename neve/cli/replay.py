@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from neve.cli.aliases import AliasedGroup
+from neve.cli.aliases import VerbGroup
 from neve.cli.cluster import cluster_options, connect
 from neve.cli.failures import CONFLICT, FAILED, Failure
+from neve.cli.options import broker_option, key_option, offsets_option, queue_option, tags_option, time_range_options
 from neve.cli.output import emit, emit_one, output_option, say, size_text, time_text
-from neve.cli.times import to_ms
 
 if TYPE_CHECKING:
     from neve.client import AsyncClient
     from neve.copy.replay import Asked
     from neve.copy.source import Source
-    from neve.copy.task import Range, Task
+    from neve.copy.task import Filters, Range, Task
     from neve.copy.task_files import TaskBook
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_TELL_S = 5.0  # between two lines of progress
+_PROGRESS_S = 5.0
 
 
-@click.group(cls=AliasedGroup)
+@click.group(cls=VerbGroup)
 def replay() -> None:
-    """Send the messages of a topic again, into a topic of this cluster or another."""
+    """Send the messages of a topic again, to a topic of this cluster or of another one."""
 
 
 def tasks_option(command: Command) -> Command:
-    """`--tasks DIR`, where tasks are kept."""
+    """Add `--tasks`."""
     return click.option(
         "--tasks",
         type=click.Path(file_okay=False, path_type=Path),
@@ -43,36 +43,29 @@ def tasks_option(command: Command) -> Command:
         show_envvar=True,
         default="~/.neve/replays",
         show_default=True,
-        help="Directory of the replays.",
+        help="Directory with the state of all replays.",
     )(command)
 
 
 def range_options(command: Command) -> Command:
-    """What of a topic is meant, how fast, and whether only to count."""
-    for option in reversed(
-        (
-            click.option("--from", "start", help="Stored at or after this ISO 8601 time."),
-            click.option("--to", "end", help="Stored before this ISO 8601 time."),
-            click.option("--offsets", metavar="FIRST:LAST", help="Of each queue, both included; one may be left out."),
-            click.option("--queue", type=click.IntRange(0), help="Only this queue, of each broker."),
-            click.option("--broker", help="Only the queues of this broker."),
-            click.option("--tag", help='Only these tags: "A || B".'),
-            click.option("--key", help="Only messages with this key."),
-            click.option("--rate", metavar="N[/s]", help="Send no more than so many messages a second."),
-            click.option("--dry-run", is_flag=True, help="Read and count; send and note nothing."),
-        )
-    ):
-        command = option(command)
+    """Add the options that choose messages, limit the rate, or only count."""
+    own = (
+        click.option("--rate", metavar="N[/s]", help="Send at most this many messages per second."),
+        click.option("--dry-run", is_flag=True, help="Read and count messages, and send none."),
+    )
+    chosen = (time_range_options, offsets_option, queue_option, broker_option, tags_option(), key_option, *own)
+    for one in reversed(chosen):
+        command = one(command)
     return command
 
 
 @replay.command("run")
 @click.argument("name")
 @click.argument("source")
-@click.option("--into", required=True, metavar="TOPIC", help="Send into this topic, which has to be there.")
-@click.option("--to-namesrv", metavar="HOST:PORT", help="Name servers of the cluster to send to.  [default: --namesrv]")
+@click.option("--into", required=True, metavar="TOPIC", help="Send to this topic, which must exist.")
+@click.option("--to-namesrv", metavar="HOST:PORT", help="Name servers of the target cluster.  [default: --namesrv]")
 @click.option("--store", metavar="URL", help="Read from this archive instead of the brokers.")
-@click.option("--keep-queues", is_flag=True, help="Each message into the queue of its number, in its order.")
+@click.option("--keep-queues", is_flag=True, help="Send each message to the queue with its queue number, in order.")
 @range_options
 @tasks_option
 @output_option
@@ -91,10 +84,10 @@ def run_verb(
     namesrv: str,
     **wanted: Any,
 ) -> None:
-    """Send what SOURCE has now into another topic, as the replay NAME.
+    """Send the present messages of topic SOURCE to another topic, as the replay NAME.
 
-    It ends where the queues end when it begins. Killed or stopped, `neve replay resume NAME` goes on: at most the
-    thousand messages that were under way are sent twice. Each says where it comes from, in the property NEVE_REPLAY.
+    It ends at the end that each queue has at the start. After a kill or Ctrl-C, `neve replay resume NAME` continues; at
+    most 1,000 messages are sent twice. The property NEVE_REPLAY of each message names its origin.
     """
     from neve.copy.task import Target, Task
 
@@ -108,7 +101,7 @@ def run_verb(
         filters=filters_of(wanted),
         rate=rate_of(wanted["rate"]),
     )
-    begin(task, asked_of(wanted), tasks=tasks, dry_run=dry_run, output=output)
+    begin(task, requested_part(wanted), tasks=tasks, dry_run=dry_run, output=output)
 
 
 @replay.command()
@@ -117,27 +110,27 @@ def run_verb(
 @output_option
 @cluster_options
 def resume(*, name: str, tasks: Path, output: str, namesrv: str) -> None:
-    """Go on with a replay that was stopped, killed, cancelled or failed.
+    """Resume a replay that was stopped, killed or cancelled, or that failed.
 
-    Its name servers are those that it began with; who signs is told anew.
+    It uses the name servers that it was started with, and the credentials of this command.
     """
     from neve.copy.task import DONE
 
-    del namesrv  # the task has its own
+    del namesrv  # the task has stored its own
     book = _book(tasks)
     with book.locked(name):
         task = book.load(name)
         book.settle_cancel(name)
-        if task.left or task.state != DONE:  # who was killed after its last message has only to note its end
+        if task.left or task.state != DONE:  # a replay killed after its last message has only to store its end
             asyncio.run(_carry_out(task, book))
     emit_one(_shown(task, task.state, output), output)
 
 
-@replay.command("ls")
+@replay.command("list")
 @tasks_option
 @output_option
 def list_verb(*, tasks: Path, output: str) -> None:
-    """All replays, and how far they are."""
+    """List all replays with their progress."""
     book = _book(tasks)
     rows = []
     for name in book.names():
@@ -151,7 +144,7 @@ def list_verb(*, tasks: Path, output: str) -> None:
 @tasks_option
 @output_option
 def show(*, name: str, tasks: Path, output: str) -> None:
-    """One replay: its report."""
+    """Show the report of a replay."""
     book = _book(tasks)
     task = book.load(name)
     emit_one(_shown(task, _state(task, is_locked=book.is_locked(name)), output), output)
@@ -161,20 +154,20 @@ def show(*, name: str, tasks: Path, output: str) -> None:
 @click.argument("name")
 @tasks_option
 def cancel(*, name: str, tasks: Path) -> None:
-    """End a replay after what it is sending now; what it has sent stays sent."""
+    """Stop a replay after the messages in flight; messages that were sent stay sent."""
     task = _book(tasks).cancel(name)
-    say(f"replay {name} ends now" if task.state == "running" else f"replay {name} is {task.state}")
+    say(f"replay {name} is stopping" if task.state == "running" else f"replay {name} is {task.state}")
 
 
 @replay.command()
 @click.argument("name")
 @tasks_option
-def forget(*, name: str, tasks: Path) -> None:
-    """Remove a replay from the list; its name is free again."""
+def delete(*, name: str, tasks: Path) -> None:
+    """Delete the state of a replay, so that its name can be used again."""
     _book(tasks).forget(name)
 
 
-# ---- what `neve dlq redrive` does as well
+# ---- shared with `neve dlq redrive`
 
 
 def begin(
@@ -187,49 +180,42 @@ def begin(
     before: list[Range] | None = None,
     from_first: bool = True,
 ) -> None:
-    """A new task from its ranges to its end, or only counted. `before`: of the one that it takes the place of."""
+    """Run a new task to its end, or only count its messages. `before` has the ranges of the task that it replaces."""
     book = _book(tasks)
     if dry_run:
         asyncio.run(_count(task, asked, before or [], output, from_first=from_first))
         return
     with book.locked(task.name):
-        book.settle_cancel(task.name)  # of one that had ended before it saw the mark
+        book.settle_cancel(task.name)  # a cancellation of an earlier task that had ended already
         if before is None and book.has(task.name):
-            raise Failure(CONFLICT, f"there is a replay {task.name}: resume it, forget it, or take another name")
+            raise Failure(CONFLICT, f"replay {task.name} exists already: resume it, delete it, or use another name")
         asyncio.run(_carry_out(task, book, asked, before or [], from_first=from_first))
     emit_one(_shown(task, task.state, output), output)
 
 
-def filters_of(wanted: dict[str, Any]) -> Any:
-    """Of the options of a range."""
+def filters_of(wanted: dict[str, Any]) -> Filters:
+    """Return the filters that the options of `range_options` describe."""
     from neve.copy.task import Filters
 
-    tags = tuple(tag.strip() for tag in wanted["tag"].split("||")) if wanted["tag"] else ()
-    since, until = (None if text is None else to_ms(text) for text in (wanted["start"], wanted["end"]))
-    return Filters(tags, wanted["key"], since, until, wanted.get("origin"))
+    tags = tuple(tag.strip() for tag in wanted["tags"].split("||")) if wanted["tags"] else ()
+    return Filters(tags, wanted["key"], wanted["start"], wanted["end"], wanted.get("origin"))
 
 
-def asked_of(wanted: dict[str, Any]) -> Asked:
-    """Of the options of a range."""
+def requested_part(wanted: dict[str, Any]) -> Asked:
+    """Return the offsets and queues that the options of `range_options` describe."""
     from neve.copy.replay import Asked
 
-    first: int | None = None
-    last: int | None = None
-    if wanted["offsets"] is not None:
-        found = re.fullmatch(r"(\d*):(\d*)", wanted["offsets"])
-        if found is None:
-            raise click.BadParameter("FIRST:LAST, both numbers, one may be left out", param_hint="--offsets")
-        first, last = (int(text) if text else None for text in found.groups())
-    return Asked(first, last, wanted["queue"], wanted["broker"])
+    first, end = wanted["offsets"] or (None, None)
+    return Asked(first, end, wanted["queue"], wanted["broker"])
 
 
 def rate_of(text: str | None) -> float:
-    """Messages a second; 0 for as many as can be."""
+    """Return messages per second; 0 is no limit."""
     if text is None:
         return 0.0
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/s)?", text)
     if found is None or not float(found[1]):
-        raise click.BadParameter(f"{text!r} is no number of messages a second, such as 500/s", param_hint="--rate")
+        raise click.BadParameter(f"{text!r} is not a rate: write 500 or 500/s", param_hint="--rate")
     return float(found[1])
 
 
@@ -254,7 +240,7 @@ async def _count(task: Task, asked: Asked, before: list[Range], output: str, *, 
         for counted in (counts[one.broker, one.queue],)
     ]
     emit(rows, ["broker", "queue", "first", "end", "read", "would_send", "bytes"], output)
-    say(f"{sum(one.selected for one in counts.values())} messages would be sent; nothing was")
+    say(f"{sum(one.selected for one in counts.values())} messages would be sent; none was")
 
 
 async def _carry_out(
@@ -265,19 +251,19 @@ async def _carry_out(
     *,
     from_first: bool = True,
 ) -> None:
-    """`asked` of a task that begins."""
+    """Run a task to its end; `asked` is given for a new task only."""
     from neve.clock import system_now_ms
     from neve.copy.replay import Replay
 
     loop = asyncio.get_running_loop()
-    told_at, sent_before = loop.time(), task.sent
+    reported_at, sent_before = loop.time(), task.sent
 
-    def tell(now: Task) -> None:
-        nonlocal told_at, sent_before
-        passed = loop.time() - told_at
-        if passed >= _TELL_S:
+    def report(now: Task) -> None:
+        nonlocal reported_at, sent_before
+        passed = loop.time() - reported_at
+        if passed >= _PROGRESS_S:
             say(f"{now.sent} sent, {now.left} offsets left, {(now.sent - sent_before) / passed:.0f} messages/s")
-            told_at, sent_before = loop.time(), now.sent
+            reported_at, sent_before = loop.time(), now.sent
 
     async with connect(task.namesrv) as client, connect(task.to_namesrv) as target:
         source = await _source(task, client)
@@ -285,11 +271,11 @@ async def _carry_out(
             await _settle_ranges(task, source, asked, before, from_first=from_first)
             task.created = system_now_ms()
         try:
-            await Replay(task, source, target, book, system_now_ms).run(tell)
+            await Replay(task, source, target, book, system_now_ms).run(report)
             if task.expired:
                 say(f"{task.expired} offsets expired before they were read")
         except Exception as error:
-            say(f"{task.sent} messages were sent; `neve replay resume {task.name}` goes on where it was")
+            say(f"{task.sent} messages were sent; `neve replay resume {task.name}` continues")
             if isinstance(error, ValueError):
                 raise Failure(FAILED, str(error)) from error
             raise
@@ -321,7 +307,7 @@ def _book(directory: Path) -> TaskBook:
 
 
 def _state(task: Task, *, is_locked: bool) -> str:
-    """What runs but nobody carries out was killed."""
+    """Return the state; a running task without a process was killed."""
     return "stopped" if task.state == "running" and not is_locked else task.state
 
 

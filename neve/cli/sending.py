@@ -1,10 +1,10 @@
-"""Messages on their way to a topic: many in one request, some requests at a time, and what became of each.
+"""Sends messages to a topic in batches, with several requests in flight, and reports the outcome of each message.
 
-Messages that came together are sent together, small ones alone: a batch is not deflated, and is for now. So that the
-queues get their share of few lines as well, these are sent in small batches.
+Messages that arrive together form batches. A large message is sent alone, because batches are not compressed. Few lines
+form small batches, so that all queues get their share.
 
-One batch at a time is sent to a queue: a broker may store requests that overlap in any order, as Apache RocketMQ's
-does, and lines keep their order within a queue. Delayed messages have no order to keep.
+One batch at a time is sent to a queue: brokers may store concurrent requests in any order, as Apache RocketMQ's do, and
+lines must keep their order within a queue. Delayed messages have no order.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 _IN_FLIGHT = 64
 _BATCH_MESSAGES = 256
 _BATCH_BYTES = 256 * 1024
-#: Of what came together one batch takes this part at most.
+# A batch takes at most this fraction of the messages that arrived together.
 _SPREAD = 16
-#: Seconds for which no batch begins at a broker that failed while another broker has queues.
+# Seconds for which a broker that failed gets no batch while another broker has queues.
 _AVOID_S = 30.0
 
 
 class How(NamedTuple):
-    """What of the command line holds for all messages."""
+    """The options that apply to all messages."""
 
     queue: int | None = None
     order_key: str | None = None
@@ -55,7 +55,7 @@ class _Item(NamedTuple):
 
 
 class Sending:
-    """Of one command. `noun` is what numbers count, `names` are theirs where they have some."""
+    """The messages of one command. `noun` is what the numbers count; `names` replaces numbers in messages."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Sending:
         self._client = client
         self._topic = topic
         self._how = how
-        # In order means: the next is sent when the one before is stored.
+        # in order: the next message is sent after the previous one is stored
         self._in_flight = 1 if how.order_key is not None else _IN_FLIGHT
         self._has_lanes = how.order_key is None and how.delay is None
         self._lanes: list[MessageQueue] = []  # the topic's queues, the next in turn first
@@ -92,7 +92,7 @@ class Sending:
         return bool(self._failures)
 
     def add(self, number: int, outgoing: Outgoing) -> None:
-        """To be sent by the next `send`, unless no broker would take it: that is a failure."""
+        """Collect a message for the next `send`; one that every broker would refuse is a failure."""
         body, tags, keys, properties, flag = outgoing
         try:
             message = message_to_send(self._topic, body, tags=tags, keys=keys, properties=properties, flag=flag)
@@ -103,19 +103,19 @@ class Sending:
             self._collected.append(_Item(number, message))
 
     def refuse(self, number: int, error: BaseException) -> None:
-        """It is no message: nothing more is sent."""
+        """Record a failure; nothing more is sent."""
         self._failures[number] = error
 
     async def send(self) -> None:
-        """Sends what was added as soon as there is room, unless something before it fails meanwhile.
+        """Send the collected messages as slots become free, unless an earlier message fails.
 
         Raises:
-            BrokenPipeError, NotPrinted: as of `StdoutBytes.flush`, of receipts until now.
+            BrokenPipeError, NotPrinted: earlier receipts could not be printed, see `StdoutBytes.flush`.
         """
         items, self._collected = self._collected, []
         for batch in self._batches(items):
             lane = await self._free_lane()
-            # What failed came before, unless it was refused when it was looked at: what is before that is sent.
+            # a failure stops later messages; those before a message that was refused are still sent
             if any(number < batch[0].number for number in self._failures):
                 break
             self._last = batch[-1].number
@@ -125,10 +125,10 @@ class Sending:
         self._require_printed()
 
     async def _free_lane(self) -> MessageQueue | None:
-        """Wait for room, and return the next queue in turn to which no batch is on its way.
+        """Wait for a free slot, and return the next queue in turn without a batch in flight.
 
-        None leaves the choice to the producer: order is not asked for, or the topic has no route yet. In the latter
-        case nothing else is on its way.
+        None leaves the choice to the producer: order is not required, or the topic has no route yet. In the latter case
+        no other batch is in flight.
         """
         if self._has_lanes and not self._lanes:
             await self._all_answered()
@@ -152,7 +152,7 @@ class Sending:
 
     async def _queues(self) -> list[MessageQueue]:
         try:
-            route = await self._client.topic_route(self._topic)
+            route = await self._client.admin.topic_route(self._topic)
         except NeveError as error:
             log.info("the route of %s is not known: %s", self._topic, error)  # sending reports it, or creates the topic
             return []
@@ -205,7 +205,7 @@ class Sending:
                 await self._send_one(batch[0], lane)
             else:
                 await self._send_together(batch, lane)
-        except BaseException as error:  # noqa: BLE001 - told with the lines' numbers
+        except BaseException as error:  # noqa: BLE001 - reported with the numbers of the lines
             for item in batch:
                 self._failures.setdefault(item.number, error)
         finally:
@@ -242,7 +242,7 @@ class Sending:
             self._note(batch, result)
 
     async def _send_apart(self, batch: list[_Item], lane: MessageQueue | None) -> None:
-        """A broker may take each where it does not take all together, or one of them is at fault."""
+        """Send the messages of a refused batch one by one: the batch was too large, or one message is invalid."""
         for item in batch:
             try:
                 await self._send_one(item, lane)
@@ -273,24 +273,25 @@ class Sending:
         return f'"{self._noun}": {number}, ' if number else ""
 
     async def settle(self) -> None:
-        """Everything that left has its answer, and its receipt is printed.
+        """Wait for all answers, and print their receipts.
 
         Raises:
-            BrokenPipeError, NotPrinted: as `send`.
+            BrokenPipeError, NotPrinted: a receipt could not be printed.
         """
         await self._all_answered()
         self._require_printed()
 
-    def tell_where_it_stopped(self) -> None:
-        """For who goes on later."""
-        after = f"; nothing after {self._said(self._last)} was sent" if self._last else ""
-        failed = f"; not known to be: {self._all(self._failures)}" if self._failures else ""
+    def report_interruption(self) -> None:
+        """Print how many messages are stored, and after which one none was sent."""
+        after = f"; nothing after {self._named(self._last)} was sent" if self._last else ""
+        failed = f"; outcome unknown: {self._all(self._failures)}" if self._failures else ""
         say(f"{self.stored} messages are stored{failed}{after}")
 
-    def tell(self) -> None:
-        """
+    def raise_failure(self) -> None:
+        """Raise the first failure, if any.
+
         Raises:
-            Failure: something failed; its number or name, and what was stored.
+            Failure: with the number or name of the message, and the number of stored messages.
         """
         if not self._failures:
             return
@@ -300,15 +301,15 @@ class Sending:
         if explained is None and not isinstance(error, BadLine):
             raise error
         others = self._failures.keys() - {first}
-        text = f"{self._said(first)}: {error}" if first else str(error)
+        text = f"{self._named(first)}: {error}" if first else str(error)
         text += f"; failed too, or not sent: {self._all(others)}" if others else ""
         if first:
             receipts = ", their receipts are printed" if self.stored and not self._how.quiet else ""
-            after = self._said(max(self._last, first))
+            after = self._named(max(self._last, first))
             text += f"; {self.stored} messages are stored{receipts}; nothing after {after} was sent"
         raise Failure(FAILED if explained is None else explained.exit_code, text)
 
-    def _said(self, number: int) -> str:
+    def _named(self, number: int) -> str:
         return f"{self._noun} {number if self._names is None else self._names[number - 1]}"
 
     def _all(self, numbers: Any) -> str:
@@ -316,4 +317,4 @@ class Sending:
 
 
 class _NotSent(Exception):
-    """One before it failed."""
+    """The message was not sent because an earlier one failed."""

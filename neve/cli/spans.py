@@ -1,24 +1,46 @@
-"""Which part of each queue is meant: from here to there, by offsets, by times, or the last so many.
+"""The part of each queue that a command reads: by offsets, by store times, or the last messages.
 
-min ...... begin ........... end ...... max        what is stored meanwhile comes above max
+    min ...... begin ........... end ...... max        messages that arrive meanwhile have offsets above max
+
+Begin is included and end is excluded, everywhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple
-
-import click
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neve.cli.failures import NOT_FOUND, Failure
 from neve.cli.output import say
 
 if TYPE_CHECKING:
+    from typing_extensions import override
+
     from neve.client import AsyncClient, MessageQueue
+else:
+
+    def override(method: Any) -> Any:
+        return method
+
+
+class QueueChoice(NamedTuple):
+    """The queues of `--queue` and `--broker`; None is no restriction."""
+
+    queue: int | None = None
+    broker: str | None = None
+
+    def includes(self, queue: MessageQueue) -> bool:
+        """Return whether the options choose this queue."""
+        return self.queue in (None, queue.queue_id) and self.broker in (None, queue.broker_name)
+
+    @override
+    def __str__(self) -> str:
+        number = "" if self.queue is None else f" {self.queue}"
+        return f"queue{number}" + ("" if self.broker is None else f" at broker {self.broker}")
 
 
 class Wanted(NamedTuple):
-    """As the command line says it; times in ms since 1970, of storing. What is None has no bound."""
+    """The bounds of a command line; times are store times in milliseconds since 1970. None is no bound."""
 
     from_ms: int | None = None
     to_ms: int | None = None
@@ -28,12 +50,12 @@ class Wanted(NamedTuple):
     only_new: bool = False
 
     def has(self, stored_ms: int) -> bool:
-        """Which offset a time has is told by brokers for messages whose times are in order."""
+        """Return whether a store time is within the bounds; brokers' offsets by time assume that times are in order."""
         return (self.from_ms is None or stored_ms >= self.from_ms) and (self.to_ms is None or stored_ms < self.to_ms)
 
 
 class Span(NamedTuple):
-    """Of one queue. What is asked for ends before `end`."""
+    """A range of offsets of one queue, `end` excluded."""
 
     queue: MessageQueue
     begin: int
@@ -41,22 +63,25 @@ class Span(NamedTuple):
     lowest: int
 
 
-def offsets(text: str) -> tuple[int, int | None]:
-    """(first, end) of `N`, `N:` or `N:M`."""
-    first, colon, end = text.partition(":")
-    if not first.isdecimal() or (end and not end.isdecimal()) or (end and int(end) < int(first)):
-        raise click.BadParameter(f"{text!r} is not N, N: or N:M", param_hint="--offset")
-    return int(first), int(end) if colon and end else None
+async def chosen_queues(client: AsyncClient, topic: str, choice: QueueChoice) -> list[MessageQueue]:
+    """Return the chosen queues of a topic.
 
-
-async def spans(client: AsyncClient, topic: str, wanted: Wanted, queue: int | None) -> list[Span]:
-    """
     Raises:
-        Failure: there is no such queue.
+        Failure: the topic has no such queue.
     """
-    queues = [one for one in await client.queues(topic) if queue in (None, one.queue_id)]
+    queues = [one for one in await client.queues(topic) if choice.includes(one)]
     if not queues:
-        raise Failure(NOT_FOUND, f"{topic} has no queue" + ("" if queue is None else f" {queue}"))
+        raise Failure(NOT_FOUND, f"topic {topic} has no {choice}")
+    return queues
+
+
+async def spans(client: AsyncClient, topic: str, wanted: Wanted, choice: QueueChoice) -> list[Span]:
+    """Return the wanted range of each chosen queue.
+
+    Raises:
+        Failure: the topic has no such queue.
+    """
+    queues = await chosen_queues(client, topic, choice)
     return list(await asyncio.gather(*(_span(client, topic, wanted, one) for one in queues)))
 
 
@@ -70,7 +95,7 @@ async def _span(client: AsyncClient, topic: str, wanted: Wanted, queue: MessageQ
     if wanted.from_offset is not None:
         begin = wanted.from_offset
         if begin < lowest < highest:
-            say(f"queue {queue.queue_id} of {queue.broker_name} begins at {lowest}")
+            say(f"queue {queue.queue_id} of {queue.broker_name} starts at offset {lowest}")
     if wanted.to_ms is not None:
         end = await client.offset_by_time(topic, queue, wanted.to_ms)
     if wanted.to_offset is not None:

@@ -1,4 +1,4 @@
-"""`neve spark schema`: which fields the bodies of an archived topic had by month. No Spark is started for that."""
+"""`neve spark schema`: the fields of the bodies of an archived topic by month. Starts no Spark."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from neve.cli.options import time_range_options
 from neve.cli.output import emit, output_option, say, store_option
-from neve.cli.times import to_ms
 
 _COLUMNS = ["month", "change", "field", "type", "messages", "share", "first", "last"]
 
@@ -15,21 +15,20 @@ _COLUMNS = ["month", "change", "field", "type", "messages", "share", "first", "l
 @click.command()
 @click.argument("topic")
 @store_option(required=True)
-@click.option("--from", "start", help="Stored at or after this ISO 8601 time.")
-@click.option("--to", "end", help="Stored before this ISO 8601 time.")
-@click.option("--broker", help="Of this broker's archive alone.")
+@time_range_options
+@click.option("--broker", help="Only the archive of this broker.")
 @click.option("--sample", type=click.IntRange(min=1), default=20_000, show_default=True,
-              help="About so many messages of each month and broker, spread over it.")  # fmt: skip
-@click.option("--all", "whole", is_flag=True, help="Look at every message: first and last are exact then.")
+              help="Approximate messages per month and broker, evenly spread.")  # fmt: skip
+@click.option("--all", "whole", is_flag=True, help="Read every message, so that first and last are exact.")
 @output_option
 def schema(
-    *, topic: str, store: str, start: str | None, end: str | None, broker: str | None, sample: int, whole: bool,
+    *, topic: str, store: str, start: int | None, end: int | None, broker: str | None, sample: int, whole: bool,
     output: str,
 ) -> None:  # fmt: skip
-    """Fields and types of the JSON bodies of TOPIC by month, and from which offset on each came and went.
+    """Show the fields and types of the JSON bodies of TOPIC by month, and the offsets of their first and last use.
 
-    + marks a field that the month before had not, - one that this month has no more; first and last are
-    BROKER/QUEUE@OFFSET by store time, of a field that went those of the month before.
+    + marks a field that the previous month did not have, - a field that this month does not have. FIRST and LAST are
+    BROKER/QUEUE@OFFSET by store time; for -, they are of the previous month.
     """
     from neve.archive.catalog.journal_reader import catalogs
     from neve.archive.read.body_fields import COLUMNS, BodyFields, sampled
@@ -41,7 +40,7 @@ def schema(
     known = catalogs(open_source(store), broker)
     if not any(catalog.has_topic(topic) for catalog in known.values()):
         raise FileNotFoundError(f"topic {topic} is not in this archive")
-    selection = Selection(None if start is None else to_ms(start), None if end is None else to_ms(end))
+    selection = Selection(start, end)
     chosen = list(choose(known, topic, selection))
     rows = sum(one.name.row_groups[at].rows for one in chosen for at in one.groups)
     some = chosen if whole else sampled(chosen, sample)
@@ -52,7 +51,7 @@ def schema(
     emit([_row(line) for line in found.lines()], _COLUMNS, output)
     looked_at = sum(found.messages.values())
     if len(some) < len(chosen) or sum(len(one.groups) for one in some) < sum(len(one.groups) for one in chosen):
-        say(f"{looked_at} of about {rows} messages: a field may have come earlier and gone later; --all looks at each")
+        say(f"{looked_at} of about {rows} messages: a field may start earlier and end later; --all reads each")
     else:
         say(f"{looked_at} messages")
 

@@ -1,4 +1,4 @@
-"""`neve spark shell`: a Python prompt with a Spark, in which archived topics are frames and tables."""
+"""`neve spark shell`: a Python prompt with Spark, in which archived topics are frames and tables."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ if TYPE_CHECKING:
 
 @click.command()
 @store_option(required=True)
-@click.option("-t", "--topic", "topics", multiple=True, help="Topic to offer; all of the store by default.")
+@click.option(
+    "-t", "--topic", "topics", multiple=True, help="Topic to offer; may be repeated.  [default: all of the store]"
+)
 @click.option("--decode", type=click.Choice(["text", "json", "bytes"]), default="text", show_default=True,
-              help="What bodies are.")  # fmt: skip
+              help="Format of bodies.")  # fmt: skip
 @click.option("--schema", help="Columns of a JSON body as DDL: 'carrier STRING, dep_delay DOUBLE'.")
 @click.option("--master", default="local[*]", show_default=True, help="Spark master.")
 def shell(*, store: str, topics: tuple[str, ...], decode: str, schema: str | None, master: str) -> None:
-    """Open a Python prompt (IPython, where it is installed) with `spark`, and each topic as a frame and a table.
+    """Open a Python prompt (IPython, if installed) with `spark`, and each topic as a frame and a table.
 
-    A topic whose name is no name in Python is `topics["NAME"]`, and in SQL a name in backticks.
+    A topic whose name is not a Python identifier is `topics["NAME"]`, and needs backticks in SQL.
     """
     if schema is not None and decode != "json":
-        raise click.UsageError("--schema goes with --decode json")
+        raise click.UsageError("--schema needs --decode json")
     from neve.spark import read_topic, session
 
-    told = topics or known_topics(store)
+    chosen = topics or known_topics(store)
     engine = session(store, master=master, app_name="neve spark shell", conf={"spark.log.level": "ERROR"})
     try:
-        frames = offered(engine, told, store, decode=decode, schema=schema)
+        frames = offered(engine, chosen, store, decode=decode, schema=schema)
         names: dict[str, Any] = {name: frame for name, frame in frames.items() if name.isidentifier()}
         names |= {"spark": engine, "topics": frames, "store": store}
         names["read_topic"] = partial(read_topic, engine, store=store)
@@ -46,7 +48,11 @@ def shell(*, store: str, topics: tuple[str, ...], decode: str, schema: str | Non
 
 
 def known_topics(store: str) -> list[str]:
-    """All that a store has something of. Raises FileNotFoundError: it holds no archive."""
+    """Return the topics of a store.
+
+    Raises:
+        FileNotFoundError: the store holds no archive.
+    """
     from neve.archive.catalog.journal_reader import catalogs
 
     return sorted({topic for catalog in catalogs(open_source(store)).values() for topic in catalog.topics()})
@@ -62,7 +68,7 @@ def offered(
     decode: str,
     schema: str | None,
 ) -> dict[str, DataFrame]:
-    """Each topic as a frame, and as a table of its name; the journals are read once for all. Times: milliseconds."""
+    """Return each topic as a frame, and register it as a table of its name. Times are milliseconds since 1970."""
     from neve.archive.catalog.journal_reader import catalogs
     from neve.archive.read.selection import Selection
     from neve.spark.bodies import decode_bodies

@@ -7,20 +7,20 @@ import json
 import click
 
 from neve.cli.failures import FAILED, UNREACHABLE, Failure
-from neve.cli.output import say, size_text, store_option
+from neve.cli.output import json_option, say, size_text, store_option
 
 _SHOWN = 50  # findings that are printed to a terminal
 
 
 @click.command()
-@click.option("-t", "--topic", "topics", multiple=True, help="This topic only; may be given several times.")
+@click.option("-t", "--topic", "topics", multiple=True, help="Only this topic; may be repeated.")
 @click.option("--broker", help="Only the archive of this broker.")
 @click.option("--quick", is_flag=True, help="Read no object: compare sizes, and find holes and overlaps of offsets.")
 @click.option("--resume", type=click.Path(dir_okay=False), help="Write checked objects to this file; an interrupted "
               "check resumes from it. It is deleted when the check is complete.")  # fmt: skip
 @store_option(required=True)
 @click.option("--master", help="Spark master.  [default: spark-submit's, or local[*]]")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object, progress as JSON lines.")
+@json_option("The result as one JSON object, progress as JSON lines.")
 def verify(
     *, topics: tuple[str, ...], broker: str | None, quick: bool, resume: str | None, store: str, master: str | None,
     as_json: bool,

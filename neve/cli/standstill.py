@@ -1,7 +1,7 @@
-"""A queue that gives nothing and leads nowhere below its end: asked again for a while, and then an error.
+"""Detects a pull that makes no progress below the end of a queue.
 
-A slave that lacks what its master has answers so: the next pull goes to the master. Who took it for the end of the
-queue would leave out what is behind.
+A slave that lacks messages of its master answers in this way, and the next pull goes to the master. A reader that took
+the answer for the end of the queue would lose the messages after it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _PAUSE_S = 0.25
 
 
 class Standstill:
-    """Of one reading of a queue up to `end`."""
+    """Counts pulls without progress during one read of a queue up to `end`."""
 
     def __init__(self, queue: MessageQueue, end: int) -> None:
         self._queue, self._end = queue, end
         self._offset, self._times = -1, 0
 
     async def is_at(self, offset: int, next_offset: int) -> bool:
-        """Whether a pull at `offset` is to be done again; returns after a pause then.
+        """Return whether a pull at `offset` must be repeated, after a pause.
 
         Raises:
-            Failure: it was so often.
+            Failure: it was repeated too often.
         """
         if next_offset > offset or offset >= self._end:
             return False
@@ -37,6 +37,6 @@ class Standstill:
         self._offset = offset
         if self._times > _TIMES:
             where = f"queue {self._queue.queue_id} of {self._queue.topic} at {self._queue.broker_name}"
-            raise Failure(FAILED, f"{where} gives nothing from {offset} on, and ends at {self._end}")
+            raise Failure(FAILED, f"{where} returns no message from offset {offset} on, but ends at {self._end}")
         await asyncio.sleep(_PAUSE_S)
         return True

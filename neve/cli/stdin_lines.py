@@ -1,7 +1,7 @@
-"""The lines of stdin for a loop, which a terminal that says nothing does not hold up.
+"""Reads lines of stdin in a thread, so that the event loop does not block on a terminal.
 
-A thread of asyncio's pool that waits for a line would keep the command until the line comes: Ctrl-C twice. This one is
-a daemon, and reads the descriptor itself: no lock of `sys.stdin` is held when the interpreter ends.
+A thread of asyncio's pool would keep the process alive until the next line. This thread is a daemon, and reads the
+descriptor itself, so that it holds no lock of `sys.stdin` when the interpreter ends.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import threading
 from collections.abc import AsyncIterator
 
 _CHUNK = 64 * 1024
-_AHEAD = 16  # chunks that are read before anybody asked for them
+_AHEAD = 16  # chunks that are read in advance
 
 Numbered = tuple[int, bytes]
 
 
 class LineTooLong(ValueError):
-    """No message is as long: the delimiter may be another one."""
+    """A line is longer than any message."""
 
     def __init__(self, number: int, limit: int) -> None:
-        super().__init__(f"it is longer than {limit} bytes; is the delimiter another one?")
+        super().__init__(f"it is longer than {limit} bytes: check --delimiter")
         self.number = number
 
 
 async def stdin_lines(
     *, delimiter: bytes = b"\n", limit: int = 64 << 20, descriptor: int = 0
 ) -> AsyncIterator[list[Numbered]]:
-    """What came together, each line as (number from 1, line without its end); the last one may have had no end.
+    """Yield lines in batches as they arrive, each as (number from 1, line without its end); the last may lack an end.
 
-    Of lines that end with a line feed a carriage return before it goes, too.
+    A carriage return before a line feed is removed as well.
 
     Raises:
-        LineTooLong: of more than `limit` bytes no end was seen.
+        LineTooLong: `limit` bytes hold no line end.
     """
     number, rest = 0, bytearray()
     async for chunk in _chunks(descriptor):
@@ -60,7 +60,7 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
     room = threading.Semaphore(_AHEAD)
 
     def hand(chunk: bytes | OSError) -> bool:
-        """Whether there is still a loop that wants it."""
+        """Pass a chunk to the loop; return False if the loop is closed."""
         try:
             loop.call_soon_threadsafe(chunks.put_nowait, chunk)
         except RuntimeError:

@@ -1,7 +1,7 @@
-"""Bytes to stdout: many in one write, and no write that holds up the loop while the reader takes its time.
+"""Writes bytes to stdout in large writes that do not block the event loop.
 
-A pipe that poll(2) calls writable takes PIPE_BUF bytes at once. Its descriptor stays blocking: it may be shared with
-the shell and with other commands. A reader that goes away is noticed when it goes, not only with the next write.
+A pipe that poll(2) reports as writable accepts PIPE_BUF bytes. The descriptor stays blocking, because the shell and
+other commands may share it. A reader that closes the pipe is noticed at once, not only by the next write.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _PIPE_BUF = select.PIPE_BUF
 
 
 class NotPrinted(Exception):
-    """Stdout does not take it: a disk is full."""
+    """Stdout cannot be written, for example because a disk is full."""
 
 
 class StdoutBytes:
-    """Collects what is to be printed; `flush` returns when the descriptor has it."""
+    """Buffers output; `flush` returns after it is written to the descriptor."""
 
     def __init__(self, descriptor: int = 1) -> None:
         self._descriptor = descriptor
@@ -37,16 +37,17 @@ class StdoutBytes:
         self._poll.register(descriptor, select.POLLOUT)
 
     def add(self, data: bytes) -> bool:
-        """Whether so much has come together that it should be flushed."""
+        """Buffer data; return whether the buffer should be flushed."""
         self._parts.append(data)
         self._size += len(data)
         return self._size >= _FULL
 
     async def flush(self) -> None:
-        """
+        """Write the buffer.
+
         Raises:
-            BrokenPipeError: the reader has gone.
-            NotPrinted: stdout takes it for another reason not.
+            BrokenPipeError: the reader has closed the pipe.
+            NotPrinted: the write failed for another reason.
         """
         async with self._one_at_a_time:
             waiting = memoryview(b"".join(self._parts))
@@ -62,7 +63,7 @@ class StdoutBytes:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise NotPrinted(f"stdout can't be written: {error.strerror}") from error
+            raise NotPrinted(f"stdout cannot be written: {error.strerror}") from error
 
     async def _writable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -75,9 +76,9 @@ class StdoutBytes:
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Inside, the task is stopped as soon as the reader of the pipe goes, with BrokenPipeError.
+        """Raise BrokenPipeError in the body as soon as the reader closes the pipe.
 
-        The writing end of a pipe is never readable: what wakes a reader of it is its error.
+        The write end of a pipe never becomes readable; an error on it wakes a reader callback.
         """
         if not self._is_pipe:
             yield
@@ -98,7 +99,7 @@ class StdoutBytes:
             if not gone:
                 raise
             task.uncancel()
-            raise BrokenPipeError("the reader of the output has gone") from None
+            raise BrokenPipeError("the reader of the output has closed the pipe") from None
         finally:
             loop.remove_reader(self._descriptor)
 

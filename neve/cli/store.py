@@ -1,4 +1,4 @@
-"""An archive store on the command line: what is wrong with its URL is wrong usage."""
+"""Opens archive stores; a wrong URL is wrong usage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Source", "open_source"]
 
 
 def open_source(url: str) -> Source:
-    """`dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`."""
+    """Open a store: `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`."""
     try:
         return source.open_source(url)
     except source.BadSource as error:

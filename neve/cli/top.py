@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from neve.cli import completed
-from neve.cli.cluster import cluster_options
+from neve.cli.cluster import administer, cluster_options
+from neve.cli.options import POSITIVE_DURATION
 from neve.cli.output import emit, output_option, size_text
 from neve.clock import system_now_ms
 
@@ -24,14 +25,18 @@ _CLEAR = "\x1b[H\x1b[2J"
 
 @click.command()
 @click.argument("topics", nargs=-1, metavar="[TOPIC...]", shell_complete=completed.topics)
-@click.option("--once", is_flag=True, help="Print it once.")
+@click.option("--once", is_flag=True, help="Print once and stop.")
 @click.option(
-    "--interval", type=click.FloatRange(1), default=5.0, show_default=True, metavar="SECONDS", help="Between two looks."
+    "--interval", type=POSITIVE_DURATION, default="5s", show_default=True, metavar="DURATION", help="Refresh interval."
 )
 @click.option(
-    "--rows", type=click.IntRange(1), default=15, show_default=True, help="Of topics and of groups; -o json has all."
+    "--rows",
+    type=click.IntRange(1),
+    default=15,
+    show_default=True,
+    help="Rows of topics and of groups; -o json has all.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also the servers' own topics and groups.")
+@click.option("--all", "everything", is_flag=True, help="Include the topics and groups of servers.")
 @cluster_options
 @output_option
 def top(
@@ -44,11 +49,11 @@ def top(
     namesrv: str,
     output: str,
 ) -> None:
-    """Show what goes through the cluster: brokers, topics and groups, the busiest first, until Ctrl-C.
+    """Show the traffic of brokers, topics and groups, the busiest first, until Ctrl-C.
 
-    Rates are those that brokers count over the last minute, of brokers themselves over the last ten seconds. TIER is
-    where a group reads on: hot, or cold, in the archive; COLD how much of its lag the archive alone has. Apache's
-    brokers tell of no tiers. With -o json a line each time.
+    Brokers count the rates of topics and groups over the last minute, and their own over the last ten seconds. TIER is
+    where a group reads next: hot, or cold (the archive). COLD is the share of its lag that exists in the archive only.
+    Apache's brokers report no tiers. -o json prints a line each time.
     """
     asyncio.run(_show(namesrv, topics, once=once, interval=interval, rows=rows, everything=everything, output=output))
 
@@ -56,13 +61,11 @@ def top(
 async def _show(
     namesrv: str, topics: Sequence[str], *, once: bool, interval: float, rows: int, everything: bool, output: str
 ) -> None:  # fmt: skip
-    from neve.cli.brokers import brokers
-    from neve.cli.consumer_groups import consumer_groups
     from neve.cli.traffic import Traffic
 
     while True:
-        async with brokers(namesrv) as asked, consumer_groups(namesrv) as groups:
-            seen = await Traffic(asked, groups).look(topics, everything)
+        async with administer(namesrv) as admin:
+            seen = await Traffic(admin).look(topics, everything)
         now_ms = system_now_ms()
         if output == "json":
             click.echo(json.dumps({"time_ms": now_ms, **seen._asdict()}, ensure_ascii=False))
@@ -90,7 +93,7 @@ def _print(seen: Seen, now_ms: int, rows: int) -> None:
 
 
 def _shown(rows: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """With bytes as people read them."""
+    """Return the first rows with bytes as text."""
     return [
         {
             **row,

@@ -1,4 +1,4 @@
-"""`neve topic`: topics of the cluster behind a name server."""
+"""`neve topic`: the topics of a cluster."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from typing import Any
 import click
 
 from neve.cli import completed
-from neve.cli.aliases import AliasedGroup
-from neve.cli.cluster import cluster_options, connect
+from neve.cli.aliases import VerbGroup
+from neve.cli.cluster import administer, cluster_options, connect
+from neve.cli.failures import CONFLICT, Failure
+from neve.cli.options import yes_option
 from neve.cli.output import ask, emit, emit_one, output_option, say, time_text
-from neve.cli.topic_names import topic_names
 from neve.cli.topic_trim import trim
 from neve.cli.topic_ttl import hours_of, ttl
 from neve.cli.ttl import format_ttl, ttl_value
 from neve.remoting.names import RESERVE_TIME
 
 
-@click.group(cls=AliasedGroup)
+@click.group(cls=VerbGroup)
 def topic() -> None:
-    """Create, list, describe and delete topics; set their TTL; delete their oldest messages."""
+    """Topics: settings, queues, TTL, deletion of their oldest messages."""
 
 
 topic.add_command(ttl)
 topic.add_command(trim)
 
+topic_argument = click.argument("name", metavar="TOPIC", shell_complete=completed.topics)
+
 
 @topic.command()
-@click.argument("name")
-@click.option("-q", "--queues", type=click.IntRange(1, 1024), default=8, show_default=True, help="At each broker.")
+@click.argument("name", metavar="TOPIC")
+@click.option("-q", "--queues", type=click.IntRange(1, 1024), default=8, show_default=True, help="Queues per broker.")
 @click.option("--ttl", "hours", callback=ttl_value, help="How long messages are kept: 36h, 90d, forever.")
-@click.option("--broker", help="Only on this broker; otherwise on all.")
+@click.option("--broker", help="Create it at this broker only.  [default: all brokers]")
 @cluster_options
 def create(name: str, queues: int, hours: int | None, broker: str | None, namesrv: str) -> None:
     """Create a topic."""
@@ -48,19 +51,17 @@ async def _create(
 
     async with connect(namesrv) as client:
         try:
-            known = name in await client.topic_list()
+            exists = name in await client.admin.topic_list()
         except NeveError:
-            known = False  # an empty cluster has no list yet; creating answers for itself
-        if known and (broker is None or broker in (await client.topic_route(name)).brokers):
-            from neve.cli.failures import CONFLICT, Failure
-
+            exists = False  # a name server without brokers has no list; the creation reports the cause
+        if exists and (broker is None or broker in (await client.admin.topic_route(name)).brokers):
             where = "" if broker is None else f" at {broker}"
-            raise Failure(CONFLICT, f"topic {name} exists already{where}: `neve topic alter` changes it")
-        await client.create_topic(name, queues, attributes, broker=broker)
+            raise Failure(CONFLICT, f"topic {name} exists already{where}: `neve topic set` changes it")
+        await client.admin.create_topic(name, queues, attributes, broker=broker)
 
 
 @topic.command(name="list")
-@click.option("--all", "everything", is_flag=True, help="Also the servers' own topics.")
+@click.option("--all", "everything", is_flag=True, help="Include the topics of servers and groups.")
 @cluster_options
 @output_option
 def list_topics(everything: bool, namesrv: str, output: str) -> None:
@@ -70,29 +71,29 @@ def list_topics(everything: bool, namesrv: str, output: str) -> None:
 
 
 async def _list(namesrv: str, everything: bool) -> list[str]:
-    async with connect(namesrv) as client:
-        return await topic_names(client, everything)
+    async with administer(namesrv) as admin:
+        return await admin.topics.names(include_system=everything)
 
 
 @topic.command()
-@click.argument("name", shell_complete=completed.topics)
-@click.option("--tiers", is_flag=True, help="Show which part of it is where: broker, archive, or both.")
+@topic_argument
+@click.option("--tiers", is_flag=True, help="Show where its messages are: broker, archive, or both.")
 @cluster_options
 @output_option
-def describe(name: str, tiers: bool, namesrv: str, output: str) -> None:
-    """Show a topic's settings and the offsets of its queues.
+def show(name: str, tiers: bool, namesrv: str, output: str) -> None:
+    """Show the settings of a topic and the offsets of its queues.
 
-    COLD of the messages the archive alone has; from HOT_OFFSET on the broker has them on its disk, too.
+    COLD is the number of messages that exist in the archive only. Messages from HOT_OFFSET on are on the broker's disk.
 
-    With --tiers a SUMMARY; of each queue the OFFSETs between which the archive alone, both, or the broker alone has
-    messages; of each broker what the topic's objects hold (SIZE), and how far archiving is behind (SYNC).
+    --tiers prints a SUMMARY; for each queue the OFFSETs that the archive, both tiers, or the broker holds; for each
+    broker the SIZE of the topic's objects, and in SYNC how far archiving is behind.
     """
     if tiers:
         from neve.cli.topic_tiers import described, emit_tiers
 
         emit_tiers(asyncio.run(described(namesrv, name)), output)
         return
-    config, queues = asyncio.run(_describe(namesrv, name))
+    config, queues = asyncio.run(_show(namesrv, name))
     if output == "json":
         emit_one({**config, "queues": queues}, output)
         return
@@ -102,15 +103,15 @@ def describe(name: str, tiers: bool, namesrv: str, output: str) -> None:
 
 
 def _columns(queues: list[dict[str, Any]]) -> list[str]:
-    """Of a broker without an archive nothing is cold."""
+    """Return the columns; those of the archive only if a broker has one."""
     tiers = ["hot_offset", "cold"] if any(row["hot_offset"] is not None for row in queues) else []
     return ["broker", "queue", "min_offset", *tiers[:1], "max_offset", "messages", *tiers[1:], "last_stored"]
 
 
-async def _describe(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+async def _show(namesrv: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     async with connect(namesrv) as client:
-        config = await client.topic_config(name)
-        stats = await client.topic_stats(name)
+        config = await client.admin.topic_config(name)
+        stats = await client.admin.topic_stats(name)
     about = {
         "topic": config.name,
         "read_queues": config.read_queues,
@@ -142,19 +143,19 @@ def _permission(_context: click.Context, _parameter: click.Parameter, text: str 
     return None if text is None else _PERMISSIONS[text]
 
 
-@topic.command()
-@click.argument("name", shell_complete=completed.topics)
-@click.option("-q", "--queues", type=click.IntRange(1, 65535), help="Queues to read and to write, at each broker.")
+@topic.command(name="set")
+@topic_argument
+@click.option("-q", "--queues", type=click.IntRange(1, 65535), help="Queues per broker, to read and to write.")
 @click.option("--read-queues", type=click.IntRange(0, 65535), help="Queues that consumers see.")
 @click.option("--write-queues", type=click.IntRange(0, 65535), help="Queues that producers see.")
 @click.option(
-    "--perm", type=click.Choice(list(_PERMISSIONS)), callback=_permission, help="Who may: rw, only read, only write."
+    "--perm", type=click.Choice(list(_PERMISSIONS)), callback=_permission, help="Permit to read, write, or both."
 )
-@click.option("--set", "attributes", multiple=True, metavar="NAME=VALUE", help="An attribute; NAME= removes it.")
-@click.option("--broker", help="Only at this broker; otherwise at all that have it.")
-@click.option("--yes", is_flag=True, help="Do not ask before messages can't be read any more.")
+@click.option("--set", "attributes", multiple=True, metavar="NAME=VALUE", help="Set an attribute; NAME= removes it.")
+@click.option("--broker", help="Change it at this broker only.  [default: all that have it]")
+@click.option("--yes", is_flag=True, help="Do not ask before messages become unreadable.")
 @cluster_options
-def alter(
+def set_topic(
     *,
     name: str,
     queues: int | None,
@@ -166,12 +167,12 @@ def alter(
     yes: bool,
     namesrv: str,
 ) -> None:
-    """Change a topic: its queues, permissions, attributes. What is not named stays as it is.
+    """Change the queues, permissions or attributes of a topic. Settings that are not named stay.
 
-    To lose queues in order: fewer to write first, and fewer to read once all groups have read the others.
+    To remove queues, reduce --write-queues first, and --read-queues after all groups have read the other queues.
     """
     if queues is not None and (read_queues is not None or write_queues is not None):
-        raise click.UsageError("--queues is both --read-queues and --write-queues")
+        raise click.UsageError("--queues sets both --read-queues and --write-queues: leave these out")
     changes = {
         "readQueueNums": read_queues if queues is None else queues,
         "writeQueueNums": write_queues if queues is None else queues,
@@ -181,8 +182,8 @@ def alter(
     if attributes:
         wanted["attributes"] = ",".join(map(_signed, attributes))
     if not wanted:
-        raise click.UsageError("nothing to change: --queues, --perm, --set, …")
-    for line in asyncio.run(_alter(namesrv, name, wanted, broker, yes=yes)):
+        raise click.UsageError("nothing to change: give --queues, --perm, --set, …")
+    for line in asyncio.run(_set(namesrv, name, wanted, broker, yes=yes)):
         say(line)
 
 
@@ -193,39 +194,37 @@ def _signed(text: str) -> str:
     return f"+{key}={value}" if value else f"-{key}"
 
 
-async def _alter(
+async def _set(
     namesrv: str, name: str, wanted: Mapping[str, str], broker: str | None, *, yes: bool
 ) -> list[str]:  # fmt: skip
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        found = await asked.topic(name, broker)
+    async with administer(namesrv) as admin:
+        found = await admin.topics.settings_of(name, broker)
         reads = int(wanted.get("readQueueNums", 1 << 31))
         fewer = [at.broker for at in found if reads < at.number("readQueueNums")]
         if fewer and not yes:
-            ask(f"Consumers will not see queues {reads} and above of {name} at {', '.join(fewer)}. Go on?")
+            ask(f"Consumers will not see queues {reads} and above of {name} at {', '.join(fewer)}. Continue?")
         for at in found:
-            await asked.set_topic(name, at, wanted)
+            await admin.topics.change(name, at, wanted)
         return [
             f"{name} at {at.broker}: queues to read {at.number('readQueueNums')}, "
             f"to write {at.number('writeQueueNums')}, permission {at.settings.get('perm')}"
-            for at in await asked.topic(name, broker)
+            for at in await admin.topics.settings_of(name, broker)
         ]
 
 
 @topic.command()
-@click.argument("name", shell_complete=completed.topics)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@topic_argument
+@yes_option
 @cluster_options
 def delete(name: str, yes: bool, namesrv: str) -> None:
     """Delete a topic and all its messages."""
     if not yes:
-        ask(f"Delete topic {name} and all its messages, the archived ones too?")
+        ask(f"Delete topic {name} and all its messages, including archived ones?")
     asyncio.run(_delete(namesrv, name))
     say(f"deleted {name}")
 
 
 async def _delete(namesrv: str, name: str) -> None:
     async with connect(namesrv) as client:
-        await client.topic_config(name)  # says "not found" where deleting would pass silently
-        await client.delete_topic(name)
+        await client.admin.topic_config(name)  # reports a topic that does not exist, which deletion would not
+        await client.admin.delete_topic(name)

@@ -1,7 +1,7 @@
-"""Which part of a topic is where: on the brokers' disks, in the archive, or in both.
+"""Where the messages of a topic are: on the disks of brokers, in the archive, or in both tiers.
 
 offset:  min ........ hot ........ archived ........ max
-         └ archive alone ┘└── both ──┘└─ broker alone ─┘
+         └─ archive only ┘└── both ──┘└─ broker only ──┘
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from neve.cli.cluster import administer
 from neve.cli.failures import NOT_FOUND, Failure
 from neve.cli.lag import behind_text
 from neve.cli.output import emit, emit_one, size_text, time_text
@@ -18,7 +19,7 @@ from neve.clock import system_now_ms
 
 
 class Tiers(NamedTuple):
-    """Of a topic; a broker without an archive, as Apache's, has no row in `sizes` and `syncs`."""
+    """The tiers of a topic. A broker without an archive, as Apache's, has no row in `sizes` and `syncs`."""
 
     summary: dict[str, Any]
     offsets: Sequence[dict[str, Any]]
@@ -27,25 +28,24 @@ class Tiers(NamedTuple):
 
 
 async def described(namesrv: str, topic: str) -> Tiers:
-    """
+    """Return the tiers of a topic, as its brokers report them.
+
     Raises:
         Failure: there is no such topic.
     """
-    from neve.cli.brokers import brokers
-
-    async with brokers(namesrv) as asked:
-        told = await asked.topic_stats(topic)
-    if not told:
+    async with administer(namesrv) as admin:
+        answers = await admin.topics.offsets(topic)
+    if not answers:
         raise Failure(NOT_FOUND, f"there is no topic {topic}")
-    return tiers_of(topic, told, system_now_ms())
+    return tiers_of(topic, answers, system_now_ms())
 
 
-def tiers_of(topic: str, told: Mapping[str, Mapping[str, Any]], now_ms: int) -> Tiers:
-    """Out of what the brokers told."""
+def tiers_of(topic: str, answers: Mapping[str, Mapping[str, Any]], now_ms: int) -> Tiers:
+    """Return the tiers that these answers to GET_TOPIC_STATS_INFO describe, by broker."""
     offsets: list[dict[str, Any]] = []
     sizes: list[dict[str, Any]] = []
     syncs: list[dict[str, Any]] = []
-    for broker, answer in sorted(told.items()):
+    for broker, answer in sorted(answers.items()):
         archived = answer.get("archived")
         queues = sorted((answer.get("offsetTable") or {}).items())
         own = [_queue(broker, queue.queue_id, entry, has_archive=archived is not None) for queue, entry in queues]
@@ -60,7 +60,7 @@ def tiers_of(topic: str, told: Mapping[str, Mapping[str, Any]], now_ms: int) -> 
                 "bytes": int(archived["bytes"]),
             }
         )
-        waiting = sum(
+        unarchived = sum(
             int(entry.get("notArchived", row["max"] - row["archived"]))
             for row, (_, entry) in zip(own, queues, strict=True)
         )
@@ -69,8 +69,8 @@ def tiers_of(topic: str, told: Mapping[str, Mapping[str, Any]], now_ms: int) -> 
             {
                 "broker": broker,
                 "newest_archived_ms": int(archived["newest_ms"]) or None,
-                "not_archived": waiting,
-                "behind_ms": max(now_ms - min(since), 0) if waiting and since else None,
+                "not_archived": unarchived,
+                "behind_ms": max(now_ms - min(since), 0) if unarchived and since else None,
             }
         )
     cold = sum(row["cold"] or 0 for row in offsets)
@@ -107,7 +107,7 @@ def _queue(broker: str, queue: int, entry: Mapping[str, Any], *, has_archive: bo
 
 
 def emit_tiers(tiers: Tiers, output: str) -> None:
-    """Four sections, or one JSON object of them."""
+    """Print four sections, or one JSON object of them."""
     if output == "json":
         emit_one(tiers._asdict(), output)
         return
@@ -119,7 +119,7 @@ def emit_tiers(tiers: Tiers, output: str) -> None:
     columns = ["broker", "queue", "min", "hot", "archived", "max", "messages", "cold"]
     emit(tiers.offsets, columns if has_archive else [name for name in columns if name not in _OF_AN_ARCHIVE], output)
     if not has_archive:
-        click.echo("\nNo broker that has this topic has an archive.")
+        click.echo("\nNo broker with this topic has an archive.")
         return
     click.echo("\nSIZE")
     rows = [{**row, "bytes": size_text(row["bytes"])} for row in tiers.sizes]

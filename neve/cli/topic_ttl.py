@@ -1,4 +1,4 @@
-"""`neve topic ttl`: how long a topic's messages are kept, and what a shorter time would delete."""
+"""`neve topic ttl`: how long the messages of a topic are kept, and what a shorter TTL would delete."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 
 from neve.archive.policy.ttl import FOR_EVER_HOURS, ttl_ms_of
 from neve.cli import completed
-from neve.cli.aliases import AliasedGroup
-from neve.cli.cluster import cluster_options, connect
+from neve.cli.aliases import VerbGroup
+from neve.cli.cluster import administer, cluster_options, connect
 from neve.cli.failures import UNREACHABLE, Failure, explain
+from neve.cli.options import yes_option
 from neve.cli.output import ask, emit, output_option, say, size_text, store_option
-from neve.cli.topic_names import topic_names
 from neve.cli.ttl import BROKER_DEFAULT, format_ttl, shorter, ttl_value
 from neve.clock import system_now_ms
 from neve.remoting.names import RESERVE_TIME
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 PLAN_COLUMNS = ("topic", "ttl", "objects_gone", "objects_cut", "rows_gone", "bytes_gone", "rows_kept")
 
 
-@click.group(cls=AliasedGroup)
+@click.group(cls=VerbGroup)
 def ttl() -> None:
-    """How long a topic's messages are kept, in both tiers."""
+    """The TTL of a topic: how long its messages are kept, in both tiers."""
 
 
 def hours_of(attributes: Mapping[str, str]) -> int | None:
-    """The TTL in a topic's attributes; None: the broker's default holds."""
+    """Return the TTL among the attributes of a topic; None if the broker's default applies."""
     text = attributes.get(RESERVE_TIME)
     if text is None or not text.lstrip("-").isdigit() or int(text) == BROKER_DEFAULT:
         return None
     return min(int(text), FOR_EVER_HOURS)
 
 
-@ttl.command(name="get")
+@ttl.command(name="show")
 @click.argument("topic", shell_complete=completed.topics)
 @cluster_options
 @output_option
-def get_ttl(topic: str, namesrv: str, output: str) -> None:
-    """Show a topic's TTL."""
+def show_ttl(topic: str, namesrv: str, output: str) -> None:
+    """Show the TTL of a topic."""
     hours, effective = asyncio.run(_effective(namesrv, topic))
     emit([{**_row(topic, hours), "effective_hours": effective}], ["topic", "ttl"], output)
 
 
 @ttl.command(name="list")
-@click.option("--all", "everything", is_flag=True, help="Also the servers' own topics, retry topics among them.")
+@click.option("--all", "everything", is_flag=True, help="Include the topics of servers and groups.")
 @cluster_options
 @output_option
 def list_ttls(everything: bool, namesrv: str, output: str) -> None:
@@ -63,13 +63,13 @@ def list_ttls(everything: bool, namesrv: str, output: str) -> None:
 @ttl.command(name="set")
 @click.argument("topic", shell_complete=completed.topics)
 @click.argument("hours", metavar="TTL", callback=ttl_value)
-@click.option("--yes", is_flag=True, help="Do not ask before a TTL gets shorter.")
+@click.option("--yes", is_flag=True, help="Do not ask before the TTL becomes shorter.")
 @store_option()
 @cluster_options
 def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) -> None:
-    """Set a topic's TTL: 36h, 90d, 2w or forever.
+    """Set the TTL of a topic: 36h, 90d, 2w or forever.
 
-    Before it gets shorter, what would go is shown (with --store) and asked for.
+    Before the TTL becomes shorter, it asks; with --store it shows what would be deleted.
     """
     before, effective = asyncio.run(_effective(namesrv, topic))
     if shorter(hours, before):
@@ -85,10 +85,10 @@ def set_ttl(topic: str, hours: int, yes: bool, store: str | None, namesrv: str) 
 
 @ttl.command(name="unset")
 @click.argument("topic", shell_complete=completed.topics)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @cluster_options
 def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
-    """Give a topic the broker's default TTL again."""
+    """Restore the broker's default TTL for a topic."""
     before = asyncio.run(_get(namesrv, topic))
     if before is not None and not yes:
         question = f"The broker's default may be shorter than {format_ttl(before)}. Unset the TTL of {topic}?"
@@ -99,12 +99,12 @@ def unset_ttl(topic: str, yes: bool, namesrv: str) -> None:
 
 @ttl.command(name="plan")
 @click.argument("topic", required=False, shell_complete=completed.topics)
-@click.option("--ttl", "hours", callback=ttl_value, help="Try this TTL; otherwise the one that is set.")
+@click.option("--ttl", "hours", callback=ttl_value, help="Assume this TTL.  [default: the one that is set]")
 @store_option(required=True)
 @cluster_options
 @output_option
 def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, output: str) -> None:
-    """Show what a TTL deletes from the archive now. Nothing is changed."""
+    """Show what a TTL deletes from the archive now, and change nothing."""
     unreached: Sequence[str] = ()
     if hours is not None:
         if topic is None:
@@ -116,12 +116,16 @@ def plan_ttl(topic: str | None, hours: int | None, store: str, namesrv: str, out
         wanted, unreached = asyncio.run(_all(namesrv))
     from neve.cli.store import open_source
 
-    open_source(store)  # an unusable store is an error also if no topic has a TTL
+    open_source(store)  # an unusable store is an error even if no topic has a TTL
     rows = [_plan_of(store, name, hours) for name, hours in wanted if hours is not None]
     emit(rows, PLAN_COLUMNS, output)
     _refuse_as_whole(unreached)
     if not rows:
-        say("no topic has its own TTL" if topic is None else f"{topic} has no TTL of its own: try one with --ttl")
+        say(
+            "no topic has a TTL of its own"
+            if topic is None
+            else f"{topic} has no TTL of its own: assume one with --ttl"
+        )
 
 
 def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def _plan_of(store: str, topic: str, hours: int) -> dict[str, Any]:
 
 
 def expiry_plan(topic: str, catalogs: Iterable[Catalog], hours: int, now_ms: int) -> dict[str, Any]:
-    """What leaves the readers' view at `now_ms`: what each broker's own plan says, counted."""
+    """Return how much expires at `now_ms`, as the plans of all brokers say."""
     from neve.archive.policy.expiry import expire_topic, rows_below
 
     gone = cut = rows_gone = bytes_gone = rows_kept = 0
@@ -173,37 +177,39 @@ def _row(topic: str, hours: int | None) -> dict[str, Any]:
 
 async def _get(namesrv: str, topic: str) -> int | None:
     async with connect(namesrv) as client:
-        return hours_of((await client.topic_config(topic)).attributes)
+        return hours_of((await client.admin.topic_config(topic)).attributes)
 
 
 async def _effective(namesrv: str, topic: str) -> tuple[int | None, int | None]:
-    """The hours in the topic's attributes, and those in force: without its own TTL the shortest default of its brokers.
+    """Return the hours among the attributes of a topic, and those in force.
 
-    None: a broker that names no default, as Apache's.
+    Without a TTL of its own, the shortest default of its brokers is in force. It is None if a broker does not report
+    its default, as Apache's.
     """
-    from neve.cli.brokers import brokers
-
     hours = await _get(namesrv, topic)
     if hours is not None:
         return hours, hours
-    async with brokers(namesrv) as asked:
-        defaults = [(await asked.config(at.broker)).get("defaultTtlHours", "") for at in await asked.topic(topic, None)]
+    async with administer(namesrv) as admin:
+        defaults = [
+            (await admin.brokers.configuration(at.broker)).values.get("defaultTtlHours", "")
+            for at in await admin.topics.settings_of(topic)
+        ]
     known = [min(int(text), FOR_EVER_HOURS) if int(text) > 0 else FOR_EVER_HOURS for text in defaults if text]
     return None, min(known) if known and len(known) == len(defaults) else None
 
 
 async def _all(namesrv: str, everything: bool = True) -> tuple[list[tuple[str, int | None]], list[str]]:
-    """TTLs by topic, and the topics whose broker could not be reached."""
+    """Return the TTLs by topic, and the topics whose broker did not answer."""
     from neve.errors import NeveError
 
     found: list[tuple[str, int | None]] = []
     unreached: list[str] = []
-    async with connect(namesrv) as client:
-        for topic in await topic_names(client, everything):
+    async with administer(namesrv) as admin:
+        for topic in await admin.topics.names(include_system=everything):
             try:
-                found.append((topic, hours_of((await client.topic_config(topic)).attributes)))
+                found.append((topic, hours_of((await admin.client.admin.topic_config(topic)).attributes)))
             except NeveError as error:
-                say(f"{topic}: {error}")  # one without an answer is no reason to hide the others
+                say(f"{topic}: {error}")  # the other topics are listed all the same
                 explained = explain(error)
                 if explained is not None and explained.exit_code == UNREACHABLE:
                     unreached.append(topic)
@@ -211,19 +217,17 @@ async def _all(namesrv: str, everything: bool = True) -> tuple[list[tuple[str, i
 
 
 def _refuse_as_whole(unreached: Sequence[str]) -> None:
-    """After what is known was shown: it was not all.
+    """Fail after an incomplete list was printed.
 
     Raises:
-        Failure: there are topics whose broker could not be reached.
+        Failure: brokers of these topics did not answer.
     """
     if unreached:
         raise Failure(UNREACHABLE, f"not reached: the brokers of {', '.join(unreached)}")
 
 
 async def _change(namesrv: str, topic: str, value: str | None) -> None:
-    from neve.cli.brokers import brokers
-
     attribute = f"-{RESERVE_TIME}" if value is None else f"+{RESERVE_TIME}={value}"
-    async with brokers(namesrv) as asked:
-        for at in await asked.topic(topic, None):
-            await asked.set_topic(topic, at, {"attributes": attribute})
+    async with administer(namesrv) as admin:
+        for at in await admin.topics.settings_of(topic):
+            await admin.topics.change(topic, at, {"attributes": attribute})

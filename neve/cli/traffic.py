@@ -1,9 +1,4 @@
-"""What goes through a cluster now, by broker, topic and group, asked of brokers by codes that Apache RocketMQ's answer.
-
- 28  a broker's rates of the last ten seconds      315  messages and bytes of a topic, of a group in a topic, over
-201  its groups, 206 by name server its topics          the last minute; code 1 where there were none
-208  where a group stands
-"""
+"""The present traffic of a cluster by broker, topic and group."""
 
 from __future__ import annotations
 
@@ -11,24 +6,24 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from neve.cli.brokers import Brokers
-from neve.cli.consumer_groups import ConsumerGroups
-from neve.cli.lag import Standing, share_text, total_cold, total_lag
+from neve.admin import ClusterAdmin
+from neve.admin.lag import QueueProgress, total_cold, total_lag
+from neve.cli.lag import share_text
 from neve.remoting.names import is_retry_or_dlq, is_system_group
 
-#: Questions at one time.
-_AT_ONCE = 16
+# Requests in flight.
+_CONCURRENT = 16
 
 
 class Rate(NamedTuple):
-    """Messages and bytes a second."""
+    """Messages and bytes per second."""
 
     messages: float = 0.0
     bytes: float = 0.0
 
 
 class Seen(NamedTuple):
-    """At one moment; in each part the busiest first."""
+    """The traffic at one moment; the busiest come first in each part."""
 
     brokers: Sequence[dict[str, Any]]
     topics: Sequence[dict[str, Any]]
@@ -36,21 +31,23 @@ class Seen(NamedTuple):
 
 
 class Traffic:
-    """Of the brokers that the name server knows."""
+    """Reads the traffic of a cluster."""
 
-    def __init__(self, asked: Brokers, groups: ConsumerGroups) -> None:
-        self._asked, self._groups = asked, groups
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+    def __init__(self, admin: ClusterAdmin) -> None:
+        self._admin = admin
+        self._slots = asyncio.Semaphore(_CONCURRENT)
 
     async def look(self, wanted: Sequence[str], everything: bool) -> Seen:
-        """`wanted`: topics, or all. `everything`: the servers' own, too."""
-        masters = [name for name in self._asked.named(None) if self._asked.known[name].master is not None]
-        topics = list(wanted) or await self._asked.topics(everything=everything)
-        names = [one for one in await self._groups.settings() if everything or not is_system_group(one)]
-        standings = await asyncio.gather(*(self._standings(name) for name in names))
+        """Return the traffic of these topics, or of all; `everything` includes those of servers."""
+        masters = [
+            name for name in self._admin.brokers.require(None) if self._admin.brokers.known[name].master is not None
+        ]
+        topics = list(wanted) or await self._admin.topics.names(include_system=everything)
+        names = [one for one in await self._admin.groups.settings() if everything or not is_system_group(one)]
+        progress = await asyncio.gather(*(self._progress(name) for name in names))
         pairs = {
             (group, topic): [one for one in of_group if one.queue.topic == topic]
-            for group, of_group in zip(names, standings, strict=True)
+            for group, of_group in zip(names, progress, strict=True)
             for topic in {one.queue.topic for one in of_group}
             if topic in topics or (not wanted and is_retry_or_dlq(topic))
         }
@@ -63,9 +60,9 @@ class Traffic:
             busiest(group_row(*pair, rate, pairs[pair]) for pair, rate in out.items()),
         )
 
-    async def _standings(self, group: str) -> list[Standing]:
-        async with self._turns:
-            return await self._groups.standings(group)
+    async def _progress(self, group: str) -> list[QueueProgress]:
+        async with self._slots:
+            return await self._admin.groups.progress(group)
 
     async def _into(self, masters: Iterable[str], topic: str) -> Rate:
         rates = await asyncio.gather(*(self._rate(name, "TOPIC_PUT", topic) for name in masters))
@@ -76,16 +73,16 @@ class Traffic:
         return _sum(rates)
 
     async def _rate(self, broker: str, what: str, key: str) -> Rate:
-        async with self._turns:
-            messages = await self._asked.per_second(broker, f"{what}_NUMS", key)
+        async with self._slots:
+            messages = await self._admin.brokers.rate_of_last_minute(broker, f"{what}_NUMS", key)
             if not messages:
                 return Rate()
-            return Rate(messages, await self._asked.per_second(broker, f"{what}_SIZE", key))
+            return Rate(messages, await self._admin.brokers.rate_of_last_minute(broker, f"{what}_SIZE", key))
 
     async def _broker(self, name: str) -> dict[str, Any]:
-        told = await self._asked.runtime(name)
-        put, got = (_first(told.get(key)) for key in ("putTps", "getTransferredTps"))
-        return {"broker": name, "in_per_s": put, "out_per_s": got, "disk": told.get("commitLogDiskRatio")}
+        runtime = await self._admin.brokers.runtime(name)
+        put, got = (_first(runtime.get(key)) for key in ("putTps", "getTransferredTps"))
+        return {"broker": name, "in_per_s": put, "out_per_s": got, "disk": runtime.get("commitLogDiskRatio")}
 
 
 def _sum(rates: Iterable[Rate]) -> Rate:
@@ -99,7 +96,7 @@ def _first(rates: str | None) -> float:
 
 
 def topic_row(topic: str, into: Rate, out: dict[tuple[str, str], Rate]) -> dict[str, Any]:
-    """`out`: by group and topic."""
+    """Return the row of a topic; `out` has the rates of groups by group and topic."""
     reading = _sum(rate for (_, of), rate in out.items() if of == topic)
     return {
         "topic": topic,
@@ -110,9 +107,9 @@ def topic_row(topic: str, into: Rate, out: dict[tuple[str, str], Rate]) -> dict[
     }
 
 
-def group_row(group: str, topic: str, rate: Rate, standings: Sequence[Standing]) -> dict[str, Any]:
-    """`tier` is where the group reads on, `cold` how much of what it has left the archive alone has."""
-    lag, cold = total_lag(standings), total_cold(standings)
+def group_row(group: str, topic: str, rate: Rate, progress: Sequence[QueueProgress]) -> dict[str, Any]:
+    """Return the row of a group: `tier` is where it reads next, `cold` the share of its lag in the archive only."""
+    lag, cold = total_lag(progress), total_cold(progress)
     return {
         "group": group,
         "topic": topic,
@@ -120,19 +117,19 @@ def group_row(group: str, topic: str, rate: Rate, standings: Sequence[Standing])
         "out_bytes_per_s": round(rate.bytes),
         "lag": lag,
         "cold": share_text(cold, lag),
-        "tier": _tier(standings),
+        "tier": _tier(progress),
     }
 
 
-def _tier(standings: Iterable[Standing]) -> str | None:
-    """Of what is read next in each queue that has something left; None: nothing is left, or no broker tells."""
-    told = [one for one in standings if one.lag and one.cold is not None]
-    kinds = {"cold" if one.cold else "hot" for one in told}
+def _tier(progress: Iterable[QueueProgress]) -> str | None:
+    """Return the tiers that the group reads next; None without lag, or if no broker reports tiers."""
+    reported = [one for one in progress if one.lag and one.cold is not None]
+    kinds = {"cold" if one.cold else "hot" for one in reported}
     return "+".join(sorted(kinds)) or None
 
 
 def busiest(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By messages in and out, then by what is left to read, then by name."""
+    """Return the rows by messages in and out, then by lag, then by name."""
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
         return -(row.get("in_per_s", 0) + row["out_per_s"]), -row.get("lag", 0), row.get("group", ""), row["topic"]

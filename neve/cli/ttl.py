@@ -1,48 +1,49 @@
-"""The TTL of a topic as people write it, and as RocketMQ's attribute `reserve.time` carries it: whole hours."""
+"""The TTL of a topic as text, and as RocketMQ's attribute `reserve.time` has it: whole hours."""
 
 from __future__ import annotations
-
-import re
 
 import click
 
 from neve.archive.policy.ttl import FOR_EVER_HOURS
+from neve.units import HOUR_MS, parse_duration_ms
 
 BROKER_DEFAULT = -1
-_MINUTES = {"m": 1, "h": 60, "d": 24 * 60, "w": 7 * 24 * 60}
 
-
-#: Other words for a TTL, and the spelling that is accepted.
+# Other words for a TTL, and the spelling that is accepted.
 _MEANT = {"unlimited": "forever", "never": "forever", "infinite": "forever", "-1": "forever, or `unset`"}
 
 
-def _no_ttl(text: str, hint: str | None) -> str:
+def _not_a_ttl(text: str, hint: str | None) -> ValueError:
     accepted = "whole hours, days or weeks, as 36h, 90d, 2w, or forever"
-    return f"{text!r} is not a TTL: write {accepted}" + ("" if hint is None else f"; {hint}")
+    return ValueError(f"{text!r} is not a TTL: write {accepted}" + ("" if hint is None else f"; {hint}"))
 
 
 def parse_ttl(text: str) -> int:
-    """Hours of `36h`, `90d`, `2w`, `120m` or `forever`; ValueError with the reason for anything else."""
+    """Return the hours of `36h`, `90d`, `2w`, `120m` or `forever`.
+
+    Raises:
+        ValueError: the text is not a TTL; the message names what is accepted.
+    """
     cleaned = text.strip().lower()
     if cleaned == "forever":
         return FOR_EVER_HOURS
-    found = re.fullmatch(r"(\d+)([mhdw])", cleaned)
-    if found is None:
+    try:
+        duration = parse_duration_ms(cleaned)
+    except ValueError:
         meant = f"{cleaned}h" if cleaned.isdecimal() else _MEANT.get(cleaned)
-        raise ValueError(_no_ttl(text, None if meant is None else f"did you mean {meant}?"))
-    minutes = int(found[1]) * _MINUTES[found[2]]
-    if minutes == 0:
-        raise ValueError("a TTL of 0 would delete every message at once: delete the topic if that is meant")
-    hours, rest = divmod(minutes, 60)
+        raise _not_a_ttl(text, None if meant is None else f"did you mean {meant}?") from None
+    if duration == 0:
+        raise ValueError("a TTL of 0 would delete every message at once: delete the topic instead")
+    hours, rest = divmod(duration, HOUR_MS)
     if rest:
-        raise ValueError(_no_ttl(text, f"the nearest are {hours}h and {hours + 1}h" if hours else "the shortest is 1h"))
+        raise _not_a_ttl(text, f"the nearest are {hours}h and {hours + 1}h" if hours else "the shortest is 1h")
     if hours >= FOR_EVER_HOURS:
         raise ValueError(f"{text!r} is longer than {FOR_EVER_HOURS - 1}h: write forever")
     return hours
 
 
 def format_ttl(hours: int | None) -> str:
-    """The shortest exact spelling."""
+    """Return the shortest exact spelling."""
     if hours is None or hours == BROKER_DEFAULT:
         return "default"
     if hours >= FOR_EVER_HOURS:
@@ -51,12 +52,12 @@ def format_ttl(hours: int | None) -> str:
 
 
 def shorter(new: int, old: int | None) -> bool:
-    """Whether the new TTL may delete what the old one kept; the broker's default may be for ever."""
+    """Return whether the new TTL may delete messages that the old one keeps; the broker's default may be forever."""
     return new < FOR_EVER_HOURS and (old is None or old == BROKER_DEFAULT or new < old)
 
 
 def ttl_value(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """A click callback: hours, or a usage error that says what is wrong."""
+    """Return the hours of an option or argument, as a callback of click."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`neve archive verify --store`: an archive checked from its store alone, with no broker."""
+"""`neve archive verify --store`: checks an archive without a broker."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from neve.cli.store import open_source
 
 
 def verify_store(store: str, broker: str | None, *, deep: bool) -> tuple[list[str], dict[str, int]]:
-    """Findings, and how much was looked at."""
+    """Return the findings, and the number of checked objects and rows."""
     source = open_source(store)
     findings: list[str] = []
     objects = rows = 0
-    # A deep check takes hours: what the newest checkpoint names may be gone by then.
+    # A deep check takes hours, after which objects of the newest checkpoint may be deleted.
     for name, catalog in sorted(catalogs(source, broker, whole=deep).items()):
         report = verify(catalog, source, deep=deep)
         findings += (f"broker {name}: {text}" for text in report.problems)

@@ -102,7 +102,7 @@ class Admin:
             if queues is not None and present is not None and queues < (readable := int(present["readQueueNums"])):
                 raise ClientError(
                     f"{name} has {readable} queues at {broker_name}: with {queues}, consumers would not see the others "
-                    "and their messages. Use `neve topic alter` to have fewer"
+                    "and their messages. Use `neve topic set` to have fewer"
                 )
             requests[address] = topic_fields(name, present, changes)
         for address, ext in requests.items():

@@ -24,10 +24,10 @@ from neve.remoting.names import RETRY_PREFIX
 
 
 class Asked(NamedTuple):
-    """The requested part of each queue, offsets inclusive; None is no limit."""
+    """The requested part of each queue, the end excluded; None is no limit."""
 
     first: int | None = None
-    last: int | None = None
+    end: int | None = None
     queue: int | None = None
     broker: str | None = None
 
@@ -43,8 +43,8 @@ async def ranges(source: Source, asked: Asked, filters: Filters) -> list[Range]:
             begin, end = await source.span(queue, bounds, filters.since, filters.until)
         if asked.first is not None:
             begin = max(begin, asked.first)
-        if asked.last is not None:
-            end = min(end, asked.last + 1)
+        if asked.end is not None:
+            end = min(end, asked.end)
         begin = min(begin, end)
         found.append(Range(queue.broker_name, queue.queue_id, begin, end, begin))
     if not found:
@@ -63,7 +63,7 @@ def continued(found: Sequence[Range], before: Sequence[Range], asked: Asked, *, 
     passed = {(one.broker, one.queue): max(one.end, one.passed) for one in before}
     for one in found:
         one.passed = passed.pop((one.broker, one.queue), 0)
-        if one.passed > one.end and asked.last is None:
+        if one.passed > one.end and asked.end is None:
             if not from_first:
                 raise ClientError(
                     f"broker {one.broker}, queue {one.queue}: it ends at {one.end}, and the task before went to "

@@ -117,7 +117,7 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
     assert asyncio.run(content(target, topic)) == before
     assert json.loads(state.read_text()) != row
     assert asyncio.run(positions(target, group, topic)) == [COUNT, stood[1]], "a group that reads here is not set back"
-    neve(target, "import", directory, "--overwrite-positions")
+    neve(target, "import", directory, "--overwrite-offsets")
     assert asyncio.run(positions(target, group, topic)) == stood
     neve(target, "import", directory, "-t", "no-such-topic", code=3)
 
@@ -125,15 +125,15 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
     row = json.loads(state.read_text())
     next(iter(row.values()))["last_id"] = "0" * 32
     state.write_text(json.dumps(row))
-    assert "another cluster of that name" in neve(target, "import", directory, code=5)
+    assert "it is another cluster" in neve(target, "import", directory, code=5)
 
 
 def test_what_is_no_export_is_refused(other: str, neve: Run, tmp_path: Path) -> None:
     neve(other, "import", str(tmp_path), code=3)
     (tmp_path / "export.json").write_text("{")
-    assert "can't be read" in neve(other, "import", str(tmp_path), code=1)
+    assert "cannot be read" in neve(other, "import", str(tmp_path), code=1)
     (tmp_path / "export.json").write_text('{"version": 2}')
-    assert "of version 2" in neve(other, "import", str(tmp_path), code=1)
+    assert "has version 2" in neve(other, "import", str(tmp_path), code=1)
 
 
 def test_a_directory_takes_more_topics_and_none_of_another_cluster(
@@ -155,7 +155,7 @@ def test_a_directory_takes_more_topics_and_none_of_another_cluster(
     (file,) = (tmp_path / "export" / second).iterdir()
     (broker,) = asyncio.run(brokers_of(server.namesrv))
     file.rename(file.with_name(f"{broker}.0.jsonl"))
-    assert "it is of another topic" in neve(server.namesrv, "export", directory, "-t", second, code=5)
+    assert "the file is of another cluster" in neve(server.namesrv, "export", directory, "-t", second, code=5)
 
 
 async def brokers_of(namesrv: str) -> list[str]:

@@ -94,7 +94,7 @@ def test_a_script_can_tell_that_neve_consume_gave_fewer_than_asked_for(
 def test_neve_consume_says_what_does_not_go_together(capfd: Any) -> None:
     for arguments in (["--pop"], ["--broadcast"], ["--sql", "a > 1", "--tags", "b"]):
         assert main.run(["consume", "orders", *arguments]) == 2
-    assert "--tags or --sql" in capfd.readouterr().err
+    assert "--tags and --sql exclude each other" in capfd.readouterr().err
 
 
 def test_the_handler_that_closes_its_consumer_charges_each_message_once(orders: str) -> None:

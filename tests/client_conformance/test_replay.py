@@ -24,7 +24,7 @@ def neve(server: Any, *arguments: str, fails: int = 0) -> Any:
         *arguments,
         *(["-n", server.namesrv] if arguments[1] in {"run", "resume", "redrive", "ls"} else []),
     ]
-    if arguments[:2] == ("replay", "ls"):
+    if arguments[:2] == ("replay", "list"):
         command = [NEVE, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == fails, done.stderr
@@ -56,7 +56,7 @@ def test_a_part_of_a_topic_is_counted_and_sent_again(server: Any, topic: str, un
     options = [
         "--into",
         into,
-        "--tag",
+        "--tags",
         "A",
         "--offsets",
         "10:",
@@ -80,7 +80,7 @@ def test_a_part_of_a_topic_is_counted_and_sent_again(server: Any, topic: str, un
         assert message.queue is not None
         assert message.queue.queue_id == n % 4
         assert message.properties["NEVE_REPLAY"].endswith(f"/{topic}/{n % 4}/{n // 4}")
-    assert [row["state"] for row in neve(server, "replay", "ls", "--tasks", str(tmp_path), "-o", "json")] == ["done"]
+    assert [row["state"] for row in neve(server, "replay", "list", "--tasks", str(tmp_path), "-o", "json")] == ["done"]
     assert "there is a replay half" in neve(server, "replay", "run", "half", topic, *options, fails=5)
     assert "topic nope does not exist" in neve(
         server, "replay", "run", "other", topic, "--into", "nope", "--tasks", str(tmp_path), fails=3
@@ -99,7 +99,7 @@ def test_a_replay_that_is_killed_goes_on_and_says_of_repeats_that_they_are(
     finally:
         process.kill()
         process.wait()
-    (row,) = neve(server, "replay", "ls", "--tasks", str(tmp_path), "-o", "json")
+    (row,) = neve(server, "replay", "list", "--tasks", str(tmp_path), "-o", "json")
     assert row["state"] == "stopped"
     report = neve(server, "replay", "resume", "slow", "--tasks", str(tmp_path), "-o", "json")
     assert (report["state"], report["sent"]) == ("done", COUNT)
@@ -133,14 +133,14 @@ def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., N
 
     run(give_up)
     topic = told["topic"]
-    assert {row["group"]: row["dead_letters"] for row in neve(server, "dlq", "ls", "-o", "json")}[unique] == 4
-    listed = neve(server, "dlq", "ls", unique, "-o", "json")
+    assert {row["group"]: row["dead_letters"] for row in neve(server, "dlq", "list", "-o", "json")}[unique] == 4
+    listed = neve(server, "dlq", "list", unique, "-o", "json")
     assert sorted((row["origin"], row["tags"], row["keys"]) for row in listed) == sorted(
         (topic, "AB"[n % 2], f"k{n}") for n in range(4)
     )
-    (counted,) = neve(server, "dlq", "redrive", unique, "--tag", "B", "--dry-run", *tasks)
+    (counted,) = neve(server, "dlq", "redrive", unique, "--tags", "B", "--dry-run", *tasks)
     assert counted["would_send"] == 2
-    report = neve(server, "dlq", "redrive", unique, "--tag", "B", *tasks)
+    report = neve(server, "dlq", "redrive", unique, "--tags", "B", *tasks)
     assert (report["sent"], report["state"]) == (2, "done")
 
     async def get_again() -> None:
@@ -160,4 +160,4 @@ def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., N
     assert neve(server, "dlq", "redrive", unique, "--into", "origin", "--all", *tasks)["sent"] == 4
     bodies = Counter(message.body for message in stored(server, topic))
     assert bodies == {f"{n}".encode(): 2 for n in range(4)}
-    assert "no dead letters" in neve(server, "dlq", "ls", f"{unique}-none", fails=3)
+    assert "no dead letters" in neve(server, "dlq", "list", f"{unique}-none", fails=3)

@@ -21,7 +21,7 @@ class Kind(StrEnum):
     CUT = "cut"  # two of them from one another
     ISOLATE = "isolate"  # one from the rest of the set, and perhaps from clients
     RESET = "reset"  # connections break and may be made again at once
-    HAND_OVER = "hand over"  # the master is asked to, as `neve cluster switch` does
+    HAND_OVER = "hand over"  # the master is asked to, as `neve broker-set switchover` does
     OFFLOAD = "offload"  # it archives what it has and drops what it need not keep
     REPLACE = "replace"  # it goes for ever, its disk as well; a new member comes at its address
     DESIGNATE = "designate"  # the controller is told who shall lead, as `mqadmin electMaster` does

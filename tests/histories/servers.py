@@ -209,7 +209,7 @@ class BrokerSet:
     # -- as operators do
 
     async def hand_over(self, master: str, to: str) -> Switched:
-        """Asked of the master, as `neve cluster switch` does; `to`: "" for the one that has most."""
+        """Asked of the master, as `neve broker-set switchover` does; `to`: "" for the one that has most."""
         return await asyncio.to_thread(self._switch, self._real[master], master, to)
 
     async def designate(self, to: str) -> Switched:

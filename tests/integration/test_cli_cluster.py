@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from neve import admin as neve_admin
+from neve.admin.topics import TopicAt
 from neve.cli import main
-from neve.cli.brokers import TopicAt, brokers
 from neve.client import connect
 from neve.errors import ClientError
 from neve.remoting.names import RESERVE_TIME
@@ -51,11 +52,11 @@ def test_archive_verbs_find_the_admin_port_of_the_name_servers_broker(
         monkeypatch.delenv(name, raising=False)
     with neve_up(tmp_path / "neve", "--set", "adminPort=0") as neve:
         asked = ["-n", neve.namesrv]
-        assert main.run(["archive", "ls", *asked]) == 0
+        assert main.run(["archive", "list", *asked]) == 0
         assert f"asking broker broker-a at {neve.admin}" in capfd.readouterr().err
         assert main.run(["archive", "offload", "--broker", "broker-a", *asked]) == 0
         assert main.run(["archive", "journal", "--broker", "broker-b", *asked]) == NOT_FOUND
-        assert main.run(["archive", "ls", "--broker", "broker-a", "--admin", neve.admin, *asked]) == USAGE
+        assert main.run(["archive", "list", "--broker", "broker-a", "--admin", neve.admin, *asked]) == USAGE
         capfd.readouterr()
         monkeypatch.setenv("NEVE_ADMIN", neve.admin)
         assert main.run(["archive", "verify"]) == 0
@@ -72,7 +73,7 @@ def test_archive_verbs_find_the_admin_port_of_the_name_servers_broker(
 
 
 def test_without_a_name_server_the_usual_admin_port_is_asked(capfd: pytest.CaptureFixture[str]) -> None:
-    main.run(["archive", "ls", "-n", "127.0.0.1:1"])
+    main.run(["archive", "list", "-n", "127.0.0.1:1"])
     assert "asking the broker at 127.0.0.1:10913: no name server" in capfd.readouterr().err
 
 
@@ -84,8 +85,8 @@ def test_topic_upserts_keep_what_they_do_not_change(
         asked = ["-n", neve.namesrv]
 
         async def row(topic: str) -> dict[str, Any]:
-            async with brokers(neve.namesrv) as known:
-                return dict((await known.topic(topic, None))[0].settings)
+            async with neve_admin.connect(neve.namesrv) as admin:
+                return dict((await admin.topics.settings_of(topic))[0].settings)
 
         async def odd(topic: str) -> dict[str, Any]:
             settings: dict[str, Any] = {
@@ -95,9 +96,9 @@ def test_topic_upserts_keep_what_they_do_not_change(
                 "order": True,
                 "topicSysFlag": 2,
             }
-            async with brokers(neve.namesrv) as known:
+            async with neve_admin.connect(neve.namesrv) as admin:
                 settings |= {"topicFilterType": "MULTI_TAG"}
-                await known.set_topic(topic, TopicAt("broker-a", settings), {})
+                await admin.topics.change(topic, TopicAt("broker-a", settings), {})
             return await row(topic)
 
         async def create(topic: str, **arguments: Any) -> None:
@@ -131,17 +132,17 @@ def test_import_creates_a_topic_with_the_exported_settings(
         asked = ["-n", neve.namesrv]
 
         async def row() -> dict[str, Any]:
-            async with brokers(neve.namesrv) as known:
-                return dict((await known.topic("orders", None))[0].settings)
+            async with neve_admin.connect(neve.namesrv) as admin:
+                return dict((await admin.topics.settings_of("orders"))[0].settings)
 
         async def closed() -> dict[str, Any]:
             async with connect(neve.namesrv) as client:
                 await client.admin.create_topic("orders", 4, {RESERVE_TIME: "48"})
                 for queue in range(4):
                     await client.send("orders", f"of {queue}", queue=queue)
-            async with brokers(neve.namesrv) as known:
-                at = (await known.topic("orders", None))[0]
-                await known.set_topic("orders", at, {"writeQueueNums": "2", "perm": "4", "order": "true"})
+            async with neve_admin.connect(neve.namesrv) as admin:
+                at = (await admin.topics.settings_of("orders"))[0]
+                await admin.topics.change("orders", at, {"writeQueueNums": "2", "perm": "4", "order": "true"})
             return await row()
 
         async def bodies() -> list[bytes]:

@@ -42,7 +42,7 @@ def test_a_groups_lag_its_age_and_how_much_of_it_is_cold(
         with connect(server.namesrv) as client:
             client.commit(GROUP, TOPIC, 0, 6)
         (row,) = neve.json("reset", GROUP, "--topic", TOPIC, "--queue", "0", "--to-offset", "1", "--dry-run")
-        assert (row["skipped"], row["again"], row["cold"]) == (0, 5, 4)
+        assert (row["skipped"], row["repeated"], row["cold"]) == (0, 5, 4)
         rows = {row["queue"]: row for row in neve.json("lag", GROUP, "--topic", TOPIC)}
         assert (rows[0]["lag"], rows[0]["cold"], rows[0]["behind_ms"]) == (0, 0, 0)
 

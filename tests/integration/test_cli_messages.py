@@ -86,13 +86,13 @@ def _is_text(body: bytes) -> bool:
 
 def test_a_line_that_is_no_message_is_named(namesrv: str) -> None:
     for line, why in (
-        (b"no json", b"no JSON"),
-        (b"[1]", b"no JSON object"),
-        (b'{"body": 5}', b"no text `body`"),
+        (b"no json", b"it is not JSON"),
+        (b"[1]", b"it is not a JSON object"),
+        (b'{"body": 5}', b"neither a text `body`"),
         (b'{"body_base64": "!"}', b"body_base64"),
-        (b'{"body": "x", "delay": 5}', b"nobody knows delay"),
+        (b'{"body": "x", "delay": 5}', b"unknown fields: delay"),
         (b'{"body": "x", "properties": {"DELAY": "3"}}', b"property DELAY is used by the system"),
-        (b'{"body": "x", "keys": "42"}', b"`keys` is a list"),
+        (b'{"body": "x", "keys": "42"}', b"`keys` must be a list"),
         (b'{"body": "x", "flag": true}', b"`flag`"),
     ):
         done = neve(namesrv, "produce", "badlines", "--json", stdin=b'{"body": "fine"}\n\n' + line + b"\n")
@@ -147,28 +147,28 @@ def test_one_interrupt_ends_a_produce_that_waits_for_its_terminal(namesrv: str) 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["consume", "t", "--group", "g", "--queue", "1"], "--queue is for reading without a group"),
-        (["consume", "t", "--group", "g", "--last", "1"], "--last is for reading without a group"),
-        (["consume", "t", "--group", "g", "--offset", "1"], "--offset is for reading without a group"),
-        (["consume", "t", "--group", "g", "--to", "-1h"], "--to is for reading without a group"),
-        (["consume", "t", "--last", "1", "--offset", "1"], "--offset and --last exclude each other"),
+        (["consume", "t", "--group", "g", "--queue", "1"], "--queue excludes --group"),
+        (["consume", "t", "--group", "g", "--last", "1"], "--last excludes --group"),
+        (["consume", "t", "--group", "g", "--offsets", "1"], "--offsets excludes --group"),
+        (["consume", "t", "--group", "g", "--to", "-1h"], "--to excludes --group"),
+        (["consume", "t", "--last", "1", "--offsets", "1"], "--offsets and --last exclude each other"),
         (["consume", "t", "--from", "-1h", "--last", "1"], "--from and --last exclude each other"),
-        (["consume", "t", "--to", "-1h", "--follow"], "--to is an end"),
-        (["consume", "t", "--to", "first"], "no time"),
-        (["consume", "t", "--offset", "1:2", "--follow"], "has an end"),
-        (["consume", "t", "-o", "json", "--format", "%s"], "lines of its own form"),
+        (["consume", "t", "--to", "-1h", "--follow"], "--to excludes --follow"),
+        (["consume", "t", "--to", "earliest"], "is not a time"),
+        (["consume", "t", "--offsets", "1:2", "--follow"], "excludes --follow, which has no end"),
+        (["consume", "t", "-o", "json", "--format", "%s"], "a form of its own"),
         (["consume", "t", "--format", "%s", "--delimiter", "x"], "leave --delimiter out"),
-        (["consume", "t", "--idle", "5"], "--idle goes with --group"),
-        (["consume", "t", "--pop"], "--pop needs a --group"),
-        (["consume", "t", "--share"], "--share needs a --group"),
+        (["consume", "t", "--idle", "5"], "--idle needs --group"),
+        (["consume", "t", "--pop"], "--pop needs --group"),
+        (["consume", "t", "--share"], "--share needs --group"),
         (["consume", "t", "--group", "g", "--pop", "--broadcast"], "--broadcast and --pop exclude each other"),
-        (["consume", "t", "--body", "base64"], "--body goes with -o json"),
+        (["consume", "t", "--body", "base64"], "--body needs -o json"),
         (["produce", "t", "body", "--json"], "leave BODY out"),
         (["produce", "t", "body", "--file", __file__], "leave BODY and --json out"),
-        (["produce", "t", "--json", "-K", ":"], "each line has its own tags"),
-        (["produce", "t", "body", "-K", ":"], "are for lines of stdin"),
-        (["produce", "t", "-D", ""], "a character at least"),
-        (["produce", "t", "--json", "--tags", "x"], "each line has its own tags"),
+        (["produce", "t", "--json", "-K", ":"], "from each line"),
+        (["produce", "t", "body", "-K", ":"], "apply to lines of stdin only"),
+        (["produce", "t", "-D", ""], "the delimiter is empty"),
+        (["produce", "t", "--json", "--tags", "x"], "from each line"),
     ],
 )
 def test_an_option_that_cannot_be_honoured_is_refused(
@@ -188,32 +188,32 @@ def test_a_queue_that_is_not_there_is_not_found(namesrv: str) -> None:
 def test_from_last_without_a_group_is_what_comes_from_now_on(namesrv: str) -> None:
     assert neve(namesrv, "produce", "tail", "old").returncode == 0
     process = subprocess.Popen(
-        [NEVE, "consume", "tail", "--from", "last", "--count", "2"],
+        [NEVE, "consume", "tail", "--from", "latest", "--count", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "NAMESRV_ADDR": namesrv},
     )
     try:
         assert process.stderr is not None
-        assert b"from now on" in process.stderr.readline()
+        assert b"waiting for new messages" in process.stderr.readline()
         assert neve(namesrv, "produce", "tail", stdin=b"new\nnewer\n").returncode == 0
         printed, _ = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
     assert sorted(printed.split()) == [b"new", b"newer"]
     assert process.returncode == 0
-    none = neve(namesrv, "consume", "tail", "--from", "last", "--count", "1", "--idle", "0.1")
+    none = neve(namesrv, "consume", "tail", "--from", "latest", "--count", "1", "--idle", "0.1")
     assert (none.returncode, none.stdout) == (FEWER, b"")
 
 
-def test_a_group_that_has_offsets_is_told_that_it_goes_on_there(namesrv: str) -> None:
+def test_consume_reports_committed_offsets_of_the_group(namesrv: str) -> None:
     assert neve(namesrv, "produce", "goeson", stdin=b"1\n2\n").returncode == 0
-    first = neve(namesrv, "consume", "goeson", "--group", "again", "--from", "first", "--count", "2")
+    first = neve(namesrv, "consume", "goeson", "--group", "again", "--from", "earliest", "--count", "2")
     assert sorted(first.stdout.split()) == [b"1", b"2"]
-    assert b"it goes on there" not in first.stderr
-    second = neve(namesrv, "consume", "goeson", "--group", "again", "--from", "first", "--idle", "0.5")
+    assert b"it continues there" not in first.stderr
+    second = neve(namesrv, "consume", "goeson", "--group", "again", "--from", "earliest", "--idle", "0.5")
     assert second.stdout == b""
-    assert b"it goes on there" in second.stderr
+    assert b"it continues there" in second.stderr
 
 
 def test_lines_keep_what_is_in_them(namesrv: str) -> None:
@@ -237,7 +237,7 @@ def test_lines_have_their_keys_and_properties(namesrv: str) -> None:
     assert printed.stdout == b"all 42;colour=red,size=5;first\0all 43 44;;sec:ond|\0"
     bad = neve(namesrv, "produce", "parted", "-K", ":", stdin=b"1:one\ntwo\n3:three\n")
     assert (bad.returncode, [row["line"] for row in rows(bad.stdout)]) == (1, [1])
-    assert b"line 2: no ':' ends its key" in bad.stderr
+    assert b"line 2: its key must end with ':'" in bad.stderr
     assert b"1 messages are stored" in bad.stderr
 
 
@@ -305,7 +305,7 @@ def test_a_part_of_a_topic_is_read_by_offsets_times_and_from_its_end(namesrv: st
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert read("--offset", "1:2") == b"b\ne\n"
+    assert read("--offsets", "1:2") == b"b\ne\n"
     assert read("--offset", "2") == b"c\n"
     assert read("--last", "3") == b"c\nd\ne\n"
     assert read("--last", "2", "--queue", "0", "--tags", "x || y") == b"b\nc\n"
@@ -382,4 +382,4 @@ def test_receipts_that_no_disk_takes_are_missing_with_a_word(namesrv: str) -> No
         )  # fmt: skip
     assert ended.returncode == 1
     assert b"2 messages are stored" in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith(b"error: receipts are missing: stdout can't be written")
+    assert ended.stderr.splitlines()[-1].startswith(b"error: receipts are missing: stdout cannot be written")

@@ -60,7 +60,7 @@ def test_doctor_and_journal(
         in_store = {check: state for check, state in states.items() if check.startswith("store")}
         assert {check: of_file[check] for check in in_store} == in_store
 
-        assert main.run(["archive", "ls", "--store", url]) == 3
+        assert main.run(["archive", "list", "--store", url]) == 3
         open_store(url).put(journal_key("", "b", 0), encode_entry(Epoch(epoch=7, owner="o", log_uuid="l")))
         capsys.readouterr()
         assert main.run(["archive", "journal", "--store", url, "-o", "json"]) == 0
@@ -68,6 +68,6 @@ def test_doctor_and_journal(
         assert (entry["broker"], entry["type"], entry["epoch"]) == ("b", "EPOCH", 7)
 
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-        assert main.run(["archive", "ls", "--store", url]) == 4
+        assert main.run(["archive", "list", "--store", url]) == 4
         assert main.run(["doctor", "--store", url]) == 1
         assert main.run(["doctor", "-c", str(conf)]) == 1

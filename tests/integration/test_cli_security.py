@@ -58,7 +58,7 @@ def test_every_verb_signs_and_encrypts(
         assert main.run(["consume", "Orders", "--count", "1"]) == DONE
         assert "secret body" in capfd.readouterr().out
         assert main.run(["consume", "Orders", "--group", "g", "--count", "1"]) == DONE
-        assert main.run(["topic", "describe", "Orders"]) == DONE
+        assert main.run(["topic", "show", "Orders"]) == DONE
         assert main.run(["topic", "ttl", "set", "Orders", "36h", "--yes"]) == DONE
         assert main.run(["topic", "ttl", "list"]) == DONE
         assert "Orders" in capfd.readouterr().out

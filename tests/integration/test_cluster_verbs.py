@@ -1,4 +1,4 @@
-"""`neve cluster` on a set of processes: what it shows is so, what it does is done, and what would lose is refused."""
+"""`neve broker-set` with a set of processes: its output, its effects, and refusals where messages would be lost."""
 
 from __future__ import annotations
 
@@ -36,42 +36,42 @@ def neve(capfd: pytest.CaptureFixture[str]) -> Neve:
 
 
 def member(neve: Neve, address: str) -> dict[str, Any]:
-    return next(row for row in neve.rows("members", NAME) if row["address"] == address)
+    return next(row for row in neve.rows("show", NAME) if row["address"] == address)
 
 
 def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: BrokerSet, neve: Neve) -> None:
     master = brokers.master
-    (row,) = neve.rows("status")
+    (row,) = neve.rows("list")
     assert (row["set"], row["address"], row["epoch"]) == (NAME, master.broker, brokers.epoch)
     assert (row["in_sync"], row["living"], row["members"]) == (3, 3, 3)
-    rows = neve.rows("members", NAME)
+    rows = neve.rows("show", NAME)
     assert [row["role"] for row in rows if row["address"] == master.broker] == ["master"]
-    wait_until(lambda: len({row["log_end"] for row in neve.rows("members", NAME)}) == 1, "equal", _CHANGE_S)
+    wait_until(lambda: len({row["log_end"] for row in neve.rows("show", NAME)}) == 1, "equal", _CHANGE_S)
     assert {(row["member"], row["epoch"], row["start"]) for row in neve.rows("epochs", NAME)} == {
         (row["id"], brokers.epoch, 0) for row in rows
     }
-    neve("members", "no-such", code=NOT_FOUND)
+    neve("show", "no-such", code=NOT_FOUND)
 
     own = member(neve, master.broker)["id"]
-    neve("switch", NAME, "--to", str(own), code=CONFLICT)
-    neve("remove", NAME, str(own), "--yes", code=CONFLICT)
+    neve("switchover", NAME, "--member", str(own), code=CONFLICT)
+    neve("remove-member", NAME, str(own), "--yes", code=CONFLICT)
     slave = brokers.slaves[0]
     other = member(neve, slave.broker)["id"]
-    neve("switch", NAME, "--to", str(other))
+    neve("switchover", NAME, "--member", str(other))
     assert brokers.master is slave
     assert takes(slave)
     brokers.wait_until_in_sync(*brokers.members)
-    neve("init", NAME, "--master", str(own), "--yes", code=CONFLICT)
+    neve("elect", NAME, "--member", str(own), "--yes", code=CONFLICT)
     assert "living master" in neve.err
 
-    neve("remove", NAME, str(own), "--yes", code=CONFLICT)
+    neve("remove-member", NAME, str(own), "--yes", code=CONFLICT)
     assert "stop it first" in neve.err
     master.stop()
-    new = brokers.another(neve("add", NAME))
+    new = brokers.another(neve("add-member", NAME))
     with new:
-        neve("add", NAME, "--wait-for", new.broker, "--within", "60")
-        neve("replace", NAME, str(own), "--by", new.broker, "--yes", "--within", "60")
-        assert own not in {row["id"] for row in neve.rows("members", NAME)}
+        neve("add-member", NAME, "--wait-for", new.broker, "--within", "60")
+        neve("replace-member", NAME, str(own), "--by", new.broker, "--yes", "--within", "60")
+        assert own not in {row["id"] for row in neve.rows("show", NAME)}
         assert member(neve, new.broker)["in_sync"]
         assert takes(slave)
 
@@ -79,23 +79,23 @@ def test_a_set_is_shown_and_handed_over_and_its_members_come_and_go(brokers: Bro
 def test_replace_accepts_a_new_member_at_the_address_of_the_old(brokers: BrokerSet, neve: Neve) -> None:
     slave = brokers.slaves[0]
     old = member(neve, slave.broker)["id"]
-    neve("replace", NAME, str(old), "--by", slave.broker, "--yes", code=CONFLICT)
-    assert "it is alive" in neve.err
+    neve("replace-member", NAME, str(old), "--by", slave.broker, "--yes", code=CONFLICT)
+    assert "itself, and alive" in neve.err
     slave.stop()
     store_of(slave).rename(store_of(slave).with_name("lost"))
     slave.start()
-    neve("add", NAME, "--wait-for", slave.broker, "--within", "60")
-    wait_until(lambda: {row["id"]: row["alive"] for row in neve.rows("members", NAME)}[old] is False, "gone", _CHANGE_S)
+    neve("add-member", NAME, "--wait-for", slave.broker, "--within", "60")
+    wait_until(lambda: {row["id"]: row["alive"] for row in neve.rows("show", NAME)}[old] is False, "gone", _CHANGE_S)
 
-    rows = {row["id"]: row for row in neve.rows("members", NAME)}
+    rows = {row["id"]: row for row in neve.rows("show", NAME)}
     assert (rows[old]["epoch"], rows[old]["log_end"], rows[old]["behind"]) == (None, None, None)
     (new,) = [row for row in rows.values() if row["address"] == slave.broker and row["id"] != old]
     assert new["log_end"] > 0
     neve("epochs", NAME, code=FAILED)
-    assert f"not reached: {old} at {slave.broker}" in neve.err
+    assert f"these members do not answer: {old} at {slave.broker}" in neve.err
 
-    neve("replace", NAME, str(old), "--by", slave.broker, "--yes", "--within", "60")
-    assert {row["id"] for row in neve.rows("members", NAME)} == rows.keys() - {old}
+    neve("replace-member", NAME, str(old), "--by", slave.broker, "--yes", "--within", "60")
+    assert {row["id"] for row in neve.rows("show", NAME)} == rows.keys() - {old}
     assert takes(brokers.master)
 
 
@@ -113,16 +113,16 @@ def test_a_set_whose_register_is_lost_is_given_a_master_by_an_operator(
     for one in brokers.members:
         one.start()
     wait_until(lambda: len(brokers.told().get("notInSyncReplicas", ())) == 3, "all are members", _CHANGE_S)
-    neve("status", code=NOT_FOUND)
+    neve("list", code=NOT_FOUND)
     monkeypatch.setenv("NEVE_CONTROLLER", brokers.controller.ready["controller"])
-    (row,) = neve.rows("status", NAME, code=FAILED)
+    (row,) = neve.rows("list", NAME, code=FAILED)
     assert row["master"] is None
     assert f"no living master: {NAME}" in neve.err
     chosen, behind = member(neve, master.broker), member(neve, slaves[0].broker)
-    neve("switch", NAME, code=CONFLICT)
-    neve("init", NAME, "--master", str(behind["id"]), "--yes", code=CONFLICT)
+    neve("switchover", NAME, code=CONFLICT)
+    neve("elect", NAME, "--member", str(behind["id"]), "--yes", code=CONFLICT)
     assert f"{behind['id']} is behind, ask for one of [{chosen['id']}" in neve.err
-    neve("init", NAME, "--master", str(chosen["id"]), "--yes")
+    neve("elect", NAME, "--member", str(chosen["id"]), "--yes")
     assert brokers.master is master
     brokers.wait_until_in_sync(*brokers.members)
     assert takes(master)
@@ -155,9 +155,9 @@ def test_what_a_member_gave_up_is_listed_and_its_messages_are_printed(
 def test_without_a_controller_nothing_is_said_to_be_so(tmp_path: Path, neve: Neve) -> None:
     theirs = {"listenPort": 0, "bindAddress": "127.0.0.1", "kvConfigPath": tmp_path / "kv"}
     with Serving(tmp_path / "namesrv", "namesrv", *settings_as_options(theirs)) as names:
-        neve("status", "-n", names.namesrv, code=NOT_FOUND)
-        assert "name one with --controller" in neve.err
-        neve("status", "-n", names.namesrv, "--controller", "127.0.0.1:1", code=UNREACHABLE)
+        neve("list", "-n", names.namesrv, code=NOT_FOUND)
+        assert "name a controller" in neve.err
+        neve("list", "-n", names.namesrv, "--controller", "127.0.0.1:1", code=UNREACHABLE)
         assert "no controller answers" in neve.err
 
 
@@ -172,7 +172,7 @@ def test_a_switch_under_load_loses_nothing_though_nobody_waits_for_slaves(
             for _ in range(3):
                 producer.has_sent(200)
                 former = brokers.master
-                neve("switch", NAME)
+                neve("switchover", NAME)
                 assert brokers.master is not former
                 producer.has_sent(200)
                 brokers.wait_until_in_sync(*brokers.members)

@@ -16,7 +16,7 @@ import pytest
 from broker.config import BrokerConfig
 from broker.ha.settings import settings_of
 from infra.config.properties import read
-from neve.cli.cluster_verbs import cluster
+from neve.cli.broker_set import broker_set
 from tests.servers.neve import Serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
@@ -48,9 +48,9 @@ def test_the_tour_of_a_broker_set_runs(tmp_path: Path) -> None:
     with Serving(tmp_path, verb, "--replicas", "3", "--data", str(data), *ANY_PORTS) as servers:
         for command in commands:
             printed[command] = run(command.replace("/tmp/neve-set", str(data)), servers.namesrv, tmp_path)
-            if command == "neve cluster status":
+            if command == "neve broker-set list":
                 assert servers.ready["master"] in printed[command]
-        (row,) = json.loads(run("neve cluster status -o json", servers.namesrv, tmp_path))
+        (row,) = json.loads(run("neve broker-set list -o json", servers.namesrv, tmp_path))
         assert row["address"] != servers.ready["master"], "another one leads"
         assert row["epoch"] == 2
     assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 2000
@@ -58,14 +58,16 @@ def test_the_tour_of_a_broker_set_runs(tmp_path: Path) -> None:
 
 
 def commands_of_the_page() -> set[str]:
-    found = re.findall(r"`neve cluster ([^`]+)`", PAGE) + re.findall(r"^neve cluster ([^#\n]+)", PAGE, re.MULTILINE)
+    found = re.findall(r"`neve broker-set ([^`]+)`", PAGE) + re.findall(
+        r"^neve broker-set ([^#\n]+)", PAGE, re.MULTILINE
+    )
     return {text.strip() for text in found}
 
 
 @pytest.mark.parametrize("text", sorted(commands_of_the_page()))
 def test_each_command_for_a_broker_set_is_one(text: str, tmp_path: Path) -> None:
     name, *arguments = shlex.split(text.replace("DIR", str(tmp_path)).replace("/tmp/neve-set/1", str(tmp_path)))
-    command = cluster.get_command(click.Context(cluster), name)
+    command = broker_set.get_command(click.Context(broker_set), name)
     assert command is not None, name
     if len(shlex.split(text)) > 1 or not any(
         isinstance(one, click.Argument) and one.required for one in command.params
@@ -76,7 +78,7 @@ def test_each_command_for_a_broker_set_is_one(text: str, tmp_path: Path) -> None
 
 def test_the_page_has_every_command_for_a_broker_set() -> None:
     named = {text.split()[0] for text in commands_of_the_page()}
-    assert named == set(cluster.list_commands(click.Context(cluster)))
+    assert named == set(broker_set.list_commands(click.Context(broker_set)))
 
 
 def test_the_settings_of_a_member_are_taken_as_they_stand_there(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from neve.client.model import Message
 from tests.servers.neve import Serving
 from tests.waiting import wait_until
 
-CONFLICT, FAILED, USAGE = 5, 1, 2
+CONFLICT, FAILED, USAGE, NOT_FOUND = 5, 1, 2, 3
 GROUP = "tour"
 
 
@@ -52,7 +52,7 @@ def two(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Two]:
 
 
 def places(rows: list[dict[str, Any]]) -> dict[tuple[str, int], tuple[int | None, int | None, str]]:
-    return {(row["topic"], row["queue"]): (row["to_queue"], row["to_position"], row["how"]) for row in rows}
+    return {(row["topic"], row["queue"]): (row["to_queue"], row["to_offset"], row["how"]) for row in rows}
 
 
 def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_are_there(two: Two) -> None:
@@ -64,11 +64,11 @@ def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_a
             pass
         old.admin.set_request_mode(GROUP, "orders", "POP")
         assert {(row["topic"], row["state"]) for row in two("topics", "--dry-run", code=CONFLICT)} == {
-            ("orders", "made"), ("bills", "differs")
+            ("orders", "created"), ("bills", "differs")
         }  # fmt: skip
         assert "orders" not in new.admin.topic_list()
         rows = {row["topic"]: row for row in two("topics", code=CONFLICT)}
-        assert rows["bills"]["note"] == "readQueueNums: 2, there 1, writeQueueNums: 2, there 1"
+        assert rows["bills"]["note"] == "readQueueNums: 2, at the target 1, writeQueueNums: 2, at the target 1"
         assert "left so without --overwrite: bills" in two.said
         made = new.admin.topic_config("orders")
         assert (made.read_queues, made.write_queues, made.attributes) == (3, 3, {"reserve.time": "48"})
@@ -77,15 +77,15 @@ def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_a
         assert new.admin.topic_config("bills").read_queues == 2
         new.admin.create_topic("bills", 3)
         (left,) = two("topics", "-t", "bills", "--overwrite", code=CONFLICT)
-        assert left["note"].endswith("fewer queues to read would hide messages: use neve topic alter")
+        assert left["note"].endswith("fewer queues to read would hide messages: use neve topic set")
         assert new.admin.topic_config("bills").read_queues == 3
         new.admin.delete_topic("bills")
-        assert [row["state"] for row in two("topics", "-t", "bills")] == ["made"]
+        assert [row["state"] for row in two("topics", "-t", "bills")] == ["created"]
         assert {row["state"] for row in two("topics")} == {"same"}
-        two("topics", "-t", "nothing", code=USAGE)
+        two("topics", "-t", "nothing", code=NOT_FOUND)
 
-        assert [(row["group"], row["state"]) for row in two("groups", "--dry-run")] == [(GROUP, "made")]
-        assert [(row["group"], row["state"]) for row in two("groups")] == [(GROUP, "made")]
+        assert [(row["group"], row["state"]) for row in two("groups", "--dry-run")] == [(GROUP, "created")]
+        assert [(row["group"], row["state"]) for row in two("groups")] == [(GROUP, "created")]
         assert [(row["group"], row["state"]) for row in two("groups")] == [(GROUP, "same")]
         assert b"POP" in raw(two.new, 402)
 
@@ -131,7 +131,7 @@ def test_positions_go_to_the_message_that_comes_next_wherever_it_lies(two: Two) 
         assert places(two("offsets", "-t", "copied", "-t", "sent_again", "--dry-run", code=FAILED)) == expected
         assert b"sent_again@tour" not in raw(two.new, 43)
         assert places(two("offsets", "-t", "copied", "-t", "sent_again", code=FAILED)) == expected
-        assert "1 positions are unknown at the target, among them tour in queue 1 of sent_again" in two.said
+        assert "1 committed offsets are unknown at the target, among them tour in queue 1 of sent_again" in two.said
         assert [new.committed(GROUP, "sent_again", 0), new.committed(GROUP, "copied", 1)] == [4, 5]
         # the last one read is not there: nothing of it was sent again, and what came there is the group's to read
         assert places(two("offsets", "-t", "apart")) == {("apart", 0): (0, 0, "beginning")}
@@ -150,6 +150,6 @@ def new_copies(two: Two) -> bytes:
 
 def test_without_a_second_side_it_is_refused(two: Two, capfd: pytest.CaptureFixture[str]) -> None:
     assert main.run(["migrate", "topics", "-n", two.old.namesrv]) == USAGE
-    assert "where to?" in capfd.readouterr().err
-    assert main.run(["migrate", "topics", "-n", two.old.namesrv, "--to", "old"]) == USAGE
+    assert "name the target" in capfd.readouterr().err
+    assert main.run(["migrate", "topics", "-n", two.old.namesrv, "--to-broker", "old"]) == USAGE
     assert "is the source itself" in capfd.readouterr().err

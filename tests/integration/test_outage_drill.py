@@ -1,7 +1,7 @@
 """An outage drill: what every surface says while something is down, minute by minute, and that each says it once.
 
 Six outages (the store, the disk, the name server, the broker, the clock, the certificate) by ten surfaces: `/readyz`,
-`/archive/status`, `neve_condition`, the log, `neve broker describe`, `neve produce`, `neve consume`, what a client's
+`/archive/status`, `neve_condition`, the log, `neve broker show`, `neve produce`, `neve consume`, what a client's
 send and its read of an archived message end with, and the name server. `make drill` lets each outage last for minutes,
 looks at each of them and prints the table; here each lasts for some seconds.
 """
@@ -95,7 +95,7 @@ class Drill:
             "/archive/status": " | ".join(f"{name}: {one['why']}" for name, one in self.conditions().items()) or "none",
             "metrics": self._metrics(self.broker, r'^neve_condition{condition="(.+)"} 1.0$'),
             "log": " | ".join(self.told()) or "nothing",
-            "neve broker describe": self._describe(),
+            "neve broker show": self._describe(),
             "neve produce": self._ran(self.neve("produce", "orders", *self.tls, stdin="one\n")),
             "neve consume": self._ran(self.neve("consume", "orders", "--last", "1", *self.tls)),
             "client, send": asyncio.run(self._client(lambda client: client.send("orders", b"one"))),
@@ -315,7 +315,7 @@ def small(tmp_path: Path) -> Iterator[tuple[Drill, OnASmallDisk, Path]]:
 
 WELL: dict[str, str] = {
     "/readyz": r"^200 ready$", "/archive/status": r"^none$", "metrics": r"^none$", "log": r"^nothing$",
-    "neve broker describe": r"^none$", "neve produce": r"^exit code 0", "neve consume": r"^exit code 0",
+    "neve broker show": r"^none$", "neve produce": r"^exit code 0", "neve consume": r"^exit code 0",
     "client, send": r"^stored$", "client, read": "FOUND$", "name server": r"^200 ready, brokers: 1$",
 }  # fmt: skip
 
@@ -329,7 +329,7 @@ def told(condition: str, why: str, means: str, **more: str) -> dict[str, str]:
         "/archive/status": rf"^{condition}: {why}",
         "metrics": rf"^{condition}$",
         "log": rf"^{condition}$",
-        "neve broker describe": rf"^{condition}: {why}",
+        "neve broker show": rf"^{condition}: {why}",
         **more,
     }
 
@@ -378,7 +378,7 @@ def test_the_name_server_is_gone(drill: Drill) -> None:
     away = re.escape(drill.namesrv)
     expected = told(
         "name servers unreachable", away, "clients that know this broker go on with it",
-        **dict.fromkeys(("neve broker describe", "neve produce", "neve consume"), f"exit code 6.*{away}"),
+        **dict.fromkeys(("neve broker show", "neve produce", "neve consume"), f"exit code 6.*{away}"),
         **dict.fromkeys(("client, send", "client, read"), f"^ConnectionFailed: .*{away}"),
         **{"name server": "^connection refused"},
     )  # fmt: skip
@@ -395,7 +395,7 @@ def test_the_broker_is_killed(drill: Drill) -> None:
     refused = "^(no answer: )?connection refused"
     expected = {
         "/readyz": refused, "/archive/status": refused, "metrics": refused, "log": "^nothing$",
-        "neve broker describe": "exit code [36].*(broker-a|knows no broker)", "neve produce": "exit code [136].*orders",
+        "neve broker show": "exit code [36].*(broker-a|knows no broker)", "neve produce": "exit code [136].*orders",
         "neve consume": "exit code [136].*orders", "client, send": ".+: .*orders", "client, read": ".+: .*past",
         "name server": "^200 ready, brokers: 0$",
     }  # fmt: skip
@@ -432,7 +432,7 @@ def test_the_certificate_is_over(drill: Drill) -> None:
     drill.begins()
     expected = told(
         "certificate expired", "", "clients that check it cannot connect; existing connections continue",
-        **dict.fromkeys(("neve broker describe", "neve produce", "neve consume"), "exit code [16].*certificate"),
+        **dict.fromkeys(("neve broker show", "neve produce", "neve consume"), "exit code [16].*certificate"),
         **dict.fromkeys(("client, send", "client, read"), ".+: .*certificate"),
     )  # fmt: skip
     with drill.outage(partial(make_certificate, pem, key, 365)):

@@ -53,7 +53,7 @@ def test_the_tour_ends_with_what_it_promises(tmp_path: Path, neve_up: Up) -> Non
         assert len(got) == 5
         assert set(got) <= numbers
     assert len((tmp_path / "receipts.jsonl").read_text().splitlines()) == 1000
-    assert printed["neve archive ls"].count("topic=orders/") == 1
+    assert printed["neve archive list"].count("topic=orders/") == 1
     counts = re.findall(r"^\W*(\d+)\W+(\d+)\W*$", printed[tour[-1]], re.MULTILINE)
     assert [int(queue) for queue, _ in counts] == [0, 1, 2, 3]
     assert sum(int(count) for _, count in counts) == 1000

@@ -156,8 +156,8 @@ def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: P
 
 
 def tiers(neve: Any) -> dict[str, Any]:
-    """The summary of `neve topic describe --tiers`."""
-    command = [NEVE, "topic", "describe", TOPIC, "--tiers", "-o", "json", "-n", neve.namesrv]
+    """The summary of `neve topic show --tiers`."""
+    command = [NEVE, "topic", "show", TOPIC, "--tiers", "-o", "json", "-n", neve.namesrv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout)["summary"])

@@ -69,7 +69,7 @@ def test_what_is_trimmed_is_gone_from_both_tiers_for_good(tmp_path: Path, capfd:
         assert shell.numbers() == left
         shell.offload()
         assert shell.numbers() == left
-        told = json.loads(shell("topic", "describe", "orders", "-o", "json"))
+        told = json.loads(shell("topic", "show", "orders", "-o", "json"))
         assert [(row["min_offset"], row["max_offset"]) for row in told["queues"]] == [(3, 10), (7, 10)]
         assert shell.trim("--before-time", "2020-01-01", "--yes") == [(0, 3, 3, 0), (1, 7, 7, 0)]
         assert shell.trim("--before-time", "2100-01-01", "--yes") == [(0, 3, 10, 7), (1, 7, 10, 3)]

@@ -1,4 +1,4 @@
-"""`neve cluster` on a set of Apache RocketMQ 5.3.3's brokers, elected by its own controller."""
+"""`neve broker-set` on a set of Apache RocketMQ 5.3.3's brokers, elected by its own controller."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
         with a, b:
 
             def members() -> dict[str, dict[str, Any]]:
-                return {row["address"]: row for row in neve.rows("members", NAME, "--controller", controller.address)}
+                return {row["address"]: row for row in neve.rows("show", NAME, "--controller", controller.address)}
 
             wait_until(lambda: sum(row["in_sync"] for row in members().values()) == 2, "both in sync", _CHANGE_S)
             former, other = (a, b) if members()[a.broker]["role"] == "master" else (b, a)
             wait_until(lambda: may_send(former), "a master that takes messages", _CHANGE_S)
 
             # The name server knows the set, and a member of it its controller.
-            wait_until(lambda: neve.rows("status")[0]["living"] == 2, "the set is shown", _CHANGE_S)
-            (row,) = neve.rows("status")
+            wait_until(lambda: neve.rows("list")[0]["living"] == 2, "the set is shown", _CHANGE_S)
+            (row,) = neve.rows("list")
             assert (row["set"], row["address"], row["epoch"]) == (NAME, former.broker, 1)
             assert (row["in_sync"], row["living"], row["members"]) == (2, 2, 2)
             wait_until(lambda: len({row["log_end"] for row in members().values()}) == 1, "equal logs", _CHANGE_S)
@@ -48,18 +48,18 @@ def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
             assert {(row["member"], row["epoch"], row["start"]) for row in neve.rows("epochs", NAME)} == {
                 (number, 1, 0) for number in ids.values()
             }
-            assert f"brokerName={NAME}" in neve("add", NAME)
+            assert f"brokerName={NAME}" in neve("add-member", NAME)
 
             old, new = ids[former.broker], ids[other.broker]
-            neve("switch", NAME, "--to", str(old), code=CONFLICT)
-            neve("remove", NAME, str(new), "--yes", code=CONFLICT)
-            neve("switch", NAME, "--to", str(new))
-            (row,) = neve.rows("status")
+            neve("switchover", NAME, "--member", str(old), code=CONFLICT)
+            neve("remove-member", NAME, str(new), "--yes", code=CONFLICT)
+            neve("switchover", NAME, "--member", str(new))
+            (row,) = neve.rows("list")
             assert (row["address"], row["epoch"], row["in_sync"]) == (other.broker, 2, 2)
             wait_until(lambda: may_send(other), "the new master takes messages", _CHANGE_S)
-            neve("init", NAME, "--master", str(old), "--yes", code=CONFLICT)
+            neve("elect", NAME, "--member", str(old), "--yes", code=CONFLICT)
 
             former.kill()
-            wait_until(lambda: neve.rows("status")[0]["living"] == 1, "it is dead", _CHANGE_S)
-            neve("remove", NAME, str(old), "--yes")
+            wait_until(lambda: neve.rows("list")[0]["living"] == 1, "it is dead", _CHANGE_S)
+            neve("remove-member", NAME, str(old), "--yes")
             assert list(members()) == [other.broker]

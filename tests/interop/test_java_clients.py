@@ -195,7 +195,7 @@ def test_mqadmin(server: NeveServer, tmp_path: Path, version: str) -> None:
 
 def assert_ttl_of_30_days(server: NeveServer, topic: str) -> None:
     """What the stock tool wrote into the topic's attributes, in hours, is what `neve topic ttl` reads."""
-    command = [NEVE, "topic", "ttl", "get", topic, "--namesrv", server.namesrv]
+    command = [NEVE, "topic", "ttl", "show", topic, "--namesrv", server.namesrv]
     ttl = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ttl.returncode == 0, ttl.stderr
     assert "30d" in ttl.stdout, ttl.stdout

@@ -250,12 +250,14 @@ def test_an_operator_runs_neve_side_by_side_line_by_line(tmp_path: Path) -> None
                     assert f'"{TOPIC}"'.encode() not in raw.ask(_ALL_TOPICS, {}).body, "nothing was written"
                 first, again = ([operator.does(f"{line} -o json") for line in copies] for _ in range(2))
                 topics, groups, offsets = map(json.loads, first)
-                assert {(row["topic"], row["state"]) for row in topics} == {(t, "made") for t in (TOPIC, LATER, PAID)}
-                assert [(row["group"], row["state"]) for row in groups] == [(GROUP, "made")]
-                assert {(row["to_position"], row["how"]) for row in offsets} == {(0, "beginning")}
+                assert {(row["topic"], row["state"]) for row in topics} == {
+                    (t, "created") for t in (TOPIC, LATER, PAID)
+                }
+                assert [(row["group"], row["state"]) for row in groups] == [(GROUP, "created")]
+                assert {(row["to_offset"], row["how"]) for row in offsets} == {(0, "beginning")}
                 topics, groups, offsets = map(json.loads, again)
                 assert {row["state"] for row in topics + groups} == {"same"}
-                assert {(row["to_position"], row["how"]) for row in offsets} == {(0, "kept")}
+                assert {(row["to_offset"], row["how"]) for row in offsets} == {(0, "kept")}
                 transit.before_the_end(drained=True)
                 transit.assert_is_on_its_way()
                 transit.end_transactions(pair.master.broker)
@@ -304,7 +306,7 @@ def test_an_operator_moves_to_another_cluster_line_by_line(tmp_path: Path) -> No
             for line in (export, export_dead, again):
                 operator.does(line)
             rows = json.loads(operator.does(f"{offsets} -o json"))
-            placed = {(row["queue"], row["how"]): row["to_position"] for row in rows if row["topic"] == TOPIC}
+            placed = {(row["queue"], row["how"]): row["to_offset"] for row in rows if row["topic"] == TOPIC}
             assert placed == {(queue, "same offset"): at for queue, at in transit.positions.items()}
             there = operator.does(f"{lag_there} -o json")
             assert _lags(left) == _lags(there)

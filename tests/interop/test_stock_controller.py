@@ -304,7 +304,16 @@ def test_mqadmins_verbs_for_sets_print_what_is_so_of_a_set_of_both_kinds(tmp_pat
         assert "is still alive" in living
         assert "success" in cleaned
         assert apache.broker not in shown
-        command = [NEVE, "cluster", "switch", NAME, "--to", str(ids[other.broker]), "--controller", follower.address]
+        command = [
+            NEVE,
+            "broker-set",
+            "switchover",
+            NAME,
+            "--member",
+            str(ids[other.broker]),
+            "--controller",
+            follower.address,
+        ]
         subprocess.run([*command, "--namesrv", brokers.name_server.namesrv], check=True, timeout=_CHANGE_S)
         assert brokers.master is other
         sent.go_on(10)

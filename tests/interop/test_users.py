@@ -68,49 +68,49 @@ def shell(
 
 def users(shell: Shell) -> list[str]:
     """But the one by which neve's servers sign to each other."""
-    return [row["user"] for row in shell.rows("user", "ls") if row["user"] != "neve.inner"]
+    return [row["user"] for row in shell.rows("user", "list") if row["user"] != "neve.inner"]
 
 
 def test_users_and_policies_are_made_changed_and_removed_at_all_servers(shell: Shell, tmp_path: Path) -> None:
     assert users(shell) == ["root"]
-    shell("user", "add", "alice", "--password-file", "-", stdin="alice-secret\n")
-    shell("user", "add", "alice", "--password-file", "-", stdin="other\n", code=CONFLICT)
-    shell("user", "add", "nobody", stdin="", code=2)  # there is no terminal to ask at
+    shell("user", "create", "alice", "--password-file", "-", stdin="alice-secret\n")
+    shell("user", "create", "alice", "--password-file", "-", stdin="other\n", code=CONFLICT)
+    shell("user", "create", "nobody", stdin="", code=2)  # there is no terminal to ask at
     alice = ("alice", "alice-secret")
     shell("topic", "create", "orders", "--queues", "2")
     shell("topic", "create", "bills", "--queues", "2")
     shell("produce", "orders", "denied", signed=alice, code=AUTH)
 
-    shell("acl", "add", "alice", "topic:orders", "group:b*", "-a", "pub,sub,get")
-    shell("acl", "add", "bob", "topic:orders", "-a", "pub", code=NOT_FOUND)
-    shell("acl", "add", "alice", "queue:orders", "-a", "pub", code=2)
-    rules = {row["resource"]: (row["actions"], row["decision"]) for row in shell.rows("acl", "ls", "alice")}
+    shell("acl", "create", "alice", "topic:orders", "group:b*", "-a", "pub,sub,get")
+    shell("acl", "create", "bob", "topic:orders", "-a", "pub", code=NOT_FOUND)
+    shell("acl", "create", "alice", "queue:orders", "-a", "pub", code=2)
+    rules = {row["resource"]: (row["actions"], row["decision"]) for row in shell.rows("acl", "list", "alice")}
     assert rules == {"Topic:orders": ("Pub,Sub,Get", "allow"), "Group:b*": ("Pub,Sub,Get", "allow")}
-    assert [row["resource"] for row in shell.rows("acl", "ls", "--resource", "topic:*")] == ["Topic:orders"]
+    assert [row["resource"] for row in shell.rows("acl", "list", "--resource", "topic:*")] == ["Topic:orders"]
     shell("produce", "orders", "hello", signed=alice)
     shell("produce", "bills", "denied", signed=alice, code=AUTH)
     assert shell("consume", "orders", "--group", "billing", "--count", "1", signed=alice) == "hello\n"
 
-    shell("acl", "add", "alice", "topic:orders", "-a", "pub", "--deny")
+    shell("acl", "create", "alice", "topic:orders", "-a", "pub", "--deny")
     shell("produce", "orders", "denied", signed=alice, code=AUTH)
-    shell("acl", "rm", "alice", "topic:orders", "--yes")
-    shell("acl", "rm", "alice", "topic:orders", "--yes", code=NOT_FOUND)
-    assert [row["resource"] for row in shell.rows("acl", "ls")] == ["Group:b*"]
+    shell("acl", "delete", "alice", "topic:orders", "--yes")
+    shell("acl", "delete", "alice", "topic:orders", "--yes", code=NOT_FOUND)
+    assert [row["resource"] for row in shell.rows("acl", "list")] == ["Group:b*"]
 
     secret = tmp_path / "secret"
     secret.write_text("new-secret\n")
-    shell("user", "alter", "alice", "--password-file", str(secret), "--super")
-    (row,) = [row for row in shell.rows("user", "ls") if row["user"] == "alice"]
+    shell("user", "set", "alice", "--password-file", str(secret), "--super")
+    (row,) = [row for row in shell.rows("user", "list") if row["user"] == "alice"]
     assert (row["type"], row["status"], row["missing_at"]) == ("super", "enabled", [])
     shell("produce", "bills", "now", signed=("alice", "new-secret"))
     shell("produce", "bills", "old", signed=alice, code=AUTH)
-    shell("user", "alter", "alice", "--disable")
+    shell("user", "set", "alice", "--disable")
     shell("produce", "bills", "no more", signed=("alice", "new-secret"), code=AUTH)
-    shell("user", "alter", "bob", "--disable", code=NOT_FOUND)
-    shell("user", "rm", "alice", "--yes")
+    shell("user", "set", "bob", "--disable", code=NOT_FOUND)
+    shell("user", "delete", "alice", "--yes")
     assert users(shell) == ["root"]
-    assert shell.rows("acl", "ls") == []
-    shell("user", "rm", "alice", "--yes", code=NOT_FOUND)
+    assert shell.rows("acl", "list") == []
+    shell("user", "delete", "alice", "--yes", code=NOT_FOUND)
 
 
 def test_a_cluster_without_users_says_so(
@@ -118,5 +118,5 @@ def test_a_cluster_without_users_says_so(
 ) -> None:
     with NeveServer(tmp_path) as neve:
         shell = Shell(neve.namesrv, capfd, monkeypatch)
-        shell("user", "ls", code=1)
-        assert "authenticationEnabled=false everywhere" in shell.said
+        shell("user", "list", code=1)
+        assert "set authenticationEnabled=true on each" in shell.said

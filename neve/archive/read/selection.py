@@ -7,11 +7,12 @@ selected row groups.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import NamedTuple
 
 from neve.archive.catalog.catalog import Catalog
 from neve.archive.format.journal import CommittedObject, RowGroup
+from neve.units import datetime_ms, parse_instant_ms
 
 Instant = datetime | int | str
 
@@ -71,7 +72,4 @@ def instant_ms(value: Instant | None) -> int | None:
     """Convert a datetime, ISO 8601 text or milliseconds to milliseconds since 1970; without a zone it is UTC."""
     if value is None or isinstance(value, int):
         return value
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
+    return parse_instant_ms(value) if isinstance(value, str) else datetime_ms(value)

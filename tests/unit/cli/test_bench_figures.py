@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from neve.admin.lag import QueueProgress
 from neve.cli.bench_figures import Cost, Latencies, figures
-from neve.cli.lag import Standing
 from neve.cli.process_cpu import listening_at
 from neve.cli.traffic import Rate, busiest, group_row, topic_row
 from neve.client import MessageQueue
@@ -51,12 +51,12 @@ def test_who_listens_here_is_found_and_its_time_grows() -> None:
     assert listening_at(f"127.0.0.1:{port}") is None
 
 
-def standing(queue: int, *, lag: int, cold: int | None) -> Standing:
-    return Standing(MessageQueue("T", "b", queue), 0, 0, lag, lag, cold, lag, None)
+def standing(queue: int, *, lag: int, cold: int | None) -> QueueProgress:
+    return QueueProgress(MessageQueue("T", "b", queue), 0, 0, lag, lag, cold, lag, None)
 
 
 def test_where_a_group_reads_on_is_told_by_what_it_has_left() -> None:
-    def tier(*standings: Standing) -> object:
+    def tier(*standings: QueueProgress) -> object:
         return group_row("g", "T", Rate(), standings)["tier"]
 
     assert tier(standing(0, lag=5, cold=0)) == "hot"

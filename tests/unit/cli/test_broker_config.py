@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from neve.cli.broker import first_rate, shown
+from neve.cli.broker import latest_rate, without_secrets
 
 
 def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
@@ -13,7 +13,7 @@ def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
         "somePassword": "",
         "authenticationEnabled": "true",
     }
-    found = shown(told)
+    found = without_secrets(told)
     assert found.keys() == told.keys()
     assert "hush" not in str(found)
     assert {key: found[key] for key in ("brokerName", "somePassword", "authenticationEnabled")} == {
@@ -25,4 +25,4 @@ def test_what_an_apache_broker_tells_of_its_secrets_is_not_printed() -> None:
 
 def test_a_broker_that_has_no_rates_yet_is_described() -> None:
     # Apache's says a space in its first seconds
-    assert [first_rate(rates) for rates in (None, "", " ", "12.34 5.0 6.0")] == [None, None, None, 12.3]
+    assert [latest_rate(rates) for rates in (None, "", " ", "12.34 5.0 6.0")] == [None, None, None, 12.3]

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from infra.config.properties import time_ms
+from neve.cli.options import DURATION
 from neve.cli.output import _cell
-from neve.cli.quantities import seconds_or_span
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,13 @@ def test_cell_has_no_python_or_json_form(value: object, text: str) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5.0), ("0.5", 0.5), ("5s", 5.0), ("2m", 120.0)])
 def test_idle_time_takes_seconds_or_a_span(text: str, seconds: float) -> None:
-    assert seconds_or_span(text) == seconds
+    assert DURATION.convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["-1", "nan", "soon", "inf"])
 def test_idle_time_refuses_other_text(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a span of time"):
-        seconds_or_span(text)
+    with pytest.raises(click.BadParameter, match="is not a duration"):
+        DURATION.convert(text, None, None)
 
 
 def test_refused_time_names_its_unit() -> None:

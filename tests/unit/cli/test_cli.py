@@ -87,7 +87,7 @@ def test_a_broker_that_is_named_is_asked_whatever_the_environment_has(
 def test_a_question_that_nobody_answers_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for typed, said in (("", "--yes does it without asking"), ("n\n", "nothing was changed")):
+    for typed, said in (("", "no answer to the question; --yes skips it"), ("n\n", "nothing was changed")):
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
         assert main.run(["topic", "delete", "orders", "--namesrv", "127.0.0.1:1"]) == 1
         assert said in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_a_question_that_nobody_answers_changes_nothing(
 def test_no_archive_is_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("ls", "journal", "verify"):
         assert main.run(["archive", verb, "--store", f"dir:{tmp_path}"]) == 3
-    assert main.run(["archive", "ls", "--store", f"dir:{tmp_path}/nowhere"]) == 3
+    assert main.run(["archive", "list", "--store", f"dir:{tmp_path}/nowhere"]) == 3
     assert capsys.readouterr().out == ""
 
 

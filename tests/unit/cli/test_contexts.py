@@ -44,8 +44,8 @@ def test_the_current_context_holds_below_environment_and_command_line(
     chosen: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main.run(["probe"]) == 0
-    assert main.run(["context", "add", "one", "-n", "ns1:9876"]) == 0
-    assert main.run(["context", "add", "two", "-n", "ns2:9876", "--tls"]) == 0
+    assert main.run(["context", "create", "one", "-n", "ns1:9876"]) == 0
+    assert main.run(["context", "create", "two", "-n", "ns2:9876", "--tls"]) == 0
     assert main.run(["probe"]) == 0
     assert main.run(["context", "use", "two"]) == 0
     assert main.run(["probe"]) == 0
@@ -64,25 +64,25 @@ def test_the_current_context_holds_below_environment_and_command_line(
 def test_contexts_are_listed_replaced_and_forgotten(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = file.parent.parent / "secret.yml"
     secret.write_text("accessKey: a\nsecretKey: hidden\n")
-    main.run(["context", "add", "one", "-n", "ns1:9876", "--credentials", str(secret)])
-    main.run(["context", "add", "two", "-n", "ns2:9876", "--use"])
+    main.run(["context", "create", "one", "-n", "ns1:9876", "--credentials", str(secret)])
+    main.run(["context", "create", "two", "-n", "ns2:9876", "--use"])
     capsys.readouterr()
-    assert main.run(["context", "ls", "-o", "json"]) == 0
+    assert main.run(["context", "list", "-o", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {"current": False, "context": "one", "namesrv": "ns1:9876", "credentials": str(secret)},
         {"current": True, "context": "two", "namesrv": "ns2:9876"},
     ]
     assert "hidden" not in file.read_text()
-    assert main.run(["context", "add", "one", "-n", "ns3:9876"]) == 0
-    assert main.run(["context", "rm", "two"]) == 0
+    assert main.run(["context", "create", "one", "-n", "ns3:9876"]) == 0
+    assert main.run(["context", "delete", "two"]) == 0
     assert read_contexts() == (None, {"one": {"namesrv": "ns3:9876"}})
 
 
 def test_a_context_that_is_not_there_is_an_error_and_not_another_cluster(chosen: list[dict[str, object]]) -> None:
-    main.run(["context", "add", "one", "-n", "ns1:9876"])
+    main.run(["context", "create", "one", "-n", "ns1:9876"])
     assert main.run(["--context", "nobody", "probe"]) == NOT_FOUND
     assert main.run(["context", "use", "nobody"]) == NOT_FOUND
-    assert main.run(["context", "rm", "nobody"]) == NOT_FOUND
+    assert main.run(["context", "delete", "nobody"]) == NOT_FOUND
     assert chosen == []
 
 
@@ -103,8 +103,8 @@ def test_a_shell_is_told_how_to_complete(shell: str, capsys: pytest.CaptureFixtu
 
 
 def test_contexts_are_completed_and_a_cluster_that_is_away_completes_nothing() -> None:
-    main.run(["context", "add", "prod", "-n", "127.0.0.1:1"])
-    main.run(["context", "add", "test", "-n", "127.0.0.1:1"])
+    main.run(["context", "create", "prod", "-n", "127.0.0.1:1"])
+    main.run(["context", "create", "test", "-n", "127.0.0.1:1"])
     command = main.neve.get_command(click.Context(main.neve), "consume")
     assert command is not None
     context = click.Context(command)
@@ -119,6 +119,6 @@ def values(items: list[CompletionItem]) -> list[str]:
 
 
 def test_a_store_with_credentials_in_its_url_is_not_kept(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["context", "add", "one", "--store", "s3://bucket/prefix?endpoint=http://127.0.0.1:9000"]) == 0
-    assert main.run(["context", "add", "two", "--store", "s3://key:hush@bucket/prefix"]) == 2
+    assert main.run(["context", "create", "one", "--store", "s3://bucket/prefix?endpoint=http://127.0.0.1:9000"]) == 0
+    assert main.run(["context", "create", "two", "--store", "s3://key:hush@bucket/prefix"]) == 2
     assert "hush" not in file.read_text() + capsys.readouterr().err

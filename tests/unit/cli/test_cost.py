@@ -51,15 +51,15 @@ def test_rates_of_an_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     found = rows(capsys, "t", "--store", f"dir:{tmp_path}", "--max-age", "1h", "--no-compaction")
     assert [(row["topic"], row["objects_a_day"]) for row in found[:1]] == [("t", 90_000 / (3600 + 360))]
     assert main.run(["archive", "cost", "gone", "--store", f"dir:{tmp_path}"]) != 0
-    assert "topic gone has nothing in this archive" in capsys.readouterr().err
+    assert "topic gone has no messages in this archive" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "--store of an archive whose rates are taken"),
+        ([], "give --store of an archive"),
         (["--messages", "5"], "--messages needs --message-bytes"),
-        ([*RATES, "--max-age", "1x"], "'1x' is not a span of time"),
+        ([*RATES, "--max-age", "1x"], "'1x' is not a duration"),
         ([*RATES, "--min-bytes", "0"], "'0' is not a size"),
     ],
 )

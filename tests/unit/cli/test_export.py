@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neve.cli.export_files import Export, Last, Standing, cut_to_whole_lines, joined, lines_from, message_file
+from neve.cli.export_files import Export, GroupOffset, Last, joined, lines_from, message_file, truncate_to_whole_lines
 from neve.cli.failures import Failure
 from neve.cli.importing import Progress, Run, next_ids, together
 from neve.client import MessageQueue
@@ -20,7 +20,7 @@ def test_offsets_are_translated_by_where_messages_went() -> None:
     assert progress.translated(7) == 50
     # exported from 10 on; 13 is nowhere; in between somebody else sent to the target
     for source, target in ((10, 50), (11, 51), (12, 52), (14, 60), (15, 61)):
-        progress.note(source, target, str(source))
+        progress.record(source, target, str(source))
     assert progress.runs == [Run(10, 50, 3), Run(14, 60, 2)]
     found = {offset: progress.translated(offset) for offset in (0, 10, 12, 13, 14, 15, 16, 99)}
     assert found == {0: 50, 10: 50, 12: 52, 13: 60, 14: 60, 15: 61, 16: 62, 99: 62}
@@ -39,7 +39,7 @@ def test_a_file_that_a_kill_cut_ends_with_its_last_whole_line(tmp_path: Path, cu
     whole = b"".join(lines)
     file.write_bytes(whole + lines[-1][:cut] if cut < 41 else whole[: -len(lines[-1]) + cut])
     expected = 99 if cut < 41 else 98
-    assert cut_to_whole_lines(file) == Last(expected, f"id{expected}")
+    assert truncate_to_whole_lines(file) == Last(expected, f"id{expected}")
     assert file.read_bytes() == b"".join(lines[: expected + 1])
     assert [line for _, line in lines_from(file, len(lines[0]))] == lines[1 : expected + 1]
 
@@ -54,19 +54,19 @@ def test_a_hole_that_a_power_cut_left_is_cut_with_all_behind_it(tmp_path: Path, 
     data[begin:end] = bytes(end - begin)
     file.write_bytes(data)
     whole = begin // length
-    assert cut_to_whole_lines(file) == (Last(whole - 1, f"ID{whole - 1}") if whole else None)
+    assert truncate_to_whole_lines(file) == (Last(whole - 1, f"ID{whole - 1}") if whole else None)
     assert file.read_bytes() == "".join(rows[:whole]).encode()
 
 
 def test_a_file_without_a_whole_line_begins_anew(tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    assert cut_to_whole_lines(file) is None
+    assert truncate_to_whole_lines(file) is None
     file.write_bytes(b'{"offset": 1')
-    assert cut_to_whole_lines(file) is None
+    assert truncate_to_whole_lines(file) is None
     assert file.read_bytes() == b""
     file.write_bytes(b"no message\n")
     with pytest.raises(Failure):
-        cut_to_whole_lines(file)
+        truncate_to_whole_lines(file)
 
 
 def test_names_of_topics_and_brokers_make_no_other_directories(tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_an_export_into_the_same_directory_keeps_the_topics_that_are_there() -> 
         {"one": {"b": {"perm": 6}}, "two": {"b": {"perm": 6}}},
         (one, two, gone),
         {"g": {"v": 1}},
-        (Standing("g", one, 5), Standing("g", two, 6), Standing("g", gone, 7)),
+        (GroupOffset("g", one, 5), GroupOffset("g", two, 6), GroupOffset("g", gone, 7)),
     )
-    now = Export({"two": {"b": {"perm": 4}}}, (two,), {"g": {"v": 2}}, (Standing("g", two, 9),))
+    now = Export({"two": {"b": {"perm": 4}}}, (two,), {"g": {"v": 2}}, (GroupOffset("g", two, 9),))
     assert joined(earlier, now) == Export(
         {"one": {"b": {"perm": 6}}, "two": {"b": {"perm": 4}}},
         (one, two, gone),
         {"g": {"v": 2}},
-        (Standing("g", one, 5), Standing("g", gone, 7), Standing("g", two, 9)),
+        (GroupOffset("g", one, 5), GroupOffset("g", gone, 7), GroupOffset("g", two, 9)),
     )
 
 

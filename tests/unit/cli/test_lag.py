@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from neve.cli.lag import behind_text, share_text, standing, total_cold, total_lag
+from neve.admin.lag import progress_of, total_cold, total_lag
+from neve.cli.lag import behind_text, share_text
 from neve.client.model import ConsumeStats, MessageQueue, QueueStats
 
 QUEUE = MessageQueue("t", "b", 0)
@@ -15,28 +16,28 @@ def bounds(low: int, high: int, local: int | None = None) -> QueueStats:
 
 
 def test_what_is_below_the_minimum_is_no_lag() -> None:
-    one = standing(QUEUE, ConsumeStats(10, 2, 0), bounds(6, 10))
-    assert (one.lag, one.position, one.next_offset, one.cold) == (4, 2, 6, None)
+    one = progress_of(QUEUE, ConsumeStats(10, 2, 0), bounds(6, 10))
+    assert (one.lag, one.committed, one.next_offset, one.cold) == (4, 2, 6, None)
 
 
 def test_offsets_that_exist_nowhere_are_no_lag() -> None:
-    one = standing(QUEUE, ConsumeStats(10_000_006, 2, 0, left=4), bounds(0, 10_000_006))
+    one = progress_of(QUEUE, ConsumeStats(10_000_006, 2, 0, left=4), bounds(0, 10_000_006))
     assert one.lag == 4
 
 
 def test_a_position_past_the_end_is_no_lag() -> None:
-    assert standing(QUEUE, ConsumeStats(10, 12, 0), bounds(0, 10)).lag == 0
+    assert progress_of(QUEUE, ConsumeStats(10, 12, 0), bounds(0, 10)).lag == 0
 
 
 @pytest.mark.parametrize(("position", "cold"), [(2, 6), (8, None)])
 def test_cold_is_what_the_broker_counts_of_it(position: int, cold: int | None) -> None:
-    one = standing(QUEUE, ConsumeStats(10, position, 0, left_cold=cold), bounds(0, 10, 8))
+    one = progress_of(QUEUE, ConsumeStats(10, position, 0, left_cold=cold), bounds(0, 10, 8))
     assert one.cold == (cold or 0)
 
 
 def test_a_total_is_cold_as_far_as_a_broker_tells() -> None:
-    told = standing(QUEUE, ConsumeStats(10, 0, 0, left_cold=4), bounds(0, 10, 4))
-    silent = standing(QUEUE, ConsumeStats(10, 0, 0), bounds(0, 10))
+    told = progress_of(QUEUE, ConsumeStats(10, 0, 0, left_cold=4), bounds(0, 10, 4))
+    silent = progress_of(QUEUE, ConsumeStats(10, 0, 0), bounds(0, 10))
     assert (total_lag([told, silent]), total_cold([told, silent]), total_cold([silent])) == (20, 4, None)
 
 

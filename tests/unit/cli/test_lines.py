@@ -16,13 +16,13 @@ from neve.cli.line_parts import LineParts, delimiter_bytes
 from neve.cli.line_ranges import ranges
 from neve.cli.message_formats import as_body, by_format
 from neve.cli.message_lines import BadLine, Outgoing, from_line
-from neve.cli.quantities import time_span_text
-from neve.cli.spans import Wanted, offsets
+from neve.cli.options import INSTANT, OFFSETS
+from neve.cli.spans import Wanted
 from neve.cli.stdin_lines import LineTooLong, stdin_lines
 from neve.cli.stdout_bytes import NotPrinted, StdoutBytes
-from neve.cli.times import to_ms
 from neve.client import Message, MessageQueue
 from neve.clock import system_now_ms
+from neve.units import duration_text
 
 MESSAGE = Message(
     topic="orders",
@@ -141,18 +141,21 @@ def test_ranges_are_said_shortly() -> None:
     assert ranges(range(1, 40, 2), at_most=2) == "1, 3 and 18 more"
 
 
-@pytest.mark.parametrize(("text", "found"), [("5", (5, None)), ("5:", (5, None)), ("5:9", (5, 9)), ("0:0", (0, 0))])
-def test_offsets_are_one_or_a_range(text: str, found: tuple[int, int | None]) -> None:
-    assert offsets(text) == found
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("5", (5, None)), ("5:", (5, None)), (":5", (None, 5)), ("5:9", (5, 9)), ("0:0", (0, 0))],
+)
+def test_offsets_are_a_start_or_a_half_open_range(text: str, found: tuple[int | None, int | None]) -> None:
+    assert OFFSETS.convert(text, None, None) == found
 
 
-@pytest.mark.parametrize("text", ["", "-1", "9:5", "a", "1:b", ":5"])
-def test_what_is_no_range_of_offsets_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", ":", "-1", "9:5", "a", "1:b"])
+def test_offsets_refuse_other_text(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        offsets(text)
+        OFFSETS.convert(text, None, None)
 
 
-def test_times_bound_what_is_wanted() -> None:
+def test_store_times_bound_a_half_open_range() -> None:
     wanted = Wanted(from_ms=10, to_ms=20)
     assert [ms for ms in (9, 10, 19, 20) if wanted.has(ms)] == [10, 19]
     assert Wanted().has(0)
@@ -161,10 +164,10 @@ def test_times_bound_what_is_wanted() -> None:
 @pytest.mark.parametrize("span", [60, 5400, 7200, 86_400])
 def test_a_time_may_be_so_long_ago(span: int) -> None:
     before = system_now_ms()
-    found = to_ms(f"-{time_span_text(span)}")
+    found = INSTANT.convert(f"-{duration_text(span * 1000)}", None, None)
     assert before - span * 1000 <= found <= system_now_ms() - span * 1000
     with pytest.raises(click.BadParameter, match=re.escape("-90")):
-        to_ms("yesterday")
+        INSTANT.convert("yesterday", None, None)
 
 
 def test_what_is_printed_waits_for_its_reader_and_not_the_loop() -> None:

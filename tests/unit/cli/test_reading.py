@@ -14,7 +14,7 @@ from neve.cli.importing import Progress, _Importing
 from neve.cli.message_formats import as_json
 from neve.cli.printed import Printed
 from neve.cli.reading import Reading
-from neve.cli.spans import Span, Wanted
+from neve.cli.spans import QueueChoice, Span, Wanted
 from neve.client import MessageQueue, Subscription
 from neve.client.group.pull import StoredPull
 from neve.client.model import PullStatus
@@ -65,7 +65,7 @@ def test_a_reader_is_sent_on_to_the_master_and_leaves_nothing_out() -> None:
 
 
 def test_a_queue_that_never_gives_the_rest_is_an_error() -> None:
-    with pytest.raises(Failure, match="gives nothing from 2 on, and ends at 5"):
+    with pytest.raises(Failure, match="returns no message from offset 2 on, but ends at 5"):
         read(Lacking(1000))
 
 
@@ -94,9 +94,9 @@ class Growing:
         raise AssertionError("nothing comes")
 
 
-@pytest.mark.parametrize(("only", "numbers"), [(None, {0, 1, 2}), (2, {0, 2})])
+@pytest.mark.parametrize(("queue", "numbers"), [(None, {0, 1, 2}), (2, {0, 2})])
 def test_queues_that_a_topic_gets_are_followed(
-    monkeypatch: pytest.MonkeyPatch, only: int | None, numbers: set[int]
+    monkeypatch: pytest.MonkeyPatch, queue: int | None, numbers: set[int]
 ) -> None:
     monkeypatch.setattr(reading, "_NEW_QUEUES_S", 0.0)
 
@@ -104,7 +104,7 @@ def test_queues_that_a_topic_gets_are_followed(
         client = Growing()
         printed = Printed(as_json("auto"), limit=None)
         followed = Reading(cast("Any", client), "orders", Wanted(), Subscription(), printed)
-        following = asyncio.create_task(followed.follow({QUEUE: 5}, None, only))
+        following = asyncio.create_task(followed.follow({QUEUE: 5}, None, QueueChoice(queue)))
         async with asyncio.timeout(30):
             found = {(await client.followed.get()).queue_id for _ in numbers}
         following.cancel()

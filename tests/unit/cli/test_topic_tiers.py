@@ -1,10 +1,10 @@
-"""What `neve topic describe --tiers` and `neve broker drain` make of what brokers told."""
+"""`neve topic show --tiers` and `neve broker drain`, computed from answers of brokers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from neve.cli.drain import Left
+from neve.admin.drain import Remaining
 from neve.cli.topic_tiers import tiers_of
 from neve.client import MessageQueue
 
@@ -51,9 +51,9 @@ def test_a_broker_without_an_archive_has_no_tiers() -> None:
 
 
 def test_a_broker_is_drained_when_nothing_of_any_kind_is_left() -> None:
-    nothing = Left({"g": 0}, 0, 0, 0)
-    assert nothing.is_nothing
-    assert Left({}, 0, None, None).is_nothing  # as far as it tells
-    for left in (Left({"g": 1}, 0, 0, 0), Left({}, 1, 0, 0), Left({}, 0, 1, 0), Left({}, 0, 0, 1)):
-        assert not left.is_nothing
-    assert str(Left({"g": 3, "h": 0}, 1, 2, None)) == "g 3 to read, 1 delayed, 2 timers"
+    nothing = Remaining({"g": 0}, 0, 0, 0)
+    assert nothing.is_empty
+    assert Remaining({}, 0, None, None).is_empty  # an Apache broker
+    for left in (Remaining({"g": 1}, 0, 0, 0), Remaining({}, 1, 0, 0), Remaining({}, 0, 1, 0), Remaining({}, 0, 0, 1)):
+        assert not left.is_empty
+    assert str(Remaining({"g": 3, "h": 0}, 1, 2, None)) == "g 3 to read, 1 delayed, 2 timers"

@@ -91,7 +91,7 @@ def test_a_sound_archive(tmp_path: Path) -> None:
     assert verify_store(f"dir:{tmp_path}", None, deep=True) == ([], {"objects": 1, "rows": 10})
     assert main.run(["archive", "verify", "--deep", "--store", f"dir:{tmp_path}"]) == 0
     assert main.run(["archive", "journal", "--store", f"dir:{tmp_path}", "-o", "json"]) == 0
-    assert main.run(["archive", "ls", "--store", f"dir:{tmp_path}"]) == 0
+    assert main.run(["archive", "list", "--store", f"dir:{tmp_path}"]) == 0
 
 
 def test_damage_is_found(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_dry_run_counts_the_messages_that_are_sent(tmp_path: Path) -> None:
 
     async def both() -> tuple[Any, Cluster]:
         source, cluster = Listed(), Cluster(1 << 30)
-        wanted.ranges = await ranges(source, Asked(first=1_100, last=1_149, broker="b"), wanted.filters)
+        wanted.ranges = await ranges(source, Asked(first=1_100, end=1_150, broker="b"), wanted.filters)
         counted = await count(source, wanted)
         await carried_out(wanted, cluster, TaskBook(tmp_path))
         return counted, cluster
@@ -183,9 +183,9 @@ def test_end_of_a_queue_is_kept_by_tasks_of_other_parts() -> None:
     second = continued(found(("b", 0, 60)), first, Asked(broker="b"), from_first=False)
     assert told(second) == {"b": (50, 60), "a": (100, 100)}
     # offsets that have been gone through
-    third = continued(found(("a", 0, 11), ("b", 0, 11)), second, Asked(first=0, last=10), from_first=False)
+    third = continued(found(("a", 0, 11), ("b", 0, 11)), second, Asked(first=0, end=11), from_first=False)
     assert told(third) == {"a": (11, 11), "b": (11, 11)}
-    again = continued(found(("a", 0, 11), ("b", 0, 11)), third, Asked(first=0, last=10), from_first=True)
+    again = continued(found(("a", 0, 11), ("b", 0, 11)), third, Asked(first=0, end=11), from_first=True)
     assert told(again) == {"a": (0, 11), "b": (0, 11)}
     last = continued(found(("a", 0, 105), ("b", 0, 60)), again, every, from_first=False)
     assert told(last) == {"a": (100, 105), "b": (60, 60)}

@@ -1,6 +1,6 @@
-"""A pull that a broker is too busy for now, done again for a while.
+"""Retries a pull while a broker is busy.
 
-So answers a broker whose archive takes its time, or that holds back who reads much; it says that there is more.
+A broker answers so while it fetches from its archive, or throttles a reader.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ T = TypeVar("T")
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
-async def patiently(pull: Callable[[], Awaitable[T]]) -> T:
-    """What it gives at last.
+async def retry_while_busy(pull: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of the pull, retried with backoff for a minute.
 
     Raises:
-        BrokerError: the broker is busy after a minute, too.
+        BrokerError: the broker is still busy, or refused.
     """
     for pause_s in _PAUSES_S:
         try:
@@ -30,6 +30,6 @@ async def patiently(pull: Callable[[], Awaitable[T]]) -> T:
         except BrokerError as error:
             if error.code != ResponseCode.SYSTEM_BUSY:
                 raise
-            say(f"{error}; trying again")
+            say(f"{error}; retrying")
         await asyncio.sleep(pause_s)
     return await pull()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from neve.cli.patience import patiently
+from neve.cli.busy import retry_while_busy
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
@@ -26,7 +26,7 @@ def asked(answers: Iterator[str | int], monkeypatch: pytest.MonkeyPatch) -> tupl
         return answer
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    return asyncio.run(patiently(pull)), pauses
+    return asyncio.run(retry_while_busy(pull)), pauses
 
 
 def test_a_busy_broker_is_asked_again_for_a_minute(
@@ -35,7 +35,7 @@ def test_a_busy_broker_is_asked_again_for_a_minute(
     busy = int(ResponseCode.SYSTEM_BUSY)
     found, pauses = asked(iter([busy, busy, "there"]), monkeypatch)
     assert (found, len(pauses)) == ("there", 2)
-    assert "trying again" in capsys.readouterr().err
+    assert "retrying" in capsys.readouterr().err
     with pytest.raises(BrokerError, match="not now"):
         asked(iter([busy] * 100), monkeypatch)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from neve.cli.group_moves import is_within, move
-from neve.cli.lag import Standing, standing
+from neve.admin.lag import QueueProgress, progress_of
+from neve.admin.offset_reset import is_within, plan_reset
 from neve.client.model import ConsumeStats, MessageQueue, QueueStats
 
 
 def at(
     position: int, *, low: int = 0, high: int = 10, local: int | None = None, messages: int | None = None
-) -> Standing:
+) -> QueueProgress:
     bounds = QueueStats(low, high, 0, high - low if messages is None else messages, local)
-    return standing(MessageQueue("t", "b", 0), ConsumeStats(high, position, 0), bounds)
+    return progress_of(MessageQueue("t", "b", 0), ConsumeStats(high, position, 0), bounds)
 
 
 @pytest.mark.parametrize(
@@ -29,21 +29,21 @@ def at(
     ],
 )
 def test_what_lies_between_position_and_target(position: int, target: int, skipped: int, again: int, cold: int) -> None:
-    found = move(at(position, local=6), target)
-    assert (found.skipped, found.again, found.cold) == (skipped, again, cold)
+    found = plan_reset(at(position, local=6), target)
+    assert (found.skipped, found.repeated, found.cold) == (skipped, again, cold)
 
 
 def test_what_is_below_the_minimum_is_not_skipped() -> None:
-    found = move(at(1, low=5), 8)
-    assert (found.skipped, found.again, found.cold) == (3, 0, None)
+    found = plan_reset(at(1, low=5), 8)
+    assert (found.skipped, found.repeated, found.cold) == (3, 0, None)
 
 
 def test_what_a_restore_left_out_is_neither_skipped_nor_read_again() -> None:
     bounds = QueueStats(0, 10_000_006, 0, 6)
-    one = standing(MessageQueue("t", "b", 0), ConsumeStats(10_000_006, 2, 0, left=4), bounds)
-    assert move(one, 10_000_006).skipped == 4
-    ended = standing(MessageQueue("t", "b", 0), ConsumeStats(10_000_006, 10_000_006, 0), bounds)
-    assert move(ended, 0).again == 6
+    one = progress_of(MessageQueue("t", "b", 0), ConsumeStats(10_000_006, 2, 0, left=4), bounds)
+    assert plan_reset(one, 10_000_006).skipped == 4
+    ended = progress_of(MessageQueue("t", "b", 0), ConsumeStats(10_000_006, 10_000_006, 0), bounds)
+    assert plan_reset(ended, 0).repeated == 6
 
 
 def test_a_target_is_an_offset_that_is_there_or_the_end() -> None:
