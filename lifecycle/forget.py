@@ -47,8 +47,8 @@ class ForgetNames:
             self._journal.follow()
             forgotten = self._journal.forget(self._left_behind()[:FORGET_BATCH])
             # Also those that a crash left, or that no entry ever named.
-            exists, named = self._policy().exists, self._journal.has_named
-            gone = [topic for topic in self._hot.deleted_topics() if not exists(topic) and not named(topic)]
+            exists, named = self._policy().exists, self._journal.named
+            gone = [topic for topic in self._hot.deleted_topics() if not exists(topic) and topic not in named]
             self._hot.forget_deleted(gone)
         if forgotten:
             log.info("the names of %d deleted topics are forgotten", len(forgotten))

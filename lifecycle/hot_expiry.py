@@ -54,7 +54,7 @@ class RecordInJournal:
         self._journal, self._policy, self._clock = journal, policy, clock
 
     def mark(self) -> int:
-        return self._journal.plan_mark()
+        return self._journal.named.mark()
 
     def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
         """Where the clock was set back: a minimum can't leave out what lies below it, so all of it waits."""

@@ -86,7 +86,7 @@ class TrimArchived:
                 raise TrimRefused("this broker is not the master of its set")
             self._journal.ensure_online()
             self._journal.follow()
-            mark = self._journal.plan_mark()
+            mark = self._journal.named.mark()
             rising = _rising(self._hot, topic, wanted)
             objects = self._expire(topic, rising, mark) if self._policy().archived(topic) else 0
             failpoint.hit("trim.after_expire")

@@ -187,11 +187,11 @@ class Archive:
 
     def is_same_log(self, log_uuid: str) -> None:
         """This member follows a master, whose log the archive knows by this."""
-        self.journal.is_same_log(log_uuid)
+        self.journal.log_name.set_by_master(log_uuid)
 
     def was_same_log(self, log_uuid: str) -> None:
         """It was told so in an earlier life, and may have looked at no journal since."""
-        self.journal.was_same_log(log_uuid)
+        self.journal.log_name.set_by_earlier_process(log_uuid)
 
     def follow(self) -> None:
         """This member is no master from here on: what is under way may end in the store, nothing more is begun."""

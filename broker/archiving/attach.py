@@ -29,7 +29,8 @@ from neve.archive.format.broker_state import StateTooLarge
 from neve.archive.format.journal import CommittedObject, MalformedEntry, NewerFormat
 from neve.archive.format.keys import NameTooLong
 from tiered.journal.errors import ArchiveRefused, Fenced
-from tiered.journal.writer import WAY_OUT, JournalWriter, Proof, ResumePoint
+from tiered.journal.log_name import Proof
+from tiered.journal.writer import WAY_OUT, JournalWriter, ResumePoint
 from tiered.read.cold_reader import ColdReader
 from tiered.worker.client import WorkerClient
 from tiered.write.own_range import is_archive_of

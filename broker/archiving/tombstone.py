@@ -62,7 +62,7 @@ class JournalTombstones:
         self._journal, self._in_thread, self._is_member = journal, in_thread, is_member
 
     def has_named(self, topic: str) -> bool:
-        return self._journal.has_named(topic)
+        return topic in self._journal.named
 
     def begin_again(self, topic: str) -> bool:
         return self._journal.begin_again(topic)

@@ -53,7 +53,7 @@ def encode(**changes: object) -> bytes:
     store=st.sampled_from(HOSTS),
     born_timestamp=st.integers(-(2**63), 2**63 - 1),
 )
-def test_commands_survive_encoding_and_decoding(body, topic, properties, born, store, born_timestamp) -> None:  # type: ignore[no-untyped-def]
+def test_records_survive_encoding_and_decoding(body, topic, properties, born, store, born_timestamp) -> None:  # type: ignore[no-untyped-def]
     raw = encode(
         body=body,
         topic=topic.encode(),

@@ -29,6 +29,7 @@ from tiered.journal.errors import ArchiveRefused, Fenced, NotAttached, NotMaster
 from tiered.journal.identity import Identity, IdentityFile
 from tiered.journal.known_archive import KnownArchive
 from tiered.journal.local_journal import LocalJournal
+from tiered.journal.log_name import LogName, Proof
 from tiered.journal.shortening import Shortening
 from tiered.journal.state import Event, JournalState, State
 from tiered.journal.store_format import check_format
@@ -41,8 +42,6 @@ _ALONE = 0  # the master epoch of a broker outside a broker set
 #: The remedy if the archive is another data directory's.
 WAY_OUT = "bring that data directory back, use --restore-from with an empty one, or use another brokerName"
 _NO_MASTER = "this member is not the master of its set"
-# Compares the local log with an archive; None if they have no message in common.
-Proof = Callable[[Catalog], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +96,11 @@ class JournalWriter:
         self._checkpoints = Checkpoints(self._tail, checkpoint_entries)
         self._shortening = Shortening(self._tail, checkpoint_entries)
         self._state = JournalState()
-        self._proof, self._way_out = proof, way_out
+        self._way_out = way_out
+        self.named = self._known.named  # its marks precede plans: see `append`
+        self.log_name = LogName(self._known, proof)
         # The number of a put with unknown outcome: its entry may still appear until another one has that number.
         self._open_at = -1
-        self._told_uuid = ""  # the log's name by the master; set on the loop, taken by the journal's thread
-        self._naming = threading.Lock()  # guards the log's name; never held during a request
-        self._proved_in: tuple[int | None, str] | None = None  # (role, log) of the last proof
         self._promoted_at = 0  # the log's end at the promotion
         self._role: int | None = _ALONE  # the master epoch of this broker as last set; None if it is not the master
         self._met: int | None = _ALONE  # the role that the state reflects
@@ -138,8 +136,7 @@ class JournalWriter:
     @property
     def log_uuid(self) -> str:
         """The log's name in the archive, as far as this member knows it."""
-        with self._naming:
-            return self._told_uuid or self._known.log_uuid
+        return self.log_name.uuid
 
     @property
     def catalog(self) -> Catalog:
@@ -269,19 +266,6 @@ class JournalWriter:
         if self._met is None:
             raise NotMaster(f"archive of {self.broker}: {self._why_follower}")
 
-    def is_same_log(self, log_uuid: str) -> None:
-        """Record the archive's name of the master's log, of which this member's log is a copy.
-
-        Callable from any thread; stored at the next read of the journal, and before an EPOCH.
-        """
-        with self._naming:
-            self._told_uuid = log_uuid
-
-    def was_same_log(self, log_uuid: str) -> None:
-        """Record the name that an earlier process learned; a name stored since takes precedence."""
-        if self._known.log_uuid == self._known.own_uuid:
-            self.is_same_log(log_uuid)
-
     def _probe_as_member(self) -> None:
         """Probe the store, which a member's start does not contact."""
         if self._met != _ALONE and self.epoch == 0:
@@ -289,33 +273,9 @@ class JournalWriter:
 
     def _is_of_this_log(self) -> bool:
         """Return whether the archive is of the local log, by its name or its content."""
-        known, catalog = self._known, self.catalog
-        if self._takes_told_name():
-            known.save(self.epoch)
-        has_name = not catalog.log_uuid or catalog.log_uuid == known.log_uuid
-        is_follower = self._met is None
-        if self._met == _ALONE or self._proof is None or (has_name and is_follower):
-            return has_name
-        if has_name and self._proved_in == (self._met, catalog.log_uuid):
-            return True  # a master's log only grows
-        found = self._proof(catalog)
-        if found is None or not found:
-            return has_name and found is None
-        if not has_name:
-            log.warning("log renamed as in its archive: broker=%s log_uuid=%s", self.broker, catalog.log_uuid)
-            known.log_uuid = catalog.log_uuid
-        self._proved_in = self._met, catalog.log_uuid
-        return True
-
-    def _takes_told_name(self) -> bool:
-        """Take the name set by the master, and return whether it is new; the archive's own name takes precedence."""
-        known, name = self._known, self.catalog.log_uuid
-        with self._naming:
-            told, self._told_uuid = self._told_uuid, ""
-            is_new = told not in {"", known.log_uuid} and (not name or name != known.log_uuid)
-            if is_new:
-                known.log_uuid = told
-            return is_new
+        if self.log_name.take(self.catalog):
+            self._known.save(self.epoch)
+        return self.log_name.is_of(self.catalog, self._met)
 
     # ---- ownership
 
@@ -414,7 +374,7 @@ class JournalWriter:
         high = max(self.catalog.rounds.intent_end, identity.high if identity else 0)
         following = {
             (topic, queue): last + 1
-            for topic, named in self._known.named.everything().items()
+            for topic, named in self.named.everything().items()
             for queue, last in named.items()
         }
         resume_at = high if log_end < high and not is_copy else None
@@ -435,7 +395,7 @@ class JournalWriter:
 
         Args:
             entry: the entry.
-            plan: the mark (`plan_mark`) at which an INTENT, or the minimums of an EXPIRE, were planned.
+            plan: the mark (`named.mark()`) at which an INTENT, or the minimums of an EXPIRE, were planned.
             master_epoch: the master epoch in which the entry was planned; it must be the current one.
 
         Raises:
@@ -516,7 +476,7 @@ class JournalWriter:
             gone = [topic for topic in topics if topic in left]
             if gone:
                 self.append(Forget(topics=gone))
-            is_news = self.catalog.next_seq > self._open_at and self._known.named.forget_pending()
+            is_news = self.catalog.next_seq > self._open_at and self.named.forget_pending()
             if gone or is_news:  # `is_news` after an interrupted run
                 self._known.save(self.epoch)
             return gone
@@ -536,20 +496,12 @@ class JournalWriter:
 
     # ---- restarted topics
 
-    def plan_mark(self) -> int:
-        """Return the mark to take before a round is planned, for `append`."""
-        return self._known.named.mark()
-
-    def has_named(self, topic: str) -> bool:
-        """Return whether the archive names offsets of a topic or may name some soon."""
-        return topic in self._known.named
-
     def begin_again(self, topic: str) -> bool:
         """Let a deleted topic restart at offset 0; return False if the archive may know one of its offsets.
 
         The caller removes the topic's queues before anything else; a plan made with them is refused.
         """
-        return not self.fenced and self._known.named.begin_again(topic)
+        return not self.fenced and self.named.begin_again(topic)
 
     # ---- fence
 

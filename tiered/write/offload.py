@@ -107,7 +107,7 @@ class OffloadRound:
         self, topics: Sequence[TopicRange], progress: Progress | None
     ) -> tuple[int, list[PlannedObject], int] | None:
         """The round's number, its names and how many gaps it found."""
-        plan = self._journal.plan_mark()
+        plan = self._journal.named.mark()
         key_parts = KeyParts(self._journal.prefix, self._journal.broker, self._journal.epoch)
         names: list[PlannedObject] = []
         gaps: list[Gap] = []

@@ -31,8 +31,8 @@ class Run(NamedTuple):
     place: Place | None
 
 
-class TopicCatalog:
-    """The objects, gaps and queues of a topic."""
+class TopicView:
+    """The objects, gaps and queues of a topic, for readers."""
 
     __slots__ = (
         "_is_laid", "blocks", "count", "covered", "entry", "expiring", "gaps", "is_named", "own", "queues",
@@ -56,6 +56,104 @@ class TopicCatalog:
         self._is_laid = False  # whether the queues hold their spans, instead of searching the blocks
         self.own: Place | None = None  # its main part in the checkpoint; None once it has changed
         self.runs: tuple[Run, ...] = ()  # from the first block on, as in that checkpoint
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the topic has an object in view, a `through` or a TOPIC entry."""
+        return bool(self.blocks) or self.through is not None or self.entry is not None
+
+    def names(self) -> Iterator[CommittedObject]:
+        """Yield the live objects of this instant in log order; blocks are unpacked one after another."""
+        return _names(self.blocks)
+
+    def blocks_within(self, begin: int, end: int) -> list[Block]:
+        """Return the blocks that may contain an object with its CommitLog range in [begin, end)."""
+        return [block for block in self.blocks if block.last_begin >= begin and block.begin < end]
+
+    def names_since(self, time_ms: int) -> Iterator[CommittedObject]:
+        """Yield, in log order, the live objects of blocks that contain a row group stored at or after a time."""
+        return _names([block for block in self.blocks if block.newest_ms >= time_ms])
+
+    def names_within(self, start: int | None, end: int | None) -> Iterator[CommittedObject]:
+        """Yield, in log order, the live objects of blocks that may contain a row group of [start, end)."""
+        return _names([block for block in self.blocks if block.may_be_of(start, end)])
+
+    def named_offsets(self) -> dict[int, int]:
+        """Return for each queue the highest named offset."""
+        return {held.queue: held.named for held in list(self.queues.values()) if held.named is not None}
+
+    def expiring_names(self) -> Iterator[tuple[int, CommittedObject]]:
+        """Yield (deletion time in ms, object) of the expired objects of this instant."""
+        blocks = self.expiring
+        return ((after, name) for after, block in blocks for name in block.names())
+
+    def expiring_near(self, spans: Mapping[int, Sequence[tuple[int, int]]]) -> Iterator[tuple[int, CommittedObject]]:
+        """Yield as `expiring_names`, but only from blocks that may contain a row of these ordered, disjoint spans."""
+        blocks = [one for one in self.expiring if _may_hold(one[1], spans)]
+        return ((after, name) for after, block in blocks for name in block.names())
+
+    def due(self, now_ms: int) -> list[str]:
+        """Return the keys of expired objects that may be deleted by now, sorted."""
+        return sorted(key for after, block in self.expiring if after <= now_ms for key in block.name_keys())
+
+    def due_of(self, keys: Keys, now_ms: int) -> list[str]:
+        """Return those of these keys whose objects may be deleted by now; other blocks are not read."""
+        starts = _starts(keys)
+        due = (block for after, block in self.expiring if after <= now_ms and _may_have(block, starts))
+        return [key for block in due for key in block.name_keys() if key in keys]
+
+    def stays_until(self, name: CommittedObject) -> int | None:
+        """Return the time after which an expired object may be deleted; None if it is live or deleted."""
+        there = (one for one in self.expiring if one[1].begin <= name.start <= one[1].last_begin)
+        return next((after for after, block in there if any(name.key == one.key for one in block.kept_names())), None)
+
+    def names_at(self, physical_offset: int) -> Iterator[CommittedObject]:
+        """Yield the live objects whose CommitLog range contains an offset."""
+        return _names_at(self.blocks, physical_offset)
+
+    def around(self, name: CommittedObject) -> list[CommittedObject]:
+        """Return the live and expired objects whose CommitLog range contains the start of an object."""
+        expired = _names_at((block for _, block in self.expiring), name.start)
+        return [*self.names_at(name.start), *expired]
+
+    def is_live(self, key: str, start: int) -> bool:
+        """Return whether the object with this key, which starts at `start`, is in view."""
+        return any(key == name.key for block in _around(self.blocks, start) for name in block.kept_names())
+
+    def has(self, key: str, start: int | None) -> bool:
+        """Return whether an object is live or expired and not deleted; `start` is None if the key does not tell."""
+        expiring = [block for _, block in self.expiring]
+        if start is None:
+            return any(key == name.key for block in (*self.blocks, *expiring) for name in block.kept_names())
+        there = (block for block in expiring if block.begin <= start <= block.last_begin)
+        return self.is_live(key, start) or any(key == name.key for block in there for name in block.kept_names())
+
+    def may_expire(self, newest_ms: int) -> bool:
+        """Return False if no row group of the oldest block is of that time or older; nothing is unpacked."""
+        return bool(self.blocks) and self.blocks[0].soonest_ms <= newest_ms
+
+    def next_uncovered(self, offset: int) -> tuple[int, int | None]:
+        """Return the first uncovered CommitLog offset from `offset` on, and the start of the next covered range."""
+        offset = max(offset, self.through or 0)
+        for start, end in sorted(self.covered or ()):
+            if start > offset:
+                return offset, start
+            offset = max(offset, end)
+        return offset, None
+
+    def nothing_below(self) -> dict[int, int]:
+        """Return for each queue the offset below which it has expired and no live or expiring object remains."""
+        lowest: dict[int, int] = {}
+        for block in (*self.blocks, *(block for _, block in self.expiring)):
+            for queue, first, _ in block.queues():
+                lowest[queue] = min(first, lowest.get(queue, first))
+        return {queue: min(held.minimum, lowest.get(queue, held.minimum)) for queue, held in list(self.queues.items())}
+
+
+class TopicCatalog(TopicView):
+    """A topic that one thread changes."""
+
+    __slots__ = ()
 
     # ---- entries
 
@@ -114,14 +212,6 @@ class TopicCatalog:
             self.gaps = [gap for gap in self.gaps if gap.last >= below[gap.queue]]
             for queue, held in self.queues.items():
                 held.forget_gaps(below[queue])
-
-    def nothing_below(self) -> dict[int, int]:
-        """Return for each queue the offset below which it has expired and no live or expiring object remains."""
-        lowest: dict[int, int] = {}
-        for block in (*self.blocks, *(block for _, block in self.expiring)):
-            for queue, first, _ in block.queues():
-                lowest[queue] = min(first, lowest.get(queue, first))
-        return {queue: min(held.minimum, lowest.get(queue, held.minimum)) for queue, held in list(self.queues.items())}
 
     def raise_minimums(self, minimums: Mapping[int, int]) -> None:
         """Raise the minimums of queues; a lower one is ignored."""
@@ -393,92 +483,6 @@ class TopicCatalog:
         if held is None:
             held = self.queues[number] = QueueRuns(number, None if self._is_laid else self)
         return held
-
-    # ---- reading
-
-    @property
-    def is_listed(self) -> bool:
-        """Whether the topic has an object in view, a `through` or a TOPIC entry."""
-        return bool(self.blocks) or self.through is not None or self.entry is not None
-
-    def names(self) -> Iterator[CommittedObject]:
-        """Yield the live objects of this instant in log order; blocks are unpacked one after another."""
-        return _names(self.blocks)
-
-    def blocks_within(self, begin: int, end: int) -> list[Block]:
-        """Return the blocks that may contain an object with its CommitLog range in [begin, end)."""
-        return [block for block in self.blocks if block.last_begin >= begin and block.begin < end]
-
-    def names_since(self, time_ms: int) -> Iterator[CommittedObject]:
-        """Yield, in log order, the live objects of blocks that contain a row group stored at or after a time."""
-        return _names([block for block in self.blocks if block.newest_ms >= time_ms])
-
-    def names_within(self, start: int | None, end: int | None) -> Iterator[CommittedObject]:
-        """Yield, in log order, the live objects of blocks that may contain a row group of [start, end)."""
-        return _names([block for block in self.blocks if block.may_be_of(start, end)])
-
-    def named_offsets(self) -> dict[int, int]:
-        """Return for each queue the highest named offset."""
-        return {held.queue: held.named for held in list(self.queues.values()) if held.named is not None}
-
-    def expiring_names(self) -> Iterator[tuple[int, CommittedObject]]:
-        """Yield (deletion time in ms, object) of the expired objects of this instant."""
-        blocks = self.expiring
-        return ((after, name) for after, block in blocks for name in block.names())
-
-    def expiring_near(self, spans: Mapping[int, Sequence[tuple[int, int]]]) -> Iterator[tuple[int, CommittedObject]]:
-        """Yield as `expiring_names`, but only from blocks that may contain a row of these ordered, disjoint spans."""
-        blocks = [one for one in self.expiring if _may_hold(one[1], spans)]
-        return ((after, name) for after, block in blocks for name in block.names())
-
-    def due(self, now_ms: int) -> list[str]:
-        """Return the keys of expired objects that may be deleted by now, sorted."""
-        return sorted(key for after, block in self.expiring if after <= now_ms for key in block.name_keys())
-
-    def due_of(self, keys: Keys, now_ms: int) -> list[str]:
-        """Return those of these keys whose objects may be deleted by now; other blocks are not read."""
-        starts = _starts(keys)
-        due = (block for after, block in self.expiring if after <= now_ms and _may_have(block, starts))
-        return [key for block in due for key in block.name_keys() if key in keys]
-
-    def stays_until(self, name: CommittedObject) -> int | None:
-        """Return the time after which an expired object may be deleted; None if it is live or deleted."""
-        there = (one for one in self.expiring if one[1].begin <= name.start <= one[1].last_begin)
-        return next((after for after, block in there if any(name.key == one.key for one in block.kept_names())), None)
-
-    def names_at(self, physical_offset: int) -> Iterator[CommittedObject]:
-        """Yield the live objects whose CommitLog range contains an offset."""
-        return _names_at(self.blocks, physical_offset)
-
-    def around(self, name: CommittedObject) -> list[CommittedObject]:
-        """Return the live and expired objects whose CommitLog range contains the start of an object."""
-        expired = _names_at((block for _, block in self.expiring), name.start)
-        return [*self.names_at(name.start), *expired]
-
-    def is_live(self, key: str, start: int) -> bool:
-        """Return whether the object with this key, which starts at `start`, is in view."""
-        return any(key == name.key for block in _around(self.blocks, start) for name in block.kept_names())
-
-    def has(self, key: str, start: int | None) -> bool:
-        """Return whether an object is live or expired and not deleted; `start` is None if the key does not tell."""
-        expiring = [block for _, block in self.expiring]
-        if start is None:
-            return any(key == name.key for block in (*self.blocks, *expiring) for name in block.kept_names())
-        there = (block for block in expiring if block.begin <= start <= block.last_begin)
-        return self.is_live(key, start) or any(key == name.key for block in there for name in block.kept_names())
-
-    def may_expire(self, newest_ms: int) -> bool:
-        """Return False if no row group of the oldest block is of that time or older; nothing is unpacked."""
-        return bool(self.blocks) and self.blocks[0].soonest_ms <= newest_ms
-
-    def next_uncovered(self, offset: int) -> tuple[int, int | None]:
-        """Return the first uncovered CommitLog offset from `offset` on, and the start of the next covered range."""
-        offset = max(offset, self.through or 0)
-        for start, end in sorted(self.covered or ()):
-            if start > offset:
-                return offset, start
-            offset = max(offset, end)
-        return offset, None
 
 
 def _ranges_of(blocks: Iterable[Block]) -> int:

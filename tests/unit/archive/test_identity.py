@@ -225,7 +225,7 @@ def test_intent_cost_is_independent_of_the_number_of_topics(tmp_path: Path, monk
     for number in range(1, 6):
         rig.journal.append(intent(number, topics[:1]))
         assert 0 < written.take() < 300
-    rig.journal.append(Expire(keys=[], minimums={topics[1]: {0: 7}}, delete_after_ms=0), plan=rig.journal.plan_mark())
+    rig.journal.append(Expire(keys=[], minimums={topics[1]: {0: 7}}, delete_after_ms=0), plan=rig.journal.named.mark())
     assert 0 < written.take() < 300
     rig.restart()
     assert rig.journal.reaches == 6 * 64

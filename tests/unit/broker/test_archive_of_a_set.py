@@ -230,7 +230,7 @@ def test_a_copy_that_has_gone_on_by_itself_is_refused_whatever_lies_below() -> N
     staging.bucket = both.bucket
     staging.b.store.shutdown()
     staging.b.live()
-    staging.b.archive.journal.is_same_log(both.a.store.log_uuid)
+    staging.b.archive.journal.log_name.set_by_master(both.a.store.log_uuid)
     staging.elect(staging.b)
     with pytest.raises(ArchiveRefused, match="belongs to another data directory"):
         staging.b.offload()
@@ -247,7 +247,7 @@ def test_with_nothing_in_common_a_member_is_refused_unless_its_master_told_it_th
     both.elect(both.b)
     with pytest.raises(ArchiveRefused):
         both.b.offload()
-    both.b.archive.journal.is_same_log(both.a.archive.journal.log_uuid)
+    both.b.archive.journal.log_name.set_by_master(both.a.archive.journal.log_uuid)
     both.b.offload()
     assert both.check_tiles() == (3, [])
 

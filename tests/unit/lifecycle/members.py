@@ -14,7 +14,8 @@ from neve.archive.catalog.catalog import Catalog
 from neve.archive.catalog.journal_reader import read_catalog
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.lifecycle.fakes import RECORD, FakeHot, FakeWorker
-from tiered.journal.writer import JournalWriter, Proof
+from tiered.journal.log_name import Proof
+from tiered.journal.writer import JournalWriter
 from tiered.write.entry_run import EntryRun
 
 UUID = "the set's log"

@@ -48,13 +48,13 @@ def test_a_name_goes_when_its_objects_its_records_and_the_retention_have_gone(ri
     archived_and_deleted(rig)
     assert rig.lifecycle.forget.run() == 0
     passed(rig, 8)
-    assert rig.journal.has_named("a")
+    assert "a" in rig.journal.named
     assert rig.lifecycle.forget.run() == 1
-    assert not rig.journal.has_named("a") and rig.hot.deleted == {}
+    assert "a" not in rig.journal.named and rig.hot.deleted == {}
     assert rig.journal.catalog.named_topics() == ["b"]
     assert rig.journal.begin_again("a"), "it begins at 0, should it come again"
     rig.restart()
-    assert not rig.journal.has_named("a")
+    assert "a" not in rig.journal.named
     for whole in (True, False):
         catalog = read_catalog(rig.store, "b", whole=whole)
         assert catalog.named_topics() == ["b"] and catalog.recorded_minimum("a", 0) == 0
@@ -92,7 +92,7 @@ def test_a_name_stays_while_something_of_it_may_be_there(rig: Rig, why: str) -> 
     elif why == "of a set":
         rig.lifecycle.forget._is_alone = False
     assert rig.lifecycle.forget.run() == 0
-    assert rig.journal.has_named("a") and rig.hot.deleted == {"a": {0: 15}}
+    assert "a" in rig.journal.named and rig.hot.deleted == {"a": {0: 15}}
     assert not any(isinstance(entry, Forget) for _, entry in entries(rig.store, "b"))
 
 
@@ -111,7 +111,7 @@ def test_where_it_is_not_known_whether_it_stands_the_next_run_does_it(
     if crash:
         rig.restart()
     rig.lifecycle.forget.run()
-    assert not rig.journal.has_named("a") and rig.hot.deleted == {}
+    assert "a" not in rig.journal.named and rig.hot.deleted == {}
     told = [entry for _, entry in entries(rig.store, "b") if isinstance(entry, Forget)]
     assert [entry.topics for entry in told] == [["a"]]
 

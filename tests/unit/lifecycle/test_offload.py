@@ -318,13 +318,13 @@ def test_a_stop_ends_the_work_after_the_round_that_runs(rig: Rig) -> None:
 def test_a_topic_begins_again_only_while_nothing_of_it_was_named(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     rig.hot.put("b", count=3)
-    assert not rig.journal.has_named("a")
+    assert "a" not in rig.journal.named
     assert rig.journal.begin_again("a")
     rig.hot.delete_topic("a")
     rig.hot.put("a", count=2)
     rig.offload()
     assert (rig.check_tiles("a"), rig.check_tiles("b")) == (2, 3)
-    assert rig.journal.has_named("a")
+    assert "a" in rig.journal.named
     assert not rig.journal.begin_again("a")
     rig.restart()
     assert not rig.journal.begin_again("b")

@@ -205,9 +205,9 @@ def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
 ) -> None:
     both.a.offload()
     journal = Member(both, tmp_path / "c", log_uuid="its own").journal
-    journal.is_same_log("a former master's")
+    journal.log_name.set_by_master("a former master's")
     with monkeypatch.context() as patch:
-        patch.setattr(journal._known, "save", lambda epoch: journal.is_same_log(UUID))
+        patch.setattr(journal._known, "save", lambda epoch: journal.log_name.set_by_master(UUID))
         with pytest.raises(ArchiveRefused):
             journal.follow()
     journal.follow()
@@ -216,18 +216,18 @@ def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
 
 def test_a_master_that_has_not_looked_yet_tells_the_name_that_it_was_told(both: BrokerSet, tmp_path: Path) -> None:
     member = Member(both, tmp_path / "c", log_uuid="its own")
-    member.journal.is_same_log(UUID)
+    member.journal.log_name.set_by_master(UUID)
     both.elect(member)  # no job has asked the store yet
     assert member.journal.log_uuid == UUID
     again = Member(both, tmp_path / "c", log_uuid="its own")
-    again.journal.was_same_log(UUID)
+    again.journal.log_name.set_by_earlier_process(UUID)
     assert again.journal.log_uuid == UUID
 
 
 def test_who_knows_the_archives_name_of_its_log_believes_no_master_that_does_not(both: BrokerSet) -> None:
     both.a.offload()
     both.b.journal.follow()
-    both.b.journal.is_same_log("the master's own")
+    both.b.journal.log_name.set_by_master("the master's own")
     both.b.journal.follow()
     assert both.b.journal.log_uuid == UUID
 
