@@ -16,6 +16,7 @@ from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import SEPARATOR, ConsumerOffsetManager
 from broker.tables.subscription_group_manager import SubscriptionGroupConfig, SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
+from infra.loop.in_steps import at_once
 from infra.process import collector
 from neve.archive.format.broker_state import BrokerState
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
@@ -39,11 +40,8 @@ class StateCapture:
         self._broker, self._store, self._tables, self._pins = broker, store, tables, pins
 
     def at_once(self) -> BrokerState:
-        """At a start and at a stop, when nobody waits."""
-        capture = self.in_slices()
-        while (state := next_slice(capture)) is None:
-            pass
-        return state
+        """Capture the state without yielding: at a start and at a stop."""
+        return at_once(self.in_slices())
 
     def from_thread(self, ask: Ask) -> BrokerState:
         """For a job, while the broker serves."""

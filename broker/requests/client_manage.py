@@ -83,7 +83,7 @@ class ClientManageProcessor:
         """None when its connection is gone: what it says is of nobody, or of nobody any more."""
         beat = self._known(connection, request)
         if beat is None:
-            beat = await in_turns(self._hear(connection, request), given_up=lambda: connection.is_closed)
+            beat = await in_turns(self._hear(connection, request), is_cancelled=lambda: connection.is_closed)
         return None if beat is None else _answer(request, beat)
 
     @staticmethod

@@ -32,15 +32,15 @@ def at_once(steps: Steps[T]) -> T:
 @overload
 async def in_turns(steps: Steps[T], *, shared: asyncio.Lock | None = None) -> T: ...
 @overload
-async def in_turns(steps: Steps[T], *, given_up: Callable[[], bool]) -> T | None: ...
+async def in_turns(steps: Steps[T], *, is_cancelled: Callable[[], bool]) -> T | None: ...
 async def in_turns(
-    steps: Steps[T], *, given_up: Callable[[], bool] = lambda: False, shared: asyncio.Lock | None = None
+    steps: Steps[T], *, is_cancelled: Callable[[], bool] = lambda: False, shared: asyncio.Lock | None = None
 ) -> T | None:
-    """Run one step per iteration of the event loop. Return None once `given_up` returns true between two steps.
+    """Run one step per iteration of the event loop. Return None once `is_cancelled` returns true between two steps.
 
     All calls with the same `shared` lock run one step per iteration together.
     """
-    while not given_up():
+    while not is_cancelled():
         async with shared or _NOT_SHARED:
             try:
                 next(steps)
