@@ -228,9 +228,10 @@ class BatchSender:
     async def _add(
         self, item: BatchItem, selected: dict[str, Sequence[MessageQueue]], delivery: Delivery | None
     ) -> None:
-        lane = await self._lane(item, selected)
         message = item.message
-        if item.timing or message.topic.startswith(RETRY_PREFIX):
+        topic = message.topic
+        lane = _Lane(topic, item.queue) if item.order_key is None else await self._ordered_lane(item, selected)
+        if item.timing or topic.startswith(RETRY_PREFIX):
             alone = _Batch([message])
             if delivery is not None:
                 alone.deliveries[0] = delivery
@@ -250,10 +251,9 @@ class BatchSender:
         if len(batch.messages) >= self._limits.max_messages:
             await self._begin_filled(lane)
 
-    async def _lane(self, item: BatchItem, selected: dict[str, Sequence[MessageQueue]]) -> _Lane:
-        topic = item.message.topic
-        if item.order_key is None:
-            return _Lane(topic, item.queue)
+    async def _ordered_lane(self, item: BatchItem, selected: dict[str, Sequence[MessageQueue]]) -> _Lane:
+        topic, order_key = item.message.topic, item.order_key
+        assert order_key is not None
         if item.queue is not None:
             raise ClientError("queue and order_key exclude each other")
         queues = selected.get(topic)
@@ -261,7 +261,7 @@ class BatchSender:
             queues = selected[topic] = (await self._session.routes.to_publish(topic)).write_queues
             if not queues:
                 raise ClientError(f"{topic} has no queue to write to", ResponseCode.TOPIC_NOT_EXIST)
-        return _Lane(topic, select_by_hash(item.order_key)(queues, item.message))
+        return _Lane(topic, select_by_hash(order_key)(queues, item.message))
 
     # ---- sending
 
