@@ -21,6 +21,7 @@ class FakeClient:
 
     def __init__(self, refused: str | None = None) -> None:
         self._refused, self._now, self.most, self.asked = refused, 0, 0, 0
+        self.admin = self
 
     async def _answer(self) -> None:
         self.asked += 1
