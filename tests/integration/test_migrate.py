@@ -69,7 +69,7 @@ def test_topics_and_groups_are_made_as_they_are_and_left_or_changed_where_they_a
         assert "orders" not in new.admin.topic_list()
         rows = {row["topic"]: row for row in two("topics", code=CONFLICT)}
         assert rows["bills"]["note"] == "readQueueNums: 2, at the target 1, writeQueueNums: 2, at the target 1"
-        assert "left so without --overwrite: bills" in two.said
+        assert "were not changed: bills" in two.said
         made = new.admin.topic_config("orders")
         assert (made.read_queues, made.write_queues, made.attributes) == (3, 3, {"reserve.time": "48"})
         assert new.admin.topic_config("bills").read_queues == 1
