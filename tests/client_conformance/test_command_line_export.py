@@ -81,15 +81,15 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
     source, target = (server.namesrv, other) if into == "other" else (other, server.namesrv)
     topic, group, directory = f"t{unique}", f"g{unique}", str(tmp_path / "export")
     asyncio.run(fill(source, topic, group))
-    assert f"{2 * COUNT} messages of 1 topics are new" in neve(source, "export", directory, "-t", topic)
-    assert "0 messages of 1 topics are new" in neve(source, "export", directory, "-t", topic)
+    assert f"{2 * COUNT} messages of 1 topics were added" in neve(source, "export", directory, "-t", topic)
+    assert "0 messages of 1 topics were added" in neve(source, "export", directory, "-t", topic)
 
     # A kill in the middle of a line: what is behind it comes again.
     (file, *_) = sorted((tmp_path / "export" / topic).iterdir())
     whole = file.read_bytes()
     lines = whole.splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:-10]) + lines[-10][:50])
-    assert "10 messages of 1 topics are new" in neve(source, "export", directory, "-t", topic)
+    assert "10 messages of 1 topics were added" in neve(source, "export", directory, "-t", topic)
     assert file.read_bytes() == whole
 
     assert f"{2 * COUNT} messages of 1 topics were sent" in neve(target, "import", directory)

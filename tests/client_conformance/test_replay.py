@@ -22,7 +22,7 @@ def neve(server: Any, *arguments: str, fails: int = 0) -> Any:
     command = [
         NEVE,
         *arguments,
-        *(["-n", server.namesrv] if arguments[1] in {"run", "resume", "redrive", "ls"} else []),
+        *(["-n", server.namesrv] if arguments[1] in {"run", "resume", "redrive", "list", "show"} else []),
     ]
     if arguments[:2] == ("replay", "list"):
         command = [NEVE, *arguments]
@@ -81,7 +81,7 @@ def test_a_part_of_a_topic_is_counted_and_sent_again(server: Any, topic: str, un
         assert message.queue.queue_id == n % 4
         assert message.properties["NEVE_REPLAY"].endswith(f"/{topic}/{n % 4}/{n // 4}")
     assert [row["state"] for row in neve(server, "replay", "list", "--tasks", str(tmp_path), "-o", "json")] == ["done"]
-    assert "there is a replay half" in neve(server, "replay", "run", "half", topic, *options, fails=5)
+    assert "replay half exists already" in neve(server, "replay", "run", "half", topic, *options, fails=5)
     assert "topic nope does not exist" in neve(
         server, "replay", "run", "other", topic, "--into", "nope", "--tasks", str(tmp_path), fails=3
     )
@@ -134,7 +134,7 @@ def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., N
     run(give_up)
     topic = told["topic"]
     assert {row["group"]: row["dead_letters"] for row in neve(server, "dlq", "list", "-o", "json")}[unique] == 4
-    listed = neve(server, "dlq", "list", unique, "-o", "json")
+    listed = neve(server, "dlq", "show", unique, "-o", "json")
     assert sorted((row["origin"], row["tags"], row["keys"]) for row in listed) == sorted(
         (topic, "AB"[n % 2], f"k{n}") for n in range(4)
     )
@@ -160,4 +160,4 @@ def test_dead_letters_go_back_to_their_group_or_their_topic(run: Callable[..., N
     assert neve(server, "dlq", "redrive", unique, "--into", "origin", "--all", *tasks)["sent"] == 4
     bodies = Counter(message.body for message in stored(server, topic))
     assert bodies == {f"{n}".encode(): 2 for n in range(4)}
-    assert "no dead letters" in neve(server, "dlq", "list", f"{unique}-none", fails=3)
+    assert "no dead letters" in neve(server, "dlq", "show", f"{unique}-none", fails=3)

@@ -157,7 +157,7 @@ def test_import_creates_a_topic_with_the_exported_settings(
         said = capfd.readouterr().err
         assert asyncio.run(bodies()) == [b"of 0", b"of 1", b"of 2", b"of 3"]
         assert asyncio.run(row()) == {**before, "writeQueueNums": 4, "perm": 6}
-        hints = re.findall(r"to (?:close it|have so) again: neve (.*)", said)
+        hints = re.findall(r"restore with: neve (.*)", said)
         for hint in hints:
             assert main.run([*hint.split(), *asked]) == 0
         assert asyncio.run(row()) == before
