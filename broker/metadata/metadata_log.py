@@ -371,12 +371,44 @@ class MetadataLog:
         """Take a master's tables in place of these, all or none, also through a crash; then follow the log from there.
 
         For a slave whose log is confirmed as far as the image's. Raises as `catch_up`.
+
+        A slave that followed the former master mostly has the same tables: then no file is written, because each takes
+        two syncs on the event loop.
         """
-        self._disk.write_atomic(self._image_path, msgspec.json.encode(image))
-        self._install(image)
+        if self._has_tables_of(image):
+            self._adopt(image)
+        else:
+            self._disk.write_atomic(self._image_path, msgspec.json.encode(image))
+            self._install(image)
         self.catch_up()
         if image.settled_in:
             self._on_settled(image.settled_in)
+
+    def _has_tables_of(self, image: MetadataImage) -> bool:
+        """Whether the tables that the log brings are equal, at the same place of the log."""
+        users = image.users if self._users is None else self._users.image()
+        return (
+            self._journal.position == image.position
+            and self._topics.topics == image.topics.topics
+            and self._groups.groups == image.groups.groups
+            and self._groups.forbidden() == image.groups.forbidden
+            and self._modes.image() == image.modes
+            and (image.users is None or users == image.users)
+        )
+
+    def _adopt(self, image: MetadataImage) -> None:
+        """Take the parts of an image that no record of the log brings."""
+        for table, version in ((self._topics, image.topics.version), (self._groups, image.groups.version)):
+            if table.data_version.to_wire() != version:
+                table.data_version.read(version)
+                table.file.touch()
+        self._take_positions(image)
+
+    def _take_positions(self, image: MetadataImage) -> None:
+        self._delays.install(image.delays)
+        self._delays_followed = -1
+        self._store.remember_ended(image.ended)
+        self._store.begin_queues(image.ends, image.log_end)
 
     def _install(self, image: MetadataImage, *, at_start: bool = False) -> None:
         self._follow_queues(image.position, at_start=at_start)
@@ -384,12 +416,9 @@ class MetadataLog:
         self._topics.install(image.topics)
         self._groups.install(image.groups)
         self._modes.install(image.modes)
-        self._delays.install(image.delays)
-        self._delays_followed = -1
         if self._users is not None and image.users is not None:
             self._users.install(image.users)
-        self._store.remember_ended(image.ended)
-        self._store.begin_queues(image.ends, image.log_end)
+        self._take_positions(image)
         if not at_start:  # else the book of pops is not read yet
             self.settle()
         if self._store.has_unsaved_deletions:
