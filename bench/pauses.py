@@ -374,7 +374,7 @@ def truncation(root: Path, queues: int) -> None:
         for process in others:
             process.suspend()
         try:
-            cluster.fill(heartbeats=False)  # nobody else has this
+            cluster.fill(heartbeats=False)  # the slaves do not have these
             former.kill()
         finally:
             for process in others:
