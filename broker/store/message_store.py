@@ -565,7 +565,7 @@ class MessageStore:
     def wants_upkeep(self) -> bool:
         """Whether `upkeep` has something to do."""
         queues = self._queues
-        return (
+        return self._cut_ended is None and (
             self._checkpointer.is_due
             or self._end.wants_next
             or queues.removal.is_pending
@@ -593,7 +593,8 @@ class MessageStore:
 
     def prepare_next(self) -> None:
         """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
-        self._log.prepare_next()
+        if self._cut_ended is None:  # a cut allocates none, and makes threads wait that ask for a file
+            self._log.prepare_next()
 
     @property
     def checkpointed(self) -> int:

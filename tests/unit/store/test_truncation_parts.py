@@ -310,3 +310,31 @@ def test_budget_of_new_queue_files_holds_after_a_cut() -> None:
     queue.map = None
     with pytest.raises(NotThisTurn):
         queue.make_room()
+
+
+def test_periodic_work_does_not_wait_for_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that waits for a minute counts as hanging."""
+    slave, shared = followed(SimDisk(), 8)
+    begun, may_end, recover = threading.Event(), threading.Event(), MessageStore._recover
+
+    def slow(self: MessageStore) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return recover(self)
+
+    monkeypatch.setattr(MessageStore, "_recover", slow)
+
+    async def main() -> None:
+        cut = asyncio.create_task(run_beside(slave.truncation(shared, epoch=1, floor=shared), asyncio.to_thread))
+        try:
+            await asyncio.to_thread(begun.wait, 60)
+            await asyncio.wait_for(asyncio.to_thread(slave.prepare_next), 30)
+            slave.after_flush(await asyncio.wait_for(asyncio.to_thread(slave.flush), 30))
+            assert not slave.wants_upkeep
+            assert not cut.done()
+        finally:
+            may_end.set()
+        assert await cut is not None
+
+    asyncio.run(main())
+    assert slave.max_physical_offset == shared
