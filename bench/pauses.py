@@ -12,7 +12,8 @@ eviction, tables, registrations) at their default periods. Three judges:
   the loop's thread, and what ran in it. By the wall other processes count, and threads that had the interpreter.
 
 `--deletion 4096` instead deletes a topic of so many queues, `--promotion 10000` kills the master of a set whose slaves
-have so many queues with new messages; both print the longest turn of the loop meanwhile.
+have so many queues with new messages, `--truncation 10000` has a former master cut off a tail with messages in so many
+queues; each prints the longest turn of the loop meanwhile.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from typing import Any
 from bench.wire import MAX_OFFSET, PULL, SEND_V2, SUCCESS, Client, Refused, pull_ext, request, send_ext
 from tests.servers.broker_set import BrokerSet
 from tests.servers.neve import NeveServer
+from tests.waiting import wait_until
 
 _CREATE_LIST, _HEART_BEAT, _COMMIT = 18, 34, 15
 _DELETE_TOPIC = 215
@@ -46,6 +48,7 @@ _IN_ONE = 500  # topics created by one request
 _PIPELINE = 200
 _MOST_MS, _TOLD_MS = 10.0, 5.0
 _BODY = b"x" * 512
+_CHANGE_S = 300.0
 
 
 def pipelined(client: Client, frames: Iterator[tuple[int, dict[str, object]]], body: bytes = b"") -> int:
@@ -209,18 +212,21 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the broker")
     parser.add_argument("--deletion", type=int, metavar="QUEUES", help="delete a topic of so many queues")
     parser.add_argument("--promotion", type=int, metavar="QUEUES", help="a slave with so many active queues is elected")
+    parser.add_argument("--truncation", type=int, metavar="QUEUES", help="a member cuts off a tail in so many queues")
     parser.add_argument("--probe", nargs=2, metavar=("BROKER", "TOPIC"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.probe:
         broker, topic = options.probe
         probe(broker, topic, options.seconds)
         return
-    if options.deletion or options.promotion:
+    if options.deletion or options.promotion or options.truncation:
         with tempfile.TemporaryDirectory(prefix="neve-bench-") as directory:
             if options.deletion:
                 deletion(Path(directory) / "deletion", options.deletion)
             if options.promotion:
                 promotion(Path(directory) / "promotion", options.promotion)
+            if options.truncation:
+                truncation(Path(directory) / "truncation", options.truncation)
         return
     settings = dict(pair.split("=", 1) for pair in options.set)
     root = Path(tempfile.mkdtemp(prefix="neve-bench-"))
@@ -346,14 +352,53 @@ def promotion(root: Path, queues: int) -> None:
         former.kill()
         heir = brokers.master_after(former)
         with Client(heir.broker, 600) as client:
-            while True:
-                try:
-                    client.send(cluster.topics[0], 0, _BODY)
-                    break
-                except Refused:
-                    time.sleep(0.01)
+            until_taken(client, cluster.topics[0])
         print(f"{queues:,} active queues: the next send succeeded {time.monotonic() - begun:.2f} s after the kill")
         tell_steps(steps_since(steps, begun))
+
+
+def truncation(root: Path, queues: int) -> None:
+    """Print the longest turn of the loop of a former master that comes back and cuts off what it had alone."""
+    root.mkdir(parents=True)
+    steps, per_topic = root / "steps", 100
+    # Slaves that are suspended for minutes stay in the SyncStateSet.
+    patience = {"haMaxTimeSlaveNotCatchup": "10m", "controllerHeartBeatTimeoutMills": "10m"}
+    settings = {"maxQueuesPerTopic": per_topic, "mappedFileSizeCommitLog": "64m", **patience}
+    with BrokerSet(root / "set", replication="async", settings=settings) as brokers:
+        former = brokers.master
+        cluster = Cluster(former.broker, queues // per_topic, per_topic, 0)
+        cluster.create()
+        cluster.fill(heartbeats=False)
+        wait_until(lambda: len(brokers.in_sync()) == len(brokers.members), "all are in sync", _CHANGE_S)
+        others = [process for member in brokers.members if member is not former for process in member.alive()]
+        for process in others:
+            process.suspend()
+        try:
+            cluster.fill(heartbeats=False)  # the slaves do not have these
+            former.kill()
+        finally:
+            for process in others:
+                process.resume()
+        heir = brokers.master_after(former)
+        with Client(heir.broker, 600) as client:
+            until_taken(client, cluster.topics[0])
+        former.start(watched(steps))
+        begun = time.monotonic()
+        wait_until(lambda: len(brokers.in_sync()) == len(brokers.members), "the former master is back", _CHANGE_S)
+        kept = sum(path.stat().st_size for path in former.directory.rglob("diverged/*.log"))
+        assert kept, "nothing was cut off"
+        print(f"{queues:,} queues: {kept:,} bytes cut off; in sync {time.monotonic() - begun:.2f} s after the start")
+        tell_steps(steps_since(steps, begun))
+
+
+def until_taken(client: Client, topic: str) -> None:
+    """Send to a member that is elected until it takes a message."""
+    while True:
+        try:
+            client.send(topic, 0, _BODY)
+            return
+        except Refused:
+            time.sleep(0.01)
 
 
 def anonymous(pid: int) -> int:

@@ -11,6 +11,9 @@ To master are two parts. `prepare` takes its time, on threads and in steps: the 
 offsets of groups, the popped queues. The broker takes nothing meanwhile, and its log does not grow. `lead` is one turn
 of the loop: nothing else finds it half done.
 
+To slave are two parts as well: `follow` is one turn, `retreat` reads the tables again on a thread and in slices. The
+files of the tables are suspended and the broker serves nobody until it has ended.
+
 Neither waits for a checkpoint of the queues. The log is the truth: a start after a crash rebuilds the queues above the
 last checkpoint, and the log was synced before its epoch began (`CutTornTail`).
 """
@@ -36,7 +39,8 @@ from broker.tables.state_file import StateFile
 from broker.tables.topic_config_manager import TopicConfigManager
 from broker.waiting.half_messages import HalfMessages
 from broker.waiting.timer_message import TimerMessages
-from infra.loop.in_steps import in_turns
+from infra.loop.in_steps import in_turns, run_beside
+from infra.loop.parts import Parts
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from infra.process.startup import EXIT_FAILED, StartupError
 from neve.errors import BrokerError
@@ -89,6 +93,7 @@ class ChangeOfRole:
         self._unsaid: ArchiveSettled | None = None  # of this reign: the log has not taken it yet
         self._has_unsaved = False  # where queues were raised by what the log says
         self._tries = 0
+        self._is_retreating = False  # the tables are not read again to their end
 
     async def prepare(self) -> None:
         """All of the log is confirmed and no master is followed: do what takes its time before `lead`.
@@ -176,14 +181,26 @@ class ChangeOfRole:
         """The log is going to be cut: nothing is applied to the tables before a master is followed again."""
         self._synchronize.forget()
 
-    def retreat(self) -> None:
-        """What the books had of it that it does not show, or not any more, is nothing. Raises as `lead`."""
+    async def retreat(self) -> None:
+        """Read the tables again, because the log shows less than they hold. Raises as `lead`.
+
+        Between two parts they are incomplete: the caller refuses all requests, and nothing is saved or applied.
+        """
+        await run_beside(self._retreat_parts(), self._threads.run)
+
+    def _retreat_parts(self) -> Parts[None]:
+        self._is_retreating = True
+        for file in self._files:
+            file.suspend()
         self._synchronize.forget()  # nothing is applied to them before a master is followed again
         self._doomed.forget()
         self._timers.forget()
         self._transactions.forget()
-        self._metadata.reload()
-        self._pops.load()
+        yield from self._metadata.reload_parts()
+        yield from self._pops.load_parts()
+        for file in self._files:
+            file.resume()
+        self._is_retreating = False
 
     def confirmed(self) -> None:
         """The log shows more: of a master, or of what it follows."""
@@ -200,7 +217,7 @@ class ChangeOfRole:
     async def follow_pops(self) -> None:
         """As a slave, a slice at a time: a master that begins has little left to read."""
         has_more = True
-        while has_more and self._store.is_following:
+        while has_more and self._store.is_following and not self._is_retreating:
             has_more = self._pops.follow(_EVENTS_AT_ONCE)
             await asyncio.sleep(0)
 

@@ -130,7 +130,7 @@ class HandOverNotDecided(HandOverRefused):
 
 
 class Books(Protocol):
-    """The state of the broker besides its log, for a change of role. On the loop; only `prepare` waits."""
+    """The state of the broker besides its log, for a change of role. On the loop; `prepare` and `retreat` wait."""
 
     async def prepare(self) -> None:
         """All of the log is confirmed: do what takes its time before `lead`. Raises as `lead`."""
@@ -150,11 +150,10 @@ class Books(Protocol):
     def before_cut(self) -> None:
         """The log is going to be cut: its tables follow nothing until a master is followed again."""
 
-    def retreat(self) -> None:
-        """What the books have that the log does not show is nothing: soon after `follow`, before a master is followed.
+    async def retreat(self) -> None:
+        """Read the tables again, after `follow` or a cut: the log shows less than they hold.
 
-        And again where the log was cut below what it showed, before its master's bytes come. Raises as `lead`, and is
-        tried again.
+        Called before a master is followed, while requests are refused. Raises as `lead`, and is tried again.
         """
 
     def confirmed(self) -> None:
@@ -283,6 +282,7 @@ class ReplicasManager:
         self._follower: asyncio.Task[None] | None = None
         self._client: HaClient | None = None
         self._cut_waits: asyncio.Future[None] | None = None
+        self._is_retreating = False  # the tables are read again
         self._is_cutting = False  # a diverged tail, until the tables are read again
         self._resolving = ""  # why the master's HA port is not known
         self.end_at_start = 0
@@ -558,7 +558,7 @@ class ReplicasManager:
         self._reign.leads = self._leads and state is State.MASTER
         if self._leads:
             role = Role.MASTER
-        elif not member.is_readable or self._is_cutting:
+        elif not member.is_readable or self._is_cutting or self._is_retreating:
             role = Role.FENCED
         elif member.is_in_sync and (self._is_attached or state in _LEADING):
             role = Role.SLAVE_IN_SYNC
@@ -635,6 +635,8 @@ class ReplicasManager:
                 await self._begin_epoch(epoch)
             case _Lead(confirming=confirming):
                 await self._lead(confirming)
+            case _Retreat(cut=waiter):
+                await self._retreat(waiter)
             case Cut(to=to):
                 await self._cut(to)
             case _:
@@ -660,15 +662,16 @@ class ReplicasManager:
             case Withdraw():
                 log.info("waits until the controller has noticed the end of this member's former life")
                 self._controllers.hang_up()
-            case _Retreat(cut=waiter):
-                self._retreat(waiter)
             case _:
                 self._ask_soon(action)
 
-    def _retreat(self, waiter: asyncio.Future[None] | None) -> None:
-        self._books.retreat()
-        if self._is_cutting:
-            self._end_cut()
+    async def _retreat(self, waiter: asyncio.Future[None] | None) -> None:
+        """Read the tables again. The loop has other turns before they are whole: FENCED, none serves a client."""
+        self._is_retreating = True
+        self._settle_role()
+        await self._books.retreat()
+        self._is_retreating = self._is_cutting = False
+        self._settle_role()
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 

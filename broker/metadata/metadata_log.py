@@ -47,10 +47,14 @@ from broker.tables.subscription_group_manager import SubscriptionGroupManager
 from broker.tables.topic_config_manager import TopicConfigManager
 from infra.disk.filesystem import Disk
 from infra.loop.in_steps import Steps, at_once
+from infra.loop.parts import Parts, nothing, run_here
 from neve.record.codec import MessageRecord
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS, is_internal
 
 log = logging.getLogger(__name__)
+
+# Changes that are applied in one turn of the event loop where tables are read again.
+_CHANGES_IN_A_TURN = 50
 
 
 class ImageNeeded(Exception):
@@ -77,8 +81,8 @@ class Modes(Table, Protocol):
 
     file: StateFile
 
-    def load(self) -> None:
-        """As the file has it."""
+    def load_parts(self) -> Parts[None]:
+        """As the file has it, which stays suspended."""
 
     def image(self) -> ModesImage:
         """All of them, as `install` takes them."""
@@ -106,8 +110,8 @@ class Users(Protocol):
 class Delays(Protocol):
     """How far delayed messages are delivered."""
 
-    def load(self) -> None:
-        """As the log said last, or the file where that is silent."""
+    def load_parts(self) -> Parts[None]:
+        """Read the positions of the log, or of the file if the log has none. The file stays suspended."""
 
     def positions(self) -> dict[int, int]:
         """Level → the next one, as `install` takes them."""
@@ -169,17 +173,22 @@ class MetadataLog:
 
     def load(self) -> None:
         """Behind the tables' own `load`: what the log has and they have not. Raises UnreadableChange."""
+        run_here(self._load_parts())
+
+    def _load_parts(self) -> Parts[None]:
         if self._disk.exists(self._image_path):
             self._install(decode_image(self._disk.read(self._image_path)), at_start=True)
         end = self._store.max_offset(METADATA_LOG, CHANGES)
         stands = [_stands_at(file, end) for file in self._files]
         users_stand = end if self._users is None else self._users.stands_at(end)
         first = max(min(*stands, users_stand), self._store.min_offset(METADATA_LOG, CHANGES))
-        for followed in self._read(first, end):
+        for number, followed in enumerate(self._read(first, end), 1):
             behind = [stands_at <= followed.offset for stands_at in stands]
             self._apply(followed, behind, users=users_stand <= followed.offset, at_start=True)
             if isinstance(followed.change, TopicGone | GroupGone):
                 self._gone.append(followed.change)
+            if number % _CHANGES_IN_A_TURN == 0:
+                yield nothing
         self._journal.reached(end)
         # A slave then looks for it only behind this point, in a turn of the loop.
         self._journal.records.last(METADATA_LOG, SETTLED, _settled)
@@ -187,21 +196,22 @@ class MetadataLog:
         if any(file.log_offset is not None and file.log_offset > last for file in self._files):
             self._on_lost()  # before a file says so no more
         if self._store.has_unsaved_deletions:
-            self._store.save_deletions()  # before a file is saved from which on their records are not read again
+            yield self._store.save_deletions  # before a file is saved from which on their records are not read again
         for file in self._files:
             if file.log_offset is None or file.log_offset > end:
                 # it speaks of changes that a power cut took: what comes in their places is not in it
-                file.save_now()
+                yield from file.save_parts()
 
-    def reload(self) -> None:
-        """The log shows less than it did, of a master that is one no more or of one that was cut: as it shows now.
+    def reload_parts(self) -> Parts[None]:
+        """Read all tables again, where the log shows less than it did: of a deposed master, or after a cut.
 
-        What files have of the rest is nothing, too: it goes with the next master's image, and `on_lost` is told that
-        one has to come first. Raises as `load`.
+        The files are suspended until the caller resumes them, and nothing is applied to the tables meanwhile. Changes
+        that only a file has are dropped with the next master's image; `on_lost` is called first.
+        Raises as `load`.
         """
         for table in (self._topics, self._groups, self._offsets, self._modes, self._delays):
-            table.load()
-        self.load()
+            yield from table.load_parts()
+        yield from self._load_parts()
         self._gone.clear()  # the book is read anew, and follows the log
         self._delays_followed = self._settled_followed = -1
 
@@ -371,12 +381,44 @@ class MetadataLog:
         """Take a master's tables in place of these, all or none, also through a crash; then follow the log from there.
 
         For a slave whose log is confirmed as far as the image's. Raises as `catch_up`.
+
+        A slave that followed the former master mostly has the same tables: then no file is written, because each takes
+        two syncs on the event loop.
         """
-        self._disk.write_atomic(self._image_path, msgspec.json.encode(image))
-        self._install(image)
+        if self._has_tables_of(image):
+            self._adopt(image)
+        else:
+            self._disk.write_atomic(self._image_path, msgspec.json.encode(image))
+            self._install(image)
         self.catch_up()
         if image.settled_in:
             self._on_settled(image.settled_in)
+
+    def _has_tables_of(self, image: MetadataImage) -> bool:
+        """Whether the tables that the log brings are equal, at the same place of the log."""
+        users = image.users if self._users is None else self._users.image()
+        return (
+            self._journal.position == image.position
+            and self._topics.topics == image.topics.topics
+            and self._groups.groups == image.groups.groups
+            and self._groups.forbidden() == image.groups.forbidden
+            and self._modes.image() == image.modes
+            and (image.users is None or users == image.users)
+        )
+
+    def _adopt(self, image: MetadataImage) -> None:
+        """Take the parts of an image that no record of the log brings."""
+        for table, version in ((self._topics, image.topics.version), (self._groups, image.groups.version)):
+            if table.data_version.to_wire() != version:
+                table.data_version.read(version)
+                table.file.touch()
+        self._take_positions(image)
+
+    def _take_positions(self, image: MetadataImage) -> None:
+        self._delays.install(image.delays)
+        self._delays_followed = -1
+        self._store.remember_ended(image.ended)
+        self._store.begin_queues(image.ends, image.log_end)
 
     def _install(self, image: MetadataImage, *, at_start: bool = False) -> None:
         self._follow_queues(image.position, at_start=at_start)
@@ -384,12 +426,9 @@ class MetadataLog:
         self._topics.install(image.topics)
         self._groups.install(image.groups)
         self._modes.install(image.modes)
-        self._delays.install(image.delays)
-        self._delays_followed = -1
         if self._users is not None and image.users is not None:
             self._users.install(image.users)
-        self._store.remember_ended(image.ended)
-        self._store.begin_queues(image.ends, image.log_end)
+        self._take_positions(image)
         if not at_start:  # else the book of pops is not read yet
             self.settle()
         if self._store.has_unsaved_deletions:

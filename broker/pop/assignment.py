@@ -8,6 +8,7 @@ from broker.tables.changes import Change, ModePut
 from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import StateFile, SyncLog
 from infra.disk.filesystem import Disk
+from infra.loop.parts import Parts, run_here
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.remoting.body import MessageQueue
 
@@ -69,7 +70,14 @@ class RequestModes:
         )
 
     def load(self) -> None:
-        self._modes = self.file.load(messageRequestModeMap=_SHAPE).get("messageRequestModeMap", {})
+        """As the file has it, at a start."""
+        run_here(self.load_parts())
+        self.file.resume()
+
+    def load_parts(self) -> Parts[None]:
+        """As `load`, where a master becomes a slave: the file stays suspended."""
+        value = yield from self.file.load_parts(messageRequestModeMap=_SHAPE)
+        self._modes = value.get("messageRequestModeMap", {})
 
     def set(self, topic: str, group: str, mode: str, neighbours: int) -> None:
         """Raises BrokerError where the log takes nothing now, and nothing has changed then."""

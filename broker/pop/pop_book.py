@@ -47,6 +47,7 @@ from broker.tables.state_file import StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
 from infra.loop.in_steps import Steps, at_once, in_turns
+from infra.loop.parts import Parts, nothing, run_here
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
@@ -104,12 +105,17 @@ class PopBook:
     def load(self) -> None:
         """The last image and the log behind it, cut to what the recovered log still holds.
 
-        At a start, and where a master becomes a slave: what was in the book is nothing then.
+        At a start.
         """
+        run_here(self.load_parts())
+        self.file.resume()
+
+    def load_parts(self) -> Parts[None]:
+        """As `load`, also where a master becomes a slave: the file stays suspended. `follow` must wait for the end."""
+        value = yield from self.file.load_parts()
         self.queues.clear()
         self._due.clear()
         self._changed = self._unlogged = False
-        value = self.file.load()
         self._floor = int(value.get("floor", 0))
         end, behind = self._store.max_offset(self._topic, _LOG_QUEUE), int(value.get("logOffset", 0))
         self._log_start = self._followed = min(behind, end)
@@ -117,10 +123,12 @@ class PopBook:
         if self._store.is_following and behind > self._store.next_offset(self._topic, _LOG_QUEUE):
             self._is_part = True  # of an `async` set, that lost what the image was made of
             self._capture()
-            self.file.save_now()
+            yield from self.file.save_parts()
             return
-        for row in value.get("queues", ()):
+        for number, row in enumerate(value.get("queues", ()), 1):
             self._load_queue(*row)
+            if number % _LED_SLICE == 0:
+                yield nothing
         if self._store.is_following:
             return  # `follow` goes on
         at_once(self.lead_steps())

@@ -48,7 +48,7 @@ from broker.store.visibility import AppendCallback, Run, Visibility
 from infra.clock import Clock
 from infra.disk.filesystem import Disk, OutOfDescriptors
 from infra.loop.locks import NewLock, new_lock
-from infra.loop.parts import Parts, run_here
+from infra.loop.parts import Parts, nothing, run_here
 from neve.record.codec import decode_record
 from neve.remoting.codes import GetMessageStatus
 
@@ -80,10 +80,6 @@ class KeyHits(NamedTuple):
 
     records: list[bytes]
     unsearched_from: int | None = None
-
-
-def _nothing() -> None:
-    """Yield to the event loop."""
 
 
 class MessageStore:
@@ -288,8 +284,8 @@ class MessageStore:
         """Cut a slave's log down to the begin of a record; return the file that keeps the removed tail.
 
         The yielded parts are for a thread: they are all that takes its time. Nothing is appended meanwhile. From the
-        decision on every change of the store is refused (`LogIsCut`), and readers see it as it was below the cut. The
-        caller reads tables that hold more than the log in the turn in which this ends.
+        decision on every change of the store is refused (`LogIsCut`), and readers see it as it was below the cut. In
+        the turn in which this ends the caller suspends the tables that hold more than the log, and reads them again.
         `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
         StoreErrors; then nothing is cut. StoreNotWritable, and what nobody expects: the cut is incomplete, and the
         store refuses appends until the next start completes it.
@@ -366,7 +362,7 @@ class MessageStore:
         for number, (queue, queue_offset) in enumerate(shown.items(), 1):
             queue.visible = min(queue.visible, queue_offset)
             if number % _QUEUES_AT_ONCE == 0:
-                yield _nothing
+                yield nothing
 
     def _cut(self) -> Parts[None]:
         """Have a successor recover the directory on the thread, as a start does, and take over what it has found.
@@ -569,7 +565,7 @@ class MessageStore:
     def wants_upkeep(self) -> bool:
         """Whether `upkeep` has something to do."""
         queues = self._queues
-        return (
+        return self._cut_ended is None and (
             self._checkpointer.is_due
             or self._end.wants_next
             or queues.removal.is_pending
@@ -597,7 +593,8 @@ class MessageStore:
 
     def prepare_next(self) -> None:
         """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
-        self._log.prepare_next()
+        if self._cut_ended is None:  # a cut allocates none, and makes threads wait that ask for a file
+            self._log.prepare_next()
 
     @property
     def checkpointed(self) -> int:

@@ -24,8 +24,10 @@ import msgspec
 
 from broker import rocketmqs_store
 from broker.tables.journal import NO_JOURNAL, Journal
+from infra import collector
 from infra.disk.filesystem import Disk
 from infra.loop.in_steps import Steps, at_once, in_turns
+from infra.loop.parts import Parts, run_here
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from infra.process import collector
 from neve.errors import BrokerError
@@ -120,19 +122,34 @@ class StateFile:
         self._own_end = self._journal.position
 
     def suspend(self) -> None:
-        """Until the next `load` nothing is written, nor what is captured by now: the table has what its set has not."""
+        """Refuse every `save` until `resume` or the next `load`: the table differs from that of the broker's set."""
         self._is_suspended = True
+
+    def resume(self) -> None:
+        """Allow `save` again: the table holds exactly the changes below the journal's position."""
+        self._is_suspended = False
 
     def load(self, **shapes: Any) -> dict[str, Any]:
         """The table; what `shapes` names has that type. ValueError with the file's name for anything else."""
-        value = self._read(shapes)
-        self._is_suspended = False
-        self._loads += 1
+        value = run_here(self.load_parts(**shapes))
+        self.resume()
         return value
 
-    def _read(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        if not self._disk.exists(self._path):
+    def load_parts(self, **shapes: Any) -> Parts[dict[str, Any]]:
+        """As `load`, without `resume`: the yielded part reads and decodes the file."""
+        found: list[tuple[dict[str, Any], int | None] | None] = []
+        yield lambda: found.append(self._read(shapes))
+        self._loads += 1
+        if found[0] is None:
             return {}
+        value, self._log_offset = found[0]
+        self._own_first = self._own_end = 0
+        return value
+
+    def _read(self, shapes: Mapping[str, Any]) -> tuple[dict[str, Any], int | None] | None:
+        """Return the table and the position in the log that its file names; None without a file. For any thread."""
+        if not self._disk.exists(self._path):
+            return None
         data = self._disk.read(self._path)
         try:
             value = json.loads(data)
@@ -146,8 +163,6 @@ class StateFile:
         position = value.get(_LOG_OFFSET)
         if position is not None and not (type(position) is int and position >= 0):
             raise ValueError(f"{self._path}: damaged: {_LOG_OFFSET} {position!r}")
-        self._log_offset = position
-        self._own_first = self._own_end = 0
         try:
             shaped = {
                 name: msgspec.convert(value[name], shape, strict=False, str_keys=True)
@@ -156,7 +171,7 @@ class StateFile:
             }
         except msgspec.ValidationError as error:
             raise ValueError(f"{self._path}: damaged: {error}") from error
-        return value | shaped
+        return value | shaped, position
 
     async def save(self) -> None:
         """Capture, sync, save: what changes while the log is synced is for the next call.
@@ -185,6 +200,12 @@ class StateFile:
         """
         position = self._journal.position
         self._write(self._changes, position, self._encode(self._snapshot_now(), position))
+
+    def save_parts(self) -> Parts[None]:
+        """As `save_now`, of a table that nothing changes meanwhile; the yielded part encodes and writes it."""
+        position, changes = self._journal.position, self._changes
+        parts = self._snapshot_now()
+        yield lambda: self._write(changes, position, self._encode(parts, position))
 
     def _snapshot_now(self) -> Mapping[str, Any]:
         parts = self._snapshot()

@@ -13,6 +13,7 @@ from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import DataVersion, StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
+from infra.loop.parts import Parts, run_here
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.remoting import names
@@ -86,14 +87,19 @@ class SubscriptionGroupManager:
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
-        """As the file has it, at a start and where a master becomes a slave: others hold the table itself."""
-        self.groups.clear()
-        self._forbidden.clear()
-        value = self.file.load(
+        """As the file has it, at a start."""
+        run_here(self.load_parts())
+        self.file.resume()
+
+    def load_parts(self) -> Parts[None]:
+        """As `load`, where a master becomes a slave: the file stays suspended. Other objects hold the table itself."""
+        value = yield from self.file.load_parts(
             subscriptionGroupTable=dict[str, SubscriptionGroupConfig],
             forbiddenTable=dict[str, dict[str, int]],
             dataVersion=dict[str, int],
         )
+        self.groups.clear()
+        self._forbidden.clear()
         self.groups |= value.get("subscriptionGroupTable", {})
         for name, topics in value.get("forbiddenTable", {}).items():
             self._forbidden[name] = {topic for topic, bits in topics.items() if bits}

@@ -13,6 +13,7 @@ from broker.tables.journal import NO_JOURNAL, Journal
 from broker.tables.state_file import DataVersion, StateFile, SyncLog
 from infra.clock import Clock
 from infra.disk.filesystem import Disk
+from infra.loop.parts import Parts, run_here
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
 from neve.remoting import body, names
@@ -76,10 +77,15 @@ class TopicConfigManager:
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
-        """As the file has it, at a start and where a master becomes a slave: others hold the table itself."""
+        """As the file has it, at a start."""
+        run_here(self.load_parts())
+        self.file.resume()
+
+    def load_parts(self) -> Parts[None]:
+        """As `load`, where a master becomes a slave: the file stays suspended. Other objects hold the table itself."""
+        value = yield from self.file.load_parts(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
         self.topics.clear()
         self.unsaved.clear()
-        value = self.file.load(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
         self.topics |= _visible(value.get("topicConfigTable", {}))
         self.data_version.read(value.get("dataVersion", {}))
 

@@ -31,6 +31,7 @@ from broker.waiting.timer_message import TimerMessages
 from infra.clock import Clock
 from infra.config.properties import ConfigError
 from infra.disk.filesystem import Disk
+from infra.loop.parts import Parts, run_here
 from infra.loop.supervisor import Faults
 from infra.loop.threads import SYSTEM_THREADS, Threads
 from neve.errors import BrokerError
@@ -97,9 +98,15 @@ class ScheduleMessage:
         self.on_delivered: Callable[[], None] = lambda: None
 
     def load(self) -> None:
+        """Read the positions of the log, or of the file if the log has none; at a start."""
+        run_here(self.load_parts())
+        self.file.resume()
+
+    def load_parts(self) -> Parts[None]:
+        """As `load`, where a master becomes a slave: the file stays suspended."""
+        value = yield from self.file.load_parts(offsetTable=dict[int, int], saidBelow=int)
         self._offsets.clear()
         self._unsaid = False
-        value = self.file.load(offsetTable=dict[int, int], saidBelow=int)
         self._take(value.get("offsetTable", {}))
         said_below, end = value.get("saidBelow", 0), self._store.max_offset(METADATA_LOG, DELAYS)
         if said_below != end:  # the log says more than the file; or was cut, and what the file says was cut with it

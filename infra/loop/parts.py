@@ -8,6 +8,10 @@ T = TypeVar("T")
 Parts = Generator[Callable[[], object], None, T]
 
 
+def nothing() -> None:
+    """Yield to the event loop: a part for the border of two slices of work."""
+
+
 def run_here(parts: Parts[T]) -> T:
     """Run all of it on this thread, at a start or in a test."""
     error: BaseException | None = None

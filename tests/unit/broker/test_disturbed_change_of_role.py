@@ -77,13 +77,13 @@ def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cu
 ) -> None:
     """Else the first changes of the next master, in the places of those that were cut, are passed over."""
     store, end = cast("MessageStore", None), 0
-    reload, reloads = MetadataLog.reload, list[int]()
+    reload, reloads = MetadataLog.reload_parts, list[int]()
 
-    def at_last(self: MetadataLog) -> None:
+    def at_last(self: MetadataLog) -> Any:
         reloads.append(store.max_physical_offset)
         if store.max_physical_offset < end and len(reloads) < 2 + failures:
             raise OSError(5, "Input/output error")
-        reload(self)
+        yield from reload(self)
 
     async def never(*_: object) -> None:
         """Nothing but the log brings a change."""
@@ -106,7 +106,7 @@ def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cu
                 await put(former, b"alone")
                 assert bodies(former) == [b"1", b"alone"]
                 end = former.end
-                monkeypatch.setattr(MetadataLog, "reload", at_last)
+                monkeypatch.setattr(MetadataLog, "reload_parts", at_last)
                 await hand_to(brokers, heir)
                 heir.broker.topics.create_plain("of the set", 1)
                 await put(heir, b"2")
@@ -403,3 +403,36 @@ async def test_follower_is_begun_again_where_a_cut_meets_what_nobody_expects(
         assert former.broker._supervisor.failures["follow-master"] == 2
         assert former.broker._supervisor.failures["broker-set"] == 0
         assert former.role in (Role.SLAVE, Role.SLAVE_IN_SYNC)
+
+
+async def test_deposed_master_serves_and_saves_nothing_while_it_reads_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    reload = MetadataLog.reload_parts
+
+    def slow(self: MetadataLog) -> Any:
+        begun.set()
+        yield lambda: may_end.wait(60)
+        yield from reload(self)
+
+    async with of_three(tmp_path) as (brokers, former, heir, _):
+        await shows(heir, b"1")
+        monkeypatch.setattr(MetadataLog, "reload_parts", slow)
+        try:
+            await hand_to(brokers, heir)
+            await until(begun.is_set, "the tables are read")
+            assert former.role is Role.FENCED
+            former.broker.topics.file.touch()
+            with pytest.raises(BrokerError, match="master of its set no more"):
+                await former.broker.topics.file.save()
+            await former.broker.change_of_role.follow_pops()
+            asked = former.replicas.asked["Heartbeat"]
+            await until(lambda: former.replicas.asked["Heartbeat"] >= asked + 2, "its heartbeats go on")
+            assert former.role is Role.FENCED
+        finally:
+            may_end.set()
+        await put(heir, b"2")
+        await shows(former, b"1", b"2")
+        await until(lambda: former.role in (Role.SLAVE, Role.SLAVE_IN_SYNC), "it serves readers")
+        await former.broker.topics.file.save()

@@ -22,6 +22,7 @@ from broker.store.message_store import MessageStore
 from broker.tables.consumer_offset_manager import ConsumerOffsetManager
 from infra.clock import ManualClock
 from infra.loop.in_steps import at_once
+from infra.loop.parts import run_here
 from infra.net.remoting_server import Connection
 from neve.remoting.body import dumps_object_keys, lenient_loads
 from neve.remoting.codes import RequestCode as Code
@@ -226,7 +227,7 @@ async def test_idle_pop_queue_leaves_the_book_and_its_offset_stays(tmp_path: Pat
         assert broker.pops.queues == {}
         broker.metadata.install_offsets(polled)
         assert broker.offsets.query("g", "t", 0) == 1, "a slave has it, though an older poll is installed after it"
-        broker.metadata.reload()
+        run_here(broker.metadata.reload_parts())
         assert broker.offsets.query("g", "t", 0) == 1, "so has a start, though no table was saved"
         await send(connection, "t", b"two")
         clock.set_wall(newest - 1_000)

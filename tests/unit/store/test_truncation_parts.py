@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from infra.clock import ManualClock
 from infra.disk.filesystem import RealDisk
 from infra.loop.in_steps import run_beside
 from tests.doubles.sim_disk import SimDisk
+from tests.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.unit.store.conftest import small_config
 from tests.unit.store.replicas import Link, Master
 from tests.unit.store.test_truncation import record
@@ -171,36 +171,14 @@ def with_many_queues(root: Path, disk: RealDisk, queues: int) -> tuple[MessageSt
     return slave, queues * size
 
 
-# A call of a function takes some 0.1 µs to 1 µs: these are below 10 ms.
-CALLS_IN_A_TURN = 10_000
-
-
 def test_no_turn_of_a_cut_touches_a_file_or_each_of_many_queues(memory_directory: Path) -> None:
     queues, disk = 10_000, WatchedDisk()
     slave, shared = with_many_queues(memory_directory, disk, queues)
-    calls, turns = 0, list[int]()
 
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
+    def watch(is_watched: bool) -> None:
+        disk.is_watched = is_watched
 
-    def run_in_turns() -> None:
-        nonlocal calls
-        parts = slave.truncation(shared, epoch=1, floor=shared)
-        while True:
-            calls, disk.is_watched = 0, True
-            sys.setprofile(count)
-            try:
-                part = next(parts, None)
-            finally:
-                sys.setprofile(None)
-                disk.is_watched = False
-            turns.append(calls)
-            if part is None:
-                return
-            part()
-
-    run_in_turns()
+    turns = calls_in_turns(slave.truncation(shared, epoch=1, floor=shared), watch)
     assert slave.max_physical_offset == shared
     assert [slave.max_offset("t", queue) for queue in range(queues)] == [1] * queues
     assert disk.in_turns == []
@@ -332,3 +310,31 @@ def test_budget_of_new_queue_files_holds_after_a_cut() -> None:
     queue.map = None
     with pytest.raises(NotThisTurn):
         queue.make_room()
+
+
+def test_periodic_work_does_not_wait_for_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that waits for a minute counts as hanging."""
+    slave, shared = followed(SimDisk(), 8)
+    begun, may_end, recover = threading.Event(), threading.Event(), MessageStore._recover
+
+    def slow(self: MessageStore) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return recover(self)
+
+    monkeypatch.setattr(MessageStore, "_recover", slow)
+
+    async def main() -> None:
+        cut = asyncio.create_task(run_beside(slave.truncation(shared, epoch=1, floor=shared), asyncio.to_thread))
+        try:
+            await asyncio.to_thread(begun.wait, 60)
+            await asyncio.wait_for(asyncio.to_thread(slave.prepare_next), 30)
+            slave.after_flush(await asyncio.wait_for(asyncio.to_thread(slave.flush), 30))
+            assert not slave.wants_upkeep
+            assert not cut.done()
+        finally:
+            may_end.set()
+        assert await cut is not None
+
+    asyncio.run(main())
+    assert slave.max_physical_offset == shared

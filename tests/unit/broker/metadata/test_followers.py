@@ -201,6 +201,37 @@ def test_a_member_that_begins_with_an_image_ends_as_one_that_heard_everything(se
     assert alike(slave) == alike(master)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_image_of_equal_tables_is_adopted_without_a_write(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock(1_700_000_000_000)
+    story = Story(seed, clock)
+    master, slave = Member(tmp_path / "a", clock, seed), Member(tmp_path / "b", clock, seed)
+    for _ in range(60):
+        story.step(master)
+    for record in master.records():
+        slave.hear(record)
+    slave.metadata.catch_up()
+    master.topics.lead(7)
+    writes, write_atomic = list[str](), slave.disk.write_atomic
+
+    def noted(path: Path, data: bytes) -> None:
+        writes.append(path.name)
+        write_atomic(path, data)
+
+    monkeypatch.setattr(slave.disk, "write_atomic", noted)
+    slave.metadata.install(master.metadata.image())
+    assert writes == []
+    assert slave.topics.data_version.to_wire() == master.topics.data_version.to_wire()
+    assert slave.topics.file.dirty, "the version is saved with the table's next change, or at its period"
+    assert slave.schedule.positions() == master.schedule.positions()
+    del slave.topics.topics[next(iter(slave.topics.topics))]
+    slave.metadata.install(master.metadata.image())
+    assert slave.topics.topics == master.topics.topics
+    assert writes[0] == "metadataImage.json"
+
+
 def test_a_hundred_changes_of_the_master_leave_the_tables_equal(tmp_path: Path) -> None:
     clock, dice = ManualClock(1_700_000_000_000), random.Random(7)
     story = Story(7, clock)

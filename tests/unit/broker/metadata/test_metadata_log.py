@@ -23,11 +23,13 @@ from broker.tables.topic_config_manager import TopicConfig
 from infra.clock import ManualClock
 from infra.disk.filesystem import DiskFull
 from infra.loop.in_steps import at_once
+from infra.loop.parts import run_here
 from neve.errors import BrokerError
 from neve.record.codec import iter_records
 from neve.remoting.codes import ResponseCode
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 from tests.simulation.process import Killed, drive
+from tests.turns import CALLS_IN_A_TURN, calls_in_turns
 from tests.unit.broker.metadata.members import CONFIG, DELAY_MS, Member
 
 
@@ -372,7 +374,7 @@ def test_tables_that_hold_changes_which_are_cut_off_the_log_follow_it_only_once_
     member.store.truncate(shared, epoch=1, floor=shared)
     with pytest.raises(ImageNeeded, match="the tables have changes up to"):
         member.metadata.catch_up()
-    member.metadata.reload()
+    run_here(member.metadata.reload_parts())
     assert member.metadata.catch_up() == 0
     assert member.journal.position == member.store.next_offset(METADATA_LOG, CHANGES)
     assert set(member.topics.topics) == {"t"}
@@ -389,14 +391,27 @@ def test_whose_files_hold_what_is_cut_off_the_log_is_told_before_they_say_so_no_
         member.save()
         drive(member.topics.file.save())
     member.store.follow()
-    member.metadata.reload()
+    run_here(member.metadata.reload_parts())
     assert member.lost == [], "nothing is cut yet"
     member.store.truncate(shared, epoch=1, floor=shared)
-    member.metadata.reload()
+    run_here(member.metadata.reload_parts())
     assert [offsets[0] for offsets in member.lost] == ([position + 1] if saved else [])
     assert ("cut" in member.topics.topics) is saved
-    member.metadata.reload()
+    run_here(member.metadata.reload_parts())
     assert len(member.lost) == saved, "it is kept by who was told"
+
+
+def test_tables_are_read_again_in_turns_of_bounded_work(member: Member) -> None:
+    for number in range(20_000):
+        member.offsets.commit("g", f"topic-{number}", 0, number)
+    member.offsets.file.save_now()
+    for number in range(500):
+        member.topics.create_plain(f"topic-{number}", 1)
+    topics, offsets = dict(member.topics.topics), member.offsets.table()
+    turns = calls_in_turns(member.metadata.reload_parts())
+    assert (member.topics.topics, member.offsets.table()) == (topics, offsets)
+    assert max(turns) < CALLS_IN_A_TURN, turns
+    assert len(turns) > 20
 
 
 def test_what_the_log_has_and_readers_do_not_see_yet_is_not_lost(member: Member) -> None:
@@ -404,7 +419,7 @@ def test_what_the_log_has_and_readers_do_not_see_yet_is_not_lost(member: Member)
     member.topics.create_plain("t2", 1)
     drive(member.topics.file.save())
     assert member.store.max_offset(METADATA_LOG, CHANGES) < member.topics.file.log_offset  # type: ignore[operator]
-    member.metadata.reload()
+    run_here(member.metadata.reload_parts())
     assert member.lost == []
 
 
@@ -516,7 +531,7 @@ def test_a_cut_lowers_a_raised_queue_where_it_takes_the_record_that_raised_it_an
     cut.metadata.install(member.metadata.image())
     cut.store.follow()
     cut.store.truncate(behind if above else before, epoch=1, floor=0)
-    cut.metadata.reload()
+    run_here(cut.metadata.reload_parts())
     expected = (12, 12) if above else (5, 5)
     for _ in range(2):
         assert (cut.store.next_offset("t", 0), cut.store.min_offset("t", 0)) == expected
@@ -544,7 +559,7 @@ def test_a_cut_lowers_a_queue_of_which_there_was_nothing_where_it_takes_the_reco
     cut.store.after_flush(cut.store.flush())
     cut.store.follow()
     cut.store.truncate(behind if above else before, epoch=1, floor=0)
-    cut.metadata.reload()
+    run_here(cut.metadata.reload_parts())
     expected = 7 if above else 0
     for _ in range(2):
         assert (cut.store.next_offset("t", 3), cut.store.max_offset("t", 3)) == (expected, expected)
@@ -786,7 +801,7 @@ def test_a_delivery_that_was_cut_off_a_masters_log_is_made_again(tmp_path: Path,
     member.store.join_set(confirmed)
     assert member.schedule.deliver_due() == 1
     member.store.follow()
-    member.metadata.reload()
+    run_here(member.metadata.reload_parts())
     member.store.truncate(confirmed, epoch=1, floor=confirmed)
     member.store.lead()
     member.metadata.lead()
