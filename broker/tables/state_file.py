@@ -24,7 +24,6 @@ import msgspec
 
 from broker import rocketmqs_store
 from broker.tables.journal import NO_JOURNAL, Journal
-from infra import collector
 from infra.disk.filesystem import Disk
 from infra.loop.in_steps import Steps, at_once, in_turns
 from infra.loop.parts import Parts, run_here
