@@ -33,16 +33,11 @@ from neve.client.group.pull import (
 )
 from neve.client.group.send_back import SendBack
 from neve.client.model import (
-    BrokerInfo,
-    ConsumeStats,
     Message,
     MessageQueue,
     PullResult,
-    QueueStats,
     SendResult,
-    TopicConfig,
 )
-from neve.client.net.route import TopicRoute
 from neve.client.net.session import Session
 from neve.client.options import ClientOptions, OptionChanges
 from neve.client.send.batch_sender import BatchLimits, BatchSender
@@ -725,57 +720,3 @@ class AsyncClient:
             return await work(await self._puller.resolve(topic, queue))
 
         return await self._session.requests.within(None, inside())
-
-    # ---- administration
-
-    async def create_topic(
-        self,
-        name: str,
-        queues: int | None = None,
-        attributes: Mapping[str, str | None] | None = None,
-        *,
-        perm: int | None = None,
-        broker: str | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        """Create a topic on all masters, or change it; an attribute of None is removed.
-
-        Where the topic exists, arguments that are not given keep their present values. A new topic gets 8 queues to
-        read and to write.
-
-        Raises:
-            ClientError: the topic has more queues to read than `queues`; nothing is changed.
-        """
-        creating = self._admin.create_topic(name, queues, attributes, perm=perm, broker=broker, timeout=timeout)
-        await self._session.requests.within(timeout, creating)
-
-    async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
-        await self._session.requests.within(timeout, self._admin.delete_topic(name, timeout=timeout))
-
-    async def topic_config(self, name: str, *, broker: str | None = None) -> TopicConfig:
-        return await self._session.requests.within(None, self._admin.topic_config(name, broker=broker))
-
-    async def topic_route(self, name: str) -> TopicRoute:
-        return await self._session.requests.within(None, self._admin.topic_route(name))
-
-    async def topic_list(self) -> list[str]:
-        return await self._session.requests.within(None, self._admin.topic_list())
-
-    async def topic_stats(self, name: str) -> dict[MessageQueue, QueueStats]:
-        return await self._session.requests.within(None, self._admin.topic_stats(name))
-
-    async def consume_stats(self, group: str, topic: str) -> dict[MessageQueue, ConsumeStats]:
-        return await self._session.requests.within(None, self._admin.consume_stats(group, topic))
-
-    async def cluster_info(self) -> dict[str, BrokerInfo]:
-        return await self._session.requests.within(None, self._admin.cluster_info())
-
-    async def broker_config(self, broker: str) -> dict[str, str]:
-        """The configuration in force of a broker, by name."""
-        return await self._session.requests.within(None, self._admin.broker_config(broker))
-
-    async def view_message(self, msg_id: str, topic: str | None = None) -> Message:
-        return await self._admin.view_message(msg_id, topic)
-
-    async def query_messages(self, topic: str, key: str, *, max_count: int = 32) -> list[Message]:
-        return await self._admin.query_messages(topic, key, max_count=max_count)
