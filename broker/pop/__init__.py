@@ -1,1 +1,1 @@
-"""Pop consumption: the broker hands out single messages and keeps who has which, until when."""
+"""Pop consumption: the broker hands out single messages and records which ones are in flight, and until when."""

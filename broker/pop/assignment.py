@@ -1,4 +1,4 @@
-"""Which queues a client consumes and how: the share-out that pop clients leave to the broker, and its settings."""
+"""Queue assignment that pop clients leave to the broker, and the request mode (pull or pop) of topics and groups."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,10 @@ AVERAGE, BY_CIRCLE = "AVG", "AVG_BY_CIRCLE"
 
 
 def share(strategy: str, client: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
-    """The client's own part, as the clients' own strategies cut it. Raises ValueError for an unknown strategy."""
+    """Return the queues of one client by a strategy of RocketMQ clients.
+
+    An unregistered client gets none. Raises ValueError for an unknown strategy.
+    """
     if strategy not in (AVERAGE, BY_CIRCLE):
         raise ValueError(f"unsupported strategy {strategy}")
     if client not in clients or not queues:
@@ -34,7 +37,11 @@ def share(strategy: str, client: str, queues: Sequence[MessageQueue], clients: S
 def share_for_pop(
     strategy: str, client: str, queues: Sequence[MessageQueue], clients: Sequence[str], neighbours: int
 ) -> list[MessageQueue]:
-    """All queues for everybody, or the client's own part and that of so many clients after it."""
+    """Return the queues that a client may pop from: all queues, or its own and those of its neighbours.
+
+    Queue -1 denotes all queues of a topic on a broker. `neighbours` is RocketMQ's popShareQueueNum: the number of
+    clients after this one whose queues are added. Zero or less means all queues, and so does a number that covers all.
+    """
     if neighbours <= 0 or neighbours >= len(clients) - 1:
         brokers = sorted({(queue.topic, queue.broker_name) for queue in queues})
         return [MessageQueue(topic, broker, -1) for topic, broker in brokers]
@@ -48,7 +55,10 @@ def share_for_pop(
 
 
 class RequestModes:
-    """Pull or pop, for each topic and group; groups that were never set pull."""
+    """Request mode (pull or pop) of each topic and group (RocketMQ's MessageRequestModeManager).
+
+    Groups without a stored mode pull.
+    """
 
     def __init__(
         self,
@@ -80,13 +90,13 @@ class RequestModes:
         self._modes = value.get("messageRequestModeMap", {})
 
     def set(self, topic: str, group: str, mode: str, neighbours: int) -> None:
-        """Raises BrokerError where the log takes nothing now, and nothing has changed then."""
+        """Log a mode and store it. Raises BrokerError if the log refuses the record; the table is unchanged then."""
         change = ModePut(topic=topic, group=group, mode=mode, neighbours=neighbours)
         self._journal.record(change)
         self.apply(change)
 
     def apply(self, change: Change) -> None:
-        """What a change that is in the log makes of the table."""
+        """Apply a change that is in the metadata log."""
         if isinstance(change, ModePut):
             self._modes.setdefault(change.topic, {})[change.group] = {
                 "topic": change.topic, "consumerGroup": change.group, "mode": change.mode,
@@ -95,11 +105,11 @@ class RequestModes:
             self.file.touch_logged()
 
     def image(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """The whole table, as `install` takes it."""
+        """Return a copy of the whole table, in the form that `install` accepts."""
         return {topic: dict(groups) for topic, groups in self._modes.items()}
 
     def install(self, image: dict[str, dict[str, dict[str, Any]]]) -> None:
-        """Take another's table in place of this one."""
+        """Replace the table by that of another broker."""
         self._modes = {topic: dict(groups) for topic, groups in image.items()}
         self.file.touch_logged()
 

@@ -1,8 +1,9 @@
-"""The string by which a popped message is acknowledged: POP_CK.
+"""POP_CK, the receipt handle with which a consumer acknowledges a popped message.
 
 POP_CK: checkpoint offset ␣ pop time ␣ invisible time ␣ revive queue ␣ r ␣ broker name ␣ queue [␣ message offset]
 
-A proxy appends the message's place in the log to the POP_CK that its clients hand back: what follows is not read.
+RocketMQ's proxy appends the message's physical offset to the POP_CK of its clients. Fields after
+the eighth are ignored.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,7 @@ ORDER_QUEUE = 999
 
 @dataclass(frozen=True, slots=True)
 class ExtraInfo:
-    """One POP_CK taken apart: times in ms, offsets in the topic that `retry` names (RocketMQ's ExtraInfoUtil).
-
-    `parse` raises BrokerError for a text that is none.
-    """
+    """Fields of a POP_CK (RocketMQ's ExtraInfoUtil): times in ms, offsets in the topic that `retry` denotes."""
 
     checkpoint_offset: int
     pop_time: int
@@ -33,7 +31,7 @@ class ExtraInfo:
 
     @classmethod
     def parse(cls, text: str) -> "ExtraInfo":
-        """The first seven or eight fields; fewer are the request's fault."""
+        """Parse the first seven or eight fields. Raises BrokerError for a malformed text."""
         parts = text.split(" ", 8)[:8]
         if len(parts) < 7:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"extraInfo has {len(parts)} fields, not 7 or 8")

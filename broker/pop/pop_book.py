@@ -1,17 +1,17 @@
-"""Who has which message until when: for each group and queue the next offset to hand out and what is out.
+"""Pop book: the next offset to hand out and the messages in flight, for each group and queue.
 
-Every change is a record of the revive log first, then applied to its queue (`pop_queue`); a restart reads the last
-image of the book and applies the records behind it: what was acknowledged stays so and what was not comes again.
-Of a queue that is in the book, the book is the truth and the offset table follows it; who sets the group elsewhere
-comes here first.
+Each change is first written as a record of the revive log, then applied to its queue (`pop_queue`). A restart reads
+the last image of the book and applies the records after it, so acknowledgements survive. Messages that were in flight
+become visible again. For a queue in the book, the book is authoritative and the offset table follows it. Code that
+resets a group's offset must therefore change the book first.
 
-A queue without a message out leaves the book when it is idle. The offset table is the truth then; a record of the
-metadata log states the offsets before, for slaves.
+An idle queue without messages in flight leaves the book. From then on, the offset table is authoritative. A record of
+the metadata log stores the queue's offset before that, so slaves have it as well.
 
-Image: {"logOffset": first record of the log behind it, "queues": [[…], …], "floor": pop time, "isPart": true}
-floor   the latest pop time of the queues that left the book: a queue that comes back has later ones
-isPart  records that were in the book were cut off the log: what it has is from behind the cut. Who leads by it gives
-        out again what groups had not acknowledged by the offset table.
+Image: {"logOffset": first revive log offset after the image, "queues": [[…], …], "floor": pop time, "isPart": true}
+floor   latest pop time of the queues that left the book; a queue that returns gets later pop times
+isPart  the log was truncated below records that the book had applied, so the book covers only the log after that
+        point. On promotion, such a broker redelivers all messages from the group's committed offset.
 queue [group, topic, queue, next, flights, times, batch]
 flights [[offset, pop time, visible at, in order], …], times [newest, floor], batch [attempt, [offset, …], [count, …]]
 """
@@ -59,19 +59,19 @@ log = logging.getLogger(__name__)
 _LOG_QUEUE = 0
 _BATCH_BYTES = 4 << 20
 _ALL_QUEUES = -1
-# A queue that was not popped for so long, and has no message out, leaves the book.
+# Idle time after which a queue without messages in flight leaves the book.
 _IDLE_MS = 600_000
-# Queues looked at, and dropped by a record of the log each, in one turn of the event loop.
+# Per turn of the event loop: queues checked for idleness, and queues dropped (each by one record of the log).
 _IDLE_SLICE, _DROP_SLICE = 2_000, 32
-# In one turn of a promotion: records of the log, or queues and messages in flight.
+# Per turn of a promotion: records applied from the log, and queues plus messages in flight committed.
 _FOLLOWED_SLICE, _LED_SLICE = 200, 500
 
 
 class PopBook:
-    """What every popping group holds: the table, its image on disk, and the log of events behind the image.
+    """Pop state of all groups: the table, its image on disk, and the revive log after the image.
 
-    Invariant: an event is in the log before it is in the table. Takes the place of RocketMQ's PopBufferMergeService
-    and its checkpoint messages. Changes raise BrokerError when the log takes nothing now.
+    Invariant: an event is in the log before it is in the table. Replaces RocketMQ's PopBufferMergeService and its
+    checkpoint messages. Changes raise BrokerError if the log refuses the record.
     """
 
     def __init__(  # noqa: PLR0917
@@ -90,28 +90,31 @@ class PopBook:
         self._topic = topic
         self.queues: dict[Key, PopQueue] = {}
         self._due: list[tuple[int, Key, int]] = []
-        self._floor = 0  # see the image
+        self._floor = 0  # see the image format above
         self._image: Mapping[str, Any] = {}
         self._log_start = 0
-        self._followed = 0  # of a slave: the book has all below this offset of the log
-        self._is_part = False  # see the image
+        self._followed = 0  # on a slave: offset of the first revive log record that is not applied yet
+        self._is_part = False  # see the image format above
         self._changed = False
-        # The log refused a record that the next image has to say.
+        # The log refused a record, so the next image must be saved to make that change durable.
         self._unlogged = False
         self.file = StateFile(disk, path, lambda: self._image, sync_log=sync_log, threads=threads)
 
     # ---- restart
 
     def load(self) -> None:
-        """The last image and the log behind it, cut to what the recovered log still holds.
+        """Load the last image and apply the log after it, limited to the end of the recovered log.
 
-        At a start.
+        Runs at a start. The previous content of the book is discarded.
         """
         run_here(self.load_parts())
         self.file.resume()
 
     def load_parts(self) -> Parts[None]:
-        """As `load`, also where a master becomes a slave: the file stays suspended. `follow` must wait for the end."""
+        """Run `load` in parts, at a start and when a master becomes a slave; the file stays suspended.
+
+        `follow` must not run before all parts have ended.
+        """
         value = yield from self.file.load_parts()
         self.queues.clear()
         self._due.clear()
@@ -121,7 +124,7 @@ class PopBook:
         self._log_start = self._followed = min(behind, end)
         self._is_part = bool(value.get("isPart"))
         if self._store.is_following and behind > self._store.next_offset(self._topic, _LOG_QUEUE):
-            self._is_part = True  # of an `async` set, that lost what the image was made of
+            self._is_part = True  # an `async` set lost log records that are part of the image
             self._capture()
             yield from self.file.save_parts()
             return
@@ -130,7 +133,7 @@ class PopBook:
             if number % _LED_SLICE == 0:
                 yield nothing
         if self._store.is_following:
-            return  # `follow` goes on
+            return  # `follow` applies the log
         at_once(self.lead_steps())
         self._is_part = False
         if self.queues or value:
@@ -139,9 +142,9 @@ class PopBook:
             self._log_start = log_start
 
     def begin_with(self, queues: Sequence[tuple[Key, int, Sequence[tuple[int, Flight]]]]) -> None:
-        """Go on with what another broker left: each queue's next offset, and what is out. Of its log nothing is read.
+        """Initialize the book with the state of another broker: each queue's next offset and messages in flight.
 
-        At a start, when all of the log is on the disk.
+        Runs at a start, when the whole revive log is on disk. Skips all its records, because the state includes them.
         """
         self.queues.clear()
         self._due.clear()
@@ -154,7 +157,7 @@ class PopBook:
         self.file.save_now()
 
     def follow(self, at_most: int) -> bool:
-        """What the log has behind that, of a slave; False: that is all by now."""
+        """Apply up to `at_most` further events of the log on a slave; return False if none is left."""
         for event, following in self._events(self._followed):
             if event is not None:
                 self._apply(event)
@@ -165,10 +168,10 @@ class PopBook:
         return False
 
     def lead_steps(self) -> Steps[None]:
-        """The part of `lead` that takes its time, while the log does not grow and no offset changes.
+        """Run the slow part of a promotion, while the log does not grow and no offset changes.
 
         Apply all events of the log, clip each queue to its end, and store its offset in the offset table. `load` undoes
-        that, if this broker does not lead after all.
+        this if the promotion fails.
         """
         while self.follow(_FOLLOWED_SLICE):
             yield
@@ -185,7 +188,7 @@ class PopBook:
                 yield
 
     def lead(self) -> None:
-        """Behind `lead_steps`: all of the log is this broker's own from now on."""
+        """Finish a promotion after `lead_steps`: this broker is now the only writer of the log."""
         assert next(self._events(self._followed), None) is None, "the book has all events of the log"
         self._is_part, self._changed = False, True
 
@@ -208,7 +211,10 @@ class PopBook:
         queue.batch = Batch(attempt, offsets, {o: count for o, count in zip(offsets, counts, strict=True) if count})
 
     def _events(self, start: int) -> Iterator[tuple[Event | None, int]]:
-        """Yield each record's event with the offset behind it; None for a record that is to be ignored."""
+        """Yield each record's event with the following offset.
+
+        The event is None for records that are malformed or not written by neve.
+        """
         first = max(start, self._store.min_offset(self._topic, _LOG_QUEUE))
         end, records = self._store.max_offset(self._topic, _LOG_QUEUE), self._writer.internal
         for record in records.scan(self._topic, _LOG_QUEUE, first, end):
@@ -229,18 +235,19 @@ class PopBook:
 
     @property
     def dirty(self) -> bool:
-        """Whether the image on the disk is behind."""
+        """Whether the book or its file has changes that are not on disk."""
         return self._changed or self.file.dirty
 
     async def save(self) -> None:
-        """A new image on the disk; only then is the log below it not needed any more."""
+        """Save a new image. Only afterwards may the log before it be deleted."""
         log_start = self._capture()
         await self.file.save()
         self._log_start = max(self._log_start, log_start)
 
     def _capture(self) -> int:
-        """Take the image that the file writes next; returns the offset of the revive log from which it is continued."""
-        # the image has what is applied, also what no sync has confirmed yet: told again it would undo what came after
+        """Capture the image that the file writes next; return the revive log offset at which the log continues it."""
+        # The image includes applied events that are not fsynced yet. Applying them once more would undo later events,
+        # so the image's log offset is the end of the log and not the end of its durable part.
         store = self._store
         log_start = self._followed if store.is_following else store.next_offset(self._topic, _LOG_QUEUE)
         image: dict[str, Any] = {
@@ -256,7 +263,10 @@ class PopBook:
         return log_start
 
     def oldest_needed_physical(self) -> int | None:
-        """The first log position that a restart reads; what is out may be read from the archive."""
+        """Return the physical offset of the first revive log record that a restart reads, None if it reads none.
+
+        Messages in flight do not count: they may be read from the archive.
+        """
         if self._log_start >= self._store.max_offset(self._topic, _LOG_QUEUE):
             return None
         got = self._store.get(self._topic, _LOG_QUEUE, self._log_start, 1, _BATCH_BYTES)
@@ -283,19 +293,28 @@ class PopBook:
         return queue
 
     def set_elsewhere(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Somebody sets the group's offset: it goes on there, and what is out is forgotten. False: it doesn't pop."""
+        """Move a group that pops to another offset and forget its messages in flight.
+
+        Return False if the book does not have the queue, or if this broker is a slave.
+        """
         if (group, topic, queue_id) not in self.queues or self._store.is_following:
             return False
         self._reset(Reset(group, topic, queue_id, offset))
         return True
 
     def drop(self, *, topic: str = "", group: str = "") -> None:
-        """All queues of a deleted topic or group, by a single record: a record for each queue would stop the loop."""
+        """Drop all queues of a deleted topic or group.
+
+        A single record describes all of them, because one record each would block the event loop.
+        """
         if self._keys(group, topic):
             self._reset(Gone(group, topic, _ALL_QUEUES))
 
     def forget(self, *, topic: str = "", group: str = "") -> bool:
-        """As `drop`, where the log says elsewhere that the topic or the group is gone. False: it had nothing of it."""
+        """Drop all queues of a topic or group whose deletion another record of the log already describes.
+
+        Return False if the book had none.
+        """
         had = bool(self._keys(group, topic))
         if had:
             self._apply(Gone(group, topic, _ALL_QUEUES))
@@ -306,12 +325,12 @@ class PopBook:
         return [key for key in self.queues if topic in ("", key[1]) and group in ("", key[0])]
 
     def tell_offsets(self) -> None:
-        """The table of offsets says of popped queues what the book says."""
+        """Copy the offsets of all queues in the book to the offset table."""
         for queue in self.queues.values():
             self._commit(queue)
 
     def _reset(self, event: Reset | Gone) -> None:
-        """A log that takes nothing now is no reason to refuse: the next image says it."""
+        """Log and apply an event that must not fail: if the log refuses the record, the next image makes it durable."""
         try:
             self.record(event)
         except BrokerError as error:
@@ -320,10 +339,10 @@ class PopBook:
             self._apply(event)
 
     async def drop_idle(self) -> int:
-        """Drop the queues that have no message out and were not popped for a while; returns how many.
+        """Drop the idle queues without messages in flight; return their number.
 
-        Their offsets are in the log first: the next pop, the next start and slaves find them in the offset table. A
-        slave polls that table, and would lose what was acknowledged since its last poll.
+        Their offsets are logged first, so that the next pop, the next start and slaves find them in the offset table. A
+        slave that only polled the table would lose the acknowledgements since its last poll.
         """
         if self._store.is_following:
             return 0
@@ -341,7 +360,7 @@ class PopBook:
         return found
 
     def _drop(self, idle: Mapping[tuple[str, str], Sequence[PopQueue]]) -> Steps[int]:
-        """Drop those that have not changed since their offset was logged."""
+        """Drop the queues that have not changed since their offset was logged."""
         dropped = work = 0
         for pair, queues in idle.items():
             if self._store.is_following:
@@ -364,12 +383,15 @@ class PopBook:
         return dropped
 
     async def settle(self) -> None:
-        """Returns when what was set elsewhere outlives a crash, as soon as the log is synced."""
+        """Save the image if the log refused a reset. Then all resets survive a crash once the log is fsynced."""
         if self._unlogged:
             await self.save()
 
     def release(self, queue: PopQueue) -> bool:
-        """True when an ordered queue may be popped again; what came into view of its batch is then no longer out."""
+        """Return whether an ordered queue may be popped again.
+
+        If so, the messages of its last batch are no longer in flight.
+        """
         now, batch = self._clock.now_ms(), [flight for flight in queue.flights.values() if flight.in_order]
         if any(flight.visible_at > now for flight in batch):
             return False
@@ -378,7 +400,7 @@ class PopBook:
         return True
 
     def record(self, event: Event) -> None:
-        """Log and apply. Raises BrokerError when the log takes nothing now."""
+        """Log an event and apply it. Raises BrokerError if the log refuses the record."""
         host, now = self._store.config.store_host, self._clock.now_ms()
         said = NewMessage(
             topic=self._topic,
@@ -399,7 +421,10 @@ class PopBook:
             self._commit(queue)
 
     def take_due(self) -> list[tuple[PopQueue, int, Flight]]:
-        """What is out for too long; it stays in the book until its event is recorded. A slave's stays there."""
+        """Return the messages in flight whose invisible time has expired. A slave returns none.
+
+        They stay in the book until an event about them is recorded.
+        """
         if self._store.is_following:
             return []
         now, found = self._clock.now_ms(), []
@@ -412,7 +437,7 @@ class PopBook:
         return found
 
     def put_off(self, queue: PopQueue, offset: int, flight: Flight, until: int) -> None:
-        """It can't be revived now: look again later."""
+        """Defer a message that can't be revived now until `until` (ms)."""
         if queue.flights.get(offset) is flight:
             flight.visible_at = until
             heapq.heappush(self._due, (until, queue.key, offset))
@@ -428,7 +453,7 @@ class PopBook:
         heapq.heappush(self._due, (flight.visible_at, queue.key, offset))
 
     def _apply(self, event: Event) -> PopQueue | None:
-        """The queue that it changed; None if the book no longer has that."""
+        """Apply an event and return the queue that it changed; None if the queue is no longer in the book."""
         key = (event.group, event.topic, event.queue_id)
         self._changed = True
         if isinstance(event, Gone):

@@ -1,8 +1,8 @@
-"""What a pop gets: from the topic's queues, beginning anywhere, and from the group's pop-retry topics.
+"""Pop reads: messages of the topic's queues, from a rotating first queue, and of the group's pop-retry topics.
 
-Before a message is given to anybody it is out, by a record of the book, until it is acknowledged or its time is up.
-With messages in hand a pop does not wait for a read: a queue that needs that has its turn when it is the first, and one
-that can't be read now keeps back no other.
+A record of the pop book marks a message as in flight before it is handed out. The message stays in flight until it is
+acknowledged or its invisible time expires. A pop that already has messages does not wait for a read: a queue that
+needs one is read by a later pop that has no messages yet. An unreadable queue does not block other queues.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from neve.remoting.codes import GetMessageStatus
 from neve.remoting.names import NORMAL, retry_version
 
 _MAX_BYTES = 4 << 20
-# One pop in so many looks at the retry topic first, so that a busy topic doesn't keep retries away.
+# Every fifth pop reads the retry topics first, so that a busy topic does not starve retries.
 _RETRY_FIRST_EVERY = 5
-# Nothing there, but behind it there may be something.
+# No message at this offset, but later offsets may have some.
 _GOES_ON = frozenset({
     GetMessageStatus.NO_MATCHED_MESSAGE, GetMessageStatus.OFFSET_FOUND_NULL, GetMessageStatus.OFFSET_TOO_SMALL,
 })  # fmt: skip
@@ -39,11 +39,11 @@ _GOES_ON = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class PopRequest:
-    """What a member of a group asks for, and may have."""
+    """One pop of a group member, already authorized."""
 
     group: str
     topic: str
-    # The one, or ANY_QUEUE; those that are looked at, in this order.
+    # The requested queue, or ANY_QUEUE; `queues` are those to read, in this order.
     queue_id: int
     queues: Sequence[int]
     max_count: int
@@ -51,20 +51,20 @@ class PopRequest:
     message_filter: MessageFilter
     in_order: bool = False
     attempt: str = ""
-    # Where a group begins that has no offset: at the newest message instead of the oldest.
+    # A group without an offset starts at the newest message instead of the oldest.
     from_newest: bool = False
 
 
 @dataclass(slots=True)
 class PopResult:
-    """What one pop has got so far; all of it has one pop time."""
+    """Messages that one pop has collected so far; they share one pop time."""
 
     pop_time: int
     count: int = 0
-    # What a later pop would find in the same queues.
+    # Messages that remain in the same queues for a later pop.
     rest: int = 0
     buffers: list[memoryview | bytes] = field(default_factory=list)
-    # Of each queue: the first offset, all of them, and (in order) how often each had come back; as an answer says it.
+    # Per queue, encoded as in the answer: the first offset, all offsets, and (in order) the redelivery counts.
     start_offsets: list[str] = field(default_factory=list)
     message_offsets: list[str] = field(default_factory=list)
     order_counts: list[str] = field(default_factory=list)
@@ -73,9 +73,9 @@ class PopResult:
 
 
 class PopConsumerService:
-    """Hands out what is in a queue and not out, and what came back of it (RocketMQ's PopConsumerService).
+    """Hands out messages that are not in flight, and redeliveries (RocketMQ's PopConsumerService).
 
-    One pop at a time in each queue; what is handed out is in the book first.
+    At most one pop at a time reads a queue. Messages are recorded in the book before they are handed out.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class PopConsumerService:
         polling: PopLongPolling,
         on_handed_out: Callable[[str, str, int, int], None],
     ) -> None:
-        """`on_handed_out` hears topic, group, messages and bytes."""
+        """Create the service; `on_handed_out` is called with topic, group, number of messages and bytes."""
         self._clock, self._broker_name, self._on_handed_out = clock, broker_name, on_handed_out
         self._tiered, self._pops, self._offsets = tiered, pops, offsets
         self._retry_names, self._polling = retry_names, polling
         self._turn = itertools.count()
-        # What can't be read now is left alone for so long.
+        # An unreadable queue is skipped for this time.
         self.unreadable_seconds = 5.0
 
     def in_turn(self, queue_nums: int) -> list[int]:
-        """All queues of a topic, beginning with each as often as with any other."""
+        """Return all queues of a topic, rotated so that each queue is first equally often."""
         first = spread(next(self._turn), queue_nums)
         return [(first + step) % queue_nums for step in range(queue_nums)]
 
     async def pop(self, request: PopRequest) -> PopResult:
-        """Raises BrokerError only with nothing in hand."""
+        """Pop messages. Raises BrokerError only if no message was collected."""
         result, slices = PopResult(self._clock.now_ms()), LoopSlices()
         for topic, queue_id in self._message_queues(request):
             await slices.step()
@@ -113,13 +113,13 @@ class PopConsumerService:
             except (BrokerError, OSError):
                 if not result.buffers:
                     raise
-                break  # what is in hand is out already: it has to go
+                break  # the collected messages are already in flight, so they have to be sent
         if result.buffers and result.rest:
             self._polling.wake(request.group, request.topic, request.queue_id)
         return result
 
     async def peek(self, request: PopRequest) -> PopResult:
-        """What a pop would find, without taking it; waits for what has to be read."""
+        """Return what a pop would find, without marking it as in flight; waits for reads."""
         result, slices = PopResult(self._clock.now_ms()), LoopSlices()
         for topic, queue_id in self._message_queues(request):
             await slices.step()
@@ -135,9 +135,9 @@ class PopConsumerService:
         return result
 
     async def has_message(self, request: PopRequest) -> bool:
-        """Whether a pop would get something now.
+        """Return whether a pop would get a message now.
 
-        Other requests are served meanwhile: a caller that waits for a message registers with `PopLongPolling` first.
+        Yields to the event loop, so a caller that waits for a message registers with `PopLongPolling` first.
         """
         slices = LoopSlices()
         for topic, queue_id in self._message_queues(request):
@@ -147,7 +147,7 @@ class PopConsumerService:
         return False
 
     async def unreadable(self, request: PopRequest) -> str | None:
-        """Why one of its queues can't be read now; nobody is told when it can."""
+        """Return why one of the queues is unreadable now. No event is emitted when it becomes readable."""
         slices = LoopSlices()
         for topic, queue_id in self._message_queues(request):
             await slices.step()
@@ -167,7 +167,7 @@ class PopConsumerService:
         return [*more, *queues] if spread(next(self._turn), _RETRY_FIRST_EVERY) == 0 else [*queues, *more]
 
     def _initial_offset(self, request: PopRequest, topic: str, queue_id: int) -> int:
-        """Where a group that has no offset begins."""
+        """Return the first offset of a group that has no committed offset."""
         tiered = self._tiered
         low = tiered.min_offset(topic, queue_id)
         if topic != request.topic or not request.from_newest:
@@ -175,7 +175,7 @@ class PopConsumerService:
         return 0 if tiered.is_young(topic, queue_id) else max(tiered.max_offset(topic, queue_id) - 1, low)
 
     def _next_offset(self, request: PopRequest, topic: str, queue_id: int) -> int:
-        """Where a pop would begin; asking changes nothing."""
+        """Return the offset at which a pop would start, without changing anything."""
         queue = self._pops.find(request.group, topic, queue_id)
         if queue is not None:
             return queue.start(in_order=request.in_order)
@@ -183,7 +183,10 @@ class PopConsumerService:
         return committed if committed >= 0 else self._initial_offset(request, topic, queue_id)
 
     def _has_message_in(self, request: PopRequest, topic: str, queue_id: int) -> bool:
-        """While another pop reads there, that one tells when it is done."""
+        """Return whether a pop would get a message from this queue.
+
+        False while another pop reads the queue: its release wakes waiting pops.
+        """
         if self._next_offset(request, topic, queue_id) >= self._tiered.max_offset(topic, queue_id):
             return False
         queue = self._pops.find(request.group, topic, queue_id)
@@ -196,9 +199,9 @@ class PopConsumerService:
     # ---- one queue
 
     async def _pop_queue(self, request: PopRequest, result: PopResult, topic: str, queue_id: int) -> None:
-        """One pop at a time in each queue: who comes second goes on to the next queue."""
+        """Pop from one queue, unless another pop reads it: then skip it."""
         group = request.group
-        self._offsets.take_reset(group, topic, queue_id)  # the book knows it already
+        self._offsets.take_reset(group, topic, queue_id)  # the book was reset already
         queue = self._pops.find(group, topic, queue_id)
         if queue is None:
             queue = self._open(request, topic, queue_id)
@@ -223,10 +226,10 @@ class PopConsumerService:
                 self._polling.wake(group, topic, queue_id)
 
     def _open(self, request: PopRequest, topic: str, queue_id: int) -> PopQueue | None:
-        """Open the book's queue if it has something to hand out; else None, so that a look costs no memory.
+        """Open the queue in the book if it has a message to hand out; else return None and allocate nothing.
 
-        An offset is kept all the same where a later pop would begin elsewhere: a group that begins with the newest
-        message must not skip those that come between its pops.
+        One offset is stored even then: for a group that starts at the newest message, a later pop would otherwise
+        start at a later message and skip those that arrived in between.
         """
         group = request.group
         start = self._next_offset(request, topic, queue_id)
@@ -239,7 +242,7 @@ class PopConsumerService:
         return None
 
     def _unreadable(self, request: PopRequest, queue: PopQueue) -> str | None:
-        """Why what a pop would get from here is left alone now."""
+        """Return why the queue's next messages are skipped now, None if they are not."""
         found = queue.unreadable
         if found is None or found.until <= self._clock.monotonic():
             return None
@@ -249,7 +252,7 @@ class PopConsumerService:
         return queue.is_blocked(self._clock.now_ms(), in_order=request.in_order, attempt=request.attempt)
 
     def _rest(self, request: PopRequest, queue: PopQueue) -> int:
-        """What a later pop finds there."""
+        """Return the number of messages that remain for a later pop."""
         _, topic, queue_id = queue.key
         return max(self._tiered.max_offset(topic, queue_id) - queue.start(in_order=request.in_order), 0)
 
@@ -266,7 +269,7 @@ class PopConsumerService:
                 result.failure = queue.unreadable.why
                 return
             if queue.turn != turn or queue.start(in_order=in_order) != start:
-                continue  # it was set elsewhere meanwhile
+                continue  # the offset was reset during the read
             if got is None:
                 result.rest += self._rest(request, queue)
             elif self._pops.find(group, topic, queue_id) is queue:
@@ -276,7 +279,10 @@ class PopConsumerService:
     async def _get(
         self, request: PopRequest, topic: str, queue_id: int, offset: int, room: int, *, waits: bool
     ) -> GetResult | None:
-        """From there on, over what isn't wanted; as far as it can be read without waiting, or not at all: None."""
+        """Read from `offset`, skipping messages that the filter rejects.
+
+        With `waits` false, return what can be read without waiting, or None.
+        """
         got = None
         while True:
             answer = self._tiered.get_message(
@@ -292,7 +298,7 @@ class PopConsumerService:
             offset = got.next_offset
             await asyncio.sleep(0)
         if got.status not in _GOES_ON and got.status != GetMessageStatus.FOUND:
-            # The end of the queue, or a group that stands above it.
+            # The end of the queue, or a committed offset beyond it.
             got = GetResult(got.status, offset, got.min_offset, got.max_offset)
         return got
 
@@ -302,7 +308,7 @@ class PopConsumerService:
             return
         least = queue.least_pop_time(start)
         if result.pop_time < least:
-            if result.buffers:  # the pop time of an answer is one for all: this queue comes with the next pop
+            if result.buffers:  # an answer has one pop time, so this queue is left to a later pop
                 result.rest += max(got.max_offset - start, 0)
                 return
             result.pop_time = least
@@ -341,7 +347,7 @@ class PopConsumerService:
             ]
 
     def _as_original(self, request: PopRequest, pop_time: int, record: MessageRecord, start: int) -> bytes:
-        """A retried message goes out under its own topic; its POP_CK says where it is."""
+        """Encode a message of a retry topic under its original topic; its POP_CK names the retry topic's offset."""
         properties = record.properties
         properties.setdefault(PROPERTY_FIRST_POP_TIME, str(pop_time))
         receipt = ExtraInfo(
@@ -359,5 +365,5 @@ class PopConsumerService:
 
 
 def spread(turn: int, number: int) -> int:
-    """One of so many, each as often as any other, also for who has only every second or third turn."""
+    """Return a number below `number`, equally often for each, even if a caller sees only every second or third turn."""
     return (turn * 0x9E3779B1 >> 8 & 0xFFFFFF) * number >> 24

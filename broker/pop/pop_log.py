@@ -1,11 +1,11 @@
-"""What happens to a popped message, as records of the revive log: one compact JSON array for each event.
+"""Events of popped messages, as records of the revive log: one compact JSON array for each event.
 
 ["p", group, topic, queue, next, pop time, visible at, in order, [offset, …], attempt]   handed out
 ["a", group, topic, queue, pop time, [offset, …]]                        acknowledged, or put to the retry topic
-["c", group, topic, queue, offset, old pop time, pop time, visible at]   hidden for longer, or for less
-["f", group, topic, queue, next]                                         a batch in order is seen again from there on
-["r", group, topic, queue, next]                                         somebody set the group there
-["g", group, topic, queue]                                               leaves the book; -1: all queues do
+["c", group, topic, queue, offset, old pop time, pop time, visible at]   invisible time changed
+["f", group, topic, queue, next]                                         an ordered batch is visible again from `next`
+["r", group, topic, queue, next]                                         the group's offset was reset
+["g", group, topic, queue]                                               leaves the book; -1: all its queues do
 """
 
 import msgspec
@@ -18,8 +18,9 @@ class _Event(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PopCheckPoint(_Event, frozen=True, tag="p"):
-    """["p"] Offsets handed out at `pop_time`, in view again at `visible_at` (both ms); the queue goes on at
-    `next_offset`.
+    """["p"] Offsets handed out at `pop_time` and visible again at `visible_at` (both ms).
+
+    `next_offset` is the next offset of the queue to hand out.
     """
 
     next_offset: int
@@ -31,14 +32,14 @@ class PopCheckPoint(_Event, frozen=True, tag="p"):
 
 
 class Ack(_Event, frozen=True, tag="a"):
-    """["a"] Offsets of one pop that are done with."""
+    """["a"] Offsets of one pop that were acknowledged or moved to the retry topic."""
 
     pop_time: int
     offsets: list[int]
 
 
 class ChangeInvisibleTime(_Event, frozen=True, tag="c"):
-    """["c"] One offset stays hidden until another `visible_at`, under a new `pop_time` (ms)."""
+    """["c"] A new `visible_at` of one offset in flight, under a new `pop_time` (both ms)."""
 
     offset: int
     old_pop_time: int
@@ -47,13 +48,13 @@ class ChangeInvisibleTime(_Event, frozen=True, tag="c"):
 
 
 class Freed(_Event, frozen=True, tag="f"):
-    """["f"] What an ordered queue has out comes again: it goes on at `next_offset`."""
+    """["f"] The batch of an ordered queue is no longer in flight; the next pop starts at `next_offset`."""
 
     next_offset: int
 
 
 class Reset(_Event, frozen=True, tag="r"):
-    """["r"] The group was set elsewhere: nothing of the queue is out, it goes on at `next_offset`."""
+    """["r"] The group's offset was reset: nothing of the queue is in flight, the next pop starts at `next_offset`."""
 
     next_offset: int
 
@@ -71,5 +72,5 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(data: bytes) -> Event:
-    """Raises msgspec.DecodeError."""
+    """Decode an event. Raises msgspec.DecodeError."""
     return _decoder.decode(data)

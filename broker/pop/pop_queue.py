@@ -1,14 +1,15 @@
-"""One queue of one group that pops: the next offset to hand out, and what is out until when.
+"""Pop state of one queue and group: the next offset to hand out, and the messages in flight.
 
-The group's offset is the lowest offset that is still out.
+The group's committed offset is the lowest offset in flight.
 
-In order a queue has one batch out. Until each of its messages is acknowledged or seen again nobody gets more of the
-queue; then it goes on at the first one that is not acknowledged. The attempt that took a batch may take it again.
+In ordered consumption, a queue has at most one batch in flight. The queue is blocked until each message of the batch
+is acknowledged or visible again. Then it resumes at the first unacknowledged message. The attempt (client-supplied id)
+that took a batch may take it again.
 
-A receipt names a message by offset and pop time. No offset goes out twice with the same pop time, so a receipt from
-before a message was given again, or from before the group was set elsewhere, fits nothing.
+A receipt handle identifies a message by offset and pop time. No offset is handed out twice with the same pop time.
+Receipts from before a redelivery or an offset reset are therefore invalid.
 
-What lasts is changed by the book alone (`pop_book`), event by event; the lock is of this process.
+Only `pop_book` changes the durable state, event by event. The lock is not durable.
 """
 
 import heapq
@@ -26,7 +27,7 @@ MAX_INVISIBLE_MS = 3 * 24 * 3_600_000
 
 @dataclass(slots=True)
 class Flight:
-    """One message that is out."""
+    """One message in flight; times in ms."""
 
     pop_time: int
     visible_at: int
@@ -35,14 +36,14 @@ class Flight:
 
 @dataclass(slots=True)
 class Batch:
-    """What the last pop in order got, and how often each of these messages had come back before."""
+    """Messages of the last ordered pop, with the number of earlier deliveries of each."""
 
     attempt: str = ""
     offsets: Sequence[int] = ()
     counts: dict[int, int] = field(default_factory=dict)
 
     def followed_by(self, attempt: str, offsets: Sequence[int]) -> "Batch":
-        """The same attempt again is no new try."""
+        """Return the batch of the next pop. A repeated attempt does not count as a redelivery."""
         if attempt and attempt == self.attempt:
             return Batch(attempt, offsets, self.counts)
         again = set(self.offsets)
@@ -50,7 +51,7 @@ class Batch:
 
 
 class Unreadable(NamedTuple):
-    """What could not be read, and until when, by the monotonic clock, it is left alone."""
+    """Offset that could not be read, and the monotonic time until which it is skipped."""
 
     offset: int
     until: float
@@ -59,7 +60,7 @@ class Unreadable(NamedTuple):
 
 @dataclass(slots=True)
 class QueueLock:
-    """One pop at a time reads a queue; who passes it by meanwhile looks again when that one is done."""
+    """Lock for one pop at a time; remembers whether another pop skipped the queue meanwhile and must be woken."""
 
     held: bool = False
     passed_by: bool = False
@@ -69,12 +70,12 @@ class QueueLock:
         self.held = True
 
     def pass_by(self) -> bool:
-        """True: another one reads there, and release will tell that somebody wanted to."""
+        """Return whether another pop reads the queue; if so, `release` will report the skipped pop."""
         self.passed_by |= self.held
         return self.held
 
     def release(self) -> bool:
-        """Whether somebody passed by."""
+        """Release the lock and return whether a pop skipped the queue meanwhile."""
         assert self.held, "released by who took it"
         told, self.held, self.passed_by = self.passed_by, False, False
         return told
@@ -82,18 +83,19 @@ class QueueLock:
 
 @dataclass(slots=True, eq=False)
 class PopQueue:
-    """One queue of one group."""
+    """Pop state of one queue of one group."""
 
     key: Key
     next_offset: int
     committed: int = -1
     flights: dict[int, Flight] = field(default_factory=dict)
     batch: Batch = field(default_factory=Batch)
-    # Counts how often it was set elsewhere or freed: what was read before that is not handed out any more.
+    # Incremented by each reset or release of a batch, to invalidate reads that started before.
     turn: int = 0
     lock: QueueLock = field(default_factory=QueueLock)
     unreadable: Unreadable | None = None
-    # The latest pop time, and that of what may go out again.
+    # `newest` is the latest pop time. `floor` is its value at the last reset: from `next_offset` on,
+    # pop times are later.
     newest: int = 0
     floor: int = 0
     _lowest: list[int] = field(default_factory=list)
@@ -106,7 +108,7 @@ class PopQueue:
 
     @property
     def is_empty(self) -> bool:
-        """No message is out, and no pop reads here now."""
+        """Whether no message is in flight and no pop reads the queue."""
         return not self.flights and not self.lock.held
 
     def low(self) -> int:
@@ -116,28 +118,28 @@ class PopQueue:
         return min(lowest[0], self.next_offset) if lowest else self.next_offset
 
     def start(self, *, in_order: bool) -> int:
-        """The first offset that a pop gets: in order, what is not acknowledged comes before what is new."""
+        """Return the first offset of a pop; an ordered pop starts with unacknowledged messages."""
         return self.low() if in_order else self.next_offset
 
     def is_blocked(self, now: int, *, in_order: bool, attempt: str) -> bool:
-        """A pop gets nothing from here, whatever there is."""
+        """Return whether a pop gets nothing because of the messages in flight."""
         if not in_order:
             return len(self.flights) >= MAX_OUT
         again = bool(attempt) and attempt == self.batch.attempt
         return any(not flight.in_order or (flight.visible_at > now and not again) for flight in self.flights.values())
 
     def least_pop_time(self, start: int) -> int:
-        """What a pop from there must be popped at, at the least."""
+        """Return the lowest allowed pop time for a pop that starts at `start`."""
         return 1 + (self.newest if start < self.next_offset else self.floor)
 
     def begin_batch(self, checkpoint: PopCheckPoint) -> None:
-        """What was out of the last batch is not out any more: it is in this one, or comes after it."""
+        """Begin a batch; it supersedes the messages of the last one that are still in flight."""
         self.batch = self.batch.followed_by(checkpoint.attempt, checkpoint.offsets)
         if self.flights:
             self.go_to(checkpoint.next_offset)
 
     def go_to(self, offset: int) -> None:
-        """Nothing is out any more."""
+        """Set the next offset and forget all messages in flight."""
         self.next_offset = offset
         self.flights.clear()
         self._lowest.clear()
@@ -146,6 +148,6 @@ class PopQueue:
 
 
 def is_out(queue: PopQueue, offsets: Iterable[int], pop_time: int) -> list[int]:
-    """Those of the offsets that are out since that pop; an acknowledgement of another one is too late."""
+    """Return the offsets that are in flight since `pop_time`; an acknowledgement of others is too late."""
     flights = queue.flights
     return [o for o in offsets if (flight := flights.get(o)) is not None and flight.pop_time == pop_time]

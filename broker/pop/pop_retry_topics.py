@@ -1,4 +1,4 @@
-"""Where a popped message goes that was not acknowledged in time: the group's pop-retry topic of its topic."""
+"""Pop-retry topics: messages that were popped and not acknowledged in time are appended there."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from neve.record.properties import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK, PRO
 
 
 class PopRetryTopics:
-    """Makes a pair's retry topic when its first message comes back; saved before anything in it counts."""
+    """Creates the retry topic of a group and topic for its first redelivery, and appends messages to it."""
 
     def __init__(
         self,
@@ -31,14 +31,17 @@ class PopRetryTopics:
         return self._names.of_pair(group, topic)
 
     async def make(self, retry: str) -> None:
-        """A restart knows it before the message in it is gone from where it was."""
+        """Create a retry topic if it does not exist, and save it.
+
+        It must be durable before its first message leaves the pop book: a restart would not find the message otherwise.
+        """
         topics = self._topics
         if topics.select(retry) is None or not topics.is_saved(retry):
             await topics.create_saved(retry, 1)
             self._register_soon()
 
     def put(self, retry: str, record: MessageRecord, pop_time: int) -> None:
-        """Raises StoreError."""
+        """Append a copy of a message to its retry topic. Raises StoreError."""
         properties = record.properties
         drop_stated_origin(record.topic, properties)
         properties.pop(PROPERTY_POP_CK, None)
@@ -57,4 +60,4 @@ class PopRetryTopics:
             keys=found_by(properties),
         )
         self._writer.put(again)
-        self._sync_soon()  # whoever pops waits for it
+        self._sync_soon()  # pops see the message only after the fsync

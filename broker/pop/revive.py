@@ -1,12 +1,13 @@
-"""Messages that were popped and not acknowledged in time: back through the group's pop-retry topic.
+"""Redelivery of popped messages that were not acknowledged in time, by the group's pop-retry topic.
 
-Put there first, then taken off the book: a crash between the two shows a message twice, never not at all.
+A message is appended to the retry topic first and removed from the pop book afterwards. A crash in between causes a
+duplicate, never a loss.
 
-    due ─▶ its message is at hand, or it is in order: at once
-        └▶ its message has to be waited for: the line of its queue, one after the other; a few lines at a time
+    due ─▶ its message is in memory, or the queue is ordered: revived immediately
+        └▶ its message must be read first: queued by pop queue, read one after the other, few pop queues in parallel
 
-So an archive that hangs holds up nobody but the messages that only it has. What stands in a line is still in the book:
-acknowledged, hidden for longer or reset meanwhile, it is left alone when its turn comes.
+An unresponsive archive therefore delays only messages that are nowhere else. Queued messages are still in the book. If
+one is acknowledged, hidden for longer or reset meanwhile, it is skipped.
 """
 
 import asyncio
@@ -39,25 +40,24 @@ log = logging.getLogger(__name__)
 
 _RETRY_LATER_MS = 10_000
 _MAX_BYTES = 1 << 20
-# Queues whose messages are waited for at a time; the others' lines are no longer than what may be out.
+# Pop queues whose messages are read in parallel. A pop queue has at most MAX_OUT messages waiting here.
 _LINES_MAX = 32
 
 Due = tuple[PopQueue, int, Flight]
 
 
 class _Tried(Enum):
-    """What became of one message that is due."""
+    """Outcome of the attempt to revive one message."""
 
-    DONE = auto()  # it came back, or is not out any more
+    DONE = auto()  # redelivered, or no longer in flight
     NOT_NOW = auto()
-    PENDING = auto()  # it has to be waited for
+    PENDING = auto()  # its message must be read first
 
 
 class PopRevive:
-    """Brings back what was popped and not acknowledged in time (RocketMQ's PopReviveService).
+    """Redelivers popped messages that were not acknowledged in time (RocketMQ's PopReviveService).
 
-    A message is put to its retry topic first and leaves the book then: after a crash it comes twice, never not at all.
-    One that can't be read now is put off and holds up its own queue alone.
+    A message that can't be read now is deferred and delays only its own queue.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PopRevive:
         groups: SubscriptionGroupManager,
         retries: PopRetryTopics,
     ) -> None:
-        """`spawn` starts a background task that ends by itself, or when its owner stops."""
+        """Create the service; `spawn` starts a background task that ends by itself or when its owner stops."""
         self._clock, self._life, self._faults, self._spawn = clock, life, faults, spawn
         self._tiered, self._pops, self._polling = tiered, pops, polling
         self._topics, self._groups, self._retries = topics, groups, retries
@@ -84,11 +84,11 @@ class PopRevive:
 
     @property
     def waiting(self) -> int:
-        """Messages in the lines."""
+        """Messages that wait for a read."""
         return sum(map(len, self._lines.values()))
 
     async def run_due(self) -> int:
-        """How many messages came back at once; those that have to be waited for come back by themselves."""
+        """Revive all due messages and return the number redelivered; those that need a read are redelivered later."""
         if not self._life.accepting:
             return 0
         before, due = self.revived, deque(self._pops.take_due())
@@ -103,7 +103,7 @@ class PopRevive:
                 due.popleft()
                 await slices.step()
         finally:
-            for item in due:  # none is forgotten, whatever went wrong with one of them
+            for item in due:  # after an error, the remaining messages become due again later
                 self._put_off(*item)
         self._start_lines()
         return self.revived - before
@@ -116,7 +116,7 @@ class PopRevive:
             self._running.add(key)
 
     async def _run_line(self, key: Key) -> None:
-        """A queue's line to its end, or to the first message that can't be read now: the others look again later."""
+        """Revive a pop queue's waiting messages in turn; defer the rest after the first that can't be read now."""
         line = self._lines[key]
         try:
             while line and self._life.accepting and await self._try(*line[0], waits=True) is _Tried.DONE:
@@ -150,10 +150,10 @@ class PopRevive:
         self._pops.put_off(queue, offset, flight, self._clock.now_ms() + _RETRY_LATER_MS)
 
     def _is_out(self, queue: PopQueue, offset: int, flight: Flight) -> bool:
-        """Asks the book, which follows the group's offset where somebody has set it.
+        """Return whether the message is still in flight by the pop book, which follows resets of the group's offset.
 
-        A topic or group that its table doesn't have may be one that a crash kept from the disk and that comes again:
-        who deletes one tells the book.
+        Raises BrokerError if the topic or group is unknown. Its record may have been lost by a crash and come back by
+        replication, so this is no proof of a deletion. Deletions drop the queue from the book.
         """
         group, topic, _ = queue.key
         if self._topics.select(topic) is None or group not in self._groups.groups:
@@ -161,11 +161,11 @@ class PopRevive:
         return self._pops.find(*queue.key) is queue and queue.flights.get(offset) is flight
 
     async def _revive(self, queue: PopQueue, offset: int, flight: Flight, *, waits: bool) -> int | None:
-        """How many messages came back; None: its message has to be waited for."""
+        """Redeliver a message and return the number redelivered; None if the message must be read first."""
         group, topic, _ = queue.key
         if not self._is_out(queue, offset, flight):
             return 0
-        if flight.in_order:  # its turn is with the last of its batch that comes into view
+        if flight.in_order:  # revived with the last message of its batch that becomes visible
             number = len(queue.flights)
             return number if self._again_in_place(queue) else 0
         answer = self._tiered.get_message(*queue.key, offset, 1, _MAX_BYTES)
@@ -186,7 +186,7 @@ class PopRevive:
         return int(record is not None)
 
     def _again_in_place(self, queue: PopQueue) -> bool:
-        """In order: the first message that was not acknowledged is the next again, and what follows it."""
+        """Make an ordered queue resume at its first unacknowledged message; return whether it could."""
         released = self._pops.release(queue)
         if released:
             self._polling.wake(*queue.key)

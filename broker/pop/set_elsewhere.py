@@ -1,4 +1,4 @@
-"""A group that pops is sent elsewhere by a commit or a reset: its book follows, and who waits looks again."""
+"""Offset resets of groups that pop: the pop book follows them, and waiting pops are woken."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from broker.pop.pop_book import PopBook
 
 
 class SetElsewhere:
-    """Told by the table of positions."""
+    """Listener of the offset table."""
 
     def __init__(self, pops: PopBook, polling: PopLongPolling) -> None:
         self._pops, self._polling = pops, polling
 
     def set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group goes on there."""
+        """Move a group that pops to `offset`."""
         if self._pops.set_elsewhere(group, topic, queue_id, offset):
             self._polling.wake(group, topic, queue_id)
