@@ -1,7 +1,8 @@
-"""One thing to be done at its time, for who may put it off or bring it forward many times a second.
+"""One timer that may be put off or brought forward many times a second.
 
-Asked for later than it is due it stays as it is: who is woken too early looks at the time himself. What is due at once
-is no timer on uvloop (`call_later` of nothing is a `call_soon`, without a time to ask for), so the time is kept here.
+If it is set to a later time than before, it keeps the earlier one. A callback that runs too early has to check the time
+itself. The due time is kept here, because uvloop turns `call_later` with a delay of 0 into `call_soon`, whose handle
+has no time to read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 
 
 class Alarm:
-    """`ring` is called once for each time that it was set and not stopped."""
+    """Timer that calls `ring` once for each time that it was set and not stopped."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop, self._ring = loop, ring
@@ -19,7 +20,7 @@ class Alarm:
         self._due = 0.0  # the loop's time
 
     def ring_in(self, delay: float) -> None:
-        """Seconds; below 0 is at once."""
+        """Ring after `delay` seconds, or before if that is already set. A negative delay counts as 0."""
         delay = max(delay, 0.0)
         due = self._loop.time() + delay
         if self._handle is not None:
@@ -29,7 +30,7 @@ class Alarm:
         self._handle, self._due = self._loop.call_later(delay, self._rings), due
 
     def stop(self) -> None:
-        """It does not ring before it is set again."""
+        """Cancel the pending ring, if any."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

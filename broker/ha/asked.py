@@ -1,4 +1,7 @@
-"""How a broker is asked by Remoting, as those who ask a master see it (`broker.clients.master_api`)."""
+"""Protocol of a Remoting request to another broker, as callers that query a master see it.
+
+`broker.clients.master_api` implements it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from neve.remoting.command import RemotingCommand
 
 
 class Asked(Protocol):
-    """See the module. A room that needs more of it says so on top."""
+    """Remoting client for single requests. A package that needs more extends this protocol."""
 
     async def ask(self, address: str, code: RequestCode, ext: dict[str, str]) -> RemotingCommand:
-        """The answer, a success. Raises OSError, TimeoutError and NeveError."""
+        """Return the answer, whose code is SUCCESS. Raise OSError, TimeoutError or NeveError."""

@@ -1,32 +1,34 @@
-"""Up to where a master's log is safe, and who waits for that. Pure: what happens is told, and so is the time.
+"""Confirm offset of a master's log, and the queue of appends that wait for it. Pure: events and times are arguments.
 
-confirm   the least end that the members of the SyncStateSet (SSS) have, the master's own among them. What lies below it
-          survives the death of any but the last of them; only that is acknowledged, and shown to readers.
+confirm   the least log end among the members of the SyncStateSet (SSS), the master included. Bytes below it survive the
+          loss of all members but one; only these are acknowledged and visible to readers.
 
-It counts what a member has reported *on its present connection*: a member that is away, or has not reported since it
-came back, holds it still, for it may have lost what it had. It never runs backwards. While a change of the SSS is asked
-for (1001), and until an SSS with the epoch asked for or a later one has been *read*, the members of both count: the
-change may be in force with its answer lost. Asked again and again from the same epoch, all that was asked for counts. A
-refusal ends it only if every time that it was asked was refused: an earlier one may still be on its way.
+A member counts with its last report *on its present connection*. A member that is disconnected, or has not reported
+since it reconnected, holds confirm, because it may have lost bytes. Confirm never moves backwards.
 
-    confirm <= what every member that could now be elected has
+While a change of the SSS (1001) is requested, the members of both sets count. The change may be in force even if its
+answer was lost. This lasts until an SSS with the requested epoch or a later one has been *read*. If several sets were
+requested from the same epoch, all of them count. A refusal ends this only if every request was refused: an earlier one
+may still be in flight.
 
-A slave joins the SSS when it has all that is confirmed, the begin of the present epoch, and what is archived. Where
-the master is alone, and busy, it is never quite there: one that is nearly there is *courted*, it counts as if it were
-in, so that confirm waits a round trip for it; who does not come to it within COURTED_FOR is let go, and left alone for
-LEFT_ALONE_FOR.
+    confirm <= log end of every member that could now be elected
+
+A slave joins the SSS when it has all confirmed bytes, the start of the present epoch, and all archived bytes. A lone
+master that is busy is always slightly ahead of its slave. A slave that is nearly caught up is therefore *courted*: it
+counts as a member, so that confirm waits one round trip for it. If it does not join within COURTED_FOR seconds, it
+stops counting, and is not courted again for LEFT_ALONE_FOR seconds.
 
 Replication      confirm is            acknowledged                                     appended
 NONE             own end               always                                           always
 ASYNC            own end               not while cut off: neither a controller nor a    not while cut off
                                        slave was heard for `cut_off_after`
-SYNC             as above              at confirm                                       if the SSS has `min_in_sync`
+SYNC             SSS minimum           at confirm                                       if the SSS has `min_in_sync`
                                                                                         members; it stays that large
-SYNC_AVAILABLE   as above              at confirm                                       always: the SSS may shrink to
+SYNC_AVAILABLE   SSS minimum           at confirm                                       always: the SSS may shrink to
                                                                                         the master
 
-The master's own end is that of its log: whoever needs it on the disk waits for the flush as well. Times are seconds of
-a monotonic clock.
+The SSS minimum is the definition of confirm above. The master's own end is the end of its log in memory. An append that
+has to be durable waits for the flush as well. Times are seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-NEARLY_THERE = 1.0  # it had what was there so long ago
+NEARLY_THERE = 1.0  # a slave is courted if it lacked its present end at most this many seconds ago
 COURTED_FOR = 2.0
 LEFT_ALONE_FOR = 20.0
-TICK = 1.0  # `wish` is asked at least so often
+TICK = 1.0  # the longest pause in seconds between two calls of `wish`
 
 
 class Replication(Enum):
-    """The value of `replication`."""
+    """Mode of replication: the value of the setting `replication`."""
 
     NONE = "none"
     ASYNC = "async"
@@ -55,12 +57,12 @@ class Replication(Enum):
 
 
 class ConfirmRules(msgspec.Struct, frozen=True):
-    """What is configured."""
+    """Settings that decide about confirm."""
 
     replication: Replication
     min_in_sync: int = 1
-    shrink_after: float = 3.0  # a slave that lacks something for so long, without progress to the end, leaves the SSS
-    cut_off_after: float = 10.0  # how soon another may have been elected
+    shrink_after: float = 3.0  # a slave that has not caught up for this many seconds leaves the SSS
+    cut_off_after: float = 10.0  # the time in seconds after which another master may have been elected
 
     def __post_init__(self) -> None:
         least = 2 if self.replication is Replication.SYNC else 1
@@ -69,12 +71,12 @@ class ConfirmRules(msgspec.Struct, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """Whether an acknowledgement waits for the slaves."""
+        """Return whether an acknowledgement waits for the slaves."""
         return self.replication in (Replication.SYNC, Replication.SYNC_AVAILABLE)
 
 
 class Held(Enum):
-    """Why confirm does not reach the end of the log, for a metric and an operator."""
+    """Reason why confirm is below the end of the log, for a metric and for operators."""
 
     NOTHING = "nothing"
     FENCED = "this member is not the master any more"
@@ -86,21 +88,21 @@ class Held(Enum):
 
 
 class SyncStateSet(msgspec.Struct, frozen=True):
-    """As it was read: in an answer to 1001, 1002, 1003 or 1004, or in a 1008."""
+    """SyncStateSet as read from an answer to 1001, 1002, 1003 or 1004, or from a 1008."""
 
     epoch: int
     members: frozenset[int]
 
 
 class _Slave:
-    """What is known of a slave on its present connection. `connection` is whatever tells one from the next."""
+    """Progress of a slave on its present connection. `connection` is compared by identity."""
 
     __slots__ = ("caught_up", "connection", "end", "is_learner", "left_alone_until", "mark", "marked_at", "synced")
 
     def __init__(self, connection: object, is_learner: bool, own_end: int, now: float) -> None:
         self.connection, self.is_learner = connection, is_learner
         self.end = self.synced = -1  # not reported yet
-        self.mark, self.marked_at = own_end, now  # it lacked this end at this time
+        self.mark, self.marked_at = own_end, now  # the slave lacked this end at this time
         self.caught_up = False  # it has reached a mark
         self.left_alone_until = now
 
@@ -112,7 +114,7 @@ class _Slave:
 
 
 class Confirm:
-    """Of one master in one epoch; a member that is elected anew makes another. See the module."""
+    """Confirm offset of one master in one leadership term. After another election a member creates a new instance."""
 
     def __init__(
         self,
@@ -127,63 +129,70 @@ class Confirm:
         now: float,
         is_alone: bool = False,
     ) -> None:
-        """`epoch_start` is the end of the log at the promotion, `confirm` what the member knew to be confirmed then.
+        """Start a leadership term.
 
-        `is_alone`: the broker set has no other member; nobody else can be elected.
+        `epoch_start` is the end of the log at the promotion. `confirm` is the confirm offset that the member knew then.
+        `is_alone`: the broker set has no other member, so that no other member can be elected.
         """
         assert own_id in sync_state_set.members
         assert 0 <= confirm <= own_end and epoch_start <= own_end
         self.rules, self.own_id, self.master_epoch = rules, own_id, master_epoch
         self.epoch_start = epoch_start
         self.is_fenced = False
-        # Asked for each append and each report, and never another.
+        # Cached: read for each append and each report, and constant.
         self._waits = rules.waits
         self._is_lonely = rules.replication is Replication.ASYNC and not is_alone
-        self._is_enough = False  # who is in sync, of those that appends need
+        self._is_enough = False  # the SSS is large enough for appends
         self._set = sync_state_set
-        self._asked: list[frozenset[int]] = []  # 1001s from the present SSS epoch on, whose outcome is not known
-        self._courted = 0  # a member's id; 0: nobody
+        self._asked: list[frozenset[int]] = []  # requested sets since the present SSS epoch, whose outcome is unknown
+        self._courted = 0  # a member's id; 0: none
         self._courted_until = now
         self._counted: tuple[int, ...] = ()  # the slaves that confirm waits for
         self._own_end = own_end
         self._confirm = confirm
-        self._archived = 0  # perhaps: whoever may be elected has it
+        self._archived = 0  # every member that may be elected needs the bytes below, which may be archived
         self._slaves: dict[int, _Slave] = {}
         self._away: dict[int, float] = dict.fromkeys(sync_state_set.members - {own_id}, now)
         self._heard = self._looked = now
         self._recount()
 
-    # -- what a caller asks
+    # -- queries
 
     @property
     def value(self) -> int:
-        """The confirm offset: never less than before."""
+        """Return the confirm offset. It never decreases."""
         return self._confirm
 
     @property
     def sync_state_set(self) -> SyncStateSet:
-        """The one that was read last."""
+        """Return the SSS that was read last."""
         return self._set
 
     @property
     def is_altering(self) -> bool:
-        """Whether the outcome of a 1001 is unknown."""
+        """Return whether the outcome of a 1001 is unknown."""
         return bool(self._asked)
 
     def may_append(self) -> bool:
-        """Asked before an append, where it is not cut off; if not: SYSTEM_ERROR `in-sync replicas not enough`."""
+        """Return whether the SSS allows an append. If not, the client gets SYSTEM_ERROR `in-sync replicas not enough`.
+
+        The caller checks `is_cut_off` separately.
+        """
         return self._is_enough and not self.is_fenced
 
     def acknowledged(self, now: float) -> int:
-        """Below this a record may be acknowledged. `async` is silent while another may have been elected."""
+        """Return the offset below which records may be acknowledged; -1: none.
+
+        An `async` master acknowledges nothing while another master may have been elected.
+        """
         return -1 if self.is_fenced or self.is_cut_off(now) else self._confirm
 
     def is_cut_off(self, now: float) -> bool:
-        """Whether an `async` master hears nobody for so long that another may be the master."""
+        """Return whether an `async` master has heard no other process for so long that another may be master."""
         return self._is_lonely and now - self._heard > self.rules.cut_off_after
 
     def held(self, now: float) -> tuple[Held, int]:
-        """What keeps confirm from the end of the log, and which member it is (0: none in particular)."""
+        """Return why confirm is below the end of the log, and the member that causes it (0: no particular one)."""
         if self.is_fenced:
             return Held.FENCED, 0
         if self.is_cut_off(now):
@@ -201,7 +210,7 @@ class Confirm:
         return Held.BEHIND, min(self._counted, key=lambda member: (self._slaves[member].end, member))
 
     def synced(self, own_synced: int) -> int:
-        """The least end that is on the disks of the SSS, as far as they tell. -1: not known."""
+        """Return the least end that is on the disks of the SSS according to their reports; -1: unknown."""
         ends = [own_synced]
         for member in self._counted:
             slave = self._slaves.get(member)
@@ -209,38 +218,39 @@ class Confirm:
         return min(ends)
 
     def archivable(self, own_synced: int) -> int:
-        """What is synced by all and confirmed may be archived. From here on nobody joins the SSS who lacks it.
+        """Return the offset below which bytes are confirmed and on all disks; these may be archived. -1: unknown.
 
-        Where nothing waits for slaves one joins that is behind: elected, it would lack what the archive has. -1: not
-        known.
+        From this call on, a slave that lacks these bytes can't join the SSS. Without replication that waits for slaves,
+        a slave that is behind could join otherwise. If it were elected, it would lack archived bytes.
         """
         end = min(self.synced(own_synced), self._confirm)
         self._archived = max(self._archived, end)
         return end
 
     def in_sync(self, member: int) -> bool:
-        """Whether a member is in the SSS that was read last."""
+        """Return whether a member is in the SSS that was read last."""
         return member in self._set.members
 
-    # -- what happens
+    # -- events
 
     def appended(self, own_end: int) -> None:
-        """The master's log ends there now."""
+        """Record the new end of the master's log."""
         assert own_end >= self._own_end
         self._own_end = own_end
         if not self._counted or not self._waits:
             self._advance()
 
     def connected(self, member: int, connection: object, now: float, *, is_learner: bool = False) -> None:
-        """A slave came, with a new connection: what it reported on an older one counts no more."""
+        """Record a new connection of a slave. Its reports on an older connection no longer count."""
         assert member != self.own_id
         self._away.pop(member, None)
         self._slaves[member] = _Slave(connection, is_learner, self._own_end, now)
 
     def reported(self, member: int, connection: object, end: int, now: float, *, synced: int = -1) -> bool:
-        """A slave has the log up to `end`. Whether that counted: what comes from an older connection does not.
+        """Record that a slave has the log up to `end`. Return False for a report that doesn't count.
 
-        One that reports less than before, or more than there is, is not believed; its connection has to be closed.
+        Reports on older connections don't count. A report below an earlier one or above the master's end is invalid,
+        and the caller closes the connection.
         """
         slave = self._slaves.get(member)
         if slave is None or slave.connection is not connection or end > self._own_end or end < slave.end:
@@ -255,7 +265,10 @@ class Confirm:
         return True
 
     def _court(self, member: int, slave: _Slave, lag: float, now: float) -> None:
-        """A slave that is not in sync has reported: `lag` ago it lacked what it has by now, if that is its mark."""
+        """Court a slave outside the SSS that has just reached its mark, if it was at most NEARLY_THERE seconds behind.
+
+        `lag` is the time in seconds since it lacked the bytes below that mark.
+        """
         nearly = slave.caught_up and slave.marked_at == now and lag <= NEARLY_THERE and not slave.is_learner
         if nearly and not self._courted and not self._asked and now >= slave.left_alone_until:
             self._courted, self._courted_until = member, now + COURTED_FOR
@@ -263,7 +276,7 @@ class Confirm:
             self._recount()
 
     def disconnected(self, member: int, connection: object, now: float) -> None:
-        """A slave's connection ended; that of an older one says nothing."""
+        """Record the end of a slave's connection. The end of an older connection is ignored."""
         slave = self._slaves.get(member)
         if slave is not None and slave.connection is connection:
             del self._slaves[member]
@@ -272,13 +285,14 @@ class Confirm:
                 self._let_go()
 
     def controller_heard(self, now: float) -> None:
-        """A controller has answered, and this member is the master for it."""
+        """Record that a controller has answered and considers this member the master."""
         self._heard = now
 
     def asked(self, members: Iterable[int]) -> int:
-        """A 1001 for this set leaves now. From here on the members of both count. The SSS epoch that it is based on.
+        """Record that a 1001 for this set is about to be sent. Return the SSS epoch that it is based on.
 
-        To be called in the turn in which `wish` was: a slave that is behind confirm by now must not join.
+        From here on the members of both sets count. Call it in the same callback as `wish`: otherwise a slave that is
+        behind confirm by then could join.
         """
         wanted = frozenset(members)
         assert self.own_id in wanted and self.allows(wanted)
@@ -288,14 +302,15 @@ class Confirm:
         return self._set.epoch
 
     def end_of(self, member: int) -> int:
-        """What a slave has reported on its present connection; -1: nothing yet, or it has none."""
+        """Return the end that a slave reported on its present connection; -1: none, or it is not connected."""
         slave = self._slaves.get(member)
         return -1 if slave is None else slave.end
 
     def refused(self, members: Iterable[int], based_on: int) -> None:
-        """An answer that refuses a 1001 came: one of those that were asked for this set has changed nothing.
+        """Record that one request (1001) for this set was refused and has changed nothing.
 
-        Not for FENCED_SYNC_STATE_SET_EPOCH: there the epoch has moved, and this 1001 may be what moved it. Read it.
+        Not for FENCED_SYNC_STATE_SET_EPOCH: the epoch has moved then, perhaps by this very request, and the SSS has to
+        be read again.
         """
         wanted = frozenset(members)
         if wanted in self._asked and based_on == self._set.epoch:
@@ -305,11 +320,11 @@ class Confirm:
     def read(
         self, master_epoch: int, sync_state_set: SyncStateSet, now: float, *, forgets_in_place: bool = False
     ) -> bool:
-        """The SSS was read at a controller. False: it is not to be believed, or this member is not the master any more.
+        """Record an SSS that was read at a controller. Return False if this member is fenced.
 
-        An older one is what a slow answer says and changes nothing. One that says something else under the same epoch
-        is of a register that was set back: nobody may act on it. `forgets_in_place`: but for a controller (Apache's)
-        that takes a member out whom an operator has it forget, and leaves the epoch as it was.
+        An older SSS comes from a slow answer and changes nothing. A different SSS under the same epoch comes from a
+        controller whose state was reset, and fences this member. The exception is `forgets_in_place`: Apache's
+        controller removes a member on an operator's request without a new epoch.
         """
         if master_epoch < self.master_epoch:
             return True
@@ -327,7 +342,7 @@ class Confirm:
                 self.is_fenced = self.is_fenced or not is_slow
             return not self.is_fenced
         self._set = sync_state_set
-        self._asked.clear()  # what was based on an older epoch is in force now, or never
+        self._asked.clear()  # a request based on an older epoch is in force now, or never will be
         for member in sync_state_set.members - {self.own_id}:
             if member not in self._slaves:
                 self._away.setdefault(member, now)
@@ -335,18 +350,22 @@ class Confirm:
         return True
 
     def _forgotten(self, sync_state_set: SyncStateSet) -> None:
-        """What is asked for and is so by now is refused for ever, and changes nothing should it be done yet."""
+        """Take a smaller SSS with the same epoch.
+
+        A pending request for exactly this SSS is dropped: the controller refuses it from now on, and its success would
+        change nothing.
+        """
         self._set = sync_state_set
         self._asked = [asked for asked in self._asked if asked != sync_state_set.members]
         self._recount()
 
-    # -- what it wishes
+    # -- changes of the SSS
 
     def wish(self, now: float) -> frozenset[int] | None:
-        """The SSS to ask for by a 1001; None: the present one is right, or a change is under way.
+        """Return the SSS to request by a 1001; None: the present one is right, or a change is pending.
 
-        Asked each TICK at least, for who has everything lacks nothing from then on. Where this process stood still
-        between two of them, it was not the slaves that were silent.
+        Call it at least every TICK seconds, because it also records which slaves are caught up. If this process was
+        suspended between two calls, that time is not counted as silence of the slaves.
         """
         self._look(now)
         if self.is_fenced or self._asked:
@@ -361,7 +380,7 @@ class Confirm:
             if member not in members and self._may_join(member) and not self._is_overdue(member, now)
         }
         room = max(len(members) + len(joining) - self._least, 0)
-        # those that are gone for longest leave first, where not all may
+        # if not all may leave, those that have been behind for longest leave first
         leaving.sort(key=lambda member: (self._lacks_since(member, now), member))
         wanted = (members - frozenset(leaving[:room])) | joining
         return wanted if wanted != members else None
@@ -377,7 +396,10 @@ class Confirm:
             self._away[member] += stood_still
 
     def allows(self, wanted: frozenset[int]) -> bool:
-        """Whether a 1001 for this set may be asked: again, or for the present one, to make a new epoch of it."""
+        """Return whether a 1001 for this set may be requested.
+
+        It may be a repeated request, or the present set, which creates a new epoch.
+        """
         joining = wanted - self._set.members
         enough = len(wanted) >= min(self._least, len(self._set.members))
         return enough and all(member in self._slaves and self._may_join(member) for member in joining)
@@ -390,13 +412,13 @@ class Confirm:
         slave = self._slaves[member]
         if slave.is_learner or slave.end < max(self.epoch_start, self._archived):
             return False
-        # where nothing waits for slaves confirm is the end of the log, and none is ever quite there
+        # without waiting for slaves confirm is the end of the log, which no slave ever quite reaches
         return slave.end >= self._confirm if self.rules.waits else slave.caught_up
 
     def _is_overdue(self, member: int, now: float) -> bool:
         slave = self._slaves.get(member)
         if slave is not None and self.rules.waits and 0 <= slave.end < self._confirm:
-            return True  # it has lost what it had
+            return True  # it has lost bytes that it had
         return now - self._lacks_since(member, now) > self.rules.shrink_after
 
     def _lacks_since(self, member: int, now: float) -> float:
@@ -442,7 +464,7 @@ _Token = TypeVar("_Token")
 
 
 class Waiting(Generic[_Token]):
-    """Who waits for confirm: given back once, when it is there or when the time is up."""
+    """Tokens that wait for confirm. Each is returned once, when confirm reaches it or when its time is up."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -455,7 +477,7 @@ class Waiting(Generic[_Token]):
         return len(self._tokens)
 
     def add(self, end: int, token: _Token, now: float) -> None:
-        """Until confirm is `end`."""
+        """Add a token that waits until confirm is at least `end`."""
         number = self._next
         self._next += 1
         self._tokens[number] = token
@@ -463,7 +485,7 @@ class Waiting(Generic[_Token]):
         self._by_age.append((now + self._timeout, number))
 
     def reached(self, confirm: int) -> Iterator[_Token]:
-        """Those that confirm has reached, in the order of their ends."""
+        """Yield the tokens that confirm has reached, in the order of their ends."""
         by_end, tokens = self._by_end, self._tokens
         while by_end and by_end[0][0] <= confirm:
             number = heappop(by_end)[1]
@@ -472,7 +494,7 @@ class Waiting(Generic[_Token]):
         self._forget()
 
     def overdue(self, now: float) -> Iterator[_Token]:
-        """Those that have waited too long: what they sent is stored, and not known to be safe."""
+        """Yield the tokens whose timeout has passed: their records are stored but not known to be confirmed."""
         by_age, tokens = self._by_age, self._tokens
         while by_age and by_age[0][0] <= now:
             number = by_age.popleft()[1]
@@ -482,7 +504,7 @@ class Waiting(Generic[_Token]):
             self._by_end.clear()
 
     def all(self) -> Iterator[_Token]:
-        """Everyone: this member is not the master any more."""
+        """Yield all tokens, because this member is no longer the master."""
         tokens, self._tokens = self._tokens, {}
         self._by_end.clear()
         self._by_age.clear()

@@ -1,9 +1,9 @@
-"""What a member asks a controller, as requests, and what the answers mean to it. Pure.
+"""Requests of a member to a controller, and the translation of answers to events. Pure.
 
-Beside RocketMQ's fields neve's members send `incarnation`, `starts`, `process` (1003 and 904), `minInSyncReplicas`,
+Besides RocketMQ's fields, neve's members send `incarnation`, `starts`, `process` (1003 and 904), `minInSyncReplicas`,
 `registerCheckCode` (1003), `masterEpoch`, `syncStateSetEpoch` (904) and `requestId` (1001); see `controller.requests`.
 
-An answer that means nothing to the member is None: it asks again in its time.
+An answer without an event is None: the member asks again later.
 """
 
 from __future__ import annotations
@@ -44,24 +44,25 @@ _NOT_REGISTERED = frozenset({
     ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST, ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
 })  # fmt: skip
 
-# To a 1001: the set is of another epoch; or, as Apache's controller knows no request again, is what was asked for.
+# Answers to a 1001 after which the change may be in force: the SSS has another epoch. Apache's controller does not
+# recognize a repeated request, and refuses a set that equals the present one.
 _PERHAPS_DONE = frozenset({ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH})
 _PERHAPS_DONE_AT_STOCK = _PERHAPS_DONE | {ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED}
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a member says of itself with every request, beside its life."""
+    """Fields that identify a member in each request, besides its `Life`."""
 
     cluster: str
     name: str
-    address: str  # host:port, where clients and controllers reach it
+    address: str  # host:port at which clients and controllers reach it
     min_in_sync_replicas: int
     heartbeat_timeout_ms: int
     election_priority: int
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One request."""
+    """A request to a controller."""
 
     code: RequestCode
     ext: dict[str, str]
@@ -77,7 +78,7 @@ class _SyncStateSet(msgspec.Struct, rename="camel"):
 
 
 def call_of(ask: Ask, own: Identity, broker_id: int, *, log_epoch: int) -> Call:
-    """`log_epoch` is that of the log's end."""
+    """Return the request for an action. `log_epoch` is the epoch of the last byte of the log."""
     code, names = RequestCode, {"clusterName": own.cluster, "brokerName": own.name}
     match ask:
         case AskNextBrokerId():
@@ -141,10 +142,11 @@ def _heartbeat(ask: Heartbeat, own: Identity, log_epoch: int) -> dict[str, str]:
 def event_of(
     ask: Ask, answer: RemotingCommand, own: Identity, broker_id: int, *, is_known: bool, is_stock: bool = False
 ) -> Event | None:
-    """What the answer says; ProtocolError and ValueError for one that can't be read.
+    """Return the event of an answer; None: the answer has none. Raise ProtocolError or ValueError if it can't be read.
 
-    `is_known`: a controller has taken this life before. Whoever it takes for another life of the directory then is a
-    copy of it; before that it may be the one that has just ended, and is not noticed yet. `is_stock`: it is Apache's.
+    `is_known`: a controller has accepted this life of the member before. If a controller reports a later life then,
+    that process is a copy of this data directory. Before that, it may be the previous life, whose end the controller
+    has not noticed yet. `is_stock`: the controller is Apache's.
     """
     code = answer.code
     match ask:
@@ -189,12 +191,14 @@ def _altered(ask: Alter, answer: RemotingCommand, own: Identity, broker_id: int,
 
 
 def members_of(ext: Mapping[str, str]) -> int:
-    """Of an answer to 1004: how many members the set has; 0: Apache's controller does not say. Raises ProtocolError."""
+    """Return the number of members of the set from an answer to 1004; 0: Apache's controller omits it. Raise
+    ProtocolError.
+    """
     return optional_int(ext, "members", 0)
 
 
 def view_of(ext: Mapping[str, str], body: bytes) -> View:
-    """Of an answer to 1002, 1003 or 1004, or of a 1008. Raises ProtocolError and ValueError."""
+    """Return the view in an answer to 1002, 1003 or 1004, or in a 1008. Raise ProtocolError or ValueError."""
     told: Any = loads_as(body, _SyncStateSet)
     epoch = told.sync_state_set_epoch
     if epoch is None:

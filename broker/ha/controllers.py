@@ -1,9 +1,11 @@
-"""The controllers of `controllerAddr`: one connection to each, made again when it is gone.
+"""Connections to the controllers of `controllerAddr`: one to each, reconnected when it is lost.
 
-A controller takes the end of a broker's connection for its death, so heartbeats go to all of them, over the connection
-that stands. Anything else is asked of one after the other: of neve's controllers any answers, of Apache's the leader of
-their group. Apache's does not know one life of a member from the next, and might elect one that has lost what it
-acknowledged: it is refused to a member that could.
+A controller takes the end of a broker's connection for the death of the broker, so heartbeats go to all controllers
+over established connections. Any other request goes to one controller after the other: any of neve's controllers
+answers, but only the leader of Apache's group does.
+
+Apache's controller can't distinguish two lives of a member. It might elect one that has lost acknowledged messages. A
+member for which this is possible therefore refuses Apache's controllers.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ log = logging.getLogger(__name__)
 
 ASK_S = 3.0
 CONNECT_S = 2.0
-# So many requests in a row without an answer: nobody is there. Not sooner: a connection's end is this broker's death.
+# After this many unanswered requests in a row the connection is closed. Not sooner: the controller takes a closed
+# connection for the death of this broker.
 SILENT_AFTER = 3
-KNOWS_LIVES = "knowsIncarnations"  # in the answer to 1005: it tells one life of a member from the next
+KNOWS_LIVES = "knowsIncarnations"  # in the answer to 1005: the controller distinguishes the lives of a member
 
 
 class Unheard(NeveError):
@@ -36,37 +39,37 @@ class Unheard(NeveError):
 
 
 class _Lost(NeveError):
-    """A request was sent and not answered: nobody knows what became of it."""
+    """A request was sent and not answered: its outcome is unknown."""
 
 
 class Controllers:
-    """See the module."""
+    """Client of all controllers."""
 
     def __init__(self, addresses: Sequence[str], security: PeerSecurity, *, stock_is_refused: str = "") -> None:
-        """`stock_is_refused`: why Apache's controllers are not accepted; empty: they are."""
+        """`stock_is_refused` is the reason why Apache's controllers are not accepted; empty: they are."""
         assert addresses
         self._links = [_Link(address, security, stock_is_refused) for address in addresses]
 
     @property
     def connected(self) -> int:
-        """How many are."""
+        """Return the number of established connections."""
         return sum(link.peer.is_connected for link in self._links)
 
     @property
     def troubles(self) -> dict[str, str]:
-        """Address → what is wrong, of those that are not connected."""
+        """Map the address of each disconnected controller to its last error."""
         return {link.address: link.trouble for link in self._links if not link.peer.is_connected and link.trouble}
 
     @property
     def are_stock(self) -> bool:
-        """Whether they are Apache's, as far as they have answered."""
+        """Return whether the controllers are Apache's, as far as they have answered."""
         return any(link.is_stock for link in self._links)
 
     async def ask(self, call: Call) -> RemotingCommand:
-        """The answer of the first that gives one. Raises Unheard.
+        """Return the first answer. Raise Unheard if there is none.
 
-        A change of the SyncStateSet that was sent and not answered is not sent again here: what another one refuses
-        may be done yet by the first, and who asked must not take that answer for both.
+        A change of the SyncStateSet that was sent and not answered is not sent to the next controller. The first
+        controller may still execute it, and the refusal of the second must not count for both.
         """
         heard = list[str]()
         for link in list(self._links):
@@ -80,15 +83,15 @@ class Controllers:
                 why, is_lost = str(error) or type(error).__name__, isinstance(error, _Lost)
             heard.append(f"{link.address}: {why}")
             self._links.remove(link)
-            self._links.append(link)  # whoever answered last is asked first
+            self._links.append(link)  # the controller that answered last is asked first
             if is_lost and call.code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET:
                 break
         raise Unheard("; ".join(heard))
 
     async def tell(self, call: Call) -> list[RemotingCommand]:
-        """To all of them, at once; what those that answered said.
+        """Send a request to all controllers concurrently, and return the answers.
 
-        Who has not answered the last one is left out: what is told next is newer.
+        A controller that has not answered the previous one is skipped: the next request is newer anyway.
         """
         free = [link for link in self._links if not link.is_told]
         told = await asyncio.gather(*(link.tell(call) for link in free), return_exceptions=True)
@@ -98,12 +101,12 @@ class Controllers:
         return [one for one in told if isinstance(one, RemotingCommand)]
 
     def hang_up(self) -> None:
-        """A member whose connections close is dead for its controllers at once; until it asks something again."""
+        """Drop all connections, until the next request. The controllers then consider this member dead."""
         for link in self._links:
             link.peer.drop()
 
     def close(self) -> None:
-        """As `hang_up`, for good."""
+        """Drop all connections for good."""
         for link in self._links:
             link.peer.close()
 
@@ -121,7 +124,7 @@ class _Link:
         self.trouble = ""
 
     async def tell(self, call: Call) -> RemotingCommand:
-        """As `ask`; one request at a time."""
+        """As `ask`; the caller sends one request at a time."""
         self.is_told = True
         try:
             return await self.ask(call)
@@ -129,7 +132,7 @@ class _Link:
             self.is_told = False
 
     async def ask(self, call: Call) -> RemotingCommand:
-        """Raises OSError, TimeoutError, NeveError; _Lost if the request was sent."""
+        """Return the answer. Raise OSError, TimeoutError or NeveError; _Lost if the request was sent."""
         is_sent = False
         try:
             await self.peer.connect()

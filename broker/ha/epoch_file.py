@@ -1,12 +1,12 @@
-"""The epochs on the disk, in RocketMQ's format. Lines end with a line feed.
+"""Epochs of the log on the disk, in RocketMQ's format. Lines end with a line feed.
 
 epochFileCheckpoint, and the same in epochFileCheckpoint.bak
   count
   crc32 of what follows this line, & 0x7FFFFFFF; 0: not checked
   epoch-start           count times                           2\\n522188333\\n1-0\\n2-223129\\n
 
-An epoch is written down before its first byte is appended, and is taken out after the last of its bytes is cut: what a
-stop in between leaves is an entry at or above the end of the log, and a start drops it.
+An epoch is saved before its first byte is appended, and removed after its last byte is truncated. A crash in between
+leaves an entry at or above the end of the log, which the next start drops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EpochFileDamaged(ValueError):
 
 
 class EpochFile:
-    """The entries on the disk."""
+    """Epoch file of a member, and its backup."""
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
@@ -35,7 +35,7 @@ class EpochFile:
         self._backup = directory / (FILE_NAME + _BACKUP)
 
     def load(self) -> EpochCache:
-        """What was saved last. Raises EpochFileDamaged: a log whose epochs are unknown follows nobody."""
+        """Return the saved epochs. Raise EpochFileDamaged: a member with unknown epochs must not follow a master."""
         faults = list[str]()
         for path in (self.path, self._backup):
             if not self._disk.exists(path):
@@ -49,20 +49,23 @@ class EpochFile:
         return EpochCache()
 
     def save(self, entries: Iterable[Entry]) -> None:
-        """Both files, one after the other: a backup that is one save behind lacks an epoch that has no bytes yet."""
+        """Write both files, one after the other.
+
+        A crash in between leaves a backup that is one save behind. It lacks an epoch that has no bytes yet.
+        """
         data = encode_entries(tuple(entries))
         self._disk.write_atomic(self.path, data)
         self._disk.write_atomic(self._backup, data)
 
 
 def encode_entries(entries: Sequence[Entry]) -> bytes:
-    """The file's content."""
+    """Return the content of the file."""
     lines = b"".join(b"%d-%d\n" % entry for entry in entries)
     return b"%d\n%d\n%b" % (len(entries), crc32(lines) & 0x7FFFFFFF, lines)
 
 
 def decode_entries(data: bytes) -> list[Entry]:
-    """Of a file, RocketMQ's too. Raises ValueError."""
+    """Return the entries of a file, which may be RocketMQ's. Raise ValueError."""
     count, _, rest = data.partition(b"\n")
     crc, _, lines = rest.partition(b"\n")
     expected = int(crc)

@@ -1,8 +1,10 @@
-"""Which master wrote which part of the log: (epoch, start), ascending. An entry ends where the next one starts. Pure.
+"""Epochs of a log, which show which master wrote which part of it: (epoch, start), ascending. Pure.
 
-Two logs are equal up to where the same epoch, from the same start, ends in the first of them: its bytes came from
-one master. A master that wrote nothing leaves an entry with the next one's start, which the next one replaces: else the
-next one's bytes went under the old name, and a former master's own bytes would pass for them.
+An entry ends where the next one starts. Two logs are equal up to a point if both have the same epoch with the same
+start: up to the nearer end of the two entries, all bytes were written by one master.
+
+A master that wrote nothing leaves an entry with the same start as the next one, which replaces it. Otherwise the next
+master's bytes would be filed under the former epoch, and would pass for the former master's.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ Entry = tuple[int, int]
 
 
 class EpochConflict(ValueError):
-    """An epoch that can't follow the ones that are there."""
+    """An epoch that can't follow the existing ones."""
 
 
 class EpochCache:
-    """The entries. Invariant: both numbers ascend, strictly."""
+    """Epochs of one log. Invariant: epochs and starts ascend strictly."""
 
     __slots__ = ("_epochs", "_starts")
 
@@ -32,25 +34,25 @@ class EpochCache:
         return len(self._epochs)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Oldest first."""
+        """Return all entries, oldest first."""
         return tuple(zip(self._epochs, self._starts, strict=True))
 
     @property
     def last_epoch(self) -> int:
-        """-1: none."""
+        """Return the last epoch; -1: there is none."""
         return self._epochs[-1] if self._epochs else -1
 
     @property
     def last_start(self) -> int:
-        """Of the last epoch; 0: there is none."""
+        """Return the start of the last epoch; 0: there is none."""
         return self._starts[-1] if self._starts else 0
 
     def start_of(self, epoch: int) -> int | None:
-        """Where an epoch starts, if it is here."""
+        """Return the start of an epoch; None: it is unknown."""
         return self._starts[self._epochs.index(epoch)] if epoch in self._epochs else None
 
     def at(self, offset: int) -> tuple[int, int, int | None] | None:
-        """Epoch, start and end of the entry that holds an offset; the last one has no end."""
+        """Return (epoch, start, end) of the entry that contains an offset; the end of the last one is None."""
         index = bisect_right(self._starts, offset) - 1
         if index < 0:
             return None
@@ -59,7 +61,7 @@ class EpochCache:
         return self._epochs[index], self._starts[index], end
 
     def assign(self, epoch: int, start: int) -> bool:
-        """From `start` on the log is written in this epoch. Whether that is news; raises EpochConflict."""
+        """Record that the log is written in `epoch` from `start` on. Return whether that is new. Raise EpochConflict."""
         if epoch < 0 or start < 0:
             raise EpochConflict(f"epoch {epoch} from {start} on")
         if self._epochs:
@@ -76,14 +78,17 @@ class EpochCache:
         return True
 
     def truncate(self, end: int) -> bool:
-        """The log was cut to `end`, or ends there: what starts there has no bytes. Whether that dropped any."""
+        """Drop the entries at or above `end`, which have no bytes after a truncation. Return whether there were any."""
         keep = len(self._starts)
         while keep and self._starts[keep - 1] >= end:
             keep -= 1
         return self._keep(keep)
 
     def drop_above(self, end: int) -> bool:
-        """At a start: what begins above the log's end never had a byte, or lost them all. Whether there was any."""
+        """Drop the entries above the end of the log. Return whether there were any.
+
+        At a start, such an entry never had a byte, or has lost all of them.
+        """
         return self._keep(bisect_right(self._starts, end))
 
     def _keep(self, count: int) -> bool:
@@ -92,17 +97,17 @@ class EpochCache:
         return dropped
 
     def forget_below(self, offset: int) -> bool:
-        """The log begins at `offset` now: entries that end there or below hold nothing. Whether there was any."""
+        """Drop the entries that end at or below `offset`, where the log begins now. Return whether there were any."""
         gone = max(bisect_right(self._starts, offset) - 1, 0)
         del self._epochs[:gone], self._starts[:gone]
         return gone > 0
 
 
-# -- where two logs part
+# -- divergence of two logs
 
 
 def consistent_point(local: Sequence[Entry], local_end: int, master: Sequence[Entry], master_end: int) -> int | None:
-    """Up to where two logs are surely equal; None: nowhere that can be told."""
+    """Return the offset up to which two logs are surely equal; None: there is none."""
     masters = {epoch: index for index, (epoch, _) in enumerate(master)}
     for index in reversed(range(len(local))):
         epoch, start = local[index]
@@ -111,7 +116,8 @@ def consistent_point(local: Sequence[Entry], local_end: int, master: Sequence[En
             point = min(_end(local, index, local_end), _end(master, at, master_end))
             if point >= start:
                 return point
-    # Both lists go back to where a log begins, and part there: the first master's bytes were never anybody else's.
+    # Both lists go back to the start of the log and differ from there on. Bytes of different first masters are never
+    # equal.
     return 0 if local and master and local[0][1] == master[0][1] == 0 else None
 
 
@@ -129,12 +135,13 @@ def cut_point(
     followed_epoch: int,
     last_confirm: int,
 ) -> int | None:
-    """To where a slave cuts its log before it follows this master; None: the two have nothing in common.
+    """Return the offset to which a slave truncates its log before it follows a master; None: the logs share nothing.
 
-    `master_epoch` is the one for which the controller elected the master. RocketMQ's master keeps the former epoch as
-    long as it was elected without a write in between, and goes on under it: then equal names prove nothing above what
-    was confirmed. Once its log was cut for this master (`followed_epoch`), all that a slave has is from it, and a mere
-    reconnection cuts nothing: it may be what the slave has acknowledged, and its own confirm lags behind.
+    `master_epoch` is the epoch for which the controller elected the master. RocketMQ's master keeps the former epoch if
+    it was elected without a write in between, and continues under it. Equal epochs prove nothing above the confirm
+    offset then. Once the log was truncated for this master (`followed_epoch`), all bytes are the master's, and a
+    reconnection truncates nothing. The slave may have acknowledged these bytes while its own confirm offset lags
+    behind.
     """
     point = consistent_point(local, local_end, master, master_end)
     if point is None:

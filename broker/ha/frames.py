@@ -1,8 +1,8 @@
-"""The frames of the HA port: RocketMQ's in controller mode byte by byte, and what neve's members say besides.
+"""Frames of the HA port: RocketMQ's of controller mode, byte by byte, and neve's extensions.
 
-A frame begins with a word that says which it is: RocketMQ's is the ordinal of a state (1 HANDSHAKE, 2 TRANSFER),
-neve's are four letters. No state has such an ordinal, so that a stock peer closes at the first of them, and neve tells
-from the first four bytes who came. All integers are big endian.
+A frame begins with a word that names its kind. RocketMQ's is the ordinal of a state (1 HANDSHAKE, 2 TRANSFER), neve's
+are four letters. No state has such an ordinal, so that a stock peer closes the connection at the first of them, and
+neve recognizes its peer by the first four bytes. All integers are big endian.
 
 slave to master
   HELLO      "nevH" i32 | size i32 | crc32 of the body u32 | body: JSON, see `Hello`
@@ -25,16 +25,16 @@ master to slave
     HELLO, with a proof (where the set has a secret)
     H1                          ->
                                 <-  H2
-    T1: from where              ->
+    T1: first offset wanted     ->
                                 <-  T2
-    T1: what it has             ->              ...
+    T1: end of its log          ->              ...
 
-A T1 is sent after each write, with what is on the disk by then (SYNCED), and every 5 s, between neves every second; a
-T2 when there is something and every 5 s; 20 s of silence end the connection, on either side. The first T1 asks; 0
-means the log's begin, or its newest file if H1 said so. RocketMQ's master names in the T2 that ends an epoch the
-*next* epoch already, whose start is then where that T2 ends.
+A slave sends a T1 after each write and every 5 s; between neves a SYNCED with the durable end, and every second. A
+master sends a T2 when the log has grown and every 5 s. Both sides close the connection after 20 s of silence. The first
+T1 is the request: 0 means the start of the log, or of its newest file if H1 asked for that. RocketMQ's master puts the
+*next* epoch into the T2 that ends an epoch; its start is then the end of that T2.
 
-The lengths that a peer claims are refused as soon as they are there; no buffer of a merely claimed size is made.
+A claimed length is checked as soon as it is received. No buffer of a merely claimed size is allocated.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ import msgspec
 
 from neve.errors import ProtocolError
 
-FORMAT = 2  # of what neve's members say to each other; members may be one apart
-DESCRIBES_FROM = 2  # a slave of this format takes DESCRIBED
+FORMAT = 2  # version of the frames between neve's members; members may be one version apart
+DESCRIBES_FROM = 2  # a slave of this format accepts DESCRIBED
 
-#: Of a master's answer to 906, neve's alone: it takes a HELLO, of this format.
+#: Field of a master's answer to 906, neve's alone: it accepts a HELLO, of this format.
 HELLO_FORMAT = "helloFormat"
 
 HANDSHAKE, TRANSFER = 1, 2  # RocketMQ's HAConnectionState
@@ -63,7 +63,7 @@ DESCRIBED = int.from_bytes(b"nevD")
 assert max(HANDSHAKE, TRANSFER) < 5 < min(HELLO, REFUSAL, SYNCED, DESCRIBED), "RocketMQ has five states"
 
 BODY_MAX = (4 << 20) - 36  # RocketMQ's slave reads a T2 into a buffer of 4 MiB
-EPOCHS_MAX = 1000  # RocketMQ's master has a buffer for so many
+EPOCHS_MAX = 1000  # the capacity of the buffer of RocketMQ's master
 _JSON_MAX = 64 << 10
 _TEXT_MAX = 16 << 10
 
@@ -87,34 +87,35 @@ _Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Hello(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Who a neve member is, and what has to be equal before a byte of a log goes over. Unknown fields are left out."""
+    """Identity of a neve member, and the settings that have to match before bytes are sent. Unknown fields are ignored."""
 
     format: int = FORMAT
     cluster: _Name
     broker_set: _Name
     member_id: _Id
     incarnation: _Token
-    starts: _Id  # how often this data directory was started
-    process: _Token  # drawn by each start: two copies of a directory count alike
+    starts: _Id  # number of starts of this data directory
+    process: _Token  # random for each start: two copies of a directory have equal counts
     nonce: _Token  # of this connection
-    answers: _Token = ""  # the nonce that the master's HELLO answers; the slave's has none
+    answers: _Token = ""  # the nonce of the master's HELLO that this one answers; empty in the slave's first
     mapped_file_size_commit_log: _Offset
     message_delay_level: _Text
-    master_epoch: int  # which master it follows, or is
-    log_uuid: _Token = ""  # the master's: by which the archive knows the log that all members have
-    proof: _Token = ""  # that it knows the secret of its set, where there is one: see `proof`
-    eviction_frontier: _Offset = 0  # the master's: below it a log may be evicted, so that a new member begins there
+    master_epoch: int  # epoch of the master that it follows, or as which it leads
+    log_uuid: _Token = ""  # set by the master: name of the log in the archive, equal on all members
+    proof: _Token = ""  # proof that it knows the secret of its set, if there is one: see `proof`
+    # set by the master: the log may be evicted below it, so that a new member begins there
+    eviction_frontier: _Offset = 0
 
 
 class Refusal(msgspec.Struct, frozen=True, rename="camel"):
-    """Why a master sends no log: a name that is counted, and a sentence for an operator."""
+    """Reason why a master sends no log: a name for a metric, and a sentence for operators."""
 
     reason: _Name
     text: _Text = ""
 
 
 class SlaveHandshake(msgspec.Struct, frozen=True):
-    """H1."""
+    """H1: the slave's handshake."""
 
     member_id: int
     from_last_file: bool = False
@@ -122,14 +123,14 @@ class SlaveHandshake(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """T1: what a slave has. `synced` is -1 where it does not say what is on its disk."""
+    """T1 or SYNCED: end of the slave's log. `synced` is the durable end; -1: not reported."""
 
     end: int
     synced: int = -1
 
 
 class MasterHandshake(msgspec.Struct, frozen=True):
-    """H2. `epochs` are (epoch, start), ascending."""
+    """H2: the master's handshake. `epochs` are (epoch, start), ascending."""
 
     end: int
     last_epoch: int
@@ -137,7 +138,7 @@ class MasterHandshake(msgspec.Struct, frozen=True):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """T2, or DESCRIBED. `body` is a view of what was received: good until the next call of the reader."""
+    """T2 or DESCRIBED. `body` is a view of received bytes, valid until the next call of the reader."""
 
     offset: int
     epoch: int
@@ -154,12 +155,12 @@ MasterFrame = Hello | Refusal | MasterHandshake | Transfer
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """HELLO, from either side."""
+    """Return a HELLO, of either side."""
     return _encode_letters(HELLO, msgspec.json.encode(hello))
 
 
 def encode_refusal(refusal: Refusal) -> bytes:
-    """REFUSAL."""
+    """Return a REFUSAL."""
     return _encode_letters(REFUSAL, msgspec.json.encode(refusal))
 
 
@@ -169,18 +170,18 @@ def _encode_letters(word: int, body: bytes) -> bytes:
 
 
 def encode_slave_handshake(frame: SlaveHandshake) -> bytes:
-    """H1."""
+    """Return an H1."""
     return _H1.pack(HANDSHAKE, frame.from_last_file, frame.is_learner, frame.member_id)
 
 
 def encode_ack(end: int, synced: int = -1) -> bytes:
-    """T1; with what is on the disk it is the one for a neve master."""
+    """Return a T1, or a SYNCED for a neve master if `synced` is given."""
     assert max(synced, 0) <= end
     return _T1.pack(TRANSFER, end) if synced < 0 else _SYNCED.pack(SYNCED, end, synced)
 
 
 def encode_master_handshake(end: int, epochs: Iterable[tuple[int, int]]) -> bytes:
-    """H2, with the newest epochs that it has room for."""
+    """Return an H2, with the newest epochs if there are more than it has room for."""
     newest = list(epochs)[-EPOCHS_MAX:]
     last = newest[-1][0] if newest else -1
     head = _H2.pack(HANDSHAKE, len(newest) * _EPOCH.size, end, last)
@@ -188,7 +189,7 @@ def encode_master_handshake(end: int, epochs: Iterable[tuple[int, int]]) -> byte
 
 
 def encode_transfer_head(size: int, offset: int, epoch: int, epoch_start: int, confirm: int) -> bytes:
-    """T2 but for its body, which a master writes from where it lies."""
+    """Return the head of a T2. The master writes the body directly from its log."""
     assert 0 <= size <= BODY_MAX and offset >= 0
     return _T2.pack(TRANSFER, size, offset, epoch, epoch_start, confirm)
 
@@ -196,7 +197,7 @@ def encode_transfer_head(size: int, offset: int, epoch: int, epoch_start: int, c
 def encode_described_head(  # noqa: PLR0917 - as `encode_transfer_head`
     size: int, offset: int, epoch: int, epoch_start: int, confirm: int, description: bytes
 ) -> bytes:
-    """DESCRIBED but for its body, of so many bytes."""
+    """Return the head of a DESCRIBED with the description. The body of `size` bytes follows."""
     whole = len(description) + size
     assert 0 < size < whole <= BODY_MAX and offset >= 0
     return _DESCRIBED.pack(DESCRIBED, whole, offset, epoch, epoch_start, confirm, len(description)) + description
@@ -205,13 +206,15 @@ def encode_described_head(  # noqa: PLR0917 - as `encode_transfer_head`
 # -- reading
 
 _Frame = TypeVar("_Frame")
-# How long the frame at a position is, 0 if more bytes have to come before that is known. Raises ProtocolError.
+# Returns the size of the frame at a position; 0: more bytes are needed to know it. Raises ProtocolError.
 _Measure = Callable[[bytes, int, int], int]
 _Decode = Callable[[memoryview], _Frame]
 
 
 class ReceivedBytes:
-    """Received bytes, cut where a frame ends; what an unfinished frame has so far is joined once, when it is whole."""
+    """Buffer that splits received bytes into frames. The pieces of an incomplete frame are joined once, when it is
+    complete.
+    """
 
     __slots__ = ("_buffer", "_chunks", "_measure", "_missing", "_position")
 
@@ -223,12 +226,12 @@ class ReceivedBytes:
 
     @property
     def held(self) -> int:
-        """Bytes that belong to no frame yet that was given out."""
+        """Return the number of bytes that belong to an incomplete frame."""
         return len(self._buffer) - self._position + sum(map(len, self._chunks))
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is held."""
+        """Return whether the buffer is empty."""
         return not self._chunks and self._position == len(self._buffer)
 
     def receive(self, data: bytes) -> None:
@@ -259,7 +262,7 @@ class ReceivedBytes:
 
 
 class SlaveFrames:
-    """What a slave sends, as its master reads it. Raises ProtocolError; then the connection is of no more use."""
+    """Parser of a slave's frames. After a ProtocolError the connection has to be closed."""
 
     __slots__ = ("_bytes",)
 
@@ -268,25 +271,25 @@ class SlaveFrames:
 
     @property
     def held(self) -> int:
-        """Bytes that wait for the rest of their frame."""
+        """Return the number of bytes of an incomplete frame."""
         return self._bytes.held
 
     def only_report(self, data: bytes) -> Ack | None:
-        """What nearly all reads bring: one SYNCED, and nothing else. None: see `receive_data`."""
+        """Return the SYNCED if the data is exactly one, which is the usual case. None: call `receive_data`."""
         if len(data) != _SYNCED.size or not self._bytes.is_empty:
             return None
         word, end, synced = _SYNCED.unpack(data)
         return Ack(end, synced) if word == SYNCED and 0 <= synced <= end else None
 
     def receive_data(self, data: bytes) -> Iterator[SlaveFrame]:
-        """The frames that these bytes end, one at a time: those before a fault are whole."""
+        """Yield the frames that are complete now, one at a time. Frames before a fault are valid."""
         self._bytes.receive(data)
         while (frame := self._bytes.next()) is not None:
             yield _SLAVES[_WORD.unpack_from(frame)[0]][1](frame)
 
 
 class MasterFrames:
-    """What a master sends, as its slave reads it. Raises ProtocolError; then the connection is of no more use."""
+    """Parser of a master's frames. After a ProtocolError the connection has to be closed."""
 
     __slots__ = ("_bytes",)
 
@@ -295,11 +298,11 @@ class MasterFrames:
 
     @property
     def held(self) -> int:
-        """Bytes that wait for the rest of their frame."""
+        """Return the number of bytes of an incomplete frame."""
         return self._bytes.held
 
     def receive_data(self, data: bytes) -> Iterator[MasterFrame]:
-        """The frames that these bytes end, one at a time: those before a fault are whole."""
+        """Yield the frames that are complete now, one at a time. Frames before a fault are valid."""
         self._bytes.receive(data)
         while (frame := self._bytes.next()) is not None:
             yield _MASTERS[_WORD.unpack_from(frame)[0]][1](frame)

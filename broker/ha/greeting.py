@@ -1,4 +1,4 @@
-"""Who may follow whom: what has to be equal before a byte of a log goes over, and the names of refusals. Pure."""
+"""Conditions for replication between two members, and the reasons of refusals. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from broker.ha.frames import Hello, Refusal
 
 
 class Reason(Enum):
-    """Why a member follows no master, or has no slave. The values are on the wire and in metrics."""
+    """Reason why a member follows no master, or refuses a slave. The values are on the wire and in metrics."""
 
     CLUSTER = "another-cluster"
     BROKER_SET = "another-broker-set"
     FORMAT = "another-format"
-    MEMBER = "no-member"  # of this set, or it says that it is the one that it speaks to
+    MEMBER = "no-member"  # not of this set, or it has the id of its peer
     FILE_SIZE = "unequal-file-size"
     STRANGER = "not-proven"  # it does not know the secret of the set
     DELAY_LEVELS = "unequal-delay-levels"
@@ -22,19 +22,19 @@ class Reason(Enum):
     STOCK = "stock-members-not-admitted"
     NO_EPOCHS = "log-without-epochs"
     NOTHING_IN_COMMON = "nothing-in-common"
-    GONE = "begins-below-the-log"  # what would come next is evicted: a resync
+    GONE = "begins-below-the-log"  # the next bytes are evicted at the master: a resync is needed
     AHEAD = "ends-above-the-log"
     MISMATCH = "log-mismatch"
     CUT = "cut-needs-an-operator"
 
 
 def refusal(reason: Reason, text: str) -> Refusal:
-    """As it goes over."""
+    """Return a refusal as it is sent."""
     return Refusal(reason.value, text)
 
 
 def unlike(own: Hello, other: Hello) -> Refusal | None:
-    """Why these two may not be master and slave, whoever is which; None: they may."""
+    """Return why two members may not replicate from each other, in either direction; None: they may."""
     if abs(own.format - other.format) > 1:
         return refusal(
             Reason.FORMAT, f"format {other.format} meets {own.format}: upgrade one step at a time, slaves first"

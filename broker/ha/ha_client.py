@@ -1,14 +1,15 @@
 """A slave's connection to its master. RocketMQ's HAClient.
 
-I/O alone: what is said is `slave_session`'s. What comes together is stored with one write and acknowledged with one, in
-the turn of the loop in which it comes. What takes time (a sync where an acknowledgement promises that, an epoch that is
-written down, a cut) a task does, and what comes meanwhile has to wait for it. It ends with the master that it was told
-to follow: `follow` runs until it is cancelled, and connects again after each end, sooner after one that may pass by
-itself.
+This module does I/O only; `slave_session` has the protocol. Bytes that arrive together are stored with one write and
+acknowledged with one, in the same callback of the event loop. A task does slow actions: a sync that an acknowledgement
+promises, saving an epoch, a truncation. Bytes that arrive meanwhile are held.
 
-An epoch is on the disk before its first byte is stored, and that a master is followed before anything is acknowledged
-to it. What can't be cut without an operator, and whatever a master refuses by name, is kept in `trouble` and tried
-again, slowly.
+`follow` runs until it is cancelled, and follows one master only. It reconnects after each end of the connection, sooner
+if the cause may be temporary.
+
+An epoch is on the disk before its first byte is stored. The followed epoch is on the disk before anything is
+acknowledged to its master. A truncation that needs an operator and a refusal by the master are kept in `trouble` and
+retried slowly.
 """
 
 from __future__ import annotations
@@ -47,36 +48,39 @@ REFUSED_PAUSE_S = 10.0
 
 
 class ReplicaLog(Protocol):
-    """A slave's log."""
+    """Log of a slave."""
 
     @property
     def min_physical_offset(self) -> int:
-        """Where it begins."""
+        """Return the start of the log."""
 
     @property
     def max_physical_offset(self) -> int:
-        """Where it ends: behind the last whole record."""
+        """Return the end of the log: the end of the last whole record."""
 
     @property
     def flushed_offset(self) -> int:
-        """So much of it is on the disk."""
+        """Return the end of the durable part of the log."""
 
     @property
     def replica_offset(self) -> int:
-        """Where the next byte of the stream belongs: of an unfinished record there may be some already."""
+        """Return the offset of the next byte of the stream. Part of an unfinished record may be stored below it."""
 
     def last_record(self, end: int) -> tuple[int, bytes] | None:
-        """The newest that ends at or below a record's start: where it begins, and its bytes. None: there is none."""
+        """Return start and bytes of the last record that ends at or below `end`; None: there is none.
+
+        `end` is the start of a record.
+        """
 
     def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
-        """Store the master's bytes. Raises LogMismatch or another StoreError; what was stored before stays."""
+        """Store the master's bytes. Raise LogMismatch or another StoreError; bytes stored before stay."""
 
     def go_on_with_master_at(self, physical_offset: int) -> None:
-        """The master's next file begins there, behind a hole. Raises as `append_replica`."""
+        """Continue the log after a hole: the master's next file begins at this offset. Raise as `append_replica`."""
 
 
 class CutRefused(Exception):
-    """What lies above is perhaps acknowledged: an operator has to look."""
+    """The bytes above the truncation point may be acknowledged: an operator has to decide."""
 
 
 AskStockMaster = Callable[[], Awaitable[tuple[StockMaster, Life | None]]]
@@ -85,20 +89,23 @@ Action = slave_session.Action | plain_session.AskMaster
 
 
 class SlaveEvents(Protocol):
-    """What a slave's broker does besides. Called on the loop."""
+    """Callbacks of a replication connection to the slave's broker. Called on the event loop."""
 
     async def cut(self, to: int) -> None:
-        """Keep what is above a record's start at or below `to` in `diverged/`, and cut it off. Raises CutRefused."""
+        """Save the bytes above a record's start at or below `to` in `diverged/`, and truncate the log there.
+
+        Raise CutRefused.
+        """
 
     async def following(self, master_epoch: int) -> None:
-        """Keep that all that is here is of this master's log: on the disk when this returns."""
+        """Record that all bytes of the log are this master's: durable when this returns."""
 
     def confirmed(self, offset: int) -> None:
-        """What lies below is safe, and is here."""
+        """Record that the log is confirmed up to `offset`, and that these bytes are stored here."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to follow."""
+    """A master to follow."""
 
     host: str
     port: int
@@ -108,7 +115,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HaClient:
-    """See the module."""
+    """Replication client of a slave."""
 
     def __init__(
         self,
@@ -130,11 +137,13 @@ class HaClient:
         tls: ssl.SSLContext | None = None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        """`own` is the HELLO but for its nonce and the epoch; `confirm` and `followed_epoch` are what is kept of them.
+        """Create a client.
 
-        `sync` brings the log to the disk: given where an acknowledgement promises that. `ask_stock_master` is for a
-        master without a controller: what it says of itself, and which life of it was followed last. Raises NeveError,
-        OSError, TimeoutError.
+        `own` is the HELLO without nonce and epoch. `confirm` and `followed_epoch` return the stored values. `sync`
+        makes the log durable, and is given if an acknowledgement promises that.
+
+        `ask_stock_master` is for a master without a controller. It returns the master's properties, and the life of it
+        that was followed last. It raises NeveError, OSError or TimeoutError.
         """
         self._log, self._epochs, self._epoch_file, self._events = replica, epochs, epoch_file, events
         self._own, self._clock, self._entropy, self._threads = own, clock, entropy, threads
@@ -145,12 +154,12 @@ class HaClient:
         self._ask_stock_master = ask_stock_master
         self.session: Session | None = None
         self.connections = 0
-        self.ended: Counter[str] = Counter()  # connections, by why: a refusal's name, or "lost"
-        # What will be the same with the next connection; None while a master is followed.
+        self.ended: Counter[str] = Counter()  # connections by cause of their end: the name of a refusal, or "lost"
+        # The last fault that a reconnection would not cure; None while a master is followed.
         self.trouble: Refusal | None = None
 
     async def follow(self, target: Target) -> None:
-        """Never ends but by its cancellation."""
+        """Follow a master until cancelled."""
         pause = FIRST_PAUSE_S
         while True:
             fault, was_attached = await self._follow_once(target)
@@ -163,7 +172,10 @@ class HaClient:
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
     async def _follow_once(self, target: Target) -> tuple[Refusal | None, bool]:
-        """One connection: why it ended, if that will be the same with the next one; whether the log came over it."""
+        """Follow the master over one connection.
+
+        Return the fault, if the next connection would have it too, and whether any bytes of the log may have arrived.
+        """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -186,13 +198,13 @@ class HaClient:
             stream.abort()
 
     def reconnect(self) -> None:
-        """What this member says of itself when it connects is another."""
+        """Close the connection, because the handshake of the next one has other contents."""
         if self._stream is not None:
             self._stream.abort()
 
     @property
     def held(self) -> int:
-        """Bytes that were received and wait for something that takes time."""
+        """Return the number of received bytes that wait for a slow action."""
         return 0 if self._stream is None else self._stream.held
 
     def _new_session(self, target: Target) -> Session:
@@ -223,12 +235,12 @@ class HaClient:
         try:
             await driver.do(session.start(self._clock.monotonic()))
             await stream.run(driver)
-        except (OSError, NeveError) as error:  # or the disk could not take what has to be on it first
+        except (OSError, NeveError) as error:  # a StoreError of the disk ends the connection as well
             log.warning("the connection to the master ends: %s", error)
         return driver.fault, driver.was_attached
 
     def store(self, append: slave_session.Append) -> None:
-        """The master's bytes, into the log."""
+        """Append the master's bytes to the log."""
         replica, at = self._log, append.at
         if at != replica.replica_offset and at > replica.max_physical_offset > 0:
             replica.go_on_with_master_at(at)
@@ -236,38 +248,42 @@ class HaClient:
 
     @property
     def flushed_offset(self) -> int:
-        """So much of the log is on the disk."""
+        """Return the end of the durable part of the log."""
         return self._log.flushed_offset
 
     @property
     def syncs(self) -> bool:
-        """Whether what is acknowledged has to be on the disk."""
+        """Return whether acknowledged bytes have to be durable."""
         return self._sync is not None
 
     async def sync(self) -> int:
-        """What is stored is as safe as an acknowledgement says, up to where it was stored when this was called."""
+        """Make stored bytes as durable as an acknowledgement promises.
+
+        Return the end of the log at the time of the call.
+        """
         end = self._log.max_physical_offset
         if self._sync is not None:
             await self._sync()
         return end
 
     def stored(self, session: Session, end: int = -1) -> Sequence[Action]:
-        """Acknowledge what is there; `end`: so much of it, which a sync has covered."""
+        """Acknowledge stored bytes; `end`: only up to there, which a sync has covered."""
         replica = self._log
         end = replica.max_physical_offset if end < 0 else end
         return session.stored(end, replica.flushed_offset, self._clock.monotonic())
 
     async def take_epochs(self, entries: tuple[tuple[int, int], ...]) -> None:
-        """Written down before their first byte."""
+        """Save new epochs before their first byte."""
         wanted = EpochCache((*self._epochs.entries(), *entries))
         await self._save_epochs(wanted)
         for epoch, start in entries:
             self._epochs.assign(epoch, start)
 
     async def _save_epochs(self, wanted: EpochCache) -> None:
-        """Before anything here goes by them: what could not be saved is saved by the next connection.
+        """Save epochs before they are used in memory. If it fails, the next connection tries again.
 
-        To its end, whoever cancels: the next role saves epochs as well, and these must not come after its.
+        A cancellation waits for the end of the write. The next role saves epochs as well, and this write must not
+        follow it.
         """
         saving = asyncio.ensure_future(self._threads.run(self._epoch_file.save, wanted.entries()))
         try:
@@ -277,7 +293,7 @@ class HaClient:
             raise
 
     async def cut(self, session: Session, to: int) -> Sequence[Action]:
-        """The log parts from the master's: first the bytes, then the epochs that have none left."""
+        """Truncate the log where it diverges from the master's: first the bytes, then the epochs that have none left."""
         if to < self._log.max_physical_offset:
             await self._events.cut(to)
         end = self._log.max_physical_offset
@@ -289,14 +305,14 @@ class HaClient:
         return session.parted(end, self._epochs.entries())
 
     async def ask_stock_master(self, session: Session) -> Sequence[Action]:
-        """Over another connection, while this one stands."""
+        """Query the master's properties over another connection, while this one stays open."""
         assert isinstance(session, PlainSession)
         assert self._ask_stock_master is not None
         master, followed = await self._ask_stock_master()
         return session.told(master, followed, self._clock.monotonic())
 
     async def attached(self, session: Session, master_epoch: int) -> Sequence[Action]:
-        """All that is here is the master's, and what is acknowledged first is here."""
+        """Record that the whole log is this master's, and make the first acknowledged bytes durable."""
         await self._events.following(master_epoch)
         if self._sync is not None:
             await self._sync()
@@ -306,12 +322,12 @@ class HaClient:
         return session.attached(self._log.flushed_offset, self._clock.monotonic())
 
     def confirmed(self, offset: int) -> None:
-        """What lies below is safe."""
+        """Record that the log is confirmed up to `offset`."""
         self._events.confirmed(offset)
 
 
 class _Acknowledge(msgspec.Struct, frozen=True):
-    """What was stored has to be on the disk first."""
+    """Acknowledgement of stored bytes after they are durable."""
 
 
 _ACKNOWLEDGE = _Acknowledge()
@@ -319,7 +335,7 @@ Work = Action | _Acknowledge
 
 
 class _Driver:
-    """Carries out what a session says, one after the other."""
+    """Executor of the actions of a session, one after the other."""
 
     def __init__(self, client: HaClient, session: Session, stream: _Stream) -> None:
         self.client, self.session, self._stream = client, session, stream
@@ -327,7 +343,7 @@ class _Driver:
         self.was_attached = self.is_ended = self._has_stored = False
 
     def begin(self, actions: Sequence[Action]) -> Sequence[Work]:
-        """What takes no time; returns the rest, from the first on that does."""
+        """Do the fast actions. Return the rest, starting with the first slow one."""
         client = self.client
         try:
             for number, action in enumerate(actions):
@@ -348,7 +364,7 @@ class _Driver:
         return ()
 
     async def do(self, actions: Sequence[Work]) -> None:
-        """All of it; each is whole before the next."""
+        """Do all actions. Each is complete before the next begins."""
         try:
             while actions and not self.is_ended:
                 first = actions[0]
@@ -367,7 +383,7 @@ class _Driver:
             self._fail(error)
 
     async def _take_time(self, action: Action) -> Sequence[Action] | None:
-        """What comes of it; None: it takes none."""
+        """Do a slow action and return the actions that follow from it; None: the action is a fast one."""
         client, session = self.client, self.session
         match action:
             case slave_session.TakeEpochs(entries=entries):
@@ -382,7 +398,7 @@ class _Driver:
         return None
 
     def _at_once(self, action: Action) -> bool:
-        """Whether it took no time, and is done."""
+        """Do a fast action. Return False, without doing anything, for a slow one."""
         match action:
             case slave_session.Send(data=data):
                 self._stream.write(data)
@@ -399,7 +415,7 @@ class _Driver:
             self._end(str(error), refusal(Reason.MISMATCH, str(error)))
         elif isinstance(error, CutRefused):
             self._end(str(error), refusal(Reason.CUT, str(error)))
-        else:  # the disk is full, say: that may pass
+        else:  # a full disk, for example: that may pass
             self._end(f"the log takes no more: {error}", None)
 
     def _end(self, why: str, fault: Refusal | None) -> None:
@@ -408,15 +424,15 @@ class _Driver:
 
 
 class _Stream(asyncio.Protocol):
-    """A connection's bytes: to the driver at once, or, while that has something to do that takes time, held for it."""
+    """Byte stream of a connection. Bytes go to the driver at once, or are held while it does a slow action."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._driver: _Driver | None = None  # None: it is at work, or not begun
+        self._driver: _Driver | None = None  # None: it does a slow action, or has not started
         self._work: Sequence[Work] = ()
         self._held: list[bytes] = []
-        self._wanted = asyncio.Event()  # the task is
+        self._wanted = asyncio.Event()  # set to wake up the task
         self._timer: asyncio.TimerHandle | None = None
         self._failure: Exception | None = None
         self._is_lost = False
@@ -434,7 +450,7 @@ class _Stream(asyncio.Protocol):
             self._hold(data)
             return
         self._begin(driver, data)
-        if len(data) >= READ_BYTES // 2:  # there may be more at hand, and others want the loop
+        if len(data) >= READ_BYTES // 2:  # more may be available, and other callbacks need the loop
             self._rest()
 
     @override
@@ -445,7 +461,7 @@ class _Stream(asyncio.Protocol):
     # -- the driver's side
 
     def write(self, data: bytes) -> None:
-        """As soon as possible."""
+        """Send these bytes without delay."""
         assert self._transport is not None
         if not self._transport.is_closing():
             self._transport.write(data)
@@ -455,7 +471,7 @@ class _Stream(asyncio.Protocol):
         return sum(map(len, self._held))
 
     def abort(self) -> None:
-        """Close now: nothing is received any more."""
+        """Close now, and receive nothing after that."""
         self._driver = None
         if self._timer is not None:
             self._timer.cancel()
@@ -463,18 +479,18 @@ class _Stream(asyncio.Protocol):
         self._transport.abort()
 
     async def run(self, driver: _Driver) -> None:
-        """Until the connection ends, or the driver. Raises what ends either."""
+        """Run until the connection ends, or the driver. Raise the exception that ends either."""
         while not driver.is_ended:
             if self._held:
                 data = b"".join(self._held)
                 self._held.clear()
                 await driver.do(driver.begin(driver.session.receive_data(data, self._clock.monotonic())))
-                await asyncio.sleep(0)  # bytes at hand give nobody else the loop
+                await asyncio.sleep(0)  # yield to the event loop: available bytes don't
                 continue
             if self._is_lost:
                 log.info("the connection to the master is closed")
                 return
-            self._driver = driver  # from here on it is done as it comes
+            self._driver = driver  # from here on bytes are processed as they arrive
             self._resume()
             self._wake_in(driver.session.wake_at - self._clock.monotonic())
             await self._wanted.wait()
@@ -488,14 +504,14 @@ class _Stream(asyncio.Protocol):
     # -- inside
 
     def _begin(self, driver: _Driver, data: bytes | None) -> None:
-        """What a session says to these bytes, or to the time."""
+        """Pass bytes, or the time, to the session, and do the fast actions that result."""
         now, session = self._clock.monotonic(), driver.session
         try:
             actions = (
                 session.tick(now, driver.client.flushed_offset) if data is None else session.receive_data(data, now)
             )
             self._work = driver.begin(actions)
-        except Exception as error:  # noqa: BLE001 - whoever follows is told, as if the task had done it
+        except Exception as error:  # raised by `run`, as if the task had done it
             self._failure = error
         if self._work or self._failure is not None or driver.is_ended:
             self._driver = None
@@ -524,7 +540,7 @@ class _Stream(asyncio.Protocol):
     def _tick(self) -> None:
         driver, self._timer = self._driver, None
         if driver is None:
-            return  # the task goes on, and looks at the time when it has done
+            return  # the task is running, and checks the time when it is done
         now = self._clock.monotonic()
         if now >= driver.session.wake_at:
             self._begin(driver, None)

@@ -1,11 +1,12 @@
 """The HA port: a master's connections from its slaves. RocketMQ's HAService.
 
-I/O alone: what is said is `master_session`'s, what counts as safe is `confirm`'s. While this member is no master, who
-connects is closed at once, as RocketMQ's slaves do. All of it runs on the broker's loop.
+This module does I/O only; `master_session` has the protocol, and `confirm` decides which bytes are confirmed. While
+this member is not a master, new connections are closed at once, as RocketMQ's slaves do. All code runs on the event
+loop of the broker.
 
-What the log has grown by is sent once in a turn of the loop, however many appends there were in it. A slave that does
-not read holds up itself alone: nothing is taken from the log for it until it has read what was written. What is far
-behind the end may have to come from the disk, and a thread fetches it.
+New bytes of the log are sent once per iteration of the event loop, however many appends there were. A slave that does
+not read delays only itself: no bytes are taken from the log for it until it has read what was written. Bytes far below
+the end may have to be read from the disk, which a thread does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from neve.entropy import Entropy, unique_name
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64  # a set has a handful of members; the rest are strangers
+MAX_CONNECTIONS = 64  # a set has a handful of members; other connections are not from members
 _WRITE_HIGH_WATER = 1 << 20
 _HANDSHAKE_S = 10.0
 
@@ -47,20 +48,20 @@ def _not_leading(call: Callable[[], object]) -> None:
 
 
 class HaEvents(Protocol):
-    """What a master's broker does with what its slaves say. Called on the loop; nothing of it waits."""
+    """Callbacks of a master's broker about its slaves. Called on the event loop; they must not block."""
 
     def confirmed(self, offset: int) -> None:
-        """What lies below is safe."""
+        """Record that the log is confirmed up to `offset`."""
 
     def slave_came(self, member_id: int, hello: Hello | None) -> None:
-        """A member follows; a stock one has no HELLO."""
+        """Record that a member follows. A stock member has no HELLO."""
 
     def slave_reported(self, member_id: int) -> None:
-        """A member that is not in the SyncStateSet has more than before: perhaps it may join."""
+        """Record progress of a member outside the SyncStateSet, which may be able to join now."""
 
 
 class Leadership:
-    """What this member is master with: one epoch of it."""
+    """Everything that this member needs to lead for one leadership term."""
 
     def __init__(
         self,
@@ -73,19 +74,22 @@ class Leadership:
         is_member: Callable[[int], bool],
         now: Callable[[Hello], Hello] | None = None,
     ) -> None:
-        """`own` is the HELLO but for its nonces; `now` says in it what changes from connection to connection."""
+        """Create the state of a term.
+
+        `own` is the HELLO without nonces. `now` updates the fields that differ from connection to connection.
+        """
         assert own.master_epoch == confirm.master_epoch and own.member_id == confirm.own_id
         self.own, self.epochs, self.confirm, self.events = own, epochs, confirm, events
         self.rules, self.is_member, self._now = rules, is_member, now
 
     @property
     def hello(self) -> Hello:
-        """As a slave that comes now gets it."""
+        """Return the HELLO for a slave that connects now."""
         return self.own if self._now is None else self._now(self.own)
 
 
 class HaService:
-    """See the module."""
+    """Server of the HA port."""
 
     def __init__(
         self,
@@ -104,19 +108,19 @@ class HaService:
         self._links: dict[_Link, None] = {}  # the oldest first
         self._by_member: dict[int, _Link] = {}
         self._sending = False
-        self._call_soon: CallSoon = _not_leading  # kept: to ask which loop runs is a call of the system each time
+        self._call_soon: CallSoon = _not_leading  # cached, because `get_running_loop` is a system call each time
         self.leadership: Leadership | None = None
-        self.refused: Counter[str] = Counter()  # by reason
+        self.refused: Counter[str] = Counter()  # counted by reason
 
-    # -- its life
+    # -- start and stop
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """Return the port that is listened on."""
         return int(self._servers[0].sockets[0].getsockname()[1]) if self._servers else self._port
 
     async def start(self) -> None:
-        """Listen, at each address."""
+        """Listen at each address."""
         port = self._port
         for host in addresses(self._host):
             server = await self._listen_at(host, port)
@@ -132,7 +136,7 @@ class HaService:
         return cast("asyncio.Protocol", _Link(self))
 
     async def shutdown(self) -> None:
-        """Listen no more, and close what there is."""
+        """Stop listening, and close all connections."""
         for server in self._servers:
             server.close()
         self.stop_leading()
@@ -142,22 +146,22 @@ class HaService:
     # -- roles
 
     def lead(self, leadership: Leadership) -> None:
-        """This member is the master from now on."""
+        """Accept slaves, as the master of a new term."""
         self.stop_leading()
         self.leadership = leadership
         self._call_soon = asyncio.get_running_loop().call_soon
 
     def stop_leading(self) -> None:
-        """It is not any more: all connections are closed, and what they say counts no more."""
+        """Close all connections. Nothing that they send counts from here on."""
         self.leadership = None
         self.source.describe_appends(False)
         for link in tuple(self._links):
             link.dismiss()
 
-    # -- the log grows, and is confirmed
+    # -- growth and confirm
 
     def appended(self) -> None:
-        """The log has grown: what it has grown by leaves in this turn of the loop."""
+        """Take the growth of the log. The new bytes are sent later in this iteration of the event loop."""
         leadership = self.leadership
         if leadership is None:
             return
@@ -174,7 +178,7 @@ class HaService:
             link.advance()
 
     def confirm_changed(self, before: int) -> None:
-        """Somebody has told `Confirm` something else: which SyncStateSet was read, that time went by."""
+        """Publish a change that the caller made to `Confirm`, such as another SyncStateSet, or progress of time."""
         if self.leadership is not None:
             self._tell(self.leadership, before)
 
@@ -184,15 +188,15 @@ class HaService:
             for link in self._by_member.values():
                 link.confirm_moved()
 
-    # -- who is connected
+    # -- connections
 
     @property
     def slaves(self) -> dict[int, MasterSession]:
-        """Those that stream, by member."""
+        """Return the sessions that stream, by member id."""
         return {member: link.session for member, link in self._by_member.items() if link.session is not None}
 
     def opened(self, link: _Link) -> bool:
-        """Whether there is room, and a master."""
+        """Register a new connection. Return False if it has to be closed: no room, or this member is no master."""
         if self.leadership is None:
             self.refused[Reason.NOT_MASTER.value] += 1
             return False
@@ -202,7 +206,10 @@ class HaService:
         return True
 
     def _make_room(self) -> bool:
-        """Strangers who say nothing must not keep members out: the oldest that does not follow yet goes."""
+        """Close the oldest connection that does not stream yet, so that idle ones can't keep members out.
+
+        Return whether there was one.
+        """
         self.refused["too-many"] += 1
         idle = next((link for link in self._links if link.session is not None and not link.session.is_streaming), None)
         if idle is None:
@@ -212,7 +219,7 @@ class HaService:
         return True
 
     def came(self, link: _Link, leadership: Leadership, came: master_session.Came) -> None:
-        """A member asks for the log: its older connection is over."""
+        """Take a member that requests the log. Its older connection is closed."""
         older = self._by_member.pop(came.member_id, None)
         if older is not None:
             log.info("member %d connects anew", came.member_id)
@@ -224,14 +231,15 @@ class HaService:
         leadership.events.slave_came(came.member_id, came.hello)
 
     def _describe(self) -> None:
-        """What the log knows of each append is kept while somebody takes it."""
+        """Keep the descriptions of appends in memory while a slave accepts them."""
         self.source.describe_appends(any(session.takes_descriptions for session in self.slaves.values()))
 
     def reported(self, link: _Link, leadership: Leadership, member: int, reported: master_session.Reported) -> bool:
-        """What a member has. Whether that can be."""
+        """Take a report of a member. Return False if it is impossible."""
         confirm, now = leadership.confirm, self.clock.monotonic()
         before = confirm.value
-        confirm.appended(self.source.max_physical_offset)  # a slave may be sooner than who tells of the append
+        # a slave's report may be processed before the notification of the append
+        confirm.appended(self.source.max_physical_offset)
         if not confirm.reported(member, link, reported.end, now, synced=reported.synced):
             return False
         self._tell(leadership, before)
@@ -240,7 +248,7 @@ class HaService:
         return True
 
     def closed(self, link: _Link, leadership: Leadership | None, member: int) -> None:
-        """A connection ended."""
+        """Take the end of a connection."""
         self._links.pop(link, None)
         if self._by_member.get(member) is link:
             del self._by_member[member]
@@ -252,14 +260,14 @@ class HaService:
 
 
 class _Link:
-    """One connection; an asyncio protocol by shape."""
+    """A connection from a slave. It has the methods of an asyncio protocol."""
 
     def __init__(self, service: HaService) -> None:
         self._service, self._loop = service, asyncio.get_running_loop()
         self._leadership: Leadership | None = None
         self._transport: asyncio.Transport | None = None
         self._alarm = Alarm(self._loop, self._tick)
-        self._later: asyncio.TimerHandle | None = None  # when a slave that is far behind may have more
+        self._later: asyncio.TimerHandle | None = None  # wakes up a slave whose rate is limited
         self._fetcher: asyncio.Task[None] | None = None
         self._paused = False
         self._peer = "?"
@@ -297,7 +305,7 @@ class _Link:
             self.advance()
 
     def eof_received(self) -> None:
-        """The transport closes itself."""
+        """Return None, so that the transport closes itself."""
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -312,10 +320,10 @@ class _Link:
         if session is not None:
             self._service.closed(self, self._leadership, session.member_id)
 
-    # -- the service's side
+    # -- called by the service
 
     def confirm_moved(self) -> None:
-        """Where no bytes bring it, the slave is told."""
+        """Schedule a heartbeat that carries the confirm offset, in case no bytes do."""
         self._alarm.ring_in(CONFIRM_EVERY_S)
 
     def _tick(self) -> None:
@@ -323,12 +331,13 @@ class _Link:
         if session is None or session.is_ended:
             return
         now = self._service.clock.monotonic()
-        if self._fetcher is None:  # a heartbeat says where the log goes on: not before what is fetched
+        # a heartbeat carries the next offset, and must not overtake bytes that are being read
+        if self._fetcher is None:
             self._do(session.tick(now))
         self._alarm.ring_in(max(session.wake_at - now, CONFIRM_EVERY_S))
 
     def advance(self) -> None:
-        """Send a turn's worth of the log; what is left has its turn after the others'."""
+        """Send one batch of the log. The rest follows after the other connections had theirs."""
         session = self.session
         if session is None or self._paused or self._fetcher is not None or not session.has_more:
             return
@@ -354,7 +363,7 @@ class _Link:
         self.advance()
 
     async def _fetch(self, actions: list[master_session.Action]) -> None:
-        """The same, where the bytes may not be in memory."""
+        """Send a batch whose bytes may have to be read from the disk."""
         fetched = [await self._fetched(action) for action in actions]
         self._fetcher = None
         if self.session is not None and not self.session.is_ended:
@@ -367,7 +376,7 @@ class _Link:
         return master_session.Send((await self._service.threads.run(b"".join, action.data),))
 
     def dismiss(self) -> None:
-        """This member is not the master any more."""
+        """Refuse the slave, because this member is no longer the master."""
         if self.session is not None:
             self._do(self.session.dismiss())
 

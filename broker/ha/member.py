@@ -1,34 +1,35 @@
-"""A member's life in its broker set: pure. Events go in, what has to be done comes out; `_TABLE`: which counts when.
+"""State machine of a member of a broker set. Pure: events go in, actions come out. `_TABLE` maps them by state.
 
   state           appends  acknowledges  reads       leaves it when
   NAMELESS        -        -             -           it has an id
-  UNREGISTERED    -        -             -           a controller knows this life of it
+  UNREGISTERED    -        -             -           a controller has accepted this life of it
   WAITING         -        -             <= confirm  there is a master, itself or another
   TURNING_MASTER  -        -             -           all steps of the change are done
-  MASTER          yes      <= confirm    <= confirm  the set has another epoch; a hand-over begins
-  HANDING_OVER    -        <= confirm    <= confirm  the set has another epoch, or the hand-over surely came to nothing
+  MASTER          yes      <= confirm    <= confirm  the set has another epoch; a switchover begins
+  HANDING_OVER    -        <= confirm    <= confirm  the set has another epoch, or the switchover has surely failed
   TURNING_SLAVE   -        -             -           all steps of the change are done
   SLAVE           -        -             <= confirm  the set has another master, or its master another epoch
-  REFUSED         -        -             -           never: an operator has it begin anew, with an empty directory
+  REFUSED         -        -             -           never: an operator restarts it with an empty directory
 
 Rules, each of which guards an interleaving:
 
-- A role is taken of a pair (masterEpoch, syncStateSetEpoch) that is not below any known before, in former lives too:
-  the pair is on the disk before the first step. No epoch is taken up twice, nor by a later life: its last bytes may be
-  lost here and be with others, and two different logs would bear one name.
-- Whose id a controller gave to another directory, as its register was set back, is nobody until it has a new one.
-- Who is to be master by an epoch that a former life has taken up asks to be elected anew. Apache's controller does
-  not, as long as it takes the former life for this one: so this one is silent until the other is taken for dead.
-- Who has no log of the set that is to exist never asks to be its first master: the register may be lost, and those that
-  have the log away. An operator's word makes it one.
-- A role is this member's if id and address are: a copy of its directory has the same id.
-- A master that is told of another epoch answers nobody from that instant on, before anything else is done. A slave that
-  becomes master closes its connection to the former one first: what that one acknowledges needs it.
-- What is heard while a change of role is under way waits for its end; of several the newest counts.
-- A 1001 whose answer is lost is asked again, unless who joins by it has gone: then the present set is asked for, and
-  the epoch that this makes settles what became of the first.
-- After a hand-over that came to nothing the master goes on only when a 1004 that was asked later shows its own epoch.
-- Nothing below the own confirm is cut, where an acknowledgement waits for the set.
+- A role is taken for a pair (masterEpoch, syncStateSetEpoch) that is not below any known before, former lives included.
+  The pair is on the disk before the first step. No epoch is taken twice, and not by a later life either. Its last bytes
+  may be lost here and exist elsewhere, and two different logs would have the same epoch.
+- If a controller was reset and gave this member's id to another directory, the member has no id until it gets a new one.
+- A member that is elected for an epoch that a former life has taken asks for another election. Apache's controller
+  does not elect again while it takes the former life for this one. The member is therefore silent until the controller
+  considers the former life dead.
+- A member without a log of a set that already exists never asks to become the first master. The controller's state may
+  be lost, and the members that have the log may be away. A forced election makes it master.
+- A role is this member's if both id and address match: a copy of its directory has the same id.
+- A master that learns of another epoch stops acknowledging at once, before any other step. A slave that becomes master
+  first closes its connection to the former master, whose acknowledgements depend on it.
+- Views that arrive during a change of role wait for its end. Only the newest counts.
+- A 1001 without an answer is repeated, unless the slave that joins by it has disconnected. Then the present set is
+  requested, and the new epoch decides the outcome of the first request.
+- After a failed switchover the master resumes only after the answer to a later 1004 shows its own epoch.
+- Bytes below the own confirm offset are never truncated, if acknowledgements wait for the set.
 
 Times are seconds of the own monotonic clock. No lease and no clock decides about data.
 """
@@ -91,7 +92,7 @@ from broker.ha.member_events import (
 
 
 class State(Enum):
-    """See the head of this file."""
+    """State of a member. The table in the module's docstring explains each."""
 
     NAMELESS = "nameless"
     UNREGISTERED = "unregistered"
@@ -105,25 +106,27 @@ class State(Enum):
 
 
 class MemberRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What is configured; times in seconds."""
+    """Configuration of a member. Times are in seconds."""
 
     confirm: ConfirmRules
-    acknowledges_from_memory: bool = True  # ASYNC_FLUSH: after a crash this member may lack what it acknowledged
+    acknowledges_from_memory: bool = True  # ASYNC_FLUSH: after a crash this member may lack bytes that it acknowledged
     is_alone: bool = False  # the set has no other member
-    set_exists: bool = False  # there was a master: where no controller knows of one, its register is lost
+    set_exists: bool = False  # the set had a master: a controller that knows of none has lost its state
     heartbeat_every: float = 1.0
-    ask_again_after: float = 1.0  # what was not answered
-    poll_every: float = 1.0  # 1004, when nothing is wanted: an async master has to hear somebody in `cut_off_after`
-    register_every: float = 5.0  # 1003, while all is well: a late one of a former life may have come after this life's
+    ask_again_after: float = 1.0  # without an answer
+    # 1004, if there is no other reason for one: an async master has to hear from another process in `cut_off_after`
+    poll_every: float = 1.0
+    # 1003, in normal operation: a delayed one of a former life may have arrived after this life's
+    register_every: float = 5.0
     save_confirm_every: float = 1.0
     hand_over_within: float = 1.0
 
 
 def begin_life(saved: Saved, new_incarnation: str, rules: MemberRules, *, is_copy: bool = False) -> Saved:
-    """What a start writes down before it does anything else.
+    """Return the state that a start saves before it does anything else.
 
-    `is_copy`: the directory is not where it was, it is a backup or a copy of it. The other one may live, and may have
-    acknowledged more: this one is a new member, with what it has.
+    `is_copy`: the directory has moved, so it is a backup or a copy. The original may be alive, and may have
+    acknowledged more. This member starts as a new one, with its log.
     """
     if is_copy:
         saved = msgspec.structs.replace(saved, broker_id=0, check_code="", incarnation="", starts=0)
@@ -134,13 +137,13 @@ def begin_life(saved: Saved, new_incarnation: str, rules: MemberRules, *, is_cop
 
 @dataclass(slots=True)
 class _HandOver:
-    """Under way: the log and the tables are brought to the target, then it is designated, then its role is seen."""
+    """A switchover: log and tables are replicated to the target, then it is designated, then its role is read."""
 
     target: int
     until: float
     metadata_synced: bool = False
-    is_asked: bool = False  # 1002: from here on another may be master
-    ask: int = 0  # the first 1004 that was asked after the time was up; 0: none yet
+    is_asked: bool = False  # 1002 was sent: from here on another member may be master
+    ask: int = 0  # the first 1004 sent after the deadline; 0: none yet
 
 
 ConfirmOf = Callable[..., Confirm]
@@ -159,9 +162,10 @@ class Member:
         check_code: str,
         confirm_of: ConfirmOf = Confirm,
     ) -> None:
-        """`saved` is what `begin_life` made and is on the disk.
+        """Create a member.
 
-        `check_code`: address;millis, of a directory that has none yet.
+        `saved` is the result of `begin_life`, and is on the disk. `check_code` is address;millis, for a directory that
+        has none yet.
         """
         self.rules = rules
         self.saved = saved if saved.check_code else msgspec.structs.replace(saved, check_code=check_code)
@@ -169,90 +173,92 @@ class Member:
         known = frozenset(saved.sync_state_set)
         self.view = View(saved.master_epoch, saved.sync_state_set_epoch, known)  # the newest
         self.role = self.view  # the one under which it acts
-        self.confirming: Confirm | None = None  # while it is master: who has what
-        self._used_epoch = saved.master_epoch  # by former lives, or as master in this one
+        self.confirming: Confirm | None = None  # while it is master: progress of the slaves
+        self._used_epoch = saved.master_epoch  # taken by former lives, or as master by this one
         self._confirm = saved.confirm
         self._end = 0
         self._confirm_of = confirm_of
         self._due: dict[type, float] = {}
         self._asks = 0
-        self._altering: Alter | None = None  # the last that was asked for
+        self._altering: Alter | None = None  # the last 1001
         self._requests = 0
         self._hand_over: _HandOver | None = None
-        self._is_under_stock = False  # Apache's controller elects
+        self._is_under_stock = False  # the controllers are Apache's
         self.state = State.UNREGISTERED if saved.broker_id else State.NAMELESS
 
-    # ---- what its broker asks
+    # # -- queries
 
     @property
     def broker_id(self) -> int:
-        """0: none yet."""
+        """Return the id; 0: none yet."""
         return self.saved.broker_id
 
     @property
     def check_code(self) -> str:
-        """With which this directory takes ids."""
+        """Return the code with which this directory applies for ids."""
         return self.saved.check_code
 
     @property
     def life(self) -> Life:
-        """As it is registered, and told to a master."""
+        """Return the life as it is sent to controllers and masters."""
         return Life(self.saved.broker_id, self.saved.incarnation, self.saved.starts, self.process)
 
     @property
     def confirm(self) -> int:
-        """What is safe as far as this member knows; what readers see."""
+        """Return the confirm offset that this member knows. Readers see the log up to there."""
         return self._confirm if self.confirming is None else self.confirming.value
 
     def may_append(self, now: float) -> bool:
-        """Asked before each append."""
+        """Return whether an append is allowed now."""
         confirming = self.confirming
         if self.state is not State.MASTER or confirming is None:
             return False
         return confirming.may_append() and not confirming.is_cut_off(now)
 
     def acknowledged(self, now: float) -> int:
-        """Below this a record may be acknowledged; -1: nothing may."""
+        """Return the offset below which records may be acknowledged; -1: none."""
         return -1 if self.confirming is None else self.confirming.acknowledged(now)
 
     @property
     def is_readable(self) -> bool:
-        """Whether pulls are answered, up to `confirm`."""
+        """Return whether pulls are answered, up to `confirm`."""
         return self.state in (State.WAITING, State.MASTER, State.HANDING_OVER, State.SLAVE)
 
     @property
     def hands_over_to(self) -> int | None:
-        """Which member; None: it does not."""
+        """Return the target of the pending switchover; None: there is none."""
         return None if self._hand_over is None else self._hand_over.target
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether what it lacks is surely not there: only then a reader is told of an end of a queue."""
+        """Return whether this member surely has all confirmed bytes. Only then a reader gets the end of a queue as
+        final.
+        """
         return self.broker_id in self.view.sync_state_set
 
     @property
     def is_to_join(self) -> bool:
-        """Whether it has no part yet of the set that is to exist, and nobody knows a master of that."""
+        """Return whether it has no part of the existing set's log yet, and no master of that set is known."""
         view = self.view
         return self.rules.set_exists and view.master is None and view.master_epoch == 0
 
     @property
     def may_lack_archived(self) -> bool:
-        """Of a master: it was not, or perhaps not, elected from those who have all that the archive names."""
+        """Return whether this master may lack archived bytes, because the members it was elected from may lack them."""
         return self.saved.may_lack_archived
 
     def end_life(self) -> Saved:
-        """What a stop writes down last, when the log is synced."""
+        """Return the state that a stop saves last, after the log is synced."""
         return msgspec.structs.replace(self._saved_now(), clean=True)
 
-    # ---- what happens
+    # # -- events
 
     def happens(self, event: Event, now: float) -> list[Action]:
-        """What has to be done, in this order, each action whole before the next one."""
+        """Return the actions for an event. The caller does them in this order, each completely before the next."""
         handler = _TABLE[type(event)].get(self.state)
         return [] if handler is None else handler(self, event, now)
 
-    # -- until a controller knows it
+    # -- until a controller has registered it
 
     def _under_stock_controllers(self, event: StockControllers, now: float) -> list[Action]:
         self._is_under_stock = True
@@ -280,18 +286,22 @@ class Member:
         return [*([] if self._is_silent else [self._heartbeat()]), *seen]
 
     def _apply_again(self, event: NotRegistered, now: float) -> list[Action]:
-        """The register was set back to before it joined: its id is its own as long as nobody else has it."""
+        """Apply for the own id again, which is free unless another directory has it.
+
+        The controller's state was reset to before this member joined.
+        """
         if not self._is_due(NotRegistered, now, self.rules.ask_again_after):
             return []
         return [ApplyBrokerId(self.broker_id, self.check_code), Register(self.life, self.check_code)]
 
     def _lose_id(self, event: BrokerIdLost, now: float) -> list[Action]:
-        """What is here stays, and is a new member's: it counts as nobody that it was."""
+        """Become a new member that keeps its log, because the id is another directory's."""
         if event.broker_id != self.broker_id:
-            return []  # what a slow answer says of a former id
+            return []  # a slow answer about a former id
         self._step_down()
         self.state = State.NAMELESS
-        if self.view.master == self.broker_id:  # it was itself, or is the other one, whose address is not told here
+        # either itself, or the other directory, whose address this answer doesn't have
+        if self.view.master == self.broker_id:
             self.view = msgspec.structs.replace(self.view, master=None, master_address="")
         self.saved = msgspec.structs.replace(self._saved_now(), broker_id=0)
         return [Answer(), StopFollowing(), DropSlaves(), Save(self.saved), *self._nameless_tick(Tick(self._end), now)]
@@ -307,12 +317,12 @@ class Member:
     def _registered_again(self, event: Registered, now: float) -> list[Action]:
         return [] if event.view is None else self.happens(Seen(event.view), now)
 
-    # -- the set's news
+    # -- views of the set
 
     def _seen(self, event: Seen, now: float) -> list[Action]:
         view = event.view
         if view.pair < self.view.pair:
-            return []  # what a slow answer says
+            return []  # a slow answer
         self._take_view(view)
         actions = self._save_pair()
         if self.confirming is not None:
@@ -326,9 +336,12 @@ class Member:
         return self._save_pair()
 
     def _take_view(self, view: View) -> None:
-        """Also who is in sync by it. By an election alone nobody comes to have anything: in sync with a master of its
-        own, or with nobody's, a member has what is archived only if it was so before. In sync with another it has what
-        that one has: all that is archived, and where queues go on above it, if its log says that that is so."""
+        """Take a newer view, and derive from it whether this member may lack archived bytes.
+
+        An election alone gives no member any bytes. A member that is in sync with itself as master, or without a
+        master, has the archived bytes only if it was in sync before. A member that is in sync with another master has
+        what that one has. That includes all archived bytes if the log records that the master has settled its archive.
+        """
         known, self.view = self.view, view
         may_lack = self.may_lack_archived
         if self.broker_id in view.sync_state_set:
@@ -339,7 +352,7 @@ class Member:
         self.saved = msgspec.structs.replace(self.saved, may_lack_archived=may_lack)
 
     def _seen_as_master(self, event: Seen, actions: list[Action], now: float) -> list[Action]:
-        """`Confirm` says whether this member is the master still; if not, it answers nobody from here on."""
+        """Check in `Confirm` whether this member is still the master. If not, stop acknowledging at once."""
         view, confirming = event.view, self.confirming
         assert confirming is not None
         members = SyncStateSet(view.sync_state_set_epoch, view.sync_state_set)
@@ -358,7 +371,7 @@ class Member:
         return [Answer(), DropSlaves(), *actions, *self._take_role(now)]
 
     def _step_down(self) -> None:
-        """From here on nobody is acknowledged."""
+        """End the term: no record is acknowledged from here on."""
         self._confirm = self.confirm
         self.confirming = self._altering = self._hand_over = None
 
@@ -379,11 +392,11 @@ class Member:
         )
 
     def _take_role(self, now: float) -> list[Action]:
-        """By the newest view, in a state that waits for one or in which another master is followed."""
+        """Take the role of the newest view. For states that wait for a role or follow another master."""
         view = self.view
         is_own = view.master == self.broker_id
         if is_own and view.master_address != self.address:
-            return []  # another process has this id: a copy of the directory, or what it was copied from
+            return []  # another process has this id: a copy of the directory, or its original
         if self._is_silent:
             return [Withdraw()] if self._is_due(Withdraw, now, self.rules.register_every) else []
         if self.is_to_join:
@@ -429,7 +442,7 @@ class Member:
         return self._seen_as_master(Seen(self.view), [], now)
 
     def _settled(self, event: ArchiveSettled, now: float) -> list[Action]:
-        """Its log has gone on above all that the archive names."""
+        """Record that the log continues above all offsets that the archive names."""
         if not self.may_lack_archived or event.epoch != self.role.master_epoch:
             return []
         self.saved = msgspec.structs.replace(self._saved_now(), may_lack_archived=False)
@@ -454,7 +467,8 @@ class Member:
         return []
 
     def _cut(self, event: CutWanted, now: float) -> list[Action]:
-        # An `async` master's confirm is its own end: what it has alone is cut off and kept, that is what the mode says.
+        # An `async` master confirms its own end. Bytes that it alone has are truncated and kept in a file: the mode
+        # allows it.
         if self.rules.confirm.waits and event.to < event.floor:
             return self._refused(
                 f"the log parts from its master's at {event.to}, below {event.floor}, which was confirmed"
@@ -480,7 +494,7 @@ class Member:
         return [*self._regular(now), *self._save_confirm(now), *self._steer(now), *self._go_on_handing_over(now)]
 
     def _steer(self, now: float) -> list[Action]:
-        """What the SSS should be."""
+        """Return the requests that change the SSS."""
         confirming = self.confirming
         assert confirming is not None
         if not confirming.is_altering:
@@ -518,7 +532,7 @@ class Member:
             confirming.refused(altering.members, altering.sync_state_set_epoch)
         return [self._ask_replica_info(now)]
 
-    # -- hand-over
+    # -- switchover
 
     def _begin_hand_over(self, event: HandOver, now: float) -> list[Action]:
         assert self.confirming is not None
@@ -555,7 +569,7 @@ class Member:
         self._hand_over = None
         self.state = State.MASTER
 
-    # -- what every state that is registered does
+    # -- common to all registered states
 
     def _regular(self, now: float) -> list[Action]:
         actions = list[Action]()
@@ -569,7 +583,7 @@ class Member:
 
     @property
     def _is_silent(self) -> bool:
-        """Whether who elects takes this life for another one, that is master, and would do so for ever."""
+        """Return whether the controller takes this life for a former one, elects it, and would never elect another."""
         view = self.view
         if not self._is_under_stock or self.state not in (State.WAITING, State.SLAVE):
             return False
@@ -598,9 +612,10 @@ class Member:
 
 
 def _has_stayed_in_sync(broker_id: int, known: View, view: View) -> bool:
-    """Whether a member that is in sync by `view` is so by more than an election: what elects puts it there alone.
+    """Return whether a member that is in sync in `view` is so by more than an election, which makes it the only one.
 
-    An election moves both epochs, the end of a reign the master's, any other change of the set the set's alone.
+    An election increments both epochs, the end of a master's term the master epoch alone, any other change of the set
+    the set's epoch alone.
     """
     changes = view.sync_state_set_epoch - known.sync_state_set_epoch
     if view.master == broker_id and view.master_epoch > known.master_epoch:
@@ -608,7 +623,7 @@ def _has_stayed_in_sync(broker_id: int, known: View, view: View) -> bool:
     return changes == 0 or view.master_epoch <= known.master_epoch + 1
 
 
-# ---- which event counts in which state; where there is no cell, it changes nothing
+# -- events by state; an event without an entry changes nothing
 
 _Handler = Callable[[Member, Any, float], list[Action]]
 
@@ -631,7 +646,7 @@ _TABLE: Mapping[type, Mapping[State, _Handler]] = {
     },
     StockControllers: dict.fromkeys(State, Member._under_stock_controllers),
     NextBrokerId: {State.NAMELESS: Member._apply},
-    BrokerIdTaken: {},  # the next tick asks for another one
+    BrokerIdTaken: {},  # the next tick requests another one
     BrokerIdApplied: {State.NAMELESS: Member._named},
     NotRegistered: _cells((State.UNREGISTERED, *_KNOWN), Member._apply_again),
     BrokerIdLost: _cells((State.UNREGISTERED, *_KNOWN), Member._lose_id),

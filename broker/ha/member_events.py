@@ -1,6 +1,6 @@
-"""What happens to a member of a broker set, and what it has to do: the words of `member`, values only.
+"""Events and actions of `member`'s state machine, as values.
 
-An `Event` goes in, `Action`s come out, to be carried out in their order, each one whole before the next.
+An `Event` goes in, `Action`s come out. The caller does them in order, each completely before the next.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import msgspec
 
 
 class View(msgspec.Struct, frozen=True):
-    """What a controller says of the set: the answers of 1001, 1002, 1003 and 1004, and 1008."""
+    """State of the set at a controller: from answers to 1001, 1002, 1003 and 1004, and from 1008."""
 
     master_epoch: int
     sync_state_set_epoch: int
     sync_state_set: frozenset[int]
-    master: int | None = None  # nobody could be elected, or nobody was yet
+    master: int | None = None  # None: no member could be elected, or none was yet
     master_address: str = ""
 
     @property
@@ -23,135 +23,136 @@ class View(msgspec.Struct, frozen=True):
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One life of one member: what was acknowledged in another one may be lost in this one."""
+    """One life of a member. A later life may lack bytes that an earlier one acknowledged."""
 
     broker_id: int
-    incarnation: str  # of the data directory: drawn anew by a start that may have lost what was acknowledged
-    starts: int  # of the data directory
-    process: str  # drawn by each start: two copies of a directory count alike
+    incarnation: str  # of the data directory: new after a start that may have lost acknowledged bytes
+    starts: int  # number of starts of the data directory
+    process: str  # random for each start: two copies of a directory have equal counts
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """What a member keeps on its disk about itself, beside log and epochs."""
+    """State that a member keeps on its disk, besides log and epochs."""
 
     broker_id: int = 0  # 0: none yet
-    check_code: str = ""  # with which ids are taken, the same in all lives: whose an id is is told by it
+    check_code: str = ""  # identifies the directory when it applies for an id; the same in all lives
     incarnation: str = ""
     starts: int = 0
     master_epoch: int = 0
     sync_state_set_epoch: int = 0
-    sync_state_set: tuple[int, ...] = ()  # of that epoch: where the register is lost, an operator asks who was in sync
+    # of that epoch: an operator needs the in-sync replicas if the controllers lost their state
+    sync_state_set: tuple[int, ...] = ()
     confirm: int = 0
     clean: bool = True  # the last life ended with everything on the disk
-    # Nobody knows that it has what its set archived: elected so, and not settled since; or in sync with a master of
-    # which its log does not say that it has settled.
+    # It is not known to have all bytes that its set archived. It was elected in that state and has not settled since,
+    # or is in sync with a master whose log does not record that it has settled.
     may_lack_archived: bool = False
-    settled_in: int = 0  # the epoch of the last master whose log, and this one, says that it has
+    settled_in: int = 0  # epoch of the last master that has settled its archive according to this log
 
 
-# ---- events
+# -- events
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time went by, several times a second; also when a slave that is outside the SSS has reported."""
+    """Progress of time, several times a second. Also sent when a slave outside the SSS has reported."""
 
-    end: int  # of the own log, whole records
+    end: int  # end of the own log, whole records only
 
 
 class NextBrokerId(msgspec.Struct, frozen=True):
-    """1012's answer."""
+    """Answer to 1012."""
 
     broker_id: int
 
 
 class BrokerIdApplied(msgspec.Struct, frozen=True):
-    """1013's answer: the id is this member's."""
+    """Answer to 1013: the id is this member's."""
 
     broker_id: int
 
 
 class BrokerIdTaken(msgspec.Struct, frozen=True):
-    """1013's answer 2014: it is another's."""
+    """Answer 2014 to 1013: the id is another member's."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A controller told of the set."""
+    """A view of the set arrived from a controller."""
 
     view: View
-    ask: int = 0  # the number of the `AskReplicaInfo` that it answers; 0: of none
+    ask: int = 0  # the number of the `AskReplicaInfo` that it answers; 0: none
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """1003's answer: the controller knows this life of the member."""
+    """Answer to 1003: the controller has accepted this life of the member."""
 
-    view: View | None  # none where no master lives
+    view: View | None  # None: no master is alive
 
 
 class NotRegistered(msgspec.Struct, frozen=True):
-    """Answers 2008 and 2010: the controller knows no such set, or no such member."""
+    """Answers 2008 and 2010: the controller does not know the set, or the member."""
 
 
 class BrokerIdLost(msgspec.Struct, frozen=True):
-    """1003's answer 2014: a register that was set back gave this id to another directory."""
+    """Answer 2014 to 1003: a controller whose state was reset gave this id to another directory."""
 
     broker_id: int
 
 
 class Disowned(msgspec.Struct, frozen=True):
-    """The controller knows a later life of this data directory: this one is a copy, or the copied."""
+    """The controller knows a later life of this data directory: this one is a copy, or the original of a copy."""
 
     reason: str
 
 
 class StockControllers(msgspec.Struct, frozen=True):
-    """Who elects is Apache's controller: it takes one life of a member for the next."""
+    """The controllers are Apache's, which can't distinguish two lives of a member."""
 
 
 class AlterRefused(msgspec.Struct, frozen=True):
-    """One try of a 1001 had no effect and never will have. One that was not answered may have it, and later."""
+    """One try of a 1001 had no effect and never will have. A try without an answer may still take effect."""
 
     request_id: str
-    has_moved: bool = False  # 2001, 2013: the set is another, and an earlier try of the same may be what moved it
+    has_moved: bool = False  # 2001, 2013: the set has changed, perhaps by an earlier try of this request
 
 
 class RoleTaken(msgspec.Struct, frozen=True):
     """All actions of a change of role are done."""
 
     epoch: int
-    end: int  # of the own log then
+    end: int  # end of the own log at that time
 
 
 class ConfirmHeard(msgspec.Struct, frozen=True):
-    """What a T2 from the master says is confirmed, down to the end of the last whole record that is here."""
+    """Confirm offset of a T2 from the master, at most the end of the last whole record that is stored here."""
 
     offset: int
 
 
 class CutWanted(msgspec.Struct, frozen=True):
-    """The own log parts from the master's."""
+    """The own log diverges from the master's."""
 
     to: int
-    floor: int  # the start of the record that holds the own confirm, or the confirm itself where it is a record's start
+    floor: int  # start of the record that contains the own confirm, or confirm itself if a record starts there
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Somebody else shall be master."""
+    """An operator requests a switchover."""
 
     target: int
 
 
 class MetadataSynced(msgspec.Struct, frozen=True):
-    """All tables of the master are in its log, or were told to the one that takes over."""
+    """All tables of the master are in its log, or were sent to the target of the switchover."""
 
 
 class MasterSettled(msgspec.Struct, frozen=True):
-    """The log says so of its master, and this is confirmed, and on the disk."""
+    """The log records that its master has settled its archive. The record is confirmed and on the disk."""
 
     epoch: int
 
 
 class ArchiveSettled(msgspec.Struct, frozen=True):
-    """As master of this epoch it leads, above all that the set's archive names."""
+    """As master of this epoch, the log continues above all offsets that the set's archive names."""
 
     epoch: int
 
@@ -177,29 +178,29 @@ Event = (
     | MasterSettled
 )
 
-# ---- actions: to be asked of a controller
+# -- actions: requests to a controller
 
 
 class AskNextBrokerId(msgspec.Struct, frozen=True):
-    """1012."""
+    """Request 1012."""
 
 
 class ApplyBrokerId(msgspec.Struct, frozen=True):
-    """1013, with a check code that stays the same for all tries: a try whose answer was lost is answered again."""
+    """Request 1013. The check code is the same for all tries, so that a try whose answer was lost is answered again."""
 
     broker_id: int
     check_code: str
 
 
 class Register(msgspec.Struct, frozen=True):
-    """1003: this life begins."""
+    """Request 1003: this life begins."""
 
     life: Life
     check_code: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """904, to every controller."""
+    """Request 904, to every controller."""
 
     life: Life
     end: int
@@ -208,19 +209,19 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Elect(msgspec.Struct, frozen=True):
-    """1002."""
+    """Request 1002."""
 
     designate: int | None = None
 
 
 class AskReplicaInfo(msgspec.Struct, frozen=True):
-    """1004."""
+    """Request 1004."""
 
     ask: int
 
 
 class Alter(msgspec.Struct, frozen=True):
-    """1001. One that is asked again keeps its id."""
+    """Request 1001. A repeated one keeps its id."""
 
     request_id: str
     master_epoch: int
@@ -228,47 +229,49 @@ class Alter(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
 
 
-# ---- actions: at home
+# -- actions: local
 
 
 class Withdraw(msgspec.Struct, frozen=True):
-    """Close the connections to the controllers: they take this life for dead, and elect anew."""
+    """Close the connections to the controllers, so that they consider this life dead and elect again."""
 
 
 class Save(msgspec.Struct, frozen=True):
-    """To the disk, and synced, before the next action."""
+    """Save the state durably before the next action."""
 
     saved: Saved
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Who waits for an acknowledgement is told that it is stored and not safe; from here on never that it is."""
+    """Answer all waiting appends with "stored, not confirmed". None is acknowledged after that."""
 
 
 class DropSlaves(msgspec.Struct, frozen=True):
-    """Close all connections of those that follow."""
+    """Close all connections of slaves."""
 
 
 class StopFollowing(msgspec.Struct, frozen=True):
-    """Close the connection to the master: nothing is acknowledged to it any more."""
+    """Close the connection to the master. Nothing is acknowledged to it after that."""
 
 
 class CutTornTail(msgspec.Struct, frozen=True):
-    """The log ends with a whole record and is synced. Each queue goes on above all of it, confirmed or not."""
+    """Truncate an incomplete record at the end of the log and sync. All queues continue above the rest, confirmed or
+    not.
+    """
 
 
 class BeginEpoch(msgspec.Struct, frozen=True):
-    """What is appended from here on is of this epoch: written down at the end of the log, and synced."""
+    """Save the new epoch durably at the end of the log. Later appends belong to it."""
 
     epoch: int
 
 
 class ClipGroups(msgspec.Struct, frozen=True):
-    """No group is beyond the end of a queue."""
+    """Reset groups whose committed offsets are beyond the end of a queue."""
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Connect to the master of this epoch, for as long as nothing else is said."""
+    """Connect to the master of this epoch, until a later action ends that."""
 
     master: int
     address: str
@@ -276,23 +279,23 @@ class Follow(msgspec.Struct, frozen=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Keep what is above in `diverged/`, then cut it off, with the epochs that start there."""
+    """Save the bytes above `to` in `diverged/`, then truncate the log, and the epochs that start there."""
 
     to: int
 
 
 class SyncMetadata(msgspec.Struct, frozen=True):
-    """No append is taken any more; say `MetadataSynced` when all that the tables know is in the log."""
+    """Take no more appends. Send `MetadataSynced` when all contents of the tables are in the log."""
 
 
 class EndTurn(msgspec.Struct, frozen=True):
-    """Everything before this is done: say `RoleTaken`."""
+    """End a change of role: send `RoleTaken`, because all actions before this are done."""
 
     epoch: int
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """To the operator."""
+    """Log a message for operators."""
 
     reason: str
 

@@ -1,11 +1,12 @@
-"""What a member keeps on its disk about itself.
+"""Files of a member's own state.
 
-ha/member.json              JSON: `Kept`; replaced whole
+ha/member.json              JSON: `Kept`; replaced as a whole
 ha/epochFileCheckpoint      the epochs of its log, in RocketMQ's format (`epoch_file`), and a .bak of it
-ha/place                    made once; a file that says another number of itself than member.json does lies in a copy of
-                            the directory
+ha/place                    created once; if its inode number differs from the one in member.json, the directory is a
+                            copy
 
-A copy has the same id and counts its starts alike: both might be taken for the one that acknowledged.
+A copy has the same id and the same count of starts. Without this check, either could pass for the member that
+acknowledged.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ _NAME, _PLACE = "member.json", "place"
 
 
 class MemberFileDamaged(ValueError):
-    """Who this member is can't be read; it must not be guessed."""
+    """The identity of this member is unreadable. It must not be guessed."""
 
 
 class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """`followed_epoch`: the master epoch for which the log was cut last, so that all of it is that master's.
-    `log_name`: by which the archive knows the log, as that master told it; empty: it has none, or did not say.
+    """Contents of member.json.
 
-    `lacks_tables`: the log began where its master's had let go of what was below, and with that of changes of topics
-    and groups; or it was cut below changes that files of tables hold. All tables have not come since.
+    `followed_epoch`: the master epoch for which the log was truncated last, so that the whole log is that master's.
+    `log_name`: name of the log in the archive, as that master sent it; empty: it has none, or did not send it.
+
+    `lacks_tables`: the tables of topics and groups are incomplete. Either the log began where its master's was evicted
+    below, or it was truncated below changes that table files contain. A full copy of all tables has not arrived since.
     """
 
     version: int = 1
@@ -44,7 +47,7 @@ class Kept(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class MemberFile:
-    """Each save is on the disk when it returns. Of any thread."""
+    """Access to the files of a member. Each save is durable when it returns. Thread-safe."""
 
     def __init__(self, disk: Disk, root: Path, new_lock: NewLock = new_lock) -> None:
         self._disk = disk
@@ -56,31 +59,33 @@ class MemberFile:
 
     @property
     def is_there(self) -> bool:
-        """Whether this directory was a member's."""
+        """Return whether this directory was a member's."""
         return self._file.exists
 
     @property
     def saved(self) -> Saved:
-        """As it is on the disk."""
+        """Return the state on the disk."""
         return self._kept.saved
 
     @property
     def followed_epoch(self) -> int:
-        """-1: none."""
+        """Return the followed epoch; -1: none."""
         return self._kept.followed_epoch
 
     @property
     def log_name(self) -> str:
-        """Empty: none was told."""
+        """Return the name of the log; empty: unknown."""
         return self._kept.log_name
 
     @property
     def lacks_tables(self) -> bool:
-        """Such a member must not be elected: topics would be gone."""
+        """Return whether tables are incomplete. Such a member must not be elected, because topics would be lost."""
         return self._kept.lacks_tables
 
     def load(self) -> bool:
-        """What was kept; whether the directory is a copy of the one that it was kept in. Raises MemberFileDamaged."""
+        """Load the state. Return whether the directory is a copy of the one that it was saved in. Raise
+        MemberFileDamaged.
+        """
         disk = self._disk
         disk.make_dirs(self.directory)
         if not disk.exists(self._place):
@@ -92,12 +97,12 @@ class MemberFile:
         return is_copy
 
     def save(self, saved: Saved) -> None:
-        """What the member says."""
+        """Save the member's state."""
         with self._writing:
             self._write(msgspec.structs.replace(self._kept, saved=saved))
 
     def follows(self, master_epoch: int, log_name: str) -> None:
-        """All that is in the log is of this master's."""
+        """Record that the whole log is this master's."""
         with self._writing:
             kept = msgspec.structs.replace(
                 self._kept, followed_epoch=master_epoch, log_name=log_name or self._kept.log_name
@@ -106,7 +111,7 @@ class MemberFile:
                 self._write(kept)
 
     def tables_are_whole(self, whole: bool) -> None:
-        """The log is begun without them, or was cut below what they hold; or all of them have come."""
+        """Record whether the tables are complete."""
         with self._writing:
             if self._kept.lacks_tables is whole:
                 self._write(msgspec.structs.replace(self._kept, lacks_tables=not whole))
