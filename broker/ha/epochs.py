@@ -61,7 +61,7 @@ class EpochCache:
         return self._epochs[index], self._starts[index], end
 
     def assign(self, epoch: int, start: int) -> bool:
-        """Record that the log is written in `epoch` from `start` on. Return whether that is new. Raise EpochConflict."""
+        """Record that `epoch` begins at `start`. Return whether that is new. Raise EpochConflict."""
         if epoch < 0 or start < 0:
             raise EpochConflict(f"epoch {epoch} from {start} on")
         if self._epochs:

@@ -87,7 +87,7 @@ _Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Hello(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Identity of a neve member, and the settings that have to match before bytes are sent. Unknown fields are ignored."""
+    """Identity of a neve member, and settings that have to match before bytes are sent. Unknown fields are ignored."""
 
     format: int = FORMAT
     cluster: _Name

@@ -293,7 +293,7 @@ class HaClient:
             raise
 
     async def cut(self, session: Session, to: int) -> Sequence[Action]:
-        """Truncate the log where it diverges from the master's: first the bytes, then the epochs that have none left."""
+        """Truncate the log where it diverges from the master's: first the bytes, then the epochs without bytes."""
         if to < self._log.max_physical_offset:
             await self._events.cut(to)
         end = self._log.max_physical_offset
@@ -511,7 +511,7 @@ class _Stream(asyncio.Protocol):
                 session.tick(now, driver.client.flushed_offset) if data is None else session.receive_data(data, now)
             )
             self._work = driver.begin(actions)
-        except Exception as error:  # raised by `run`, as if the task had done it
+        except Exception as error:  # noqa: BLE001 - raised by `run`, as if the task had done it
             self._failure = error
         if self._work or self._failure is not None or driver.is_ended:
             self._driver = None

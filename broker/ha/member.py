@@ -16,7 +16,7 @@ Rules, each of which guards an interleaving:
 - A role is taken for a pair (masterEpoch, syncStateSetEpoch) that is not below any known before, former lives included.
   The pair is on the disk before the first step. No epoch is taken twice, and not by a later life either. Its last bytes
   may be lost here and exist elsewhere, and two different logs would have the same epoch.
-- If a controller was reset and gave this member's id to another directory, the member has no id until it gets a new one.
+- If a controller was reset and gave this member's id to another directory, the member has no id until it gets another.
 - A member that is elected for an epoch that a former life has taken asks for another election. Apache's controller
   does not elect again while it takes the former life for this one. The member is therefore silent until the controller
   considers the former life dead.
@@ -231,9 +231,7 @@ class Member:
 
     @property
     def is_in_sync(self) -> bool:
-        """Return whether this member surely has all confirmed bytes. Only then a reader gets the end of a queue as
-        final.
-        """
+        """Return whether this member has all confirmed bytes. Only then can a reader rely on the end of a queue."""
         return self.broker_id in self.view.sync_state_set
 
     @property

@@ -255,8 +255,9 @@ class StopFollowing(msgspec.Struct, frozen=True):
 
 
 class CutTornTail(msgspec.Struct, frozen=True):
-    """Truncate an incomplete record at the end of the log and sync. All queues continue above the rest, confirmed or
-    not.
+    """Truncate an incomplete record at the end of the log, and sync.
+
+    All queues continue above the remaining records, confirmed or not.
     """
 
 
@@ -285,7 +286,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class SyncMetadata(msgspec.Struct, frozen=True):
-    """Take no more appends. Send `MetadataSynced` when all contents of the tables are in the log."""
+    """Reject appends from now on. Send `MetadataSynced` when all contents of the tables are in the log."""
 
 
 class EndTurn(msgspec.Struct, frozen=True):

@@ -83,9 +83,7 @@ class MemberFile:
         return self._kept.lacks_tables
 
     def load(self) -> bool:
-        """Load the state. Return whether the directory is a copy of the one that it was saved in. Raise
-        MemberFileDamaged.
-        """
+        """Load the state. Return whether the directory is a copy of another. Raise MemberFileDamaged."""
         disk = self._disk
         disk.make_dirs(self.directory)
         if not disk.exists(self._place):
