@@ -90,7 +90,7 @@ PATH_CALLS = {
 BARE_PATH_CALLS = {"exists", "is_file", "is_dir", "iterdir", "stat", "resolve"}
 
 # What users import: there functions have docstrings, too.
-PUBLIC = ("neve/__init__.py", "neve/client/", "neve/archive/", "neve/spark/", "neve/record/")
+PUBLIC = ("neve/__init__.py", "neve/admin/", "neve/client/", "neve/archive/", "neve/spark/", "neve/record/")
 
 
 @cache
