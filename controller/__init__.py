@@ -1,1 +1,1 @@
-"""The controller: who is master of a broker set, and who may become it. Start reading at decision."""
+"""The controller elects the masters of broker sets. Start reading at `decision`."""

@@ -1,4 +1,4 @@
-"""What a controller keeps of one broker set: the one value that a register holds under the set's name.
+"""Broker set of a controller: the value that the register stores under the name of the set.
 
     {"version": 1, "cluster": "c", "name": "broker-a", "nextBrokerId": 3,
      "members": [{"id": 1, "address": "h1:10911", "registerCheckCode": "h1:10911;1700000000000",
@@ -7,26 +7,28 @@
      "eligible": [], "unclean": [], "altered": {"requestId": "..", "syncStateSetEpoch": 7} | null,
      "frozen": {"why": "..", "masterEpoch": 5, "syncStateSetEpoch": 9} | null}
 
-UTF-8 JSON. A reader refuses another version, a missing field, and a value that breaks an invariant: a register that
-was damaged must not elect. Fields that are not known are an error as well, they would be lost by the next write.
+The format is UTF-8 JSON. A reader rejects another version, a missing field, and a value that breaks an invariant: a
+damaged register must not elect a master. It rejects unknown fields as well, because the next write would lose them.
 
-Invariants, checked whenever a value is made and thus whenever one is read:
+Invariants, checked when a value is created or decoded:
 
 - `syncStateSet`, `eligible` and `unclean` name members, and no member is in two of them.
-- A master is in the sync state set. No master was ever elected while `masterEpoch` is 0.
-- `masterEpoch` counts each change of the master, to nobody as well: a broker asks for an election when it sees one
-  above its own without a master. `syncStateSetEpoch` counts each change of the sync state set.
-- `nextBrokerId` lies above every id that was ever given out.
+- The master is in the SyncStateSet. While `masterEpoch` is 0, no master has been elected.
+- `masterEpoch` increases with each change of the master, including a change to none: a broker asks for an election
+  when it sees a higher epoch than its own without a master. `syncStateSetEpoch` increases with each change of the
+  SyncStateSet.
+- `nextBrokerId` is above every id that was ever assigned.
 
-sync state set   has every record that was acknowledged: an acknowledgement waits for all of it
-eligible         has left the set by an election and still has every such record: nothing was acknowledged since, the
-                 set being smaller than its master's minInSyncReplicas (Kafka's eligible leader replicas)
-unclean          was in one of the two, and came back without what it may have acknowledged from memory. It counts
-                 again only if nobody else is left, and then not before all of them are there
+syncStateSet     The members that have all acknowledged records: an acknowledgement waits for all of them.
+eligible         Members that an election removed from the SyncStateSet and that still have all acknowledged records.
+                 Nothing was acknowledged since, because the set is smaller than its master's minInSyncReplicas.
+                 Kafka calls them eligible leader replicas.
+unclean          Members of one of the two that restarted after they may have lost acknowledged records from memory.
+                 They are candidates only if both others are empty, and only when all of them are alive.
 
-A member is an id and an incarnation. An incarnation is a data directory with a memory that did not break: a broker
-draws a new one where a start finds that it may have lost what it acknowledged. `starts` counts the starts of the
-directory, `process` is drawn by each of them. An Apache broker has neither: its incarnation is empty.
+A member is identified by its id and its incarnation. An incarnation is a data directory that has lost no acknowledged
+record: a broker chooses a new incarnation if a start finds that it may have lost one. `starts` counts the starts of
+the directory, and each start chooses a new `process`. An Apache broker has neither: its incarnation is empty.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ from neve.errors import NeveError
 
 VERSION = 1
 FIRST_BROKER_ID = 1
-_INT32_MAX = 2**31 - 1  # what epochs are on the wire
+_INT32_MAX = 2**31 - 1  # epochs are int32 on the wire
 _INT64_MAX = 2**63 - 1
 
 
 class DamagedBrokerSet(NeveError):
-    """What the register holds is no broker set, or none that this version reads."""
+    """The register's value is not a broker set, or has a version that this code can't read."""
 
 
 class Member(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class Member(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_u
     incarnation: str = ""
     starts: int = 0
     process: str = ""
-    # As a master it acknowledges nothing while its set is smaller. What an Apache broker does is not known: 1.
+    # The master acknowledges nothing while its SyncStateSet is smaller. Apache brokers do not report theirs: 1.
     min_in_sync_replicas: int = 1
 
     def __post_init__(self) -> None:
@@ -65,21 +67,22 @@ class Member(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_u
 
     @property
     def is_stock(self) -> bool:
-        """An Apache broker, which knows no incarnations."""
+        """Whether it is an Apache broker, which has no incarnation."""
         return not self.incarnation
 
 
 class Altered(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """The last change of the sync state set by its master: a request that comes again is known by its id."""
+    """The last change of the SyncStateSet by its master; its id identifies a repeated request."""
 
     request_id: str
     sync_state_set_epoch: int
 
 
 class Frozen(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Why nothing about a set is decided until an operator says who has the truth: somebody knows these epochs.
+    """The reason why a set is frozen, and the epochs that a broker reported above the stored ones.
 
-    They are kept, for who told of them may be gone by then, and an epoch is never given twice.
+    A frozen set is not changed until an operator designates a master with the current state. The epochs are stored,
+    because the reporter may be gone by then, and an epoch must never be used twice.
     """
 
     why: str
@@ -92,7 +95,7 @@ class Frozen(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=
 
 
 class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbid_unknown_fields=True):
-    """Members, master and epochs of one broker set. Never changed in place: `msgspec.structs.replace`."""
+    """Members, master and epochs of one broker set. Immutable; use `msgspec.structs.replace`."""
 
     cluster: str
     name: str
@@ -125,20 +128,20 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True, forbi
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """All members."""
+        """The ids of all members."""
         return tuple(member.id for member in self.members)
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """How new this is: the later of two values has the higher pair."""
+        """(masterEpoch, syncStateSetEpoch): the later of two values has the higher pair."""
         return self.master_epoch, self.sync_state_set_epoch
 
     def member(self, broker_id: int | None) -> Member | None:
-        """Who has this id."""
+        """Return the member with an id; None if there is none."""
         return next((member for member in self.members if member.id == broker_id), None)
 
     def addresses(self) -> dict[int, str]:
-        """Where each member listens, by id."""
+        """Return the address of each member by id."""
         return {member.id: member.address for member in self.members}
 
 
@@ -150,12 +153,12 @@ _FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(Broker
 
 
 def encode(broker_set: BrokerSet) -> bytes:
-    """The register's value."""
+    """Encode a broker set as the register's value."""
     return msgspec.json.encode({"version": VERSION, **msgspec.to_builtins(broker_set)})
 
 
 def decode(value: bytes) -> BrokerSet:
-    """The broker set in a register's value. DamagedBrokerSet if there is none."""
+    """Decode a register's value. Raises DamagedBrokerSet if it is not a valid broker set."""
     try:
         version = msgspec.json.decode(value, type=_Versioned).version
         if version != VERSION:

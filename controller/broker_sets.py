@@ -1,7 +1,7 @@
-"""Requests carried out: read the set, decide, write what was decided if nobody else has, and only then answer and tell.
+"""Execution of requests: read the set, decide, write the decision if the set is unchanged, then answer and notify.
 
-Changes of one set take turns here, so that a controller does not meet itself; another controller on the same register
-is met by the compare and swap, and the request is decided anew on what it has written.
+This controller changes each set by one request at a time, so that its requests do not conflict with each other. If
+another controller on the same register has written first, the compare-and-swap fails and the decision is repeated.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from neve.remoting.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
-# Each try has read what made the one before fail.
+# Each attempt reads the value that made the one before fail.
 _MOST_TRIES = 16
-# So many sets are told of or scanned at a time: where the register is slow the last one does not wait for all others.
+# Sets that are published or scanned concurrently, so that a slow register does not delay the last of them too long.
 _AT_A_TIME = 32
 
 Spawn = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], object]
 
 
 class Calls(Protocol):
-    """What is asked of and told to brokers."""
+    """Requests to brokers."""
 
     async def ask(self, name: str, member: Member) -> Asked: ...
 
@@ -66,19 +66,22 @@ class BrokerSets:
         notifies: Callable[[], bool],
         spawn: Spawn,
     ) -> None:
-        """`rules` and `notifies` are asked each time, an operator may change them.
+        """`rules` and `notifies` are called each time, because an operator may change them.
 
-        `spawn` begins what nobody waits for.
+        `spawn` starts a background task.
         """
         self._register, self._others, self._liveness, self._calls = register, others, liveness, calls
         self._rules, self._notifies, self._spawn = rules, notifies, spawn
-        #: Changes that were written here, and of those the ones that made another master.
+        #: Changes written by this controller, and those of them with a new master.
         self.changes = self.elections = 0
-        self._living: dict[str, frozenset[int]] = {}  # of which the others were told last
+        self._living: dict[str, frozenset[int]] = {}  # live members as last published to the other controllers
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def carry_out(self, request: Request) -> Answer:
-        """Its answer, true by now. RegisterUnavailable: it may have been done, and nothing was told."""
+        """Carry out a request and return its answer, after the change is stored.
+
+        Raises RegisterUnavailable if the outcome is unknown; no member is notified then.
+        """
         if isinstance(request, GetNextBrokerId | GetReplicaInfo | GetSyncStateData):
             decision = self._decide(*await self._read(request), request, {})
             assert isinstance(decision, Decision)
@@ -89,21 +92,21 @@ class BrokerSets:
             return await self._in_turn(request)
 
     async def stored(self, name: str) -> BrokerSet | None:
-        """What the register has."""
+        """Return the set in the register."""
         return (await self._register.get(name)).broker_set
 
     def glance(self, name: str) -> BrokerSet | None:
-        """What the register had a moment ago: for what has to go on while it is away."""
+        """Return the last known value of the set, which is available even if the register is not."""
         return self._register.glance(name)
 
     async def until_all_have_beaten(self) -> None:
-        """Returns at once unless this controller has just begun: then nobody is elected for the first time yet."""
+        """Wait until first elections are allowed; this delays them only shortly after the controller's start."""
         left_ms = self._rules().elects_first_from_ms - self._liveness.now_ms()
         if left_ms > 0:
             await asyncio.sleep((left_ms + 1) / 1000)
 
     def heard(self, name: str) -> None:
-        """A heartbeat came. If somebody began to live by it the others are told soon, and not with the next round."""
+        """Note a heartbeat. If it makes a member alive, publish that now instead of in the next period."""
         if not self._others.renew_s:
             return
         living = frozenset(self._liveness.living(name))
@@ -115,8 +118,9 @@ class BrokerSets:
         await self._others.say(name, self._liveness.living(name))
 
     async def lost(self, name: str) -> None:
-        """Somebody of it hung up: the other controllers are told, then a master is elected if one is missing; also
-        where they could not be told.
+        """Handle the loss of a member: publish it to the other controllers, then elect a master if one is missing.
+
+        The election takes place even if the loss could not be published.
         """
         self._living.pop(name, None)
         try:
@@ -125,8 +129,9 @@ class BrokerSets:
             await self.carry_out(Scan(name))
 
     async def tell_others(self) -> None:
-        """Who lives, to the other controllers: only what has changed is written. What can't be said of one set keeps
-        back no other; the last failure is raised at the end.
+        """Publish the live members of each set that have changed to the other controllers.
+
+        A failure for one set does not stop the others; the last failure is raised at the end.
         """
         await _each(self._liveness.names() | self._living.keys(), self._tell_others_of)
 
@@ -134,12 +139,13 @@ class BrokerSets:
         living = self._liveness.living(name)
         self._living[name] = frozenset(living)
         await self._others.say(name, living)
-        if not living and not self._living.get(name):  # nobody came meanwhile
+        if not living and not self._living.get(name):  # no member became alive during the write
             self._living.pop(name, None)
 
     async def scan(self) -> None:
-        """Every set; what is wrong with one keeps back no other, and the last failure is raised at the end. Most have a
-        master that lives: one read shows it.
+        """Check every set. A failure for one does not stop the others; the last failure is raised at the end.
+
+        A single read of the register shows which sets have a live master and need no election.
         """
         stored = await self._register.all()
         await _each(stored, lambda name: self._scan(name, stored[name]))
@@ -160,7 +166,7 @@ class BrokerSets:
             if isinstance(found, Ask):
                 assert stored.broker_set is not None
                 asked |= await self._ask(stored.broker_set, found.candidates)
-                continue  # decided on what is reported by now
+                continue  # decide on the reports as they are now
             if not await self._write(request.name, found, stored.revision):
                 continue
             self._follow(stored.broker_set, found)
@@ -168,10 +174,8 @@ class BrokerSets:
         raise BrokerError(ResponseCode.SYSTEM_BUSY, f"broker set {request.name} is changed by others all the time")
 
     async def _read(self, request: Request) -> tuple[Stored, Heard]:
-        """What is stored, and whom the other controllers hear."""
-        if isinstance(
-            request, GetReplicaInfo
-        ):  # each broker asks for it all the time, and it says nothing of who lives
+        """Return the stored value, and the members that the other controllers report as alive."""
+        if isinstance(request, GetReplicaInfo):  # all brokers poll it often, and its answer does not depend on liveness
             return await self._register.get(request.name), {}
         stored, heard = await asyncio.gather(self._register.get(request.name), self._others.heard(request.name))
         return stored, heard
@@ -188,7 +192,7 @@ class BrokerSets:
         return {member.id: answer for member, answer in zip(members, answers, strict=True)}
 
     async def _write(self, name: str, decision: Decision, revision: Revision) -> bool:
-        """Whether the decision holds: nobody has changed what it was made on."""
+        """Write the decision. Returns whether it takes effect: the value that it was based on is unchanged."""
         if decision.removed:
             return await self._register.remove(name, revision)
         if decision.broker_set is not None:
@@ -196,7 +200,7 @@ class BrokerSets:
         return True
 
     def _follow(self, stored: BrokerSet | None, decision: Decision) -> None:
-        """What comes of a change that is in the register."""
+        """Act on a change that is in the register: log, count, notify members and elect a successor."""
         if decision.removed:
             assert stored is not None
             log.warning("broker set %r is forgotten, with members %s", stored.name, list(stored.ids))
@@ -215,12 +219,12 @@ class BrokerSets:
                 if member.id in decision.notify and self._notifies():
                     self._spawn("notify", partial(self._calls.tell, now, member))
         elif stored is not None and stored.master is not None:
-            # Nobody may ask for the next one soon.
+            # The brokers may ask for an election only later.
             self._spawn("elect", partial(self.carry_out, Scan(now.name)))
 
 
 async def _each(names: Iterable[str], work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-    """For all of them, some at a time. Raises the last failure when all have had their turn."""
+    """Run `work` for all names, some concurrently. Raises the last failure after all of them."""
     places = asyncio.Semaphore(_AT_A_TIME)
 
     async def in_its_place(name: str) -> None:
@@ -234,7 +238,7 @@ async def _each(names: Iterable[str], work: Callable[[str], Coroutine[Any, Any, 
 
 
 def _say(old: BrokerSet | None, new: BrokerSet) -> None:
-    """A line for each change that an operator wants to find again."""
+    """Log each change that an operator may look for."""
     name = new.name
     if old is None or old.ids != new.ids:
         log.info("broker set %r of %r has members %s", name, new.cluster, list(new.ids))

@@ -1,6 +1,7 @@
-"""What a controller asks and tells brokers: GET_BROKER_EPOCH_CACHE (1007) and NOTIFY_BROKER_ROLE_CHANGED (1008).
+"""Requests from a controller to brokers: GET_BROKER_EPOCH_CACHE (1007) and NOTIFY_BROKER_ROLE_CHANGED (1008).
 
-Each call has its own connection: calls are few, and a connection to a frozen broker would have to be detected first.
+Each call opens its own connection: calls are rare, and a shared connection would first have to be checked for a
+frozen broker.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from neve.remoting.headers import Int32, Int64
 
 log = logging.getLogger(__name__)
 
-# An election waits for the slowest candidate so long; who does not answer is passed over.
+# An election waits this long for its slowest candidate; candidates without an answer are skipped.
 ASK_S = 1.0
 _TELL_S = 3.0
 
@@ -39,13 +40,13 @@ class _EpochCache(msgspec.Struct, rename="camel"):
 
 
 class BrokerCalls:
-    """Each call ends in its time, and a failure is an answer as well."""
+    """Calls to brokers. Each call has a time limit, and a failure is logged and not raised."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self._security = peer_security(config)
 
     async def ask(self, name: str, member: Member) -> Asked:
-        """Where its log ends, now; by the process that registered, if it can tell which it is."""
+        """Ask a member for its log's end. The answer must be of the process that registered, if it contains one."""
         peer = RemotingPeer(member.address, self._security, connect_s=ASK_S)
         try:
             async with asyncio.timeout(ASK_S):
@@ -60,7 +61,7 @@ class BrokerCalls:
             peer.close()
 
     async def tell(self, broker_set: BrokerSet, member: Member) -> None:
-        """The roles, one-way: who does not hear it polls them."""
+        """Send the roles to a member as a one-way request; a member that misses it polls for them."""
         master = broker_set.member(broker_set.master)
         assert master is not None
         ext = {

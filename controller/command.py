@@ -32,7 +32,7 @@ def controller(path: Path | None, settings: tuple[str, ...]) -> None:
 
 
 def made(config: ControllerConfig) -> "ControllerManager":
-    """A controller of this process, not started yet; `neve up` has one, too. StartupError."""
+    """Return a controller of this process, not started yet; `neve up` uses it as well. Raises StartupError."""
     from controller.controller_manager import ControllerManager
     from controller.registers import register_of
     from infra.clock import SystemClock

@@ -1,4 +1,4 @@
-"""What an operator may set on a controller."""
+"""Configuration of a controller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infra.config.properties import GIB, MIB, SECOND, ConfigError, key
 
 
 class Peer(NamedTuple):
-    """One controller as `controllerDLegerPeers` names it: `n0-host:port`."""
+    """One controller as in `controllerDLegerPeers`: `n0-host:port`."""
 
     id: str
     host: str
@@ -21,7 +21,7 @@ class Peer(NamedTuple):
 
 @dataclass
 class ControllerConfig(SecurityConfig):
-    """One controller, under RocketMQ's key names."""
+    """Configuration of one controller, with RocketMQ's key names."""
 
     rocketmq_classes: ClassVar[tuple[str, ...]] = rocketmq_keys.CONTROLLER
 
@@ -30,7 +30,7 @@ class ControllerConfig(SecurityConfig):
     controller_dleger_group: str = key("neve", name="controllerDLegerGroup")
     controller_dleger_peers: str = key("", name="controllerDLegerPeers")
     controller_dleger_self_id: str = key("n0", name="controllerDLegerSelfId")
-    controller_type: str = key("DLedger", choices=("DLedger",))  # what a JRaft controller is told, this one is not
+    controller_type: str = key("DLedger", choices=("DLedger",))  # it does not serve the requests of JRaft controllers
     controller_store_path: str = key("~/controller")
     register_url: str = key("")
     etcd_user: str = key("")
@@ -42,7 +42,7 @@ class ControllerConfig(SecurityConfig):
     scan_not_active_broker_interval: int = key(1 * SECOND, low=100, high=600 * SECOND, unit="time")
     enable_elect_unclean_master: bool = key(False, live=True)
     notify_broker_role_changed: bool = key(True, live=True)
-    cluster_name: str = key("DefaultCluster")  # what `Cluster:` in policies means here
+    cluster_name: str = key("DefaultCluster")  # the cluster that `Cluster:` in policies refers to
     max_members: int = key(16, low=1, high=1000, live=True)
     max_connections: int = key(10_000, low=1, high=1_000_000)
     max_unfinished_bytes: int = key(64 * MIB, low=16 * MIB, high=1024 * GIB, unit="size")
@@ -63,7 +63,7 @@ class ControllerConfig(SecurityConfig):
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """All controllers, as `controllerDLegerPeers` names them. ConfigError for several with a register each."""
+        """All controllers of `controllerDLegerPeers`. Raises ConfigError for several without a shared register."""
         parts = [part.strip() for part in self.controller_dleger_peers.split(";") if part.strip()]
         found = tuple(self._peer(part) for part in parts)
         if len(found) > 1 and not self.register_url:
@@ -77,7 +77,7 @@ class ControllerConfig(SecurityConfig):
 
     @property
     def peer(self) -> Peer | None:
-        """Itself, if `controllerDLegerPeers` names it."""
+        """This controller's entry in `controllerDLegerPeers`; None if there is none."""
         return next((peer for peer in self.peers if peer.id == self.controller_dleger_self_id), None)
 
     def _peer(self, part: str) -> Peer:
@@ -96,5 +96,5 @@ class ControllerConfig(SecurityConfig):
 
     @property
     def port(self) -> int:
-        """The port to listen on."""
+        """The port to listen on: that of `peer`, else `listenPort`."""
         return self.peer.port if self.peer is not None else self.listen_port

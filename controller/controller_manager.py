@@ -1,4 +1,4 @@
-"""A controller put together: register, liveness, port, and the scan for brokers that fell silent."""
+"""Assembly of a controller: register, liveness, server, and the scan for silent brokers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from infra.process.startup import open_files_limit
 
 log = logging.getLogger(__name__)
 
-BEAT_MS = 1_000  # from one heartbeat of a broker to the next
-# How often this process looks if it stood still, and by how much that may be late before it counts as such. A broker
-# beats each second and is dead for itself after three: one whose beat of a second ago was the last that was read before
-# a standstill that nobody noticed lives all the same.
-FIRST_MS = 2 * BEAT_MS  # in which all who live have beaten, also those whose connection a restart of this process broke
+BEAT_MS = 1_000  # heartbeat period of a broker
+# All live brokers have sent a heartbeat within this time, even if a restart of this process broke their connection.
+FIRST_MS = 2 * BEAT_MS
+# Period of the check whether this process was suspended, and the delay that counts as a suspension. A shorter one is
+# harmless: a broker sends a heartbeat each second and times out after three, so it still counts as alive afterwards.
 PULSE_MS = 250
 STANDSTILL_MS = 1_000
 
 
 class ControllerManager:
-    """Starts and stops one controller on the running loop."""
+    """One controller on the running event loop."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ControllerManager:
         self._router = router = RequestRouter()
         Requests(config, self.sets, self._liveness).register_on(router)
         guard = make_guard(config, config.auth_path, disk, cluster=config.cluster_name)
-        descriptors = budget(open_files_limit(), 0)  # it maps nothing
+        descriptors = budget(open_files_limit(), 0)  # a controller maps no files
         self._server = make_server(config, router, guard, descriptors, port=config.port, closed=self._closed)
         self._pages = ServerPages(
             clock, self._supervisor, port=config.admin_port, server=self._server, guard=guard, troubles=self.troubles
@@ -82,30 +82,30 @@ class ControllerManager:
         counter("controller_changes_total", "changes of the register that it wrote", lambda: sets.changes)
         counter("controller_members_lost_total", "members that fell silent or hung up", lambda: self._lost)
         self._lost = 0
-        #: Where its pages are.
+        #: Address of the admin pages; None if they are off.
         self.admin_address: tuple[str, int] | None = None
 
     @property
     def codes(self) -> frozenset[int]:
-        """What it serves."""
+        """The request codes that it serves."""
         return self._router.codes
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port that it listens on."""
         return self._server.port
 
     def living(self, name: str) -> list[int]:
-        """Who of a set lives, as far as this one hears."""
+        """Return the ids of a set's members that are alive for this controller."""
         return sorted(self._liveness.living(name))
 
     def troubles(self) -> list[Trouble]:
-        """What is wrong with its own tasks, and with its register."""
+        """Return the faults of its tasks and of its register."""
         broken = self._register.broken
         return [*self._supervisor.troubles(), *([Trouble("register", "ended", broken)] if broken else [])]
 
     async def start(self) -> None:
-        """Read the register, listen, begin to scan."""
+        """Open the register, listen, and start the periodic tasks."""
         await self._register.open()
         self._hears_since_ms = self._looked_ms = self._liveness.now_ms()
         await self._server.start()
@@ -115,12 +115,13 @@ class ControllerManager:
             self._supervisor.every("tell", self._others.renew_s, self.sets.tell_others, first_s=0)
         period_s = self._config.scan_not_active_broker_interval / 1000
         self._supervisor.every("scan", period_s, self.scan)
-        self._supervisor.every("pulse", self._pulse_ms / 1000, self._look)  # a scan may wait for the register
+        self._supervisor.every("pulse", self._pulse_ms / 1000, self._look)  # separate: a scan may wait for the register
         log.info("controller of neve %s listens on %s:%d", version("neve"), self._config.bind_address, self.port)
 
     async def shutdown(self) -> None:
-        """Answer what is under way and stop."""
-        self._watches = False  # that it hangs up on a master itself makes nobody dead
+        """Answer the requests in progress and stop."""
+        # From here on, this process closes connections itself, so a closed connection does not mean a dead broker.
+        self._watches = False
         await self._server.shutdown()
         await self._pages.shutdown()
         await self._supervisor.stop()
@@ -128,10 +129,10 @@ class ControllerManager:
         await self._register.close()
 
     async def scan(self) -> None:
-        """Hang up on brokers that fell silent, and elect where a master is missing."""
+        """Close connections of silent brokers, and elect where a master is missing."""
         self._look()
         if self._liveness.now_ms() - self._hears_since_ms < BEAT_MS:
-            return  # it stood still, and what they have said meanwhile may not be read yet
+            return  # after a suspension, heartbeats may be received but not read yet
         silent = self._liveness.silent()
         for name, broker_id, connection in silent:
             log.warning("broker %d of %r is silent", broker_id, name)
@@ -144,7 +145,7 @@ class ControllerManager:
         await self.sets.scan()
 
     def _look(self) -> None:
-        """If this process stood still, so that it heard nobody, who lives is who is heard from now on."""
+        """Detect a suspension of this process; after one, wait a time-out before a silent member counts as dead."""
         now_ms = self._liveness.now_ms()
         late_ms = now_ms - self._looked_ms - self._pulse_ms
         self._looked_ms = now_ms

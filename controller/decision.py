@@ -1,25 +1,28 @@
-"""What a controller decides about one broker set: a pure function of the stored value, of what its members report, of
-the request and of the time. The caller writes the new value if nobody has changed the old one, and decides anew
-otherwise; it answers and notifies after that.
+"""Decisions of a controller about one broker set.
 
-Alive: the member's process, as it registered last, is connected and was heard within its own time-out. What another
-process says under the member's id (a copied directory, one that has not registered yet) makes nobody alive.
+`decide` is a pure function of the stored value, the members' reports, the request and the time. The caller writes the
+new value if the stored one is unchanged, and repeats the decision otherwise. It answers and notifies after the write.
 
-Who may be elected, in this order:
+A member is alive if its connection is open and its last heartbeat is not older than the time-out that it sent. Only
+the process that registered last counts. A heartbeat of another process under the same id, as from a copied directory
+or before its registration, makes no member alive.
 
-first      no master ever was: who asks, if the log of every member is empty, and not before everybody who lives has
-           beaten: a register that was wiped knows nothing of a set, its brokers do; or whom an operator designates
-present    the master is alive, and nobody else is designated: it stays
-in sync    alive, in the sync state set or eligible: everything acknowledged is there. Of several the one with the
-           highest (epoch of the log's end, end), as they say when asked now; then the lowest priority number
-unclean    none of these is left, and each that was and came back unclean is alive: the longest log of the set
-forced     an operator designates one that is alive, with enableElectUncleanMaster, and no Apache broker is a member;
-           or an operator has had all of the above forgotten (CleanBrokerData) and designates one of the rest
+Candidates for an election, in this order:
+
+first      No master was ever elected: the member that asks, if the log of every member is empty. It waits until all
+           live brokers have sent a heartbeat, because brokers may know more about a set than a wiped register. An
+           operator may designate a member instead.
+present    The master is alive, and no other member is designated: it remains.
+in sync    A live member of the SyncStateSet or an eligible one: it has all acknowledged records. Of several, the one
+           with the highest (epoch of the log's end, log end offset) in its answer now, then the lowest priority.
+unclean    None of these is left, and every member that came back unclean is alive: the longest log of the set.
+forced     An operator designates a live member, with enableElectUncleanMaster and without Apache brokers in the set.
+           Or an operator has removed all of the above (CleanBrokerData) and designates one of the rest.
 
 A set is frozen when a member reports epochs above the stored ones: the register was restored from a backup or wiped,
-and what it says of who is in sync is not true any more. Nothing is elected or changed until an operator designates a
-member that knows the highest epochs; only who is a member is still written down. Such a register may give an id again:
-the check code with which an id was taken tells whose it is, and the other one takes a new id.
+and its SyncStateSet may be wrong. A frozen set has no elections and no changes, except that members still register. It
+ends when an operator designates a member with the highest known epochs. A restored register may assign an id again.
+The check code of the id identifies its owner, and the other broker takes a new id.
 """
 
 from __future__ import annotations
@@ -36,36 +39,36 @@ from controller.broker_set import FIRST_BROKER_ID, Altered, BrokerSet, Frozen, M
 from neve.remoting.codes import ResponseCode
 
 Code = ResponseCode
-BY_CONTROLLER = -1  # the id in an ElectMaster that no member asked for
+BY_CONTROLLER = -1  # broker id of an ElectMaster request by the controller itself
 DEFAULT_TIMEOUT_MS = 10_000
 HIGHEST_BROKER_ID = 2**63 - 2
 LOWEST_PRIORITY = 2**31 - 1
 UNKNOWN = -1
 
 
-# ---- what is given
+# ---- input
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the configuration says, since when this controller listens, and what it has read before."""
+    """Configuration, and the controller's knowledge beyond the reports."""
 
     enable_elect_unclean_master: bool = False
     max_members: int = 64
-    # Who has only begun to listen, or stood still, has not heard the living: it waits one time-out before it calls a
-    # master dead, that of the member if it is known, else until the first of these.
+    # After a start or a suspension, a controller has not heard from live members yet. Before it regards a master as
+    # dead, it waits for the member's time-out from `hears_since_ms`, or until `elects_from_ms` if that is unknown.
     elects_from_ms: int = 0
     hears_since_ms: int = 0
     elects_first_from_ms: int = 0
-    # What the register once had for the set, with higher epochs than it has now: it was set back.
+    # A value that the register had before, with higher epochs than now: the register was restored or wiped.
     had: BrokerSet | None = None
-    # What was said for the set under an id that is another's: of no member, and yet somebody knows it.
+    # Reports under an id that another live process owns: their senders are not members, but may have higher epochs.
     strangers: tuple[Report, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a candidate said of its log when it was asked for this decision (GET_BROKER_EPOCH_CACHE)."""
+    """A candidate's answer to GET_BROKER_EPOCH_CACHE for this decision: the epoch and offset of its log's end."""
 
     reachable: bool
     epoch: int = UNKNOWN
@@ -74,10 +77,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A member's last heartbeat, and whether its connection stands. Times are monotonic milliseconds.
+    """A member's last heartbeat, and whether its connection is open. Times are monotonic milliseconds.
 
     `epoch` and `max_offset` are those of the log's end. `master_epoch` and `sync_state_set_epoch` are the highest pair
-    that the member has seen and keeps on its disk; an Apache broker does not tell.
+    that the member has seen and stored on its disk; an Apache broker does not send them.
     """
 
     heard_ms: int
@@ -98,7 +101,7 @@ class Report:
 
     @property
     def epochs(self) -> tuple[int, int]:
-        """The highest pair that it knows of. A log's epoch alone says that there was such a master."""
+        """The highest pair that the member knows. If its log has a higher epoch, only that master's epoch is known."""
         epoch = max(self.epoch, self.asked.epoch if self.asked is not None else UNKNOWN)
         if epoch > self.master_epoch:
             return epoch, UNKNOWN
@@ -110,7 +113,7 @@ Reports = Mapping[int, Report]
 
 @dataclass(frozen=True, slots=True)
 class GetNextBrokerId:
-    """1012: which id a new member should apply for."""
+    """1012: get the id that a new member should apply for."""
 
     cluster: str
     name: str
@@ -118,7 +121,7 @@ class GetNextBrokerId:
 
 @dataclass(frozen=True, slots=True)
 class ApplyBrokerId:
-    """1013: take an id. The check code tells a repeated request from another broker's."""
+    """1013: take an id. The check code distinguishes a repeated request from another broker's."""
 
     cluster: str
     name: str
@@ -132,7 +135,7 @@ class ApplyBrokerId:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBroker:
-    """1003: a member is there, at this address and with this start of its directory."""
+    """1003: register a member at this address, with this start of its directory."""
 
     cluster: str
     name: str
@@ -142,12 +145,12 @@ class RegisterBroker:
     starts: int = 0
     process: str = ""
     min_in_sync_replicas: int = 1
-    check_code: str = ""  # with which the id was taken; an Apache broker does not say
+    check_code: str = ""  # the one with which the id was taken; an Apache broker does not send it
 
 
 @dataclass(frozen=True, slots=True)
 class ElectMaster:
-    """1002: by a member for its set, by an operator who designates one, by the controller itself."""
+    """1002: elect a master, for a member, for an operator who designates one, or for the controller itself."""
 
     name: str
     broker_id: int = BY_CONTROLLER
@@ -157,7 +160,7 @@ class ElectMaster:
 
 @dataclass(frozen=True, slots=True)
 class AlterSyncStateSet:
-    """1001: a master grows or shrinks its sync state set."""
+    """1001: a master extends or reduces its SyncStateSet."""
 
     name: str
     master: int
@@ -169,21 +172,21 @@ class AlterSyncStateSet:
 
 @dataclass(frozen=True, slots=True)
 class GetReplicaInfo:
-    """1004: who is master, who is in sync."""
+    """1004: get the master and the SyncStateSet."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class GetSyncStateData:
-    """1006: the same for people, with who is alive."""
+    """1006: get the same for an operator, and which members are alive."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CleanBrokerData:
-    """1011: forget members, or the whole set if none is named."""
+    """1011: remove members, or the whole set if none is named."""
 
     name: str
     broker_ids: str = ""  # 1;2
@@ -193,7 +196,7 @@ class CleanBrokerData:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Time has passed, or a connection was closed."""
+    """Check a set, because time has passed or a connection was closed."""
 
     name: str
 
@@ -211,12 +214,12 @@ Request = (
 )
 
 
-# ---- what comes out
+# ---- output
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A member as GetSyncStateData shows it."""
+    """A member in the answer to GetSyncStateData."""
 
     id: int
     address: str
@@ -225,7 +228,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is told to who asked. A part that is None is not in the answer."""
+    """The answer to a request. Fields that are None are left out."""
 
     code: int = Code.SUCCESS
     remark: str = ""
@@ -236,25 +239,25 @@ class Answer:
     sync_state_set_epoch: int | None = None
     next_broker_id: int | None = None
     cluster: str | None = None
-    addresses: Mapping[int, str] | None = None  # of all members: the answer to an election has them
-    members: int | None = None  # how many there are, in sync or not
+    addresses: Mapping[int, str] | None = None  # of all members, in the answer to an election
+    members: int | None = None  # number of members, in sync or not
     in_sync: tuple[Replica, ...] | None = None
     not_in_sync: tuple[Replica, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer, and what has to be true before it is given."""
+    """The answer, and the change that must be written before it is sent."""
 
     answer: Answer
-    broker_set: BrokerSet | None = None  # to be written; None: nothing changes
-    removed: bool = False  # the set is to be forgotten
-    notify: tuple[int, ...] = ()  # members to be told of the roles in `broker_set`
+    broker_set: BrokerSet | None = None  # the value to write; None: no change
+    removed: bool = False  # whether to remove the set
+    notify: tuple[int, ...] = ()  # members to notify of the roles in `broker_set`
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """These have to be asked where their logs end (`Report.asked`) before the request can be decided."""
+    """Candidates whose log ends are needed (`Report.asked`) before the request can be decided."""
 
     candidates: tuple[int, ...]
 
@@ -262,7 +265,7 @@ class Ask:
 def decide(
     broker_set: BrokerSet | None, reports: Reports, request: Request, now_ms: int, rules: Rules
 ) -> Decision | Ask:
-    """What the request changes and how it is answered. `reports`: of all who speak for the set, members or not."""
+    """Decide a request. `reports` has the reports under all ids of the set, of members or not."""
     assert broker_set is None or broker_set.name == request.name
     cluster = broker_set.cluster if broker_set is not None else getattr(request, "cluster", "")
     own = {id: report for id, report in reports.items() if not cluster or report.cluster in ("", cluster)}
@@ -288,7 +291,7 @@ def _assert_follows(old: BrokerSet | None, new: BrokerSet) -> None:
 
 
 class _Case:
-    """The stored value and the reports, as the decisions ask for them."""
+    """The stored value and the reports, with the queries of the decisions."""
 
     def __init__(
         self, broker_set: BrokerSet | None, reports: Reports, strangers: Sequence[Report], now_ms: int, rules: Rules
@@ -308,7 +311,7 @@ class _Case:
         )
 
     def living(self, broker_set: BrokerSet, ids: Iterable[int] | None = None) -> tuple[int, ...]:
-        """The ids, of all members or of these, that are alive."""
+        """Return the ids that are alive, of all members or of `ids`."""
         wanted = broker_set.ids if ids is None else ids
         return tuple(broker_id for broker_id in wanted if self.is_alive(broker_set.member(broker_id)))
 
@@ -317,7 +320,7 @@ class _Case:
         return max((report.epochs for report in everybody), default=(UNKNOWN, UNKNOWN))
 
     def frozen(self) -> Frozen | None:
-        """None where the stored value is as new as anything that was ever reported."""
+        """Return why the set is frozen; None if no reported epochs are above the stored ones."""
         known = self.stored.frozen if self.stored is not None else None
         epochs = self.stored.epochs if self.stored is not None else (0, 0)
         had = self.rules.had.epochs if self.rules.had is not None else (0, 0)
@@ -331,7 +334,7 @@ class _Case:
         return Frozen(f"{why}; an operator has to designate the master", *heard)
 
     def refuse_frozen(self, code: int, frozen: Frozen, remark: str = "") -> Decision:
-        """Refused; that the set is frozen is kept."""
+        """Refuse a request and store that the set is frozen."""
         changed = None
         if self.stored is not None and self.stored.frozen != frozen:
             changed = replace(self.stored, frozen=frozen)
@@ -347,7 +350,7 @@ def _refuse(code: int, remark: str) -> Decision:
     return Decision(Answer(code, remark))
 
 
-# ---- becoming a member
+# ---- registration of members
 
 
 @_decide.register
@@ -382,26 +385,26 @@ def _(request: ApplyBrokerId, case: _Case) -> Decision:
         remark = f"broker-set: {request.name} has {len(joined.members)} members, more are refused"
         return _refuse(Code.CONTROLLER_BROKER_ID_INVALID, remark)
     newcomer = Member(id=broker_id, address=request.address, register_check_code=request.check_code)
-    # Also while the set is frozen, and where it was wiped: whose id was given to another one needs a new one to be
-    # designated under, and so does who is in no register any more.
+    # Allowed also while the set is frozen or was wiped: a broker whose id was assigned again, or that the register
+    # does not have, needs an id before an operator can designate it.
     now = replace(_with_member(joined, newcomer, case), frozen=frozen)
     return Decision(Answer(), now)
 
 
 def _next_id(stored: BrokerSet | None, case: _Case) -> int:
-    """Above every id that is heard of: a register that was set back does not know who has joined since."""
+    """Return an id above all reported ones: a restored register lacks the members that joined after the backup."""
     heard = (broker_id + 1 for broker_id in case.reports if broker_id <= HIGHEST_BROKER_ID)
     known = (one.next_broker_id for one in (stored, case.rules.had) if one is not None)
     return max((FIRST_BROKER_ID, *known, *heard))
 
 
 class _Start(Enum):
-    """What a registration is to the one before it."""
+    """Relation of a registration to the one before it."""
 
-    SAME = auto()  # the same process, again
-    NEXT = auto()  # the next start of the same directory, and it lost nothing
-    OTHER = auto()  # nobody can tell what it still has
-    SECOND = auto()  # of two directories with one history
+    SAME = auto()  # the same process, repeated
+    NEXT = auto()  # the next start of the same directory, which has lost nothing
+    OTHER = auto()  # any other: it may have lost acknowledged records
+    SECOND = auto()  # a second process with the same history, as of a copied directory
 
 
 @_decide.register
@@ -430,8 +433,8 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
     if start is _Start.OTHER:
         now = _out_of_sync(now, member.id)
     elif now.master == member.id and (start is _Start.NEXT or member.is_stock):
-        # Its log may have been cut back to what it can read: what it writes from here on needs an epoch of its own. An
-        # Apache broker registers when it starts; under its old epoch it would say that this one begins at its end now.
+        # Recovery may have truncated its log, so its new records need a new epoch. An Apache broker registers at
+        # its start. Under its old epoch it would report that this epoch begins at its present log end.
         now = _without_master(now)
     now = _settled(_with_member(now, _registered(member, request), case))
     answer = Answer(sync_state_set=now.sync_state_set, sync_state_set_epoch=now.sync_state_set_epoch)
@@ -442,14 +445,14 @@ def _(request: RegisterBroker, case: _Case) -> Decision:
 
 
 def _is_anothers(member: Member, request: RegisterBroker) -> bool:
-    """A register that was set back gave the id again. Where one of the two is not told, nobody can tell."""
+    """Whether another broker owns the id: a restored register assigned it twice. Needs the check codes of both."""
     return bool(request.check_code and member.register_check_code) and request.check_code != member.register_check_code
 
 
 def _register_frozen(stored: BrokerSet, request: RegisterBroker, case: _Case, frozen: Frozen) -> Decision:
-    """Only who it is: who has started since has to be alive for an operator to designate it. No role is told.
+    """Store the registration in a frozen set, so that an operator can designate a restarted member. Returns no role.
 
-    Who is unknown joined after the backup was made, if it knows an id and has an incarnation.
+    An unknown member with an id and an incarnation is added: it joined after the backup was made.
     """
     member = stored.member(request.broker_id)
     if member is None and (not request.incarnation or not FIRST_BROKER_ID <= request.broker_id <= HIGHEST_BROKER_ID):
@@ -481,7 +484,7 @@ def _with_member(stored: BrokerSet, member: Member, case: _Case) -> BrokerSet:
 
 
 def _start_of(member: Member, request: RegisterBroker, *, alive: bool) -> _Start:
-    """`alive`: the process that registered before is."""
+    """Compare a registration with the last one. `alive`: whether the process that registered last is alive."""
     if member.incarnation != request.incarnation:
         return _Start.OTHER
     if member.starts == request.starts:
@@ -501,7 +504,7 @@ def _(request: ElectMaster, case: _Case) -> Decision | Ask:
 
 @_decide.register
 def _(request: Scan, case: _Case) -> Decision | Ask:
-    """Elect where the master is dead, or where there is none and somebody could be."""
+    """Elect a master if the current one is dead, or if there is none and a member is alive."""
     stored = case.stored
     if stored is None:
         return _refuse(Code.CONTROLLER_BROKER_METADATA_NOT_EXIST, "Broker metadata is not existed")
@@ -553,7 +556,7 @@ def _elect(request: ElectMaster, case: _Case) -> Decision | Ask:
 
 
 def _elect_first(stored: BrokerSet, asker: int, case: _Case, *, designated: bool, nobody: ResponseCode) -> Decision:
-    """There is no history to ask: empty logs can't lose anything, of others an operator says which one is the truth."""
+    """Elect the first master. Empty logs lose nothing; if a log is not empty, an operator has to choose."""
     if asker not in case.living(stored):
         return _refuse(nobody, "Failed to elect a new master: the first one asks for itself, and is alive")
     if not designated:
@@ -575,7 +578,7 @@ def _elect_first(stored: BrokerSet, asker: int, case: _Case, *, designated: bool
 
 
 def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> Decision:
-    """An operator ends a freeze with a member that has seen all that anybody has seen."""
+    """End a freeze: an operator designates a member with the highest known epochs."""
     if not _knows(case.reports[asker], frozen) and not _may_be_forced(stored, case):
         knowing = sorted(broker_id for broker_id, report in case.reports.items() if _knows(report, frozen))
         behind = f"; broker {asker} is behind, ask for one of {knowing}"
@@ -588,7 +591,8 @@ def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> De
         next_broker_id=_next_id(stored, case),
         master=None,
         master_epoch=max(stored.master_epoch, frozen.master_epoch),
-        # One more than an election moves it: by that the member knows that nobody knew what it has.
+        # An election adds one to this epoch. One more shows the winner that its SyncStateSet was not known here, so
+        # that it does not count as continuously in sync.
         sync_state_set_epoch=max(stored.sync_state_set_epoch, frozen.sync_state_set_epoch) + 1,
         eligible=(),
         unclean=(),
@@ -598,7 +602,7 @@ def _take_over(stored: BrokerSet, asker: int, case: _Case, frozen: Frozen) -> De
 
 
 def _knows(report: Report, frozen: Frozen) -> bool:
-    """Whether it has seen all that anybody has. An Apache broker tells the epoch of its log, and no other."""
+    """Whether a member has seen the highest known epochs. An Apache broker reports only the epoch of its log."""
     if report.master_epoch == UNKNOWN:
         return report.epochs[0] >= frozen.master_epoch
     return report.epochs >= frozen.epochs
@@ -615,7 +619,10 @@ def _not_heard_yet(stored: BrokerSet, case: _Case) -> str:
 
 
 def _candidates(stored: BrokerSet, case: _Case) -> tuple[int, ...]:
-    """Who is alive and has what was acknowledged, or may have it where nobody is known to."""
+    """Return the live members with all acknowledged records.
+
+    If no member is known to have them, return all live members as soon as all unclean ones are alive.
+    """
     in_sync = (*stored.sync_state_set, *stored.eligible)
     if in_sync:
         return tuple(sorted(case.living(stored, in_sync)))
@@ -624,17 +631,17 @@ def _candidates(stored: BrokerSet, case: _Case) -> tuple[int, ...]:
 
 
 def _trusted(stored: BrokerSet) -> set[int]:
-    """Who has what was acknowledged; where nobody is left who surely has, who of all together has most of it."""
+    """Return the members with all acknowledged records; if none is left, those that together have most of them."""
     return {*stored.sync_state_set, *stored.eligible} or set(stored.unclean)
 
 
 def _may_be_forced(stored: BrokerSet, case: _Case) -> bool:
-    """Apache's brokers don't cut back what they have above an unclean election: two logs would stay different."""
+    """Whether a forced election is allowed. Apache brokers don't truncate a diverged tail, so logs would differ."""
     return case.rules.enable_elect_unclean_master and not any(member.is_stock for member in stored.members)
 
 
 def _unasked(stored: BrokerSet, candidates: tuple[int, ...], case: _Case) -> tuple[int, ...]:
-    """An only candidate wins whatever it has; but a neve broker says as well whether it is still who registered."""
+    """Return the candidates to ask. A single Apache candidate wins anyway; a neve broker also confirms its process."""
     if len(candidates) == 1 and stored.members[stored.ids.index(candidates[0])].is_stock:
         return ()
     return tuple(broker_id for broker_id in candidates if case.reports[broker_id].asked is None)
@@ -648,7 +655,7 @@ def _best(stored: BrokerSet, candidates: tuple[int, ...], case: _Case) -> int | 
         if asked.reachable:
             ranked.append((-asked.epoch, -asked.max_offset, report.priority, broker_id))
         elif broker_id in stored.unclean:
-            return None  # perhaps it is the one that has most
+            return None  # it may be the one with the longest log
     return min(ranked)[-1] if ranked else None
 
 
@@ -668,7 +675,7 @@ def _elected(stored: BrokerSet, winner: int, case: _Case) -> Decision:
 
 
 def _nobody(stored: BrokerSet, case: _Case, *, by_controller: bool, code: ResponseCode) -> Decision:
-    """The controller clears a dead master: brokers see that they may ask. A broker's question changes nothing."""
+    """Report that no member can be elected. The controller also clears a dead master, so that brokers ask again."""
     awaited = sorted(_trusted(stored))
     waits = f"waits for one of {awaited}"
     if not awaited:
@@ -681,7 +688,7 @@ def _nobody(stored: BrokerSet, case: _Case, *, by_controller: bool, code: Respon
     return _refuse(code, remark)
 
 
-# ---- the sync state set
+# ---- SyncStateSet
 
 
 @_decide.register
@@ -694,7 +701,7 @@ def _(request: AlterSyncStateSet, case: _Case) -> Decision:
     if _is_repeated(stored, request, wanted):
         return Decision(_altered(stored))
     if wanted == stored.sync_state_set and not request.request_id:
-        # With an id it is a neve master that asks: the epoch that this makes settles what became of an older request.
+        # A request with an id is a neve master's. The new epoch settles the outcome of its older request.
         remark = "The newSyncStateSet is equal with oldSyncStateSet, no needed to update syncStateSet"
         return _refuse(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, remark)
     rejecting = "Rejecting alter syncStateSet request because"
@@ -728,7 +735,7 @@ def _(request: AlterSyncStateSet, case: _Case) -> Decision:
             sync_state_set=wanted,
             sync_state_set_epoch=epoch,
             eligible=tuple(broker_id for broker_id in stored.eligible if broker_id not in wanted),
-            unclean=(),  # the master lives on with all that was acknowledged: nobody has to be waited for
+            unclean=(),  # the master is alive and has all acknowledged records, so no unclean member is needed
             altered=Altered(request.request_id, epoch) if request.request_id else None,
         )
     )
@@ -736,7 +743,7 @@ def _(request: AlterSyncStateSet, case: _Case) -> Decision:
 
 
 def _is_repeated(stored: BrokerSet, request: AlterSyncStateSet, wanted: tuple[int, ...]) -> bool:
-    """It was carried out, and nothing was changed since: only its answer got lost."""
+    """Whether the request was carried out before and the set is unchanged since: only the answer was lost."""
     return (
         bool(request.request_id)
         and stored.altered == Altered(request.request_id, stored.sync_state_set_epoch)
@@ -749,7 +756,7 @@ def _altered(now: BrokerSet) -> Answer:
     return Answer(sync_state_set=now.sync_state_set, sync_state_set_epoch=now.sync_state_set_epoch)
 
 
-# ---- reading
+# ---- queries
 
 
 @_decide.register
@@ -779,7 +786,7 @@ def _(request: GetSyncStateData, case: _Case) -> Decision:
     )
 
 
-# ---- forgetting
+# ---- removal of members
 
 
 @_decide.register
@@ -832,10 +839,10 @@ def _without_master(stored: BrokerSet) -> BrokerSet:
 
 
 def _out_of_sync(stored: BrokerSet, broker_id: int) -> BrokerSet:
-    """It can't be trusted to have what was acknowledged.
+    """Mark a member as one that may have lost acknowledged records.
 
-    Where it is in neither, the epoch moves all the same: the master's change that takes it in may be on its way, for
-    what it had before.
+    The epoch increases even if the member is in neither group. Otherwise a pending request of the master could add the
+    member for records that it has lost.
     """
     if broker_id not in (*stored.sync_state_set, *stored.eligible):
         if stored.master is None:
@@ -852,13 +859,13 @@ def _out_of_sync(stored: BrokerSet, broker_id: int) -> BrokerSet:
 
 
 def _least_in_sync(stored: BrokerSet) -> int:
-    """How large the sync state set has to be before its master acknowledges anything, as far as it says so."""
+    """Return the SyncStateSet size from which the master acknowledges; 1 if there is no master or it reports none."""
     master = stored.member(stored.master)
     return master.min_in_sync_replicas if master is not None else 1
 
 
 def _settled(stored: BrokerSet) -> BrokerSet:
-    """Where the master may acknowledge with the set that it has, who is outside may soon lack something."""
+    """Clear `eligible` if the master may acknowledge with its SyncStateSet: other members may soon lack records."""
     if stored.master is None or len(stored.sync_state_set) < _least_in_sync(stored) or not stored.eligible:
         return stored
     return replace(stored, eligible=())

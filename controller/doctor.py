@@ -1,4 +1,4 @@
-"""What a controller.conf names, looked at before a start: `neve doctor -c FILE` loads this module by its name."""
+"""Checks of a controller.conf before a start: `neve doctor -c FILE` loads this module by its name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from neve.cli.checks import FAIL, OK, WARN, Check, check_directory
 
 
 def keys(path: Path, settings: Sequence[str]) -> Iterator[Check]:
-    """What becomes of each key of the file."""
+    """Yield the checks of the file's keys."""
     return check_keys(ControllerConfig, path, settings)
 
 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:
-    """Of a file and `key=value` overrides, as `neve controller` takes them."""
+    """Yield the checks of a file and its `key=value` overrides, with the arguments of `neve controller`."""
     try:
         loaded = read(ControllerConfig, path, settings)
         port = loaded.config.port
@@ -49,7 +49,7 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
 
 
 def _check_etcd(config: ControllerConfig) -> Check:
-    """Whether it answers, and takes the user."""
+    """Check whether etcd answers and accepts the user."""
 
     async def ask() -> int:
         register, _ = register_of(config, RealDisk())

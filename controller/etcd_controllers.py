@@ -1,13 +1,14 @@
-"""What the controllers of one register tell each other, in its etcd.
+"""Exchange of liveness between controllers in the etcd of their register.
 
-    <prefix>/alive/<name of the broker set>/<controller>    JSON: {"<broker id>": {what its heartbeat said}, ...}
+    <prefix>/alive/<name of the broker set>/<controller>    JSON: {"<broker id>": {fields of its heartbeat}, ...}
 
-The name is percent-encoded. A key is on the lease of its controller, and goes with it; it is written when somebody
-begins or ceases to live or says something new, and not for each heartbeat. What is told is read by a majority: of two
-controllers that both see a broker go, the one that says so later reads that the other has said it too. So at least one
-knows that nobody hears it any more.
+The name is percent-encoded. Each key is attached to its controller's lease and is deleted with it. A key is not written
+for each heartbeat, but when a member becomes alive or dead or its report changes.
 
-Written by compare and swap, though each has keys of its own: a write that was given up may come late.
+Reads are linearizable. If two controllers both lose a broker, the one that publishes later reads that the other has
+lost it, too. So at least one of them finds that no controller hears the broker.
+
+Writes are compare-and-swap although each controller has its own keys, because an abandoned write may arrive late.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from neve.entropy import system_entropy, unique_name
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 3  # how long a controller that died is believed
-RENEW_S = 0.4  # with the longest that etcd may take to answer it is less than the lease
+LEASE_S = 3  # how long the reports of a dead controller remain valid
+RENEW_S = 0.4  # together with the longest wait for an answer of etcd it is less than the lease
 _MOST_CONTROLLERS = 64
 _MOST_TRIES = 4
 
 
 class _Said(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A report without its time: it is of now, or the key would be gone. What another version adds is left out."""
+    """A report without its time: a key that exists is current. Unknown fields of other versions are ignored."""
 
     timeout_ms: int
     address: str = ""
@@ -51,12 +52,12 @@ class _Said(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class EtcdControllers:
-    """In the etcd of the register. `_written` are the own keys as they are, as far as is known."""
+    """The exchange in the register's etcd. `_written` has the last known values of this controller's keys."""
 
     renew_s = RENEW_S
 
     def __init__(self, etcd: Etcd, prefix: str, leases: Etcd) -> None:
-        """`leases` is for the lease alone, and closed here: what many sets ask for at once keeps no renewal waiting."""
+        """`leases` is a separate client for the lease and is closed here: other requests must not delay a renewal."""
         self._etcd, self._prefix, self._leases = etcd, f"{prefix}/alive/", leases
         self._own_id = unique_name(system_entropy)
         self._lease = 0
@@ -71,7 +72,7 @@ class EtcdControllers:
             raise RegisterUnavailable(None, str(error)) from error
         own = next((kv for kv in read.kvs if kv.key == self._key(name)), None)
         if _revision(own) != _revision(self._written.get(name, own)):
-            del self._written[name]  # it is not as it was left: it will be read, and written again
+            del self._written[name]  # the key has changed, so the next `say` reads and writes it again
         found: dict[int, list[Report]] = {}
         for kv in read.kvs:
             if kv is own:
@@ -105,7 +106,7 @@ class EtcdControllers:
         await self._leases.close()
 
     async def _say(self, name: str, value: bytes | None) -> None:
-        """Until the key is so, whatever became of the writes before."""
+        """Write the key until it has the value, whatever the outcome of earlier writes."""
         key = self._key(name)
         for _ in range(_MOST_TRIES):
             if name not in self._written:
@@ -115,7 +116,7 @@ class EtcdControllers:
             if (seen.value if seen is not None else None) == value and (seen is None or seen.lease == self._lease):
                 return
             if value is not None and not self._lease:
-                return  # said with the first renewal
+                return  # there is no lease yet; the periodic `say` after the first renewal writes it
             del self._written[name]
             lease = self._lease
             revision = await self._etcd.swap(key, seen, value, lease=lease)
@@ -142,7 +143,7 @@ def _encoded(living: Mapping[int, Report]) -> bytes:
             address=report.address,
             cluster=report.cluster,
             epoch=report.epoch,
-            max_offset=min(report.max_offset, 1),  # that a log is empty is enough: where it ends the broker is asked
+            max_offset=min(report.max_offset, 1),  # only empty or not: elections ask the broker for its log end
             priority=report.priority,
             incarnation=report.incarnation,
             starts=report.starts,
@@ -159,7 +160,7 @@ def _decoded(kv: KeyValue) -> dict[int, Report]:
     try:
         said = msgspec.json.decode(kv.value, type=dict[int, _Said])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        # Perhaps somebody lives whom nobody else hears: nothing may be decided without knowing.
+        # The key may contain a member that only its controller hears, so no decision is possible without it.
         raise RegisterUnavailable(None, f"{kv.key!r} in etcd can't be read: {error}") from error
     return {
         broker_id: Report(0, **{field: getattr(one, field) for field in _Said.__struct_fields__})

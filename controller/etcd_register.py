@@ -1,13 +1,13 @@
-"""The register in etcd: any number of controllers share it, and none of them has a state of its own that counts.
+"""Register in etcd, shared by any number of controllers, none of which has authoritative state of its own.
 
     <prefix>/sets/<name of the broker set>    the value, see broker_set
 
-A write compares the revision and the bytes that its decision was made on.
+A write compares the revision and the bytes on which its decision was based.
 
-What was read or written last is remembered, for two uses. A heartbeat is taken in without asking etcd, so that an
-outage of etcd makes nobody seem dead. And where etcd has lower epochs than it had, it was restored from a backup or
-wiped: `Stored.had` says so, and the set is frozen. That a set was removed and made anew is no such case: then its key
-was created after what is remembered.
+Each controller remembers the last value that it read or wrote, for two purposes. Heartbeats are accepted without a
+request to etcd, so that an outage of etcd makes no member dead. And lower epochs in etcd than before prove that it was
+restored from a backup or wiped: `Stored.had` has the earlier value, and the set is frozen. A set that was removed and
+created again is distinguished by its key, which was created after the remembered revision.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from infra.process.startup import EXIT_CONFIG, StartupError
 
 log = logging.getLogger(__name__)
 
-MAX_KNOWN = 2 * MAX_BROKER_SETS  # also those that another controller has removed
+MAX_KNOWN = 2 * MAX_BROKER_SETS  # includes sets that another controller has removed
 
 
 def etcd_register(config: ControllerConfig) -> tuple[EtcdRegister, EtcdControllers]:
-    """The one that `registerUrl` names, and who else has it. StartupError for a URL or certificates that are none."""
+    """Return the register of `registerUrl` and its other controllers. Raises StartupError for invalid settings."""
     try:
         target = parse_url(config.register_url)
     except ValueError as error:
@@ -41,10 +41,11 @@ def etcd_register(config: ControllerConfig) -> tuple[EtcdRegister, EtcdControlle
     tls = None
     if config.etcd_tls_enable:
         tls = client_context(config.etcd_tls_trust_cert_path)
-        tls.check_hostname = True  # its certificates name its hosts, and the same authority may sign those of clients
+        # etcd's certificates name its hosts. Without the check, any certificate of the same authority is accepted.
+        tls.check_hostname = True
         if certificate:
             try:
-                # An encrypted key must be an error, not a question on the terminal.
+                # An empty password makes an encrypted key an error instead of a prompt on the terminal.
                 tls.load_cert_chain(Path(certificate).expanduser(), Path(key).expanduser(), password="")
             except OSError as error:
                 raise StartupError(f"etcdTlsCertPath={certificate} with {key}: {error}") from error
@@ -53,7 +54,7 @@ def etcd_register(config: ControllerConfig) -> tuple[EtcdRegister, EtcdControlle
 
 
 class _Known(NamedTuple):
-    """What the register had."""
+    """The last known value of a set."""
 
     broker_set: BrokerSet
     revision: int
@@ -68,7 +69,7 @@ class EtcdRegister:
         self._known: dict[str, _Known] = {}
 
     async def open(self) -> None:
-        """StartupError if etcd refuses. One that does not answer may come yet."""
+        """Check the access. Raises StartupError if etcd refuses; if it does not answer, later calls try again."""
         try:
             await self._etcd.read_all(self._prefix, 1, keys_only=True)
         except EtcdRefused as error:
@@ -78,7 +79,7 @@ class EtcdRegister:
             log.error("the register: %s; nothing is decided before it does", error)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._etcd.close()
 
     @property
@@ -110,13 +111,13 @@ class EtcdRegister:
                 found[name] = self._stored(name, known.get(name), read.header, kv)
             except DamagedBrokerSet as error:
                 found[name] = error
-        if read.count <= len(read.kvs):  # all of them: what is not among them was removed, or was set back
+        if read.count <= len(read.kvs):  # the listing is complete: other known sets were removed or lost in a restore
             for name in known.keys() - found.keys():
                 self._stored(name, known[name], read.header, None)
         return found
 
     def _stored(self, name: str, before: _Known | None, header: Header, held: KeyValue | None) -> Stored:
-        """What a read has found, seen against what was known when it was asked for."""
+        """Compare the result of a read with the value that was known before the read began."""
         broker_set = _decoded(name, held) if held is not None else None
         had = _had(before, header, held)
         if held is None or broker_set is None:
@@ -125,7 +126,7 @@ class EtcdRegister:
             return Stored(None, NEVER, had)
         if had is None or broker_set.epochs >= had.epochs:
             had = None
-            if self._known.get(name) is before:  # else a write was answered meanwhile
+            if self._known.get(name) is before:  # else a write completed meanwhile and is newer
                 self._remember(_Known(broker_set, held.mod_revision, header.cluster_id))
         return Stored(broker_set, Revision(held.mod_revision, held.value), had)
 
@@ -168,10 +169,10 @@ class EtcdRegister:
 
 
 def _had(before: _Known | None, header: Header, held: KeyValue | None) -> BrokerSet | None:
-    """What a set was before this read was asked for, unless it was removed since."""
+    """Return the value before this read if etcd was restored or wiped since; None if it was only changed or removed."""
     if before is None:
         return None
-    # It was removed after the write that is known: the revision went on, and what is there now was made later.
+    # A removal, or one with a new creation, happened after the known write if the revisions are higher.
     since = held.create_revision > before.revision if held is not None else header.revision >= before.revision
     return None if since and header.cluster_id == before.cluster_id else before.broker_set
 

@@ -1,9 +1,10 @@
-"""Who was heard last, and when: the heartbeats of brokers, by broker set and id.
+"""Heartbeats of brokers: the last report of each member, by broker set and id.
 
-A member lives while the connection stands on which it was heard last and its own time-out has not passed (`decision`).
-Times are monotonic. Nothing here survives the process: who begins waits one time-out for what it has not heard.
+A member is alive while the connection of its last heartbeat is open and its own time-out has not passed (see
+`decision`). Times are monotonic milliseconds. Reports are not persistent: after a start, a controller waits one
+time-out for members that it has not heard from.
 
-Bounded: `MAX_SETS` names with `MAX_IDS` ids each; what was not heard for `FORGET_MS` is forgotten.
+Memory is bounded: `MAX_SETS` sets with `MAX_IDS` ids each. Reports are dropped after `FORGET_MS`.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ class _Heard:
 
 
 class Liveness:
-    """The reports of everybody; single-threaded."""
+    """The last reports of all brokers. Single-threaded."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sets: dict[str, dict[int, _Heard]] = {}
-        self._strangers: dict[str, dict[int, Report]] = {}  # by the id that they spoke under
+        self._strangers: dict[str, dict[int, Report]] = {}  # by the id that they used
         self._of_connection: dict[Hashable, set[tuple[str, int]]] = {}
         self._awaited: dict[tuple[str, int], set[asyncio.Future[None]]] = {}
 
     def now_ms(self) -> int:
-        """The time that reports are in."""
+        """Return the current time on the clock of the reports, in milliseconds."""
         return round(self._clock.monotonic() * 1000)
 
     def hear(self, name: str, broker_id: int, said: Report, connection: Hashable, member: Member | None) -> bool:
-        """A heartbeat of now. False: somebody else who lives has the id, or there is no room.
+        """Record a heartbeat. Returns False if another live process uses the id, or if the limits are reached.
 
-        `member` is who registered with the id: what it says counts whoever else may speak for it.
+        `member` is the registered owner of the id. Its heartbeat is accepted even if another process uses the id.
         """
         heard = self._sets.get(name, {})
         before = heard.get(broker_id)
@@ -68,7 +69,7 @@ class Liveness:
         return True
 
     async def until_heard(self, name: str, broker_id: int, seconds: float) -> None:
-        """Returns when it lives, at once if it does, or when the time is up."""
+        """Wait until the broker is alive, for at most the given time."""
         heard = self._sets.get(name, {}).get(broker_id)
         if heard is not None and self._lives(heard.report):
             return
@@ -92,7 +93,7 @@ class Liveness:
         elsewhere: Mapping[int, Sequence[Report]] = _NOBODY,
         members: Sequence[Member] = (),
     ) -> dict[int, Report]:
-        """Of all who speak for a set, here or to another controller; with what those that were asked have answered."""
+        """Return the best report of each id in a set, from here and `elsewhere`, with the answers in `asked`."""
         own, born = self._sets.get(name, {}), {member.id: _registered(member) for member in members}
         found = {}
         for broker_id in {*own, *elsewhere}:
@@ -103,8 +104,9 @@ class Liveness:
         return found
 
     def strangers(self, name: str) -> tuple[Report, ...]:
-        """What was said under an id that is another's, who lives. A register that was wiped may give an id again: who
-        had it before knows more than the register.
+        """Return reports under an id that another live process owns.
+
+        A wiped register may assign an id again. The former owner then knows more than the register does.
         """
         now = self.now_ms()
         return tuple(said for said in self._strangers.get(name, {}).values() if now - said.heard_ms <= FORGET_MS)
@@ -115,7 +117,7 @@ class Liveness:
         under[broker_id] = max((one for one in both if one is not None), key=lambda one: (one.epochs, one.max_offset))
 
     def living(self, name: str) -> dict[int, Report]:
-        """Who of a set lives, as far as is heard here."""
+        """Return the reports of a set's members that are alive for this controller."""
         return {
             broker_id: heard.report
             for broker_id, heard in self._sets.get(name, {}).items()
@@ -123,11 +125,14 @@ class Liveness:
         }
 
     def names(self) -> set[str]:
-        """The sets of which anybody was heard."""
+        """Return the names of all sets with a report."""
         return set(self._sets)
 
     def _best(self, reports: Sequence[Report], registered: _Born | None) -> Report:
-        """Who registered, before who lives, before who was heard here; with the highest epochs that any tells."""
+        """Return one of several reports under one id, with the highest epochs of all of them.
+
+        The registered process comes first, then a live one, then one that reported to this controller.
+        """
         best = max(reports, key=lambda one: (self._lives(one) and _born(one) == registered, self._lives(one)))
         newest = max(reports, key=lambda one: (one.master_epoch, one.sync_state_set_epoch))
         if (newest.master_epoch, newest.sync_state_set_epoch) <= (best.master_epoch, best.sync_state_set_epoch):
@@ -135,7 +140,7 @@ class Liveness:
         return replace(best, master_epoch=newest.master_epoch, sync_state_set_epoch=newest.sync_state_set_epoch)
 
     def closed(self, connection: Hashable) -> set[str]:
-        """Nobody is connected by this any more; the sets of whom that is true."""
+        """Mark the members of a closed connection as disconnected. Returns the names of their sets."""
         affected = set()
         for name, broker_id in self._of_connection.pop(connection, ()):
             heard = self._sets.get(name, {}).get(broker_id)
@@ -145,7 +150,7 @@ class Liveness:
         return affected
 
     def silent(self) -> list[tuple[str, int, Hashable]]:
-        """Whose time-out has passed on a connection that stands; also forgets those of long ago."""
+        """Return the members whose time-out has passed on an open connection; drop reports older than FORGET_MS."""
         now_ms, found = self.now_ms(), []
         for name, heard in list(self._sets.items()):
             for broker_id, one in list(heard.items()):
@@ -156,7 +161,7 @@ class Liveness:
         return found
 
     def forget(self, name: str, broker_id: int | None = None) -> None:
-        """Drop what a broker, or all of a set, has said."""
+        """Drop the reports of a broker, or of all brokers of a set."""
         heard = self._sets.get(name, {})
         for gone in [broker_id] if broker_id is not None else list(heard):
             self._strangers.get(name, {}).pop(gone, None)

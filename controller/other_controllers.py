@@ -1,5 +1,7 @@
-"""What the controllers of one register tell each other: who is heard, by whom. Without that a broker that only one of
-them can't hear would seem dead to that one. `etcd_controllers` is how they do.
+"""Exchange of liveness between the controllers that share a register.
+
+Without it, a controller that alone can't receive a broker's heartbeats would regard the broker as dead.
+`etcd_controllers` implements the exchange.
 """
 
 from __future__ import annotations
@@ -13,27 +15,27 @@ Heard = Mapping[int, Sequence[Report]]
 
 
 class OtherControllers(Protocol):
-    """Those that have the same register. RegisterUnavailable where it does not answer."""
+    """The other controllers with the same register. All calls raise RegisterUnavailable if it does not answer."""
 
     @property
     def renew_s(self) -> float:
-        """How often `renew` has to be called, whatever else is waited for; 0: never, there are no others."""
+        """Period of `renew` in seconds, which other waits must not delay; 0: there are no other controllers."""
 
     async def heard(self, name: str) -> Heard:
-        """Who of a set lives, as each of the others says now."""
+        """Return the members of a set that each other controller reports as alive now."""
 
     async def say(self, name: str, living: Mapping[int, Report]) -> None:
-        """Who of a set lives, as this one hears; the others can read it when this returns."""
+        """Publish the members of a set that are alive for this controller; readable by the others on return."""
 
     async def renew(self) -> None:
-        """What was said stays. Where it is gone already, `say` says it again."""
+        """Keep the published reports valid. If they have expired already, the next `say` publishes them again."""
 
     async def close(self) -> None:
-        """Nothing is said any more."""
+        """Withdraw all published reports."""
 
 
 class NoOtherControllers:
-    """The register is this one's alone."""
+    """The exchange of a register that only this controller uses."""
 
     renew_s = 0.0
 

@@ -1,13 +1,15 @@
-"""Where broker sets are kept: compare and swap by revision. A decision is carried out by whoever's write comes first.
+"""Storage of broker sets with compare-and-swap by revision.
 
-`FileRegister` is the register of one controller process, in one file of its disk:
+Of two concurrent decisions about one set, only the one that is written first takes effect.
+
+`FileRegister` is the register of a single controller process. It is one file on the local disk:
 
     neve register 1 <crc32 of the rest, 8 hex digits>\\n
     {"revision": 17, "brokerSets": {"broker-a": {"revision": 12, "value": {a broker set, see broker_set}}}}
 
-`revision` counts all writes, also those that removed a set, so that none is ever given twice. The file is replaced
-whole, synced, before a write counts; there is none before the first. What can't be read is no empty register: members
-would lose what they have for it.
+`revision` counts all writes, including those that removed a set, so that no revision is ever used twice. A write is
+complete when the whole file is replaced and fsynced. The first write creates the file. An unreadable file is an error
+and not an empty register, because an empty register would let members lose acknowledged messages.
 """
 
 from __future__ import annotations
@@ -33,61 +35,67 @@ log = logging.getLogger(__name__)
 
 
 class Revision(NamedTuple):
-    """Which write a value is of. `value`: its bytes, where a register that was set back gives the numbers again."""
+    """The version of a stored value.
+
+    `number` is the revision number. `value` is the stored bytes: a restored register may use a number again.
+    """
 
     number: int
     value: bytes = b""
 
 
 class Stored(NamedTuple):
-    """What a register has under a name. `had`: what it once had, with higher epochs: it was set back."""
+    """The value that a register has under a name.
+
+    `had` is a value with higher epochs that the register had before: the register was restored or wiped.
+    """
 
     broker_set: BrokerSet | None
     revision: Revision
     had: BrokerSet | None = None
 
 
-NEVER = Revision(0)  # of what is not there
-MAX_BROKER_SETS = 1_000  # one file holds them all, and is written whole
+NEVER = Revision(0)  # the revision of a missing value
+MAX_BROKER_SETS = 1_000  # all sets are in one file, which is written as a whole
 _HEAD = re.compile(rb"neve register 1 ([0-9a-f]{8})\n")
-# After these nothing was replaced, and the next write may go well. After any other nobody knows what the disk has.
+# After these errors the old file is unchanged and the next write may succeed. After any other, its content is unknown.
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class RegisterUnavailable(NeveError):
-    """The write may or may not have been done, or can't be: nobody may act on it. Read again, or try later."""
+    """The outcome of the write is unknown, or the register can't be read or written. Read again, or retry later."""
 
 
 class Register(Protocol):
-    """Broker sets by name, as RocketMQ's controller has them: a name belongs to one cluster.
+    """Broker sets by name, as in RocketMQ's controller: a name belongs to one cluster.
 
-    All that wait may raise RegisterUnavailable; what was to be written may have been, then.
+    All coroutines may raise RegisterUnavailable; a write that raises it may have been done.
     """
 
     async def open(self) -> None:
-        """Before anything else. StartupError for what an operator has to correct."""
+        """Open the register before any other call. Raises StartupError for a fault that an operator has to correct."""
 
     async def close(self) -> None:
-        """After all else."""
+        """Close the register after all other calls."""
 
     @property
     def broken(self) -> str:
-        """Why nothing can be written any more; empty while that is not so."""
+        """The reason why the register accepts no write until a restart; empty if it does."""
 
     def glance(self, name: str) -> BrokerSet | None:
-        """What was read or written last, without a wait: it may be old. None too where nothing was."""
+        """Return the value that was last read or written, without waiting; it may be stale. None if there is none."""
 
     async def get(self, name: str) -> Stored:
-        """The value and its revision; None and NEVER if there is none."""
+        """Return the value and its revision; None and NEVER if there is none."""
 
     async def put(self, broker_set: BrokerSet, expected: Revision) -> Revision | None:
-        """The new revision, or None: somebody has changed it since it had the expected one."""
+        """Write a set and return the new revision; None if its revision is no longer the expected one."""
 
     async def remove(self, name: str, expected: Revision) -> bool:
-        """Whether it had the expected revision, and is gone."""
+        """Remove a set if it has the expected revision. Returns whether it was removed."""
 
     async def all(self) -> dict[str, Stored | DamagedBrokerSet]:
-        """All that there are, by name; what can't be read is in its place."""
+        """Return all broker sets by name; an unreadable one is represented by its error."""
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -110,7 +118,7 @@ T = TypeVar("T")
 
 
 class FileRegister:
-    """All in memory, written through. A lock beside the file keeps a second process out."""
+    """The register in memory and in one file. A lock file beside it excludes a second process."""
 
     def __init__(self, path: Path, disk: Disk, threads: Threads) -> None:
         self._path, self._disk, self._threads = path, disk, threads
@@ -122,7 +130,7 @@ class FileRegister:
         self._unlock: Callable[[], None] | None = None
 
     async def open(self) -> None:
-        """Lock and read it. StartupError if another process has it, or if it is damaged."""
+        """Lock and read the file. Raises StartupError if another process has locked it, or if it is damaged."""
         self._disk.make_dirs(self._path.parent)
         try:
             self._unlock = self._disk.lock(self._path.with_name(f"{self._path.name}.lock"))
@@ -140,7 +148,7 @@ class FileRegister:
                 ) from error
 
     async def close(self) -> None:
-        """Let another process have it, once what was begun is written."""
+        """Wait for pending writes, then unlock the file."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
         self._release()
 
@@ -151,7 +159,7 @@ class FileRegister:
 
     @property
     def broken(self) -> str:
-        """Why nothing is written any more; empty while that is not so."""
+        """The reason why the register accepts no write until a restart; empty if it does."""
         return self._broken
 
     def glance(self, name: str) -> BrokerSet | None:
@@ -172,7 +180,7 @@ class FileRegister:
         return {name: await self.get(name) for name in sorted(self._entries)}
 
     async def _to_its_end(self, write: Coroutine[Any, Any, T]) -> T:
-        """Whether who asked for it waits or not: what is in the file is what is in memory, one write at a time."""
+        """Complete a write even if its caller is cancelled, so that the file and the memory have the same content."""
         task = asyncio.get_running_loop().create_task(write, name="controller/register")
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -206,7 +214,7 @@ class FileRegister:
             await self._threads.run(self._disk.write_atomic, self._path, _content(revision, entries))
         except OSError as error:
             if error.errno not in _PASSING and not isinstance(error, OutOfDescriptors):
-                # The old or the new file may come back after a power cut: nothing may build on either.
+                # After a power failure the disk may have the old or the new file: no decision may depend on either.
                 self._broken = str(error)
             log.error("the register %s is not written: %s", self._path, error)
             raise RegisterUnavailable(None, f"the register is not written: {error}") from error

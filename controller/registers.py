@@ -1,4 +1,4 @@
-"""Which register a configuration names, a file of this controller or etcd, and who else has it."""
+"""Choice of the register by configuration: a file of this controller, or etcd shared with others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from infra.loop.threads import SYSTEM_THREADS
 
 
 def register_of(config: ControllerConfig, disk: Disk) -> tuple[Register, OtherControllers]:
-    """Not opened yet. StartupError for what can't be one."""
+    """Return the register, not opened yet, and its other controllers. Raises StartupError for invalid settings."""
     if not config.register_url:
         return FileRegister(config.register_path, disk, SYSTEM_THREADS), NO_OTHER_CONTROLLERS
-    from controller.etcd_register import etcd_register  # its client is loaded by who has an etcd
+    from controller.etcd_register import etcd_register  # lazily: only configurations with etcd load its client
 
     return etcd_register(config)

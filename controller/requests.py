@@ -1,7 +1,7 @@
-"""What each request code means to a controller: header fields and bodies to and from the requests of `decision`.
+"""Request handlers of a controller: convert header fields and bodies to and from the requests of `decision`.
 
-Beside RocketMQ's fields, neve's brokers send `incarnation`, `starts`, `process` (1003 and 904), `minInSyncReplicas`
-(1003), `masterEpoch`, `syncStateSetEpoch` (904) and `requestId` (1001); see `broker_set`.
+In addition to RocketMQ's fields, neve's brokers send `incarnation`, `starts`, `process` (1003 and 904),
+`minInSyncReplicas` (1003), `masterEpoch`, `syncStateSetEpoch` (904) and `requestId` (1001). `broker_set` explains them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from neve.remoting.headers import Int32, Int64, optional_bool, optional_int, req
 log = logging.getLogger(__name__)
 
 MAX_NAME = 255
-MAX_MARK = 64  # of incarnations, processes, request ids
+MAX_MARK = 64  # length of incarnations, processes and request ids
 FIRST_HEARTBEAT_S = 1.0
-MAX_NAMES = 1_000  # that one GET_SYNC_STATE_DATA may ask for
+MAX_NAMES = 1_000  # names in one GET_SYNC_STATE_DATA request
 _TIMEOUTS_MS = range(100, 600_001)
 _INT32 = range(2**31)
 _NOBODY = b'{"syncStateSet":[],"syncStateSetEpoch":0}'
@@ -59,13 +59,13 @@ class _SyncStateSet(msgspec.Struct, rename="camel"):
 
 
 class Requests:
-    """Twelve codes of RocketMQ's controller, and 904."""
+    """Twelve request codes of RocketMQ's controller, and BROKER_HEARTBEAT (904)."""
 
     def __init__(self, config: ControllerConfig, sets: BrokerSets, liveness: Liveness) -> None:
         self._config, self._sets, self._liveness = config, sets, liveness
 
     def register_on(self, router: RequestRouter) -> None:
-        """Serve every code that a controller knows."""
+        """Register the handlers of all codes that a controller serves."""
         code = RequestCode
         reading: dict[RequestCode, Handler] = {
             code.CONTROLLER_GET_METADATA_INFO: self.metadata,
@@ -88,10 +88,10 @@ class Requests:
         for number, handler in changing.items():
             router.register(number, handler)
 
-    # ---- who answers
+    # ---- metadata
 
     def metadata(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1005: this one. Each controller answers everything, so each is the leader."""
+        """Serve 1005. Each controller answers every request, so each reports itself as the leader."""
         config, peer = self._config, self._config.peer
         host, port = (peer.host, peer.port) if peer is not None else connection.local
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -102,20 +102,20 @@ class Requests:
             "controllerLeaderAddress": address,
             "isLeader": "true",
             "peers": "".join(f"{one.id}:{one.host}:{one.port};" for one in config.peers) or f"{own_id}:{address};",
-            "knowsIncarnations": "true",  # neve's brokers are members of no other controller's sets
+            "knowsIncarnations": "true",  # neve's brokers join only controllers that report it
         }
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
     # ---- becoming a member
 
     async def next_broker_id(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1012"""
+        """Serve 1012."""
         identity = _cluster_and_name(request)
         answer = await self._sets.carry_out(GetNextBrokerId(**identity))
         return _answered(request, answer, {**_wire(identity), "nextBrokerId": answer.next_broker_id})
 
     async def apply_broker_id(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1013"""
+        """Serve 1013."""
         identity = _cluster_and_name(request)
         applied = ApplyBrokerId(
             **identity,
@@ -125,7 +125,7 @@ class Requests:
         return _answered(request, await self._sets.carry_out(applied), _wire(identity))
 
     async def register_broker(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1003"""
+        """Serve 1003."""
         identity, ext = _cluster_and_name(request), request.ext
         incarnation = _mark(request, "incarnation")
         least = optional_int(ext, "minInSyncReplicas", 1)
@@ -145,13 +145,11 @@ class Requests:
         roles = _roles(answer) if answer.master is not None else {}
         body = _sync_state_set(answer)
         if answer.code == ResponseCode.SUCCESS and answer.sync_state_set is None:
-            body = (
-                _NOBODY  # the set is frozen: no role is told, but Apache's broker wants to read one before it goes on
-            )
+            body = _NOBODY  # the set is frozen: no role is returned, but Apache's broker requires a body to continue
         return _answered(request, answer, {**_wire(identity), **roles}, body)
 
     async def heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """904"""
+        """Serve 904."""
         ext = request.ext
         if not ext.get("brokerId"):
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "Heart beat with empty brokerId")
@@ -174,12 +172,12 @@ class Requests:
             sync_state_set_epoch=_bounded(request, "syncStateSetEpoch", UNKNOWN),
         )
         name = identity["name"]
-        stored = self._sets.glance(name)  # it has to be heard also while the register is away
+        stored = self._sets.glance(name)  # a heartbeat must be accepted even if the register is unavailable
         if stored is not None and stored.cluster != report.cluster:
             remark = f"{name} is a broker set of cluster {stored.cluster}, not {report.cluster}"
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, remark)
         member = stored.member(broker_id) if stored is not None else None
-        if connection.is_closed:  # nobody would be told again that it is
+        if connection.is_closed:  # the close event has already passed, so the member would never count as lost
             raise BrokerError(ResponseCode.CONTROLLER_INVALID_REQUEST, "the connection is closed")
         if not self._liveness.hear(name, broker_id, report, connection, member):
             remark = f"brokerId {broker_id} of {name} is another process, which lives"
@@ -190,7 +188,7 @@ class Requests:
     # ---- roles
 
     async def elect_master(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1002"""
+        """Serve 1002."""
         ext = request.ext
         asked = ElectMaster(
             _name(request, "brokerName"),
@@ -202,7 +200,8 @@ class Requests:
             log.warning("%s:%d designates broker %d of %r", *connection.remote, asked.broker_id, asked.name)
         stored = await self._sets.stored(asked.name)
         if stored is not None and stored.member(asked.broker_id) is not None and not asked.designate:
-            # Apache's broker sends its first heartbeat beside this, asks again only after 5 seconds, and waits for 3.
+            # Apache's broker sends its first heartbeat concurrently with this request. It waits 3 seconds for the
+            # answer and retries only after 5 seconds.
             heard = self._liveness.until_heard(asked.name, asked.broker_id, FIRST_HEARTBEAT_S)
             if stored.master_epoch:
                 await heard
@@ -222,7 +221,7 @@ class Requests:
         return _answered(request, answer, _roles(answer), dumps_object_keys(body))
 
     async def alter_sync_state_set(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1001"""
+        """Serve 1001."""
         wanted = loads_as(request.body, _SyncStateSet)
         altered = AlterSyncStateSet(
             _name(request, "brokerName"),
@@ -237,14 +236,14 @@ class Requests:
         return _answered(request, answer, ext, _sync_state_set(answer))
 
     async def replica_info(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1004. How many members there are says `members`, which RocketMQ's answer has not."""
+        """Serve 1004. `members` is the number of members; RocketMQ's answer does not have it."""
         answer = await self._sets.carry_out(GetReplicaInfo(_name(request, "brokerName")))
         roles = {**_roles(answer), "members": answer.members}
         del roles["syncStateSetEpoch"]
         return _answered(request, answer, roles, _sync_state_set(answer))
 
     async def sync_state_data(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1006: names that are unknown are left out."""
+        """Serve 1006. Unknown names are left out of the answer."""
         names = loads_as(request.body, list[str]) if request.body else []
         if not names:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "not set any response code")
@@ -266,7 +265,7 @@ class Requests:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=body)
 
     async def clean_broker_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1011"""
+        """Serve 1011."""
         ext = request.ext
         cleaned = CleanBrokerData(
             _name(request, "brokerName"),
@@ -281,7 +280,7 @@ class Requests:
     # ---- settings
 
     def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1009: an allow-list; paths and ports never change over the wire."""
+        """Serve 1009. Only keys of an allow-list change; paths and ports never change over the wire."""
         try:
             changes = {key: value for _, key, value in parse_properties(request.body.decode(), "update")}
             update_live(self._config, changes)
@@ -293,11 +292,11 @@ class Requests:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def get_config(self, _: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1010"""
+        """Serve 1010."""
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=to_properties(self._config).encode())
 
 
-# ---- out of a request
+# ---- parsing of requests
 
 
 def _name(request: RemotingCommand, field: str) -> str:
@@ -321,11 +320,11 @@ def _mark(request: RemotingCommand, field: str) -> str:
 def _bounded(request: RemotingCommand, field: str, default: int) -> int:
     value = optional_int(request.ext, field, default)
     if value != default and value not in _INT32:
-        return default  # -1 is what Apache's brokers say of what they don't know
+        return default  # Apache's brokers send -1 for unknown values
     return value
 
 
-# ---- into an answer
+# ---- building of answers
 
 
 def _wire(identity: dict[str, str]) -> dict[str, Any]:
