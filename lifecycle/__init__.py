@@ -1,1 +1,1 @@
-"""Policy by the clock: when to seal, offload, evict, expire."""
+"""Jobs that act on age and disk space: seal, offload, evict, expire, erase and compact."""

@@ -1,8 +1,9 @@
-"""What each topic has still to archive: sealed segments are counted once, of the active one what is new.
+"""Counts of each topic's unarchived records: sealed segments are counted once, the active one incrementally.
 
-For each topic and stretch of a segment that no round has settled: how far it was counted, how many bytes it has and
-from when its oldest message is. A count holds as long as the stretch begins there. A segment may have several: of a
-round with two names the first may be closed without an object and the second be published.
+A count belongs to a topic and an unsettled stretch of a segment. It has the offset up to which records were counted,
+their bytes, and the store time of the oldest one. It is valid as long as the stretch begins at the same offset. A
+segment may have several stretches: of a round with two names, one may be closed without an object and the other
+published.
 """
 
 from __future__ import annotations
@@ -28,38 +29,37 @@ class _Count(msgspec.Struct, gc=False):
 
 
 class _Stretch(NamedTuple):
-    """What no round has settled, within a segment."""
+    """A range within a segment that no round has settled."""
 
-    base: int  # of the segment
+    base: int  # base offset of the segment
     start: int
     stop: int
-    last: int  # where the topic's last record in the segment is
+    last: int  # offset of the topic's last record in the segment
 
 
 class Look(NamedTuple):
-    """What a look at a topic found: the range of its next round, within the segment of its first unarchived record,
-    and all that is pending."""
+    """The result for a topic: the range of its next round, and all that is pending."""
 
     target: TopicRange
     pending: Pending
 
 
-# Topics that are looked at in one go; a scrape waits for no more.
+# Topics that are counted under one lock; a scrape waits for at most one such group.
 _AT_ONCE = 64
 
 
 class Backlog:
-    """Thread-safe: jobs and scrapes ask it."""
+    """The counts of all topics. Thread-safe: jobs and scrapes use it."""
 
     def __init__(self, hot: HotStore, catalog: Catalog) -> None:
         self._hot, self._catalog = hot, catalog
-        # Topic -> (base of the segment, begin of the stretch) -> count.
+        # Topic -> (base of the segment, start of the stretch) -> count.
         self._counts: dict[str, dict[tuple[int, int], _Count]] = {}
         self._born: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def keep(self, topics: Container[str], segments: Iterable[Segment]) -> None:
-        """Forget topics and segments that are gone."""
+        """Drop the counts of topics and segments that no longer exist."""
         bases = {segment.base for segment in segments}
         with self._lock:
             for topic in [topic for topic in self._counts if topic not in topics]:
@@ -71,11 +71,12 @@ class Backlog:
     def of(
         self, topics: Iterable[tuple[str, int]], segments: Sequence[Segment], end: int
     ) -> Iterator[tuple[str, Look | TopicUnreadable | None]]:
-        """Of each topic, in turn; None: nothing is pending.
+        """Yield the result for each topic; None if nothing is pending.
 
-        `topics`: each with where it came again: older counts are of another.
-        Below `end` all entries are visible: what is counted as empty here is not looked at again.
-        `segments` are in log order, and not older than `end`.
+        Args:
+            topics: each with the offset below which its records belong to a deleted topic; older counts are dropped.
+            segments: in log order, from a time at or after that of `end`.
+            end: all entries below it are visible, because a range that was counted as empty is not counted again.
         """
         left = iter(topics)
         while some := list(islice(left, _AT_ONCE)):
@@ -96,7 +97,7 @@ class Backlog:
             counts[topic] = {}
             for stretch in self._stretches(topic, segments, end):
                 count = counts[topic][stretch] = _counted_before(before.get((stretch.base, stretch.start)), stretch)
-                if count.stop <= stretch.last:  # else there is none between the two
+                if count.stop <= stretch.last:  # else there is no record between the two
                     new.append((TopicRange(topic, count.stop, stretch.stop), count))
         unreadable = self._add(new)
         found: list[tuple[str, Look | TopicUnreadable | None]] = []
@@ -111,7 +112,7 @@ class Backlog:
         return found
 
     def _stretches(self, topic: str, segments: Sequence[Segment], end: int) -> Iterator[_Stretch]:
-        """As far as the topic has records."""
+        """Yield the unsettled stretches of a topic, up to its last record."""
         through = self._catalog.through(topic) or 0
         for segment in segments:
             last, at = segment.topics.get(topic, (-1, -1))[0], max(segment.base, through)
@@ -124,7 +125,7 @@ class Backlog:
                 at = stop
 
     def _add(self, new: Sequence[tuple[TopicRange, _Count]]) -> Mapping[str, TopicUnreadable]:
-        """To the counts what has come since. Why some topics can't be read: what they had then holds, none is lost."""
+        """Add new records to the counts. Returns the unreadable topics, whose counts remain as they were."""
         unreadable: dict[str, TopicUnreadable] = {}
         looked_up = self._hot.entries_of([wanted for wanted, _ in new], timed=True)
         for (wanted, count), found in zip(new, looked_up, strict=True):

@@ -1,4 +1,4 @@
-"""Checkpoint: the catalog is written down when the journal has grown, so that the next reader need not read it all."""
+"""Job that writes a checkpoint of the catalog when the journal has grown, so that readers need not read it all."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from tiered.journal.writer import JournalWriter
 
 
 class WriteCheckpoint:
-    """The job."""
+    """The checkpoint job."""
 
     def __init__(self, journal: JournalWriter, turns: Turns) -> None:
         self._journal, self._turns = journal, turns
 
     def run(self) -> bool:
-        """True if one was written."""
+        """Write a checkpoint if one is due. Returns whether one was written."""
         with self._turns:
             self._journal.ensure_online()
             self._journal.follow()

@@ -1,6 +1,6 @@
-"""Compact: small objects of a topic and day become few, at a pace, one after another.
+"""Job that merges small objects of a topic and day into few large ones, at a limited rate.
 
-`lifecycle.compaction` says which; `tiered.write.replacement` does it.
+`lifecycle.compaction` selects the objects; `tiered.write.replacement` replaces them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tiered.write.upload_rate import UploadRate
 
 log = logging.getLogger(__name__)
 
-#: What failed is not tried again for so long: each time costs its bytes.
+#: Time until failed inputs are tried again, because each attempt reads their bytes.
 RETRY_MS = 6 * HOUR_MS
 
 
 class Compact:
-    """The job, and what an operator asks for; one at a time."""
+    """The compaction job, and compaction on an operator's request; one run at a time."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -48,23 +48,23 @@ class Compact:
         sizes: Sizes = SIZES,
         wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
     ) -> None:
-        """`wait`: as in UploadRate."""
+        """`wait`: as for UploadRate."""
         self._journal, self._policy, self._clock, self._safe_clock = journal, policy, clock, safe_clock
         self._worker, self._turns, self._sizes = worker, turns, sizes
         self._lock = threads.lock()
         self._pace = UploadRate(clock, wait)
         self._replacement = Replacement(journal, worker, COMPACT, turns, cluster=cluster)
-        self._failed: dict[tuple[str, ...], int] = {}  # inputs -> when it failed, for RETRY_MS
-        self._seen: dict[str, tuple[int | None, ...]] = {}  # topic -> as it was when all that was due of it was done
+        self._failed: dict[tuple[str, ...], int] = {}  # keys of inputs -> time of the failure, kept for RETRY_MS
+        self._seen: dict[str, tuple[int | None, ...]] = {}  # topic -> its state when its last due merge was done
         self.set_aside = SetAside("compacted")
         self.made = self.replaced = self.replaced_bytes = self.failed = 0  # objects, since the start
 
     def run(self) -> int:
-        """What is due, where the configuration says so; how many objects were made."""
+        """Compact what is due if the configuration enables it; returns the number of new objects."""
         return self._run(None, at_once=False, progress=None) if self._policy().compaction else self._close_open()
 
     def now(self, topic: str | None = None, *, dry_run: bool = False, progress: Progress | None = None) -> int:
-        """What can be compacted of a topic, or of all, whether its day has ended or not; how many objects."""
+        """Compact a topic, or all topics, including days that have not ended; returns the number of objects."""
         planned = made = 0
         failed = self.failed
         if dry_run:
@@ -79,12 +79,12 @@ class Compact:
         return planned + made
 
     def stop(self) -> None:
-        """For good, behind the end of the turns: who waits for its pace begins nothing, what is under way fails."""
+        """Stop for good, after `turns` is closed: a merge that waits for its rate ends, one in progress fails."""
         self._pace.set(0)
         self._worker.give_up_compaction()
 
     def _close_open(self) -> int:
-        """What was open when compaction was turned off, or by another process."""
+        """Close replacements that were open when compaction was turned off, or that another process left open."""
         if self._journal.catalog.rounds.open_rewrites():
             with self._lock:
                 self._begin()
@@ -114,10 +114,10 @@ class Compact:
         return made
 
     def _merges(self, topic: str | None, *, at_once: bool) -> Iterator[Merge]:
-        """Topic by topic, as they stand when their turn comes.
+        """Yield the merges topic by topic, each planned when its turn comes.
 
-        Of itself the job looks at a topic once, and again when a round has, a day has ended, or its TTL is another: a
-        million objects are not looked through every ten minutes.
+        The job plans a topic again only after a round, after the end of a day, or when its TTL has changed. So it does
+        not check a million objects every ten minutes.
         """
         catalog, policy = self._journal.catalog, self._policy()
         now = self._safe_clock.now_ms(self._journal.store)

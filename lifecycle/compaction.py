@@ -1,16 +1,17 @@
-"""Which objects of a topic become one: a pure decision, for the job that acts on it and the dry run that shows it.
+"""Selection of objects to merge: a pure decision, shared by the compaction job and its dry run.
 
-Rows of a topic are in log order from object to object, and inside an object by queue and offset; so neighbours are
-merged by putting each queue's rows behind one another. What is merged is one topic's, one day's, without a hole in any
-queue, and nothing can come between: all of it is settled. So a merged object covers its inputs' range and no more.
+Rows of a topic are in log order from object to object, and within an object by queue and offset. So neighbours are
+merged by concatenating the rows of each queue. The inputs of a merge have one topic and one day, no queue has a hole
+between them, and all of their range is settled. So a merged object covers exactly the range of its inputs.
 
-    sizes        an object is made of `target` bytes as they are stored, of `ceiling` at most. One that has GAINED of
-                 the target is not touched again: a byte is written again a few times, not each time something comes
-    when         its day has ended a grace ago, or an OPEN_DAY_INPUTS of them gain GAINED of the target. Neighbours of
-                 which one is nearly all are left as they are: a day that still grows would be written again and again
-    TTL          nothing that expires within twice the grace: the old ones are to be kept for that long
-    rows left    all that might be seen again. Dropped are those below a tombstone, and those that expired a grace ago:
-    out          until then an expiry can be taken back
+    sizes        A merged object has `target` stored bytes, and `ceiling` at most. An object with GAINED of the target
+                 is not merged again. So a byte is written a few times, and not with every new object.
+    when         The day has ended a grace ago, or at least OPEN_DAY_INPUTS inputs reach GAINED of the target.
+                 Neighbours are not merged if one has nearly all of their bytes: a growing day would be written
+                 again and again.
+    TTL          Objects that expire within twice the grace are not merged: the replaced inputs are kept that long.
+    rows left    All rows that may become visible again. Rows are dropped below a tombstone, or if they expired a
+    out          grace ago: until then an expiry can be undone.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tiered.write.merge import Merge
 DAY_MS = 86_400_000
 GAINED = 0.75
 OPEN_DAY_INPUTS = 8
-# Of two neighbours, one of which has more than this of both: not worth writing it again.
+# If one of two neighbours has more than this share of their bytes, it is not worth writing it again.
 NEARLY_ALL = 7 / 8
 
 
 class Sizes(NamedTuple):
-    """Bounds of a merged object. Those of its wire bytes and inputs bound the work, its footer and its entries."""
+    """Limits of a merged object. Those of wire bytes and inputs limit the work, the footer and the journal entry."""
 
     target: int = 128 << 20
     ceiling: int = 256 << 20
@@ -46,7 +47,7 @@ SIZES = Sizes()
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """`at_once`: somebody asks for it, days need not have ended."""
+    """Time, grace and TTL of a decision. With `at_once`, an operator asks, and days need not have ended."""
 
     now_ms: int
     grace_ms: int
@@ -54,25 +55,25 @@ class When:
     at_once: bool = False
 
     def has_ended(self, day: str) -> bool:
-        """Long enough ago for its last objects to be there."""
+        """Whether the day ended long enough ago for all of its objects to exist."""
         return self.at_once or _end_ms(day) + self.grace_ms <= self.now_ms
 
     def keeps(self, name: CommittedObject) -> bool:
-        """For longer than its inputs will be there."""
+        """Whether an object lives longer than the grace of the inputs that it would replace."""
         if self.ttl_ms is None or name.max_time < 0:
             return True
         return name.max_time + self.ttl_ms > self.now_ms + 2 * self.grace_ms
 
 
 def settled_below(catalog: Catalog, topic: str) -> int:
-    """The CommitLog offset below which no round will publish anything of the topic any more."""
+    """Return the CommitLog offset below which no round will publish an object of the topic."""
     through = catalog.through(topic) or 0
     open_names = (name for names in catalog.rounds.open_intents().values() for name in names)
     return min([name.start for name in open_names if name.topic == topic] + [through])
 
 
 def plan_topic(catalog: Catalog, topic: str, when: When, sizes: Sizes = SIZES) -> list[Merge]:
-    """What of a topic in a broker's catalog is to become one now, in log order."""
+    """Return the merges of a topic that are due, in log order."""
     merges = []
     for inputs in plan_merges(catalog.topic(topic).names(), settled_below(catalog, topic), when, sizes):
         merge = Merge(tuple(inputs), droppable(catalog, topic, inputs, when))
@@ -84,14 +85,14 @@ def plan_topic(catalog: Catalog, topic: str, when: When, sizes: Sizes = SIZES) -
 def plan_merges(
     objects: Iterable[CommittedObject], settled: int, when: When, sizes: Sizes = SIZES
 ) -> Iterator[list[CommittedObject]]:
-    """For the objects of one topic of one broker, in log order."""
+    """Yield the due groups of inputs, for objects of one topic of one broker in log order."""
     for neighbours in _neighbours(objects, settled, when, sizes):
         if _is_due(neighbours, when, sizes):
             yield neighbours
 
 
 def droppable(catalog: Catalog, topic: str, inputs: Iterable[CommittedObject], when: When) -> dict[int, int]:
-    """For each queue, where what may be seen again begins; below it all is hidden for good."""
+    """Return the offset of each queue below which all rows are hidden for good."""
     tombstone = catalog.topic_entry(topic)
     ends: dict[int, int] = dict(tombstone.minimums) if tombstone is not None else {}
     if when.ttl_ms is not None:
@@ -105,7 +106,7 @@ def droppable(catalog: Catalog, topic: str, inputs: Iterable[CommittedObject], w
 def _neighbours(
     objects: Iterable[CommittedObject], settled: int, when: When, sizes: Sizes
 ) -> Iterator[list[CommittedObject]]:
-    """Runs of objects that may become one, each as long as the sizes let it be."""
+    """Yield runs of objects that may be merged, each as long as the size limits allow."""
     run: list[CommittedObject] = []
     ends: dict[int, int] = {}
     size = wire = 0
@@ -129,7 +130,7 @@ def _neighbours(
 
 
 def _follows(before: CommittedObject, ends: Mapping[int, int], name: CommittedObject) -> bool:
-    """Whether it is of the same day, above in the log, and goes on in each queue where the run ends."""
+    """Whether an object has the same day, is above in the log, and continues each queue without a hole."""
     if name.day != before.day or name.start < before.end:
         return False
     return all(first == ends.get(queue, first - 1) + 1 for queue, (first, _, _) in name.queues.items())

@@ -1,4 +1,7 @@
-"""Which topics the next round takes, and what of each: within the segment of its first record that is not archived."""
+"""Selection of topics and ranges for the next offload round.
+
+A topic's range is within the segment of its first unarchived record.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from neve.archive.catalog.catalog import Catalog
 from tiered.write.offload_plan import TopicRange, TopicUnreadable, begun_again
 from tiered.write.set_aside import SetAside
 
-_BREATH = 32  # topics between two
+_BREATH = 32  # topics between two calls of `pause`
 
 
 class Due:
-    """`set_aside` notes the topics whose local files can't be read; the others go on without them."""
+    """Topics due for offload. `set_aside` records topics with unreadable local files; other topics are unaffected."""
 
     def __init__(
         self,
@@ -28,20 +31,20 @@ class Due:
         *,
         is_copy: bool = False,
     ) -> None:
-        """`is_copy`: the log is the copy of an Apache master's, whose topics may begin again at offset 0."""
+        """`is_copy`: the log is a copy of an Apache master's, whose topics may begin again at offset 0."""
         self._is_copy = is_copy
         self._hot, self._catalog, self._policy, self._clock = hot, catalog, policy, clock
         self._set_aside = set_aside
         self._backlog = Backlog(hot, catalog)
-        # Of what is not archived, as the last look saw it, and as if archiveMaxAge held for each topic.
-        self.oldest_ms = -1  # below 0: nothing, or of unknown age
+        # The oldest unarchived message of the last look, normalized as if archiveMaxAge applied to each topic.
+        self.oldest_ms = -1  # below 0: none, or its age is unknown
 
     def reach(self) -> int:
-        """Where what may be archived ends, as it stands now."""
+        """Return the CommitLog offset below which records may be archived now."""
         return self._hot.flush()
 
     def ranges(self, *, everything: bool) -> list[TopicRange]:
-        """The topics of the next round with their ranges: those whose time has come, or all."""
+        """Return the ranges of the next round: those of due topics, or with `everything` of all topics."""
         end = self._hot.flush()
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         ranges: dict[str, TopicRange] = {}
@@ -66,15 +69,16 @@ class Due:
         return [ranges[topic] for topic in due]
 
     def pending(self, pause: Callable[[], None] = lambda: None) -> dict[str, Pending]:
-        """What each topic has still to archive, as it stands now; topics without are not there.
+        """Return the unarchived part of each topic that has any.
 
-        `pause`: called again and again on the way.
+        `pause` is called repeatedly between topics.
         """
-        _, end = self._hot.confirmed_range()  # no further: a count is kept, and what appears in it later never counted
+        # Counts are kept, so records that appear later below `end` would be missed.
+        _, end = self._hot.confirmed_range()
         segments = sorted(self._hot.segments(), key=lambda segment: segment.base)
         archived = self._policy().archived
         topics = [topic for topic in self._hot.topics() if archived(topic)]
-        looks = self._of(topics, segments, end)  # what can't be read the next round sets aside, and says why
+        looks = self._of(topics, segments, end)  # unreadable topics are skipped here and reported by the next round
         pending: dict[str, Pending] = {}
         for number, (topic, found) in enumerate(looks):
             if isinstance(found, Look):
@@ -84,7 +88,7 @@ class Due:
         return pending
 
     def _not_open(self, topics: Iterable[str]) -> list[str]:
-        """Archived topics of which no earlier round has left anything open."""
+        """Return the archived topics without an open name of an earlier round."""
         open_topics = {name.topic for names in self._catalog.rounds.open_intents().values() for name in names}
         archived = self._policy().archived
         return [topic for topic in topics if topic not in open_topics and archived(topic)]
@@ -103,8 +107,10 @@ class Due:
             yield topic, found
 
     def _refuse_begun_again(self, topic: str) -> None:
-        """Of a topic that was deleted and has come again: what it had may have expired since (`plan_topic` sees what
-        has not), and what is archived below that no reader would see."""
+        """Raise TopicUnreadable if a queue of a deleted and recreated topic begins below its recorded minimum.
+
+        Readers would not see objects below the minimum. `plan_topic` detects the same by records that are in view.
+        """
         for queue in self._hot.queues_of(topic):
             minimum = self._catalog.recorded_minimum(topic, queue)
             if self._hot.min_offset(topic, queue) < minimum:
@@ -112,10 +118,10 @@ class Due:
 
 
 def settled_through(catalog: Catalog) -> dict[str, int]:
-    """Topic -> the CommitLog offset below which it is settled in the archive."""
+    """Return for each topic the CommitLog offset below which it is settled in the archive."""
     return {topic: catalog.through(topic) or 0 for topic in catalog.topics()}
 
 
 def ages_ms(pending: Mapping[str, Pending], now_ms: int) -> dict[str, int]:
-    """Topic -> how old its oldest message is that is not archived."""
+    """Return the age of each topic's oldest unarchived message in milliseconds; 0 if it is unknown."""
     return {topic: max(0, now_ms - what.oldest_ms) if what.oldest_ms >= 0 else 0 for topic, what in pending.items()}

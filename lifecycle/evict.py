@@ -1,6 +1,6 @@
-"""Evict: the local disk is freed of segments that are too old or crowd it, under the eviction rule (`retention`).
+"""Job that evicts local segments that are too old or fill the disk, under the eviction rule of `retention`.
 
-One segment at a time, the oldest first, the disk asked again after each.
+It evicts one segment at a time, the oldest first, and checks the disk again after each.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ log = logging.getLogger(__name__)
 
 
 class Settled(Protocol):
-    """What is settled elsewhere, so that the local log may let go of it."""
+    """State of the archive that decides whether the local log may drop records."""
 
     def begin(self) -> None:
-        """Before a run of the job: raises where nothing may go now."""
+        """Prepare a run of the job. Raises if nothing may be evicted now."""
         ...
 
     def through(self) -> Mapping[str, int]:
-        """Topic -> the CommitLog offset below which it is in the archive."""
+        """Return topic -> the CommitLog offset below which it is in the archive."""
         ...
 
     def expired_by_ms(self) -> int:
-        """The time by which a TTL lets go of what no archive has; 0: of nothing."""
+        """Return the time by which a TTL expires unarchived messages; 0: none has expired."""
         ...
 
 
 class NothingArchived:
-    """Without an archive: the TTL and fileReservedTime alone let go."""
+    """The state without an archive: only the TTL and fileReservedTime release records."""
 
     def __init__(self, safe_clock: SafeClock) -> None:
         self._safe_clock = safe_clock
 
     def begin(self) -> None:
-        """The log is this broker's alone."""
+        """Do nothing: the log belongs to this broker alone."""
 
     def through(self) -> Mapping[str, int]:
         return {}
@@ -54,28 +54,28 @@ class NothingArchived:
         return self._safe_clock.now_ms()
 
 
-#: Of a log: no place in it lies above.
+#: Above every offset of a log.
 EVERYTHING = 1 << 62
 
 
 class SettledInArchive:
-    """By the journal, as long as it is this broker's, and of the log as it is."""
+    """The state by the journal, while this broker owns the archive, and only as far as it describes this log."""
 
     def __init__(self, journal: JournalWriter, safe_clock: SafeClock, is_of: Callable[[], int]) -> None:
-        """`is_of`: the CommitLog offset up to which the archive is of this log."""
+        """`is_of`: returns the CommitLog offset up to which the archive describes this broker's log."""
         self._journal, self._safe_clock, self._is_of = journal, safe_clock, is_of
 
     def begin(self) -> None:
         if self._journal.leads:
             self._journal.ensure_online()
-        self._journal.follow()  # of a slave: what its master has archived
+        self._journal.follow()  # on a slave: read what its master has archived
 
     def through(self) -> Mapping[str, int]:
         most = self._is_of()
         return {topic: min(offset, most) for topic, offset in settled_through(self._journal.catalog).items()}
 
     def expired_by_ms(self) -> int:
-        """As careful as where the TTL itself deletes."""
+        """Return the time of the safe clock, as for deletions by TTL; 0 if the clocks disagree."""
         try:
             return self._safe_clock.now_ms(self._journal.store)
         except ClocksDisagree as error:
@@ -84,7 +84,7 @@ class SettledInArchive:
 
 
 class Evict:
-    """The job, and a step of an offload that is to free the disk."""
+    """The eviction job, and a step of an offload that frees the disk."""
 
     def __init__(
         self,
@@ -97,15 +97,17 @@ class Evict:
         is_member: bool = False,
         admits_members: bool = False,
     ) -> None:
-        """`is_member`: others have the log, and it may be cut to where they go on. `admits_members`: new ones ask where
-        their logs may begin."""
+        """`is_member`: of a broker set, which may truncate this log to where its next master continues.
+
+        `admits_members`: whether new members ask this broker where their logs may begin.
+        """
         self._is_member, self._admits_members = is_member, admits_members
         self._hot, self._settled, self._policy, self._clock, self._turns = hot, settled, policy, clock, turns
         self.evicted = 0  # segments, since the start
-        self.frontier = 0  # below it the log may go, wherever there is no room for it; as of the last run
+        self.frontier = 0  # offset below which the log may be evicted if the disk is full, as of the last run
 
     def run(self) -> list[int]:
-        """Bases of the segments that went."""
+        """Evict what may be evicted. Returns the base offsets of the evicted segments."""
         with self._turns:
             self._settled.begin()
             evicted = self.in_turn()
@@ -114,7 +116,7 @@ class Evict:
             return evicted
 
     def _frontier(self) -> int:
-        """A log that begins there lacks nothing that is needed, but what is read cold."""
+        """Return the offset at which a new member's log may begin: all it lacks can be read from the archive."""
         pinned, through, policy = self._hot.pinned_from(), self._settled.through(), self._policy()
         moment = Moment(self._clock.now_ms(), self._settled.expired_by_ms(), crowded=True)
         _, confirmed = self._hot.confirmed_range()
@@ -126,7 +128,7 @@ class Evict:
         return frontier
 
     def in_turn(self, progress: Progress | None = None, *, everything: bool = False) -> list[int]:
-        """For who has the turn: with `everything` segments of any age go that lose nothing."""
+        """Evict, for a caller that has the turn. With `everything`, evict segments of any age if nothing is lost."""
         evicted: list[int] = []
         expired_by: int | None = None
         moment: Moment | None = None
@@ -150,7 +152,7 @@ class Evict:
         return evicted
 
     def _is_of_the_set(self, segment: Segment) -> bool:
-        """Its end, too, though it holds nothing: the next master may go on within it, and this log is cut to there."""
+        """Whether the segment's end is confirmed: the next master may truncate this log within an unconfirmed one."""
         return not self._is_member or segment.end <= self._hot.confirmed_range()[1]
 
     def _may_go(self, oldest: Segment, policy: Policy, moment: Moment) -> bool:
@@ -158,10 +160,10 @@ class Evict:
             return False
         pinned = self._hot.pinned_from()
         if pinned is not None and pinned < oldest.end:
-            # A message may wait for days: it moves to the head of the log where it alone would keep a segment.
+            # A message may wait for days. If only waiting messages pin the segment, append them again at the log's end.
             self._hot.reappend_waiting(oldest.end)
             pinned = self._hot.pinned_from()
-        # What a message no longer waits for, its delivery or its end, must be as durable as the segment that goes.
+        # Records that a waiting message was delivered or has ended must be as durable as the removal of its segment.
         self._hot.flush()
         return may_evict(oldest, self._settled.through(), policy, moment, pinned)
 

@@ -1,6 +1,7 @@
-"""Expire: what has outlived its TTL leaves the readers' view, in both tiers, and after the grace the bucket.
+"""Job that expires messages by their TTL: it hides them in both tiers, and deletes their objects after the grace.
 
-EXPIRE comes first, deletion later, DELETED last; a crash in between leaves what the next run goes on with.
+The EXPIRE entry is written first. Objects are deleted later, and the DELETED entry is last. After a crash in between,
+the next run completes the work.
 """
 
 from __future__ import annotations
@@ -27,38 +28,38 @@ from tiered.worker.failed import WorkerFailed
 
 log = logging.getLogger(__name__)
 
-# Names that go in one turn, and in one entry: that is one piece of work, and others are late for as long as it takes.
+# Objects that are named in one entry and deleted in one turn. Other jobs wait for as long as a batch takes.
 DELETE_BATCH = 250
 EXPIRE_BATCH = 500
-_TOPICS_AT_ONCE = 2_000  # of which nothing has expired; a turn asks the store for what stands in the journal
+_TOPICS_AT_ONCE = 2_000  # topics without expired objects per turn; each turn costs requests for the journal's end
 _ANY_TIME = 1 << 62
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What goes in one turn: what a TTL has let go of, with its queues' minimums, and what deleted topics had."""
+    """The work of one turn: expired keys with their queues' minimums, and objects of deleted topics."""
 
     keys: list[str] = field(default_factory=list)
     minimums: dict[str, dict[int, int]] = field(default_factory=dict)
     former: list[str] = field(default_factory=list)
     size: int = 0
-    begun: str = ""  # the topic of which more is to come
+    begun: str = ""  # the topic whose remaining keys follow in the next batch
 
 
 class ExpireLocal:
-    """The job without an archive: the hot tier alone."""
+    """The expire job without an archive: the hot tier only."""
 
     def __init__(self, hot_expiry: HotExpiry, safe_clock: SafeClock, turns: Turns) -> None:
         self._hot_expiry, self._safe_clock, self._turns = hot_expiry, safe_clock, turns
 
     def run(self) -> dict[str, int]:
-        """How many queues' minimums rose."""
+        """Hide expired messages. Returns how many queues' minimums rose, under `raised`."""
         with self._turns:
             return {"expired": 0, "deleted": 0, "raised": self._hot_expiry.hide(self._safe_clock.now_ms())}
 
 
 class ExpireArchived:
-    """The job with an archive: both tiers."""
+    """The expire job with an archive: both tiers."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -74,10 +75,10 @@ class ExpireArchived:
         is_of: Callable[[], int],
         forget: Callable[[Sequence[CommittedObject]], None],
     ) -> None:
-        """`pace`: of a run. `is_member`: of a broker set.
+        """`pace`: creates the pace of a run. `is_member`: whether the broker is a member of a broker set.
 
-        `is_of`: the CommitLog offset up to which the archive is of this log. `forget`: drops what caches have of
-        objects. Raises WorkerFailed.
+        `is_of`: returns the CommitLog offset up to which the archive describes this broker's log. `forget`: removes
+        objects from the caches, and raises WorkerFailed if it can't.
         """
         self._forget = forget
         self._is_member, self._is_of = is_member, is_of
@@ -86,7 +87,7 @@ class ExpireArchived:
         self.deleted = 0  # objects, since the start
 
     def run(self) -> dict[str, int]:
-        """Take what has expired out of view, and delete what has been out of view for the grace."""
+        """Hide expired messages, and delete objects that have been hidden for the grace."""
         pace = self._pace()
         with self._turns:
             if not self._journal.leads:
@@ -113,14 +114,14 @@ class ExpireArchived:
         return {"expired": expired + dropped, "deleted": self._delete_expired(now, pace), "raised": raised}
 
     def _take_up(self) -> None:
-        """In each turn: between two of them the archive may have another owner, and names another state."""
+        """Follow the journal at the begin of a turn: since the last one the archive or its objects may have changed."""
         self._journal.ensure_online()
         self._journal.follow()
 
     def _hide_as_master(self) -> int:
-        """A slave's readers see what its master's do: by the journal, as soon as it is told of it."""
+        """Raise a slave's local minimums to those in the journal, so that its readers see what the master shows."""
         hot = self._hot
-        if self._is_of() < EVERYTHING:  # what it calls gone may be there again
+        if self._is_of() < EVERYTHING:  # offsets that the journal calls expired may have other messages here
             return 0
         queues = {topic: hot.queues_of(topic) for topic in hot.topics()}
         rising = minimums_to_raise(queues, self._journal.catalog.recorded_minimum, hot.min_offset)
@@ -130,9 +131,10 @@ class ExpireArchived:
         return sum(map(len, rising.values()))
 
     def _complete_tombstones(self) -> None:
-        """What was sent while a topic's deletion was being recorded, and whose own tombstone the store did not take.
+        """Write tombstones again for topics that got messages while their deletion was recorded.
 
-        In a broker set also what all its members did not have yet: an offset that one may give again must not be named.
+        The store did not accept the tombstone of these messages. A member of a broker set waits until all members have
+        them, because an offset that may be assigned again must not be named.
         """
         catalog, gone_below = self._journal.catalog, self._policy().gone_below
         deleted = self._hot.deleted_below()
@@ -147,7 +149,7 @@ class ExpireArchived:
                 log.warning("topic %s was deleted below %s, which the archive did not know yet", topic, dict(ends))
 
     def _expire_next(self, left: deque[str], begun: str, now: int) -> _Batch:
-        """A batch leaves the view, as it is seen in this turn."""
+        """Write the EXPIRE entries of the next batch, as planned in this turn."""
         batch = self._next_batch(left, begun, now)
         after = now + self._policy().grace_ms
         if batch.keys or batch.minimums:
@@ -157,10 +159,10 @@ class ExpireArchived:
         return batch
 
     def _next_batch(self, left: deque[str], begun: str, now: int) -> _Batch:
-        """Of the next topics, which are taken from `left`, but for one of which more is to come.
+        """Plan a batch for the next topics and take these from `left`, except one with keys for further batches.
 
-        A topic's minimums come with the first of its keys: readers lose sight of what lies below them in one step,
-        however many entries its objects need. `begun`: the topic of which they have come.
+        A topic's minimums are in the entry with its first keys. So readers lose everything below them in one step,
+        however many entries the objects need. `begun`: the topic whose minimums are already written.
         """
         catalog, policy, batch = self._journal.catalog, self._policy(), _Batch()
         last = len(left) - _TOPICS_AT_ONCE
@@ -181,7 +183,7 @@ class ExpireArchived:
         return batch
 
     def _former(self, topic: str, expired: Container[str]) -> list[str]:
-        """Objects of a former life of the topic; looks at the oldest alone."""
+        """Return the objects from before a topic's deletion. Checks only the oldest objects."""
         catalog = self._journal.catalog
         entry = catalog.topic_entry(topic)
         if entry is None or not entry.minimums:
@@ -189,9 +191,9 @@ class ExpireArchived:
         return [key for key in plan_dropped(catalog.topic(topic).names(), entry.minimums) if key not in expired]
 
     def _delete_expired(self, now: int, pace: Pace) -> int:
-        """Only names whose EXPIRE time has passed; one of them gone already is as good as deleted.
+        """Delete objects whose EXPIRE time has passed; an object that is missing already counts as deleted.
 
-        A turn for each batch. Between two of them a name may have come back into view, and the archive another owner.
+        Each batch has its own turn. Between two turns, objects may return to view or the archive's owner may change.
         """
         deleted, forgets = 0, True
         for batch in _batches(self._due(now), DELETE_BATCH):
@@ -225,7 +227,7 @@ class ExpireArchived:
             yield from catalog.topic(topic).due(now)
 
     def _erased(self, due: Mapping[str, Sequence[str]]) -> list[CommittedObject]:
-        """Those of topics of which something was erased: it may have been of any of them."""
+        """Return the objects of topics with erased messages: each of these objects may have contained some."""
         catalog = self._journal.catalog
         erased = [topic for topic in due if any(gap.is_erased for gap in catalog.gaps(topic))]
         keys = {topic: set(due[topic]) for topic in erased}
@@ -234,9 +236,10 @@ class ExpireArchived:
         ]
 
     def _forgotten(self, erased: Sequence[CommittedObject]) -> bool:
-        """Of what was erased no copy is left here, once nobody can fetch it any more; the rest is as good as unread.
+        """Remove cached data of objects with erased messages, after their deletion, so that no copy is left here.
 
-        False: they are to be tried again, by the next run. One that can't be told may take minutes to say so.
+        Returns False if the next run has to retry. The caller does not retry in this run, because a worker that does
+        not respond can take minutes to fail.
         """
         try:
             self._forget(erased)

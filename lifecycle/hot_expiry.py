@@ -1,4 +1,4 @@
-"""The TTL on the hot tier: a queue's minimum moves up, never back."""
+"""Expiry by TTL in the hot tier: a queue's minimum offset rises."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Minimums = dict[str, dict[int, int]]  # topic -> queue -> the lowest offset in v
 
 
 class Record(Protocol):
-    """Where it is written down what leaves the view before any round has taken it."""
+    """Record of messages that are hidden before a round has archived them."""
 
     def mark(self) -> int:
-        """Taken before the queues are looked at."""
+        """Return a mark of the record's state, taken before the queues are read."""
         ...
 
     def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
-        """Whether recording this minimum would hide what has not expired."""
+        """Whether recording this minimum would hide archived messages that have not expired."""
         ...
 
     def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
-        """Raises StalePlan where a topic was deleted since: it may begin at offset 0 again."""
+        """Record the minimums. Raises StalePlan if a topic was deleted since `mark`: it may begin at offset 0 again."""
         ...
 
 
 class NoRecord:
-    """Without an archive nothing can come back into view."""
+    """No record, for a broker without an archive: no hidden message can become visible again."""
 
     def mark(self) -> int:
         return 0
@@ -44,11 +44,11 @@ class NoRecord:
         return False
 
     def record(self, rising: Mapping[str, Mapping[int, int]], mark: int) -> None:
-        """There is no round whose COMMIT could bring it back."""
+        """Do nothing: there is no round whose COMMIT could make the messages visible again."""
 
 
 class RecordInJournal:
-    """What expires before a round has taken it must not come back into view with that round's COMMIT."""
+    """Records expired messages in the journal, so that the COMMIT of a later round does not show them again."""
 
     def __init__(self, journal: JournalWriter, policy: Callable[[], Policy], clock: Clock) -> None:
         self._journal, self._policy, self._clock = journal, policy, clock
@@ -57,7 +57,7 @@ class RecordInJournal:
         return self._journal.named.mark()
 
     def has_live(self, topic: str, queue: int, below: int, ttl_ms: int, now_ms: int) -> bool:
-        """Where the clock was set back: a minimum can't leave out what lies below it, so all of it waits."""
+        """Whether a message below the minimum is live, after the clock was set back; then the whole minimum waits."""
         if not self._policy().archived(topic) or not self._is_news(topic, queue, below):
             return False
         runs = self._journal.catalog.queue(topic, queue).runs_in_view()
@@ -71,33 +71,33 @@ class RecordInJournal:
                 if self._is_news(topic, queue, offset):
                     minimums.setdefault(topic, {})[queue] = offset
         if minimums:
-            after = self._clock.now_ms() + self._policy().grace_ms  # of no object
+            after = self._clock.now_ms() + self._policy().grace_ms  # without effect: the entry names no object
             self._journal.append(Expire(keys=[], delete_after_ms=after, minimums=minimums), plan=mark)
 
     def _is_news(self, topic: str, queue: int, offset: int) -> bool:
-        """Whether some of what lies below is in no object, so that the archive's own plan does not speak of it."""
+        """Whether messages below are in no object, so that the expiry plan of the archive does not cover them."""
         catalog = self._journal.catalog
         recorded = catalog.recorded_minimum(topic, queue)
         return offset > recorded and not catalog.queue(topic, queue).has_all(recorded, offset)
 
 
 class HotExpiry:
-    """Hides what has expired; shows again what was hidden by a wrong clock or TTL."""
+    """Hides expired messages, and shows again those that a wrong clock or TTL has hidden."""
 
     def __init__(self, hot: HotStore, record: Record, policy: Callable[[], Policy], *, is_member: bool = False) -> None:
-        """`is_member`: of a broker set, whose next master may lack what is not synced by all."""
+        """`is_member`: of a broker set, whose next master may lack records that not all members have synced."""
         self._hot, self._record, self._policy, self._is_member = hot, record, policy, is_member
         self.set_aside = SetAside("expired")
-        # Topic -> nothing of it was older at the last look, and nothing of it is. Below its time it is not looked at.
+        # Topic -> a time such that no message is older, as of the last look. Topics are skipped until their TTL is due.
         self._oldest_ms: dict[str, int] = {}
 
     def hide(self, now_ms: int) -> int:
-        """How many queues' minimums rose."""
+        """Hide expired messages. Returns how many queues' minimums rose."""
         mark = self._record.mark()
         rising, before = self._rising(now_ms)
         if rising:
-            # Whether the record stands may never be known. Were these offsets not on the disk, a start after a power
-            # cut would give them again, and the minimum hide what got them.
+            # The outcome of the append may remain unknown. If these offsets were not durable, a start after a power
+            # failure would assign them again, and the recorded minimum would hide the new messages.
             end = self._hot.flush()
             rising = self._within(rising, end) if self._is_member else rising
         try:
@@ -105,13 +105,13 @@ class HotExpiry:
         except StalePlan:
             return self.hide(now_ms)
         if rising:
-            # A topic may have come again meanwhile, at offset 0: only what is old now goes.
+            # A topic may have been created again at offset 0 meanwhile, so only messages that are old now are hidden.
             for topic, error in self._hot.expire_below(rising, before).items():
-                self.set_aside.note(topic, error)  # its minimum is unchanged: the next run tries again
+                self.set_aside.note(topic, error)  # its minimum is unchanged, so the next run tries again
         return sum(map(len, rising.values()))
 
     def _within(self, rising: Minimums, end: int) -> Minimums:
-        """No higher than the records of [0, end): their offsets alone are surely never given again."""
+        """Cap the minimums at the records in [0, end): only their offsets are never assigned again."""
         capped: Minimums = {}
         if not end:
             return capped
@@ -128,7 +128,10 @@ class HotExpiry:
         return capped
 
     def show(self) -> tuple[Minimums, int]:
-        """All that the local log still has; `hide` then takes again what has expired. How many minimums moved."""
+        """Show all messages that the local log has; the caller then hides the expired ones again.
+
+        Returns the minimums, and how many of them moved.
+        """
         self._oldest_ms.clear()
         minimums: Minimums = {}
         moved = 0
@@ -140,13 +143,13 @@ class HotExpiry:
         return minimums, moved
 
     def _rising(self, now: int) -> tuple[Minimums, dict[str, int]]:
-        """The queues' new minimums; topic -> the time before which its TTL lets go."""
+        """Return the queues' new minimums, and topic -> the time before which its messages have expired."""
         rising: Minimums = {}
         policy, topics = self._policy(), self._hot.topics()
         self.set_aside.keep(set(topics))
         ttls = {topic: ttl for topic in topics if (ttl := policy.ttl_ms(topic)) is not None}
         before = {topic: now - ttl + 1 for topic, ttl in ttls.items()}
-        # No later than now: a clock that was ahead would keep what comes from ever being looked at.
+        # At most now: a time from a clock that was ahead would exclude new messages from all later looks.
         known = self._oldest_ms = {
             topic: min(since, now) for topic, since in self._oldest_ms.items() if topic in before
         }

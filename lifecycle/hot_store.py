@@ -1,4 +1,4 @@
-"""What the lifecycle asks of the broker's hot store. Called from job threads: the broker passes an adapter."""
+"""Interface of the hot store for the lifecycle jobs. The broker passes an adapter, which job threads call."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Segment(Protocol):
 
 
 class Aged(NamedTuple):
-    """What a topic has from before a time."""
+    """The part of a topic that was stored before a time."""
 
-    ends: Mapping[int, int]  # queue -> the first offset that is not; of queues alone that have some in view
-    oldest_ms: int  # nothing of it is older; below 0: not known
+    ends: Mapping[int, int]  # queue -> the first newer offset, for queues with older messages in view
+    oldest_ms: int  # no message is older; below 0: unknown
 
 
 class Hidden(NamedTuple):
@@ -42,98 +42,99 @@ class Hidden(NamedTuple):
 
 
 class HotStore(HotLog, Protocol):
-    """The hot store as its owner's jobs see it. Called from their threads; offsets are of the CommitLog or of a queue.
+    """The hot store as the jobs see it. Called from their threads. Offsets are those of the CommitLog or of a queue.
 
-    What can't be read raises TopicUnreadable for the topic alone; what the disk refuses, OSError.
+    An unreadable topic raises TopicUnreadable and affects no other topic; a failed disk operation raises OSError.
     """
 
     def segments(self) -> Sequence[Segment]: ...
 
     def flush(self) -> int:
-        """Make the log durable; returns the CommitLog offset below which it is, and all entries are visible.
+        """Make the log durable; returns the CommitLog offset below which it is durable and all entries are visible.
 
-        A bound above the visible entries would let a round pass over records that are about to appear. In a broker set
-        it is what all members that may be elected have on their disks; the own disk has more.
+        A limit above the visible entries would let a round skip records that are about to appear. In a broker set, the
+        limit is what all electable members have on their disks; the own disk has more.
         """
         ...
 
     def confirmed_range(self) -> tuple[int, int]:
-        """The CommitLog offsets that it has, all entries of which are visible."""
+        """Return the range of CommitLog offsets in which all entries are visible."""
         ...
 
     def roll(self) -> bool:
-        """End the active segment, so that it may be archived whole; False: there is no room for the next one."""
+        """Seal the active segment, so that it can be archived whole; False if there is no room for the next one."""
         ...
 
     def evict(self, base: int) -> bool:
-        """Take the oldest segment from the disk; False: the log was cut meanwhile, and has it again."""
+        """Delete the oldest segment from the disk; False if it is no longer sealed because the log was truncated."""
         ...
 
     def topics(self) -> Sequence[str]:
-        """Those that have queues, sorted."""
+        """Return the topics with queues, sorted."""
         ...
 
     def queues_of(self, topic: str) -> Sequence[int]: ...
 
     def deleted_below(self) -> Mapping[str, Mapping[int, int]]:
-        """Topic -> queue -> where it ended when the topic was deleted last; not of one that began again at offset 0."""
+        """Return topic -> queue -> its end at the last deletion of the topic; without topics that restarted at 0."""
         ...
 
     def deleted_topics(self) -> Sequence[str]:
-        """Topics that were, and of which something is kept: where they ended. They may have come again."""
+        """Return deleted topics whose queue ends are stored. They may exist again."""
         ...
 
     def forget_deleted(self, topics: Collection[str]) -> int:
-        """Where the queues of these deleted topics ended is not kept any more: should they come again, they begin at 0.
+        """Forget where the queues of deleted topics ended, so that they begin at offset 0 if they are created again.
 
-        Only of those that have no queue and no record here. Durable when this returns; returns how many. Where one of
-        them comes again meanwhile none is forgotten now.
+        Skips topics that have a queue or a record here. The change is durable on return. Returns how many topics were
+        forgotten; 0 if one of them is being created again meanwhile.
         """
         ...
 
     def min_offset(self, topic: str, queue: int) -> int: ...
 
     def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
-        """Queue -> its first offset at or above a CommitLog offset; its end if there is none."""
+        """Return queue -> its first offset at or above a CommitLog offset; the queue's end if there is none."""
         ...
 
     def expire_below(
         self, rising: Mapping[str, Mapping[int, int]], before: Mapping[str, int]
     ) -> Mapping[str, TopicUnreadable]:
-        """Hide for good what lies below these offsets of topics' queues and was stored before the topic's time.
+        """Hide messages below these offsets of topics' queues if they were stored before the topic's time.
 
-        Both are looked at in one step. One write, however many the queues are. All of it is on the disk (`flush`).
+        Both conditions are checked in one step. One write covers all queues. The messages must be durable (`flush`).
         Returns the topics that could not be hidden, or not completely, each with its error.
         """
         ...
 
     def show_from(self, topic: str, queue: int, offset: int) -> int:
-        """Undo `expire_below` down to an offset, as far as the log has the messages; returns the minimum then."""
+        """Undo `expire_below` down to an offset, as far as the log has the messages; returns the new minimum."""
         ...
 
     def hide_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> Hidden:
-        """No request returns these from here on, whatever is shown: (topic, queue, first offset, last offset) each.
+        """Hide rows from all requests for good: (topic, queue, first offset, last offset) each.
 
-        As far as the log has them, of a queue that is gone, too. On the disk when this returns, but for the queues that
+        Covers all rows that the log has, also those of a deleted queue. Durable on return, except for the queues that
         are returned as failed.
         """
         ...
 
     def log_erased(self, rows: Sequence[tuple[str, int, int, int]]) -> None:
-        """State in the log that these rows of internal topics are erased: the other members of a broker set hide them.
+        """Append a record that these rows of internal topics are erased, so that other members hide them, too.
 
-        Raises OSError if the log takes no record now.
+        Raises OSError if the log accepts no record now.
         """
         ...
 
     def erased(self, topic: str) -> Mapping[int, Sequence[tuple[int, int]]]:
-        """Queue -> (first, last) of what is hidden so, in order."""
+        """Return queue -> (first, last) of the rows hidden by `hide_erased`, in order."""
         ...
 
     def former_ends(self, topics: Collection[str]) -> Mapping[str, int]:
-        """Topic -> the CommitLog offset below which its records are of a deleted topic, which no request returns.
+        """Return topic -> the CommitLog offset below which its records belong to a deleted topic.
 
-        The end of the log for a topic without queues. Only topics that may have such records in the log.
+        No request returns such records. For a topic without queues it is the end of the log. Contains only topics that
+        may have such records in the log.
         """
         ...
 
@@ -154,21 +155,21 @@ class HotStore(HotLog, Protocol):
         ...
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
-        """Of each topic what was stored before its time, in turn."""
+        """Yield for each topic the part that was stored before its time."""
         ...
 
     def pinned_from(self) -> int | None:
-        """The lowest CommitLog offset that a timer, half message or pop checkpoint still needs; None: none does."""
+        """Return the lowest CommitLog offset that a timer, half message or pop checkpoint needs; None if none does."""
         ...
 
     def undelivered_from(self) -> int | None:
-        """The lowest CommitLog offset of a delayed, timer or half message that still waits; None: there is none."""
+        """Return the lowest CommitLog offset of an undelivered delayed, timer or half message; None if none waits."""
         ...
 
     def reappend_waiting(self, below: int) -> None:
-        """Append again the messages that wait below a CommitLog offset, so that they no longer need what lies there."""
+        """Append undelivered messages below a CommitLog offset again, so that they no longer pin these segments."""
         ...
 
     def disk_ratio(self) -> float:
-        """The used share of the disk that holds the log, 0 to 1."""
+        """Return the used share of the log's disk, 0 to 1."""
         ...

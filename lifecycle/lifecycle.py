@@ -1,8 +1,9 @@
-"""The jobs put together: those of a broker alone with its disk, and those of one with an archive.
+"""Assembly of the jobs: those of a broker without an archive, and those of a broker with one.
 
-One step of one job at a time (`turns`): each finds the journal, the log and the bucket as the one before left them.
-Each starts by making sure it may. A job that finds the archive taken over or out of reach raises: the scheduler counts
-and logs it, and runs it again at its next time. Nothing is evicted or deleted on the way.
+Only one step of one job runs at a time (`turns`), so that each step finds the journal, the log and the bucket as the
+step before left them. Each job first checks that this broker owns the archive. A job that finds the archive fenced or
+unreachable raises, and evicts or deletes nothing. The scheduler counts and logs the failure and runs the job again at
+its next time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tiered.write.uploader import Uploader
 
 
 class LocalLifecycle:
-    """The jobs of a broker without an archive: retention as RocketMQ has it, and the TTL."""
+    """The jobs of a broker without an archive: retention by RocketMQ's rules, and the TTL."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class LocalLifecycle:
         *,
         is_member: bool = False,
     ) -> None:
-        """`is_member`: of a broker set."""
+        """`is_member`: whether the broker is a member of a broker set."""
         self.safe_clock = safe_clock
         self.turns = Turns(threads)
         self._hot_expiry = HotExpiry(hot, NoRecord(), policy)
@@ -69,20 +70,20 @@ class LocalLifecycle:
         self.trim = TrimLocal(hot, self.turns, is_member=is_member)
 
     def stop(self) -> None:
-        """Begin no further step."""
+        """Start no further step."""
         self.turns.close()
 
     def set_aside(self) -> dict[str, str]:
-        """Topics that no job can read, and why."""
+        """Return the topics that no job can read, each with the reason."""
         return dict(self._hot_expiry.set_aside.reasons())
 
     def status(self) -> dict[str, Any]:
-        """Figures for metrics and the admin page."""
+        """Return the figures for metrics and the admin page."""
         return {"archive": "off", **_common(self.evict, 0, self.safe_clock, self.set_aside())}
 
 
 class Encoder(Uploader, Eraser, Protocol):
-    """What the jobs ask of the worker that writes objects."""
+    """The worker that writes objects, as the jobs use it."""
 
 
 class ArchiveLifecycle:
@@ -104,14 +105,14 @@ class ArchiveLifecycle:
         forget: Callable[[Sequence[CommittedObject]], None] | None = None,
         limits: Limits = LIMITS,
     ) -> None:
-        """`settled`, where others have the log, too: whether they have what this broker may speak of.
+        """`settled`: of a member of a broker set, whether the set has all that its master had at its promotion.
 
-        `is_of`: the CommitLog offset up to which the archive is of this log; None: all of it is. `forget`: drops what
-        caches have of objects.
+        `is_of`: returns the CommitLog offset up to which the archive describes this broker's log; None: all of it.
+        `forget`: removes objects from the caches.
         """
         self._journal, self._worker, self._clock, self.safe_clock = journal, worker, clock, safe_clock
         self._counted_gaps = (-1, 0)  # the journal's next entry at the count, and the count
-        #: Whether rounds may tell what is there, and what is not.
+        #: Whether a round may archive records and close ranges without records.
         self.is_settled = settled or _always
         turns = self.turns = Turns(threads)
         self._hot_expiry = HotExpiry(
@@ -161,13 +162,13 @@ class ArchiveLifecycle:
         self.sweep = Sweep(journal, worker, safe_clock, turns)
 
     def stop(self) -> None:
-        """Begin no further step; an upload under way goes on as fast as it can."""
+        """Start no further step. An upload in progress continues without a rate limit."""
         self.turns.close()
         self.throttle.adjust()
         self.compact.stop()
 
     def set_aside(self) -> dict[str, str]:
-        """Topics that no job can read, and why."""
+        """Return the topics that no job can read, each with the reason."""
         return {**self._hot_expiry.set_aside.reasons(), **self._round.set_aside.reasons()}
 
     def backlog(self, pause: Callable[[], None] = lambda: None) -> dict[str, Pending]:
@@ -175,15 +176,15 @@ class ArchiveLifecycle:
         return self._due.pending(pause)
 
     def ages_ms(self, backlog: Mapping[str, Pending]) -> dict[str, int]:
-        """Topic -> how old its oldest message is that is not archived."""
+        """Return the age of each topic's oldest unarchived message in milliseconds."""
         return ages_ms(backlog, self._clock.now_ms())
 
     def verify(self, deep: bool = False) -> VerifyReport:
-        """Journal against objects: one HEAD per object; `deep` reads each of them as well. Takes no turn."""
+        """Compare the journal with the objects: one HEAD each, with `deep` a full read. Does not wait for a turn."""
         return verify(self._journal.catalog, self._journal.store, deep=deep)
 
     def _lost_ranges(self) -> int:
-        """Return the number of gaps that no erasure made; counted when the journal has grown."""
+        """Return the number of gaps that no erasure made; the count is renewed when the journal has grown."""
         catalog = self._journal.catalog
         counted, lost = self._counted_gaps
         if counted != (seq := catalog.next_seq):
@@ -192,7 +193,7 @@ class ArchiveLifecycle:
         return lost
 
     def status(self, backlog: Mapping[str, Pending] | None = None) -> dict[str, Any]:
-        """Figures for metrics and the admin page, of a backlog that was seen just now; reads the local log only."""
+        """Return the figures for metrics and the admin page, for a recent backlog. Reads only the local log."""
         journal, worker = self._journal, self._worker
         backlog = self.backlog() if backlog is None else backlog
         return {
@@ -230,7 +231,7 @@ def _always() -> bool:
 
 
 def _nothing(names: Sequence[CommittedObject]) -> None:
-    """There is no cache."""
+    """Do nothing, for a broker without caches."""
 
 
 def _all() -> int:

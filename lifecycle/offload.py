@@ -1,4 +1,4 @@
-"""Offload: what is due goes into the archive, a round after the other."""
+"""Job that archives due records, round after round."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tiered.write.progress import Progress, tell
 
 
 class Offload:
-    """The job; a backlog of many segments takes a turn for each step of it."""
+    """The offload job. A long backlog takes a turn for each of its steps."""
 
     def __init__(self, hot: HotStore, journal: JournalWriter, rounds: Rounds, evict: Evict, turns: Turns) -> None:
         self._hot, self._journal, self._rounds, self._evict, self._turns = hot, journal, rounds, evict, turns
 
     def run(self, roll: bool = False, evict: bool = False, progress: Progress | None = None) -> list[RoundReport]:
-        """Finish what is open, then write what is due; with `roll` everything, with `evict` free the local disk."""
+        """Complete open rounds, then archive what is due; with `roll` everything, with `evict` free the local disk."""
         with self._rounds.lock:
             with self._turns:
                 self._journal.ensure_online()

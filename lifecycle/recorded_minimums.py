@@ -1,4 +1,4 @@
-"""What the archive has recorded as expired or deleted, and the local log still shows. Pure."""
+"""Comparison of the minimums recorded in the archive with those of the local log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ def minimums_to_raise(
     recorded: Callable[[str, int], int],
     minimum: Callable[[str, int], int],
 ) -> dict[str, dict[int, int]]:
-    """By topic and queue. The log is asked for its `minimum` where something is `recorded`, and nowhere else."""
+    """Return the recorded minimums above the local ones, by topic and queue.
+
+    `minimum` is called only for queues with a recorded minimum.
+    """
     rising: dict[str, dict[int, int]] = {}
     for topic, numbers in queues.items():
         found = {queue: recorded(topic, queue) for queue in numbers}

@@ -1,4 +1,4 @@
-"""Round after round until nothing is due: what an offload and a salvage have in common."""
+"""Repeated offload rounds until nothing is due, for offload and salvage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiered.write.progress import Progress
 
 
 class Rounds:
-    """`lock`: held by who runs rounds, for as long as the backlog takes."""
+    """Runs of rounds. The caller of `run` holds `lock`, for as long as the backlog takes."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -29,14 +29,17 @@ class Rounds:
         threads: Threads,
         settled: Callable[[], bool] | None = None,
     ) -> None:
-        """`settled`: whether the broker set has what its master had at its promotion; None: there is no set."""
+        """`settled`: whether the broker set has all that its master had at its promotion; None: no broker set."""
         self._rounds, self._due, self._throttle, self._turns, self._clock = rounds, due, throttle, turns, clock
         self._settled = settled
         self.lock = threads.lock()
-        self.last: dict[str, Any] = {}  # of the last run: its last round and what became of all
+        self.last: dict[str, Any] = {}  # the last run: its last round, and the totals of all
 
     def run(self, *, everything: bool, progress: Progress | None = None) -> list[RoundReport]:
-        """Finish what is open, then write what is due, or everything that is there now: for that somebody waits."""
+        """Complete open rounds, then archive what is due. With `everything`, archive all records that exist now.
+
+        A caller waits for a run with `everything`, so such a run is not slowed down.
+        """
         assert self.lock.locked(), "one at a time"
         with self._throttle.awaited() if everything else nullcontext():
             return self._run(everything, progress)
@@ -53,12 +56,12 @@ class Rounds:
                 break
             reports.append(report)
             if not report.committed:
-                break  # each name failed: the next run tries again
+                break  # each name failed; the next run tries again
         self._note(reports)
         return reports
 
     def _ranges(self, goal: int | None) -> list[TopicRange]:
-        """With a goal all that begins below it: what comes meanwhile would keep a busy broker at it for ever."""
+        """Return the next ranges. With a goal, only ranges that begin below it: a busy broker would never finish."""
         ranges = self._due.ranges(everything=goal is not None)
         if goal is not None:
             ranges = [one for one in ranges if one.start < goal]

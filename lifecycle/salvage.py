@@ -1,4 +1,4 @@
-"""Salvage: before a log goes on above its archive, what it still holds is archived and what it lacks is closed."""
+"""Salvage before a log continues above its archive: archive what the log still has, and close what it lacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tiered.write.offload import RoundReport
 
 
 class Salvage:
-    """Once, at a start, before the first send."""
+    """Runs once at a start, before the first send."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds

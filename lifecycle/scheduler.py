@@ -1,8 +1,8 @@
-"""Jobs at their periods, by APScheduler with the injected clock and threads.
+"""Periodic jobs, run by APScheduler with the injected clock and threads.
 
-APScheduler asks `datetime` for the present in the scheduler's time zone, and Python asks the time zone. The
-time zone here is `_SteadyTime`: it counts the injected monotonic clock. Setting the wall clock moves no interval job,
-and in a simulation jobs run by simulated time.
+APScheduler asks `datetime` for the present in the scheduler's time zone, and Python asks the time zone. The time zone
+here is `_SteadyTime`, which counts the injected monotonic clock. So a step of the wall clock does not move interval
+jobs, and in a simulation jobs run by simulated time.
 
 A job never overlaps itself (`max_instances=1`): a run that comes due while the job runs is skipped. Runs that came due
 while the scheduler could not start them are one run (`coalesce`), however late (`misfire_grace_time=None`). A failure
@@ -38,15 +38,15 @@ from neve.archive.format.journal import NewerFormat
 from tiered.journal.errors import Fenced
 
 log = logging.getLogger(__name__)
-#: Failures whose cause is a store, a clock or another owner: an operator needs no traceback for them.
+#: Failures caused by a store, a clock or another owner: their traceback does not help an operator.
 KNOWN_FAILURES = (ObjectStoreError, Fenced, ClocksDisagree, NewerFormat)
 _STEADY_START = datetime(2000, 1, 1, tzinfo=UTC)
 _STEP = timedelta(microseconds=1)
-_STORE = "default"  # of APScheduler's job stores, the one that jobs go to
+_STORE = "default"  # name of APScheduler's job store
 
 
 class Failing(NamedTuple):
-    """A job whose last runs have failed: how often in a row, since when, and how the last one."""
+    """A job whose last runs failed: the number of failures in a row, the time of the first, and the last error."""
 
     times: int
     since_ms: int
@@ -57,9 +57,9 @@ class Failing(NamedTuple):
 class _Job:
     def __init__(self, name: str) -> None:
         self.name = name
-        self.requested = False  # by `run_now`, and not begun yet
+        self.requested = False  # by `run_now`, and not started yet
         self.began: float | None = None  # monotonic seconds, of the run in progress
-        self.failed = 0  # in a row, with the same kind of error
+        self.failed = 0  # failures in a row, with the same kind of error
         self.failing_since = 0.0
         self.error: BaseException | None = None
 
@@ -156,7 +156,7 @@ class JobScheduler:
             again = "" if job.failed == 1 else f", {job.failed} times in a row"
             where = None if isinstance(error, KNOWN_FAILURES) else error
             log.error("job %s failed%s: %s", job.name, again, error, exc_info=where)
-        job.error = error.with_traceback(None)  # its frames would keep what they hold
+        job.error = error.with_traceback(None)  # the traceback's frames would keep their objects in memory
 
 
 class _SteadyTime(tzinfo):
@@ -189,7 +189,7 @@ class _SteadyTime(tzinfo):
 
 
 class _OnTheHour(BaseTrigger):  # type: ignore[misc]  # APScheduler ships no types
-    """A cron trigger at hours of the machine's day, whose scheduler has another time than the wall clock.
+    """A cron trigger at hours of the machine's day, for a scheduler whose time is not the wall clock.
 
     The time to the next hour is computed again after each run: a wall clock that was set, or daylight saving, counts
     from the next run on.
@@ -197,7 +197,7 @@ class _OnTheHour(BaseTrigger):  # type: ignore[misc]  # APScheduler ships no typ
 
     def __init__(self, hours: Collection[int], clock: Clock) -> None:
         self._clock = clock
-        # Local times are given to it as if they were UTC: the C library's time zone counts, as for `deleteWhen` itself.
+        # Local times are passed as if they were UTC, so that the C library's time zone applies, as for `deleteWhen`.
         self._cron = CronTrigger(hour=",".join(map(str, sorted(hours))), minute=0, second=0, timezone=UTC)
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
@@ -227,7 +227,7 @@ class _Scheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ships no t
         self._threads.start("scheduler", self._serve)
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the thread, too, as soon as it is not starting a job. A second call has no effect."""
+        """End the thread, too, as soon as it has started the current job. A second call has no effect."""
         if self.state != STATE_STOPPED:
             super().shutdown(wait)
             self.wakeup()
@@ -237,7 +237,7 @@ class _Scheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ships no t
 
     def _serve(self) -> None:
         while self.state != STATE_STOPPED:
-            self._process_jobs()  # its answer, the time to wait, is converted between time zones: no use here
+            self._process_jobs()  # it returns the time to wait, but converted between time zones
             self._woken.wait(self._next_in_s())
             self._woken.clear()
 
@@ -250,8 +250,8 @@ class _Scheduler(BaseScheduler):  # type: ignore[misc]  # APScheduler ships no t
 class _ThreadForEachJob(BaseExecutor):  # type: ignore[misc]  # APScheduler ships no types
     """At most one thread for each job, because a job does not overlap itself.
 
-    A job that waits for its turn, or hangs in its store, keeps no thread from another. The threads do not keep the
-    process from ending, unlike those of the pools that APScheduler ships.
+    A job that waits for its turn or for its store therefore blocks no other job. The threads do not keep the process
+    from ending, unlike those of APScheduler's pools.
     """
 
     def __init__(self, clock: Clock, threads: Threads) -> None:
@@ -260,7 +260,7 @@ class _ThreadForEachJob(BaseExecutor):  # type: ignore[misc]  # APScheduler ship
         self._started: dict[str, Thread] = {}
 
     def join(self, timeout_s: float) -> list[str]:
-        """Once the scheduler is shut down: wait for the runs in progress; returns the jobs that did not end in time."""
+        """Wait for the runs in progress after a shutdown; returns the names of jobs that did not end in time."""
         deadline = self._clock.monotonic() + timeout_s
         started = sorted(self._started.items())
         for _, thread in started:

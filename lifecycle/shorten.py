@@ -1,4 +1,4 @@
-"""Shorten: journal entries that are in a checkpoint, and older than the retention, are deleted."""
+"""Job that deletes journal entries that are covered by a checkpoint and older than the journal retention."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
 
-DELETE_BATCH = 100  # entries that are deleted in one turn: each waits for the one before it
+DELETE_BATCH = 100  # entries deleted in one turn; they are deleted one after another
 
 
 class ShortenJournal:
-    """The job."""
+    """The shorten job."""
 
     def __init__(
         self, journal: JournalWriter, policy: Callable[[], Policy], safe_clock: SafeClock, turns: Turns
@@ -25,7 +25,7 @@ class ShortenJournal:
         self.deleted = 0  # entries, since the start
 
     def run(self) -> int:
-        """How many entries were deleted. A turn for each batch; between two of them the archive may change hands."""
+        """Delete old entries; returns how many. Each batch has its own turn, because the owner may change between."""
         due, deleted = self._due(), 0
         for position in range(0, len(due), DELETE_BATCH):
             if self._turns.closed:

@@ -1,6 +1,6 @@
-"""How fast uploads may go, and how much of the processor their worker asks for.
+"""Upload rate and processor priority of the worker.
 
-By the age of what waits and the fill of the disk, looked at also while a round runs.
+Both depend on the age of the backlog and the fill of the disk. They are also adjusted during a round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lifecycle.turns import Turns
 
 
 class Paced(Protocol):
-    """Who encodes, and uploads at a rate."""
+    """A worker that encodes, and uploads at a rate."""
 
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
 
@@ -24,7 +24,7 @@ class Paced(Protocol):
 
 
 class UploadThrottle:
-    """`oldest_ms` says from when the oldest message is that is not archived."""
+    """Throttle of the worker. `oldest_ms` returns the store time of the oldest unarchived message."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -42,7 +42,7 @@ class UploadThrottle:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """Somebody waits for the rounds that are run meanwhile: on a busy machine an idle worker would never end."""
+        """Raise the priority while a caller waits for rounds: on a busy machine an idle-priority worker may not end."""
         self._is_awaited = True
         try:
             self.adjust()
@@ -52,7 +52,7 @@ class UploadThrottle:
             self.adjust()
 
     def adjust(self) -> None:
-        """The disk does not wait for a round's end, and a stop waits for no rate."""
+        """Set rate and priority now: a disk fills up during a round, too, and a stop must not wait for the rate."""
         now, ratio = self._clock.now_ms(), self._hot.disk_ratio()
         policy, oldest_ms = self._policy(), self._oldest_ms()
         closed = self._turns.closed

@@ -1,7 +1,8 @@
-"""A lock that is given in the order in which it was asked for.
+"""First-in, first-out lock between jobs.
 
-Whoever lets go of it and asks again goes to the end of the line: a long job that does so between its steps holds nobody
-up for longer than a step. Once the line is closed it begins no further step; a turn that is asked for is still given.
+A job that releases the lock and acquires it again goes to the end of the queue. So a long job that does so between its
+steps delays other jobs by one step at most. After `close`, `closed` asks long jobs to stop before their next step. The
+lock can still be acquired then.
 """
 
 from __future__ import annotations
@@ -13,18 +14,15 @@ from infra.loop.threads import SYSTEM_THREADS, Threads
 
 
 class Turns:
-    """A fair lock, as a context manager.
-
-    Entering it after `close` is still answered; `closed` tells long jobs to stop there.
-    """
+    """A fair lock, as a context manager."""
 
     def __init__(self, threads: Threads = SYSTEM_THREADS) -> None:
         self._threads, self._lock = threads, threads.lock()
-        self._line: deque[Event] = deque()  # the first has the turn
+        self._line: deque[Event] = deque()  # the first one holds the lock
         self.closed = False
 
     def close(self) -> None:
-        """Begin nothing further: a backlog of many segments must not hold up the end of the process."""
+        """Ask jobs to start no further step, so that a long backlog does not delay the end of the process."""
         self.closed = True
 
     def __enter__(self) -> None:
