@@ -1,1 +1,1 @@
-"""Requests that found nothing wait here, until somebody tells them that there is something."""
+"""Long polling: pull, pop and notification requests that found no message wait here until one arrives."""

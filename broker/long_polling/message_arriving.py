@@ -1,7 +1,9 @@
-"""Tells those who wait that there is something: a message, another state of a topic, the broker's end.
+"""Wake-up of waiting requests: after a new message, a change of a topic or a group, and at shutdown.
 
-They wait in two lists, for a message means two things to them. A pull gets a copy: it answers every pull that it fits
-(`pull_request_hold`). A pop takes: it wakes one of each group (`pop_long_polling`).
+RocketMQ's NotifyMessageArrivingListener. There are two lists of waiting requests, because a message affects them
+differently. A pull does not consume the message, so a message resumes every pull with a matching filter
+(`pull_request_hold`). A pop locks the message, so a message wakes only one pop of each consumer group
+(`pop_long_polling`).
 """
 
 import asyncio
@@ -14,17 +16,20 @@ from infra.loop.supervisor import Faults
 
 
 class MessageArriving:
-    """Told by the store, by who deletes a topic, and by the broker's stop."""
+    """Dispatcher of arrivals to waiting pulls and pops; called by the store, by topic deletion and at shutdown."""
 
     def __init__(self, hold: PullRequestHold, polling: PopLongPolling, faults: Faults) -> None:
         self._hold, self._polling, self._faults = hold, polling, faults
 
     def appended(self, shown: Iterable[VisibleEntry]) -> None:
-        """What is stored and confirmed is so whatever happens here."""
+        """Wake the requests that wait for these visible entries.
+
+        Exceptions go to `faults`: the messages are already stored and confirmed, so the caller must not fail.
+        """
         if self._hold.count or self._polling.count:
             try:
                 self._tell(shown)
-            except Exception as error:  # noqa: BLE001 - who waits asks again by themselves
+            except Exception as error:  # noqa: BLE001 - waiting requests time out and poll again
                 self._faults.add("who waits for messages", error)
 
     def _tell(self, shown: Iterable[VisibleEntry]) -> None:
@@ -36,21 +41,24 @@ class MessageArriving:
                 asyncio.get_running_loop().call_soon(hold.wake)
 
     def release_topic(self, topic: str) -> None:
-        """It is gone, or other than it was: everyone who waits for it looks again."""
+        """Make every request that waits for the topic read again, after the topic was deleted or changed."""
         self._hold.release_topic(topic)
         self._polling.release_topic(topic)
 
     def release_group(self, group: str, topic: str) -> None:
-        """Somebody set it elsewhere: it looks there."""
+        """Make the requests of the group read again, after its offset was reset."""
         self._hold.release_topic(topic)
         self._polling.wake_group(group, topic)
 
     def look_again(self) -> None:
-        """What this broker says has changed: everyone asks again, and waits again where there is nothing."""
+        """Make every request read again, after a change of what the broker serves, such as its role.
+
+        A pull that finds nothing waits again.
+        """
         self._hold.look_again()
         self._polling.release_all()
 
     def release_all(self) -> None:
-        """The broker ends: nobody waits any more."""
+        """End every wait, at shutdown."""
         self._hold.release_all()
         self._polling.release_all()

@@ -1,12 +1,12 @@
-"""Pops and notifications that found nothing wait here, in the order in which they came.
+"""Pop and notification requests that found no message and wait, first in, first out (RocketMQ's PopLongPollingService).
 
-A message wakes one pop and one notification of each group: a notification takes nothing, so it may not use up the
-waking of who does. Who was woken is no longer in line; if it ends without a look at what is there (`pass_on`), the
-next one is woken instead.
+An arrival wakes one pop and one notification of each group. They are counted separately because a notification consumes
+nothing: it must not use up the wake-up of a pop. A woken waiter leaves the list. If it ends without reading the queue,
+`pass_on` wakes the next waiter.
 
     topic ─▶ (group, takes) ─▶ queue, or any ─▶ waiters
 
-So an arrival asks only those who wait for its queue, however many wait for others.
+Thanks to this index the cost of an arrival depends only on the waiters for its queue.
 """
 
 import asyncio
@@ -23,23 +23,24 @@ _Lines = dict[int, _Line]
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One pop, or one notification (`takes` is false), that waits for a message of its group.
+    """A pop or a notification (`takes` is false) that waits for a message of its group.
 
-    It waits for one queue, or for any (-1) of its topic and the group's retry topics. `future` ends when it is woken.
+    It waits for one queue, or for any queue (-1) of its topic, and for the group's retry topics. `future` completes
+    when it is woken.
     """
 
     group: str
     topic: str
-    # Whatever comes into one of these is for it, in whichever queue.
+    # A message in any queue of these topics wakes this waiter.
     retry_topics: tuple[str, ...]
     queue_id: int
-    # A pop takes messages, a notification only tells of them.
+    # True: a pop, which locks messages. False: a notification, which only reports that there are some.
     takes: bool = True
     future: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @classmethod
     def of(cls, group: str, topic: str, queue_id: int, *, takes: bool) -> "Waiter":
-        """Also for the group's pop-retry topics: one of these may be made while it waits."""
+        """Return a waiter that also waits for the group's pop-retry topics, which may be created while it waits."""
         retries = (real_topic(topic, group, RETRY_V1), real_topic(topic, group, RETRY_V2))
         return cls(group, topic, retries, queue_id, takes)
 
@@ -51,10 +52,9 @@ class Waiter:
 
 
 class PopLongPolling:
-    """Who waits for what (RocketMQ's PopLongPollingService): each arrival wakes one pop and one notification of a
-    group.
+    """Index of waiting pops and notifications (RocketMQ's PopLongPollingService).
 
-    Whoever was woken is out of line; if he can't look, `pass_on` wakes the next, so no arrival is lost on him.
+    A woken waiter is removed. If it cannot read, the caller passes it to `pass_on`, so that no arrival is lost.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class PopLongPolling:
         self.count += 1
 
     def remove(self, waiter: Waiter) -> None:
-        """Once for each `add`."""
+        """Remove a waiter; call it exactly once for each `add`, also if the waiter was woken."""
         self._leave(waiter)
         self.count -= 1
 
@@ -77,20 +77,20 @@ class PopLongPolling:
             self._wake_first(lines, queue_id)
 
     def wake(self, group: str, topic: str, queue_id: int = ANY_QUEUE) -> None:
-        """There is something for the group, in that queue: one that waits for another cannot help."""
+        """Wake one pop and one notification of the group that wait for this queue or for any queue."""
         for takes in (True, False):
             lines = self._waiting.get(topic, {}).get((group, takes))
             if lines is not None:
                 self._wake_first(lines, queue_id)
 
     def wake_group(self, group: str, topic: str) -> None:
-        """The group stands elsewhere: everyone of it looks again."""
+        """Wake all waiters of the group, after its offset was reset."""
         for takes in (True, False):
             for line in list(self._waiting.get(topic, {}).get((group, takes), {}).values()):
                 self._wake_line(line)
 
     def release_topic(self, topic: str) -> None:
-        """It is gone, or other than it was: everyone who waits for it looks again."""
+        """Wake all waiters for the topic, after it was deleted or changed."""
         for lines in list(self._waiting.get(topic, {}).values()):
             for line in list(lines.values()):
                 self._wake_line(line)
@@ -102,13 +102,13 @@ class PopLongPolling:
                     self._wake_line(line)
 
     def pass_on(self, waiter: Waiter) -> None:
-        """It was woken and can't look: the next of its kind does."""
+        """Wake the next waiter of the same kind, if this one was woken but cannot read."""
         lines = self._waiting.get(waiter.topic, {}).get((waiter.group, waiter.takes))
         if waiter.future.done() and lines is not None:
             self._wake_first(lines, waiter.queue_id)
 
     def waiting_for(self, group: str, topic: str, queue_id: int) -> int:
-        """Who would take a message of that queue."""
+        """Return how many pops of the group would accept a message of the queue."""
         lines = self._waiting.get(topic, {}).get((group, True), {})
         fitting = lines if queue_id == ANY_QUEUE else {queue_id, ANY_QUEUE}
         return sum(len(lines.get(number, ())) for number in fitting)
@@ -116,7 +116,10 @@ class PopLongPolling:
     # ---- inside
 
     def _wake_first(self, lines: _Lines, queue_id: int) -> None:
-        """Who waits for that queue, else for any; where any queue has something, whoever it is."""
+        """Wake the first waiter for the queue, else the first one for any queue.
+
+        If `queue_id` is `ANY_QUEUE`, wake the first waiter of any queue.
+        """
         wanted = (queue_id, ANY_QUEUE) if queue_id != ANY_QUEUE else (ANY_QUEUE, *lines)
         for number in wanted:
             first = next(iter(lines.get(number, ())), None)

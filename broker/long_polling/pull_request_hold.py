@@ -1,9 +1,13 @@
-"""Pulls that found nothing wait here: answered by the next message with a fitting tag, or when their time is up.
+"""Pull requests that found no message and wait for one that matches their tags, or for their deadline.
 
-    topic ─▶ queue ─▶ who takes every message; tag ─▶ who takes that one
-    connection ─▶ its pulls          tenth of a second ─▶ whose time is up
+RocketMQ's PullRequestHoldService. Three indexes:
 
-A message costs those who take it, however many wait for others, and they have their turn in slices.
+    topic ─▶ queue ─▶ pulls without a tag filter; tag code ─▶ pulls with that tag
+    connection ─▶ its pulls
+    tenth of a second ─▶ pulls with that deadline
+
+The cost of a message depends only on the pulls that it matches. Resumed pulls run in slices, between which the event
+loop serves other work.
 """
 
 import asyncio
@@ -17,9 +21,9 @@ from infra.clock import Clock
 from infra.loop.supervisor import Faults
 from infra.net.remoting_server import Connection
 
-# A hundred thousand may wait: a request that a long expression makes larger than this is answered at once.
+# Up to 100,000 pulls may wait. A request whose filter expression makes it larger than this is answered at once.
 MAX_HELD_SIZE = 16 * 1024
-# Pulls that run before other requests get their turn.
+# Pulls that are resumed before the event loop runs other work.
 SLICE = 32
 _TENTHS = 10
 K = TypeVar("K")
@@ -27,9 +31,10 @@ K = TypeVar("K")
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """One pull that waits for a message: `codes` are the tags it takes (None: all), `deadline` is monotonic seconds.
+    """One waiting pull.
 
-    `resume` is called once: True when something arrived, False when the time is up.
+    `codes` are the tag codes that it accepts; None accepts all. `deadline` is in seconds of the monotonic clock.
+    `resume` is called at most once, and not at all if the connection closes first.
     """
 
     connection: Connection
@@ -38,7 +43,8 @@ class HeldPull:
     offset: int
     deadline: float
     codes: frozenset[int] | None
-    # Runs the pull again and answers it, a failure too; True as its argument: answer whatever comes.
+    # Runs the pull again and answers it, also with a failure. If the argument is True, it answers even without a
+    # message; otherwise the pull may wait again.
     resume: Callable[[bool], None]
 
     @property
@@ -51,12 +57,12 @@ _Pulls = dict[HeldPull, None]
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Who waits for one queue."""
+    """Pulls that wait for one queue."""
 
     all: _Pulls = field(default_factory=dict)
     untagged: _Pulls = field(default_factory=dict)
     tagged: dict[int, _Pulls] = field(default_factory=dict)
-    highest: int = 0  # offset that somebody waits at
+    highest: int = 0  # highest offset at which a pull waits
 
     def add(self, pull: HeldPull) -> None:
         self.all[pull] = None
@@ -78,12 +84,13 @@ class _Line:
     def fitting(self, offset: int, code: int) -> list[HeldPull]:
         if offset >= self.highest:
             return [*self.untagged, *self.tagged.get(code, ())]
-        # The queue begins again below somebody: he has to hear of it.
+        # The queue restarted below the offset of some pull. That pull has to be answered whatever its tags, with the
+        # new range of the queue.
         return [pull for pull in self.all if pull.codes is None or code in pull.codes or offset < pull.offset]
 
 
 class PullRequestHold:
-    """One wake-up for each pull, whoever comes first: message, deadline, or the connection's end."""
+    """Index of waiting pulls; each is resumed once, by a message or its deadline, or dropped with its connection."""
 
     def __init__(self, clock: Clock, limit: int, faults: Faults) -> None:
         self._clock, self._limit, self._faults = clock, limit, faults
@@ -91,7 +98,7 @@ class PullRequestHold:
         self._of: dict[Connection, _Pulls] = {}
         self._due: dict[int, _Pulls] = {}
         self._watched: set[Connection] = set()
-        # Out of line, still to run; True: its time is up.
+        # Pulls that left the index and are still to run, each with the argument for `resume`.
         self._ready: deque[tuple[HeldPull, bool]] = deque()
         self.count = 0
         self.wake_scheduled = False
@@ -101,7 +108,7 @@ class PullRequestHold:
         return self.count >= self._limit
 
     def watch(self, connection: Connection) -> None:
-        """Forget its pulls when it is gone."""
+        """Drop the connection's pulls when it closes."""
         if connection not in self._watched:
             self._watched.add(connection)
             connection.on_close(self.connection_closed)
@@ -113,7 +120,10 @@ class PullRequestHold:
         self.count += 1
 
     def arrived(self, topic: str, queue_id: int, queue_offset: int, tag_code: int) -> bool:
-        """A message is visible; True if somebody waits for it. The pulls run at `wake`, after the whole batch."""
+        """Schedule the pulls that match a visible message; they run at `wake`, after the whole batch.
+
+        Returns whether any pull is scheduled, by this message or an earlier one.
+        """
         line = self._lines.get(topic, {}).get(queue_id)
         if line is None:
             return False
@@ -121,7 +131,7 @@ class PullRequestHold:
         return bool(self._ready)
 
     def wake(self) -> None:
-        """A slice of those who are ready; the others after what else the loop has to do."""
+        """Run one slice of the scheduled pulls; the next slice runs in the next turn of the event loop."""
         self.wake_scheduled = False
         self._run(SLICE)
         if self._ready and not self.wake_scheduled:
@@ -140,19 +150,19 @@ class PullRequestHold:
             self._take_out(pull)
 
     def release_topic(self, topic: str) -> None:
-        """The topic is gone or its range moved: everybody asks again and hears the new state."""
+        """Answer all pulls of the topic with its new state, after it was deleted or its offset range changed."""
         for line in tuple(self._lines.get(topic, {}).values()):
             self._make_ready(list(line.all), last=True)
         self._wake_once()
 
     def look_again(self) -> None:
-        """Everybody, in slices; who finds nothing waits on."""
+        """Run all pulls again, in slices. A pull that finds nothing waits again."""
         for pulls in tuple(self._due.values()):
             self._make_ready(tuple(pulls), last=False)
         self._wake_once()
 
     def release_all(self) -> None:
-        """At the end: nobody waits for a slice."""
+        """Answer all pulls at once, without slices, at shutdown."""
         for topic in tuple(self._lines):
             for line in tuple(self._lines[topic].values()):
                 self._make_ready(list(line.all), last=True)
@@ -182,12 +192,12 @@ class PullRequestHold:
             self.wake()
 
     def _run(self, count: int) -> None:
-        """Those who wait again meanwhile are in line, not ready."""
+        """Run up to `count` scheduled pulls; a pull that waits again is back in the index, not in `_ready`."""
         for _ in range(min(count, len(self._ready))):
             pull, last = self._ready.popleft()
             try:
                 pull.resume(last)
-            except Exception as error:  # noqa: BLE001 - one pull; the others that are due have their turn
+            except Exception as error:  # noqa: BLE001 - one failed pull must not stop the others that are due
                 self._faults.add("a waiting pull", error, f"of {pull.topic}, queue {pull.queue_id}")
 
 
