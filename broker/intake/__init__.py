@@ -1,1 +1,1 @@
-"""What a put means: checks, the express lane, receipts, group commit."""
+"""Intake of messages: checks, the express lane, send receipts, group commit and replication waits."""

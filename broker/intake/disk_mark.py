@@ -1,4 +1,4 @@
-"""Sends are refused while the data disk is above its mark (`diskSpaceWarningLevelRatio`)."""
+"""Refusal of sends while the data disk is fuller than `diskSpaceWarningLevelRatio`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from infra.disk.filesystem import Disk
 
 
 class DiskMark:
-    """Looked at each second; `used_ratio` is the used share of the data disk."""
+    """Monitor of the data disk, run once per second; `used_ratio` returns the used share of the disk, 0 to 1."""
 
     def __init__(self, config: BrokerConfig, used_ratio: Callable[[], float], life: BrokerLife) -> None:
         self._config, self._used_ratio, self._life = config, used_ratio, life
 
     def look(self) -> None:
-        """Tell the broker's life on which side of the mark the disk is now."""
+        """Update `BrokerLife`: sends are refused while the used share exceeds the mark."""
         mark, ratio = self._config.disk_space_warning_level_ratio / 100, self._used_ratio()
         if ratio > mark:
             self._life.disk_full(f"the broker's disk is full, {ratio:.0%} used, mark {mark:.0%}")
@@ -26,5 +26,5 @@ class DiskMark:
 
 
 def used_ratio(disk: Disk, root: Path) -> float:
-    """The used share of the disk that has `root`."""
+    """Return the used share (0 to 1) of the file system that contains `root`."""
     return round(disk.room(root).used_ratio, 4)

@@ -1,12 +1,14 @@
-"""The express lane: sends that are a check and an append, which nearly all are, straight from the received buffer.
+"""Express lane for plain sends: they need only a check and an append, and are parsed from the receive buffer.
 
-It takes the frames of one read as long as they are plain, appends them with one write, and answers with one. Where many
-of them go to queues whose files have to be made or mapped first, the rest of the read has the loop's next turn. A frame
-that is unusual in any way, or that can't be stored, is put back untouched: the handler of sends takes it the readable
-way, through `Intake.send`, and does the same. No header map, no command and no answer is made as an object here.
+Nearly all sends are plain. The lane takes the plain frames of one socket read, appends them with one write, and answers
+them with one write. No header map, command or answer object is created. If many of them need queue files to be created
+or mapped first, the rest of the read waits for the next turn of the event loop.
 
-Where requests have to be signed, a plain send is one whose user may send to its topic and has signed it: whatever else
-it is, the readable way says.
+A frame that is unusual in any way, or cannot be stored, is put back unchanged. The ordinary send handler then processes
+it through `Intake.send`, with the same result.
+
+If requests have to be signed, a send is plain only if its signature is valid and its user may send to the topic. The
+ordinary handler rejects all others.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ from neve.remoting.headers import SendV2Frame, SignedSendHeaderV2, SignedSendV2F
 from neve.remoting.names import RETRY_PREFIX, may_be_sent_to
 from neve.remoting.signature import SigningKey, count_right
 
-# How every client that we know of begins the JSON header of a SEND_MESSAGE_V2.
+# The JSON header of a SEND_MESSAGE_V2 begins with this text in all known clients.
 _START = b'{"code":310,'
-# More than the properties of a record can be, in most spellings; a longer one is no plain send.
+# In most spellings more than a record's properties may have; a send with a longer header is not plain.
 _HEADER_MAX = 64 * 1024
-# Queues whose files are made, or mapped, for the sends of one read before others have their turn: a few milliseconds.
+# Queues whose files may be created or mapped for one read before the lane yields: a few milliseconds of work.
 _ROOMS = 16
-# The mark word of a JSON frame is the header's length and nothing else.
+# The mark word of a JSON frame holds the header's length and nothing else, because the JSON type is 0.
 _header_length = Struct(">I").unpack_from
-# Under which name a connection's state has how many frames are read before the first of them is taken. It doubles with
-# what was taken, and is one again after a frame that was read and then not taken: what is read in vain, and once more
-# later, is never more than what was taken before it, whoever sends.
+# Key in the connection's state: the number of frames to parse before their signatures are checked together. It doubles
+# each time all parsed frames were taken, and is reset to 1 when a parsed frame was not taken. So no sender can cause
+# more frames to be parsed twice than were taken before.
 _AHEAD = "express.ahead"
 _AHEAD_MAX = 1024
 _decode = msgspec.json.Decoder(SendV2Frame, strict=False).decode
@@ -56,28 +58,28 @@ _decode_signed = msgspec.json.Decoder(SignedSendV2Frame, strict=False).decode
 
 @dataclass(slots=True)
 class SendRules:
-    """What a topic asks of its plain sends, of those of one read."""
+    """Topic settings that apply to the plain sends of one read."""
 
     topic: str
     config: TopicConfig
     queue_nums: int
     sys_flag: int
     traffic: Traffic
-    # Who signed the last one, and with which key, if they may send here.
+    # The user who signed the last send, and the signing key; the key is set only if the user may send here.
     user: str | None = None
     key: SigningKey | None = None
 
 
-# Where its frame begins, what its topic asks, the send, its body.
+# The frame's start in the buffer, the rules of its topic, the parsed send, its body.
 _ReadSend = tuple[int, SendRules, SendV2Frame | SignedSendV2Frame, bytes]
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The plain sends of one read, column by column; `starts` are their frames."""
+    """The plain sends of one read, as parallel lists; `starts` are the buffer positions of their frames."""
 
     now: int
-    begun: float  # by the monotonic clock
+    begun: float  # seconds of the monotonic clock
     sends: list[Send] = field(default_factory=list)
     asked: list[PlainSend] = field(default_factory=list)
     traffics: list[Traffic] = field(default_factory=list)
@@ -85,7 +87,7 @@ class _Batch:
 
 
 class ExpressSend:
-    """See the module; `serve` is the `express` of a request router."""
+    """Express lane of sends; `serve` is the `express` callback of a request router."""
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class ExpressSend:
         signed_sends: SignedSends | None,
         address: tuple[str, int],
     ) -> None:
-        """`signed_sends` says who may send; None: everybody."""
+        """`signed_sends` checks signatures and permissions; None: requests are unsigned and every client may send."""
         self._intake, self._writer, self._config, self._clock = intake, writer, config, clock
         self._topics, self._stats, self._signed_sends = topics, stats, signed_sends
         self._rooms, self._set_takes = writer.rooms, writer.takes
@@ -107,11 +109,11 @@ class ExpressSend:
         self._decode: Callable[[bytes], SendV2Frame | SignedSendV2Frame]
         self._decode = _decode if signed_sends is None else _decode_signed
         self._template = ReceiptTemplate(address)
-        self._last: SendRules | None = None  # of the read before: most are of the same topic
+        self._last: SendRules | None = None  # of the last read, because most reads go to the same topic
         self._answers_later = intake.answers_later
 
     def serve(self, connection: Connection, frames: FrameDecoder) -> None:
-        """Take plain sends from `frames` until there is none, another frame comes first, or it is others' turn."""
+        """Store and answer plain sends from `frames`, until a frame is not plain, none is left, or the lane yields."""
         if not self._intake.is_open or (self._set_takes is not None and not self._set_takes()):
             return
         buffer, rooms = frames.buffer, self._rooms
@@ -130,7 +132,7 @@ class ExpressSend:
             rooms.left = None
 
     def _collect(self, frames: FrameDecoder) -> _Batch | None:
-        """The plain sends up to a frame that is none, which is put back."""
+        """Return the plain sends before the first frame that is not plain, and put that frame back."""
         buffer = frames.buffer
         batch: _Batch | None = None
         rules: SendRules | None = None
@@ -145,7 +147,10 @@ class ExpressSend:
         return batch
 
     def _collect_signed(self, connection: Connection, frames: FrameDecoder) -> _Batch | None:
-        """The same, of those that a user has signed who may send there: some are read, then all of them are checked."""
+        """Return the plain sends as `_collect` does, if their signatures are valid and their users may send.
+
+        Frames are parsed in growing groups, and the signatures of a group are checked together.
+        """
         buffer = frames.buffer
         batch: _Batch | None = None
         rules: SendRules | None = None
@@ -170,7 +175,7 @@ class ExpressSend:
         return batch
 
     def _read_ahead(self, frames: FrameDecoder, most: int, rules: SendRules | None) -> list[_ReadSend]:
-        """The next sends. `rules`: of the last one before."""
+        """Return up to `most` sends; `rules` are those of the send before."""
         read: list[_ReadSend] = []
         while len(read) < most and (one := self._next(frames, rules)) is not None:
             rules = one[1]
@@ -178,9 +183,10 @@ class ExpressSend:
         return read
 
     def _next(self, frames: FrameDecoder, rules: SendRules | None) -> _ReadSend | None:
-        """The next send; None where no whole frame is there, or one that is none of the lane and is put back.
+        """Return the next send, or None.
 
-        `rules`: of the last one before.
+        None means that no whole frame has been received, or that the next frame is not for this lane and was put back.
+        `rules` are those of the send before.
         """
         bounds = frames.next_bounds()
         if bounds is None:
@@ -202,10 +208,10 @@ class ExpressSend:
         return None
 
     def _count_signed(self, connection: Connection, read: list[_ReadSend]) -> int:
-        """How many come before the first that is not signed by a user who may send there.
+        """Return how many sends precede the first one without a valid signature of a permitted user.
 
-        Within one read users and policies stay as they are. Signatures are checked one right after the other, with
-        nothing done between them: the processor finds the code of the hash where it left it.
+        Users and policies do not change within one read. Signatures are checked back to back with no other work between
+        them, so that the code of the hash function stays in the processor's cache.
         """
         assert self._signed_sends is not None
         headers = cast("list[SignedSendHeaderV2]", [send.header for _, _, send, _ in read])
@@ -225,14 +231,14 @@ class ExpressSend:
                 return None
             sys_flag = MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0
             rules = self._last = SendRules(topic, config, config.queue_nums, sys_flag, self._stats.of_topic(topic))
-        else:  # a table has another object for each change
+        else:  # each change of a topic puts a new object into the table, so `config` is current
             rules.user, rules.key, rules.traffic = None, None, self._stats.of_topic(topic)
         if topics.unsaved and not topics.is_saved(topic):
             return None
         return rules
 
     def _take(self, batch: _Batch, rules: SendRules, send: SendV2Frame | SignedSendV2Frame, body: bytes) -> bool:
-        """Whether the send is plain; then it is in the batch."""
+        """Add the send to the batch if it is plain; return whether it is."""
         header, text = send.header, send.header.properties or ""
         try:
             properties = dict([pair.split("\x01", 1) for pair in text.split("\x02") if pair])
@@ -251,7 +257,7 @@ class ExpressSend:
         if not unique:
             unique = self._intake.next_unique_id(batch.now)
             text = with_unique_id(text, unique)
-        elif not unique.isalnum() or not unique.isascii():  # to be escaped in the answer
+        elif not unique.isalnum() or not unique.isascii():  # would need escaping in the JSON answer
             return False
         raw = self._stamped(text)
         if len(raw) > PROPERTIES_LENGTH_MAX:
@@ -269,14 +275,17 @@ class ExpressSend:
         return True
 
     def _append(self, batch: _Batch, connection: Connection) -> int:
-        """Store what can be stored and answer it; the first that can't, and all behind it, are left."""
+        """Store and answer as many sends as possible, in order; return their number.
+
+        The first send that cannot be stored and all after it are left to the caller.
+        """
         try:
             places = self._writer.append(batch.sends, connection.remote, batch.now)
         except StoreError:
             return 0
         sizes, traffics = [size for _, size, _ in places], batch.traffics
         total = sum(sizes)
-        if traffics.count(traffics[0]) == len(traffics):  # nearly always all are of one topic
+        if traffics.count(traffics[0]) == len(traffics):  # nearly always, all sends are to one topic
             traffics[0].add(len(sizes), total, len(sizes))
         else:
             for traffic, size in zip(traffics, sizes, strict=False):
@@ -286,7 +295,7 @@ class ExpressSend:
         return len(places)
 
     def _answer(self, connection: Connection, receipts: list[tuple[PlainSend, AppendResult]], begun: float) -> None:
-        """In two answers where senders wait for disk or slaves: theirs, and that of those who don't want to."""
+        """Answer stored sends: at once, or after disk and replicas where the sender waits for them (property WAIT)."""
         waiting = receipts
         if self._answers_later and (others := [receipt for receipt in receipts if not receipt[0][4]]):
             waiting = [receipt for receipt in receipts if receipt[0][4]]

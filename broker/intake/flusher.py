@@ -1,12 +1,12 @@
-"""Group commit: one fdatasync in a thread for everything appended before it, then one write for each connection.
+"""Group commit: one fdatasync in a thread covers everything appended before it; then the covered sends are answered.
 
-What the store has to sync besides, a checkpoint with its thousands of queue files, has a thread of its own: no send
-waits for it.
+Other disk work of the store, such as a checkpoint that syncs thousands of queue files, has its own thread, so that no
+send waits for it.
 
-A failed fdatasync is final: what it covered is never acknowledged and the broker stops. It stops whatever ends `run`:
-nothing may be acknowledged that nobody flushes any more.
+A failed fdatasync is final: the records that it covered are never acknowledged, and the broker stops. The broker stops
+whenever `run` ends, for whatever reason, because without it nothing is flushed and nothing may be acknowledged.
 
-In a broker set a send that is on the disk goes on to wait there, for the set (`broker.intake.replication`).
+In a broker set, a send whose record is durable here then waits for the replicas (`broker.intake.replication`).
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _AGAIN_S = 0.1
 
 
 class WaitingSend(msgspec.Struct, frozen=True):
-    """A send that is appended but not yet durable: `render(code)` is its whole answer."""
+    """An appended send that is not durable yet; `render(code)` returns its complete answer frame."""
 
     end_offset: int
     connection: Connection
@@ -41,10 +41,9 @@ class WaitingSend(msgspec.Struct, frozen=True):
 
 
 class Flusher:
-    """Group commit (RocketMQ's GroupCommitService): who waits is answered once an fdatasync covers his bytes, and not
-    before.
+    """Group commit (RocketMQ's GroupCommitService): a send is answered only after an fdatasync that covers its bytes.
 
-    One sync is under way at a time. After the first failed sync nothing is acknowledged and `on_failure` is called.
+    One sync runs at a time. After the first failure nothing is acknowledged any longer, and `on_failure` is called.
     """
 
     def __init__(
@@ -58,10 +57,10 @@ class Flusher:
         threads: Threads = SYSTEM_THREADS,
         then: Callable[[WaitingSend], None] | None = None,
     ) -> None:
-        """`then` takes a send whose bytes are on the disk; None: it is answered."""
+        """`then` receives each send whose bytes are durable; if None, the send is answered at that point."""
         self._synced = then or self._answer
         self._store, self._clock, self._faults, self._threads = store, clock, faults, threads
-        self._begun = False  # until then who wants a sync makes it
+        self._begun = False  # until `run`, the caller of `flush_now` or `upkeep_now` does the work itself
         self._interval_ms, self._on_failure = interval_ms, on_failure
         self._waiting: deque[WaitingSend] = deque()
         self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -70,7 +69,7 @@ class Flusher:
         self._upkeep_pool = ThreadPoolExecutor(1, "upkeep")
         self._upkeep: asyncio.Future[None] | None = None
         self.failed = False
-        # When what is running began.
+        # Monotonic start times of the running sync and upkeep; None while idle.
         self.syncing_since: float | None = None
         self.upkeep_since: float | None = None
         self.flushed_offset = 0
@@ -82,14 +81,17 @@ class Flusher:
         self._work.set()
 
     def sync_soon(self) -> None:
-        """What the broker itself brings to its readers is seen when a sync covers it, and no sender asks for one."""
+        """Request a sync for records that the broker itself appended.
+
+        If readers see records only after a sync, these records would stay invisible, because no sender requests one.
+        """
         if self._store.shows_after_sync:
             self._work.set()
 
     async def flush_now(self) -> None:
-        """Returns when everything appended so far is on disk.
+        """Return when everything appended so far is durable.
 
-        RuntimeError when no sync succeeds any more, or when a slave's log was cut meanwhile.
+        Raises RuntimeError if a sync failed, or if the log was truncated below the requested offset meanwhile.
         """
         if self.failed:
             raise RuntimeError(_FAILED)
@@ -105,12 +107,12 @@ class Flusher:
         await waiter
 
     async def upkeep_now(self) -> None:
-        """Returns when the checkpoint that is wanted by now is on the disk; raises as `flush_now`."""
+        """Return when a checkpoint that is due now is durable. Raises RuntimeError as `flush_now` does."""
         if not self._begun:
-            await self._threads.run(self._store.upkeep)  # what it raises ends the start
+            await self._threads.run(self._store.upkeep)  # an exception aborts the start of the broker
             return
         if self._upkeep is not None:
-            await asyncio.wait([self._upkeep])  # it may have begun before the wish
+            await asyncio.wait([self._upkeep])  # it may have begun before this call and not cover it
         self._begin_upkeep()
         if self._upkeep is not None:
             await asyncio.wait([self._upkeep])
@@ -118,7 +120,10 @@ class Flusher:
             raise RuntimeError(_FAILED)
 
     def run(self) -> Coroutine[Any, Any, None]:
-        """Never ends but by a failure; from this call on who wants a sync waits for its rounds."""
+        """Return the coroutine of the flush loop, which ends only after a failure.
+
+        From this call on, `flush_now` and `upkeep_now` wait for the loop.
+        """
         self._begun = True
         return self._run()
 
@@ -137,16 +142,15 @@ class Flusher:
             self.syncing_since, wanted = self._clock.monotonic(), self._store.max_physical_offset
             try:
                 offset = await loop.run_in_executor(self._pool, self._store.flush)
-            except Exception as error:  # noqa: BLE001 - whatever went wrong: nothing below it may be acknowledged
+            except Exception as error:  # noqa: BLE001 - after any error nothing appended may be acknowledged
                 self.fail(error)
                 return
             self.syncing_since = None
             self.rounds += 1
             self._complete(offset)
             self._begin_upkeep()
-            if (
-                offset < wanted
-            ):  # a file could not be opened to sync it: nothing failed, but at once it would be the same
+            # If a file could not be opened for the sync, nothing failed, but an immediate retry would fail again.
+            if offset < wanted:
                 await asyncio.sleep(_AGAIN_S)
 
     def _begin_upkeep(self) -> None:
@@ -163,12 +167,13 @@ class Flusher:
             self.fail(error)
 
     def _complete(self, offset: int) -> None:
-        """What is on the disk is so whatever goes wrong here: everybody else who waits hears of it."""
-        # A sync that began before a slave's log was cut says nothing of what is there now.
+        """Answer everything that is durable up to `offset`. An error of one waiter must not affect the others."""
+        # A slave's log may have been truncated since the sync began; the sync proves nothing about records appended
+        # later.
         offset = self.flushed_offset = min(offset, self._store.max_physical_offset)
         try:
             self._store.after_flush(offset)
-        except Exception as error:  # noqa: BLE001 - the records are on the disk; the next round does it again
+        except Exception as error:  # noqa: BLE001 - the records are durable; the next round calls it again
             self._faults.add("what follows a flush", error, f"at {offset}")
         waiting = self._waiting
         while waiting and waiting[0].end_offset <= offset:
@@ -188,26 +193,26 @@ class Flusher:
             self._work.set()
 
     def check_deadlines(self) -> None:
-        """The disk is slow: FLUSH_DISK_TIMEOUT says stored, but not yet known to be safe."""
+        """Answer sends that waited too long with FLUSH_DISK_TIMEOUT: stored, but possibly not durable."""
         now = self._clock.monotonic()
         while self._waiting and self._waiting[0].deadline <= now:
             self._answer(self._waiting.popleft(), 10)
 
     def answer_all(self, code: int) -> None:
-        """Who waits for a sync of the log waits no longer: this broker will not say that it is safe."""
+        """Answer all sends that wait for a sync with `code`; this broker will not report them as durable."""
         while self._waiting:
             self._answer(self._waiting.popleft(), code)
 
     def _answer(self, send: WaitingSend, code: int = 0) -> None:
         try:
             send.connection.send_raw(send.render(code))
-        except Exception as error:  # noqa: BLE001 - one answer that can't be made; the others are waited for
+        except Exception as error:  # noqa: BLE001 - one failed answer must not stop the others
             self._faults.add("the answer to a send", error, f"that ends at {send.end_offset}")
 
     def fail(self, error: BaseException) -> None:
-        """Stop acknowledging: waiting and later calls of `flush_now` raise. Only the first error is reported.
+        """Stop acknowledging: all pending and later calls of `flush_now` raise. Only the first error is reported.
 
-        Waiting sends get no answer, because their outcome is unknown: `on_failure` ends the broker, and the clients see
+        Waiting sends get no answer because their outcome is unknown. `on_failure` ends the broker, and the clients see
         their connections close.
         """
         if self.failed:

@@ -1,15 +1,17 @@
-"""What a put means. The one way in for what clients send; what the broker stores of its own accord takes `LogWriter`.
+"""Intake of messages from clients. Records that the broker itself creates go through `LogWriter` instead.
 
-    may it come in?        check_open, check_topic: RocketMQ's checks, in its order; a topic is made, and is on the disk
-                           before anything in it is acknowledged
-    what is stored?        begins_transaction, stamped: its unique id, and what the broker writes into it
-    where?                 send  a producer's: half messages and what asks to wait go to their waiting room
-                           put   as send, but nothing begins a transaction: what another message became
-                           put_now, put_batch   where they say, whatever their properties say
-    when is it answered?   acknowledge, settled: as soon as it is as safe as this broker promises. In a broker set
-                           that is not before the set has confirmed it (`broker.intake.replication`)
+A send passes four steps:
 
-The express lane does the same for sends that are a check and an append.
+    admission    check_open, check_topic: RocketMQ's checks, in RocketMQ's order. A missing topic is created, and its
+                 entry is durable before a message in it is acknowledged.
+    properties   begins_transaction, stamped: the unique id and the broker's own properties.
+    storage      send: a producer's message. Half, delayed and timer messages go to their `WaitingRoom`.
+                 put: as send, but never begins a transaction; for a message that results from another one.
+                 put_now, put_batch: always to the named queue, whatever the properties request.
+    answer       acknowledge, settled: as soon as the record is as durable as this broker promises. In a broker set
+                 the in-sync replicas have to confirm it first (`broker.intake.replication`).
+
+The express lane does the same for plain sends, which need only a check and an append.
 """
 
 from __future__ import annotations
@@ -48,34 +50,40 @@ from neve.remoting.names import PERM_WRITE, RETRY_PREFIX
 
 REFUSALS = (MessageIllegal, StoreFull, StoreNotWritable)
 cached_tags_code = functools.lru_cache(maxsize=4096)(tags_code)
-# What the broker writes itself; a message that comes from another broker has it already.
+# Properties that the broker writes itself. A message copied from another broker already has that broker's values.
 _FROM_ELSEWHERE = ("POP_CK", "MSG_REGION", "TRACE_ON", "CLUSTER")
-# Whichever of these it has tells that it comes from there.
+# The presence of any of these properties shows that another broker stored the message before.
 TELLS_ELSEWHERE = frozenset(("POP_CK", "MSG_REGION", "CLUSTER"))
 
 
 class TopicNotSaved(Exception):
-    """Nothing is stored yet: a restart would not know the topic, so the send waits for the table first."""
+    """The topic's entry is not durable yet, so a restart would lose it; the message was not stored.
+
+    The caller waits for the topic table and repeats the send.
+    """
 
 
-#: The kind of what was counted as a half message before.
+#: Statistics kind of a committed transaction message, which was counted as a half message before.
 COMMITTED = "committed"
 
 
 class WaitingRoom(Protocol):
-    """Where messages wait that are not for their topic yet."""
+    """Storage for messages that may not be delivered yet: half, delayed and timer messages."""
 
-    # The properties by which a message asks for it.
+    # Names of the properties that request this storage.
     asked_by: frozenset[str]
-    # What RocketMQ calls such a message.
+    # RocketMQ's name of the message type, for statistics.
     kind: str
 
     def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, int | None] | None:
-        """Store it to wait here: the place, and when it is due if its sender is told. None: it doesn't ask for it."""
+        """Store the message, if it requests this storage; otherwise return None.
+
+        Returns the put result and the delivery time in milliseconds, which is None unless the sender receives it.
+        """
 
 
 class Intake:
-    """See the module."""
+    """Admission, storage and acknowledgement of messages from clients."""
 
     def __init__(
         self,
@@ -95,7 +103,7 @@ class Intake:
         address: tuple[str, int],
         replication: Replication = STANDS_ALONE,
     ) -> None:
-        """`waiting_rooms` are asked in this order."""
+        """`waiting_rooms` are tried in this order."""
         self._config, self._clock, self._life, self._role = config, clock, life, role
         self._writer, self._flusher, self._stats = writer, flusher, stats
         self._topics, self._registration = topics, registration
@@ -104,27 +112,27 @@ class Intake:
         self._host = host_in_msg_id(address)
         cluster = config.broker_cluster_name
         self._suffix = f"MSG_REGION\x01{REGION}\x02TRACE_ON\x01true\x02CLUSTER\x01{cluster}\x02"
-        #: Properties that make a send more than an append; one look tells that a message has none of them.
+        #: A message with one of these properties is not plain. One set lets the express lane test all of them at once.
         self.special_properties = TELLS_ELSEWHERE.union(*(room.asked_by for room in (half_messages, *waiting_rooms)))
         self._sync_flush, self._replication = config.sync_flush, replication
-        #: Whether a send is answered later than it is stored.
+        #: Whether sends are answered later than they are stored: under SYNC_FLUSH, or in a broker set.
         self.answers_later = config.sync_flush or replication.waits
         self._wait = flusher.wait if config.sync_flush else replication.wait
         self._turn = itertools.count()
-        #: From when a send is read to its answer, of those that are stored and as safe as was asked for.
+        #: Seconds from reading a send to its answer; only successful sends count.
         self.latency = Histogram(LATENCIES)
         self.messages = 0
         self.bytes = 0
 
-    # ---- may it come in?
+    # ---- admission
 
     @property
     def is_open(self) -> bool:
-        """Whether sends are taken at all."""
+        """Return whether the broker accepts sends at all."""
         return self._life.takes_sends and self._role.is_master and self._config.broker_permission & PERM_WRITE != 0
 
     def check_open(self) -> None:
-        """Raises BrokerError."""
+        """Raise BrokerError if the broker accepts no sends."""
         if not self._life.accepting:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "broker unable to service, until it has started")
         if self._life.refusal is not None:
@@ -134,15 +142,16 @@ class Intake:
             raise BrokerError(ResponseCode.NO_PERMISSION, f"the broker[{name}] sending message is forbidden")
 
     def check_topic(self, header: SendMessageHeader, body_length: int) -> TopicConfig:
-        """The topic, which may be made here; a header that leaves the queue to the broker has one afterwards.
+        """Return the topic's configuration; create the topic if that is allowed.
 
-        Raises BrokerError, and TopicNotSaved for who has to wait.
+        Sets `header.queue_id` if the client left the choice to the broker. Raises BrokerError if the send is refused,
+        and TopicNotSaved if the topic's entry is not durable yet.
         """
         topic = header.topic
         config = self._topics.topics.get(topic)
         if not names.may_be_sent_to(topic):
             raise BrokerError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
-        if body_length > self._config.max_message_size:  # first: a send that is refused creates no topic
+        if body_length > self._config.max_message_size:  # before the topic is created: a refused send creates no topic
             raise BrokerError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the message is illegal, its body has {body_length} bytes, "
@@ -161,11 +170,11 @@ class Intake:
         return config
 
     def any_queue(self, queue_nums: int) -> int:
-        """A queue for who doesn't care: each in its turn."""
+        """Return a queue id for a send that names no queue, round-robin."""
         return next(self._turn) % max(queue_nums, 1)
 
     async def check_saved_topic(self, header: SendMessageHeader, body_length: int) -> TopicConfig:
-        """The same, by one who can wait."""
+        """Return `check_topic`'s result, after the topic's entry is durable."""
         while True:
             try:
                 return self.check_topic(header, body_length)
@@ -173,18 +182,18 @@ class Intake:
                 await self.topics_saved()
 
     async def topics_saved(self) -> None:
-        """All who wait share one write of the table."""
+        """Return when the topic table is durable; concurrent callers share one write."""
         await self._topics.file.save()
 
     def require_saved(self, topic: str) -> None:
-        """Raises TopicNotSaved for one that a restart would not know."""
+        """Raise TopicNotSaved if a restart would lose the topic."""
         if self._topics.unsaved and not self._topics.is_saved(topic):
             raise TopicNotSaved(topic)
 
     def ensure_topic(self, topic: str, queues: int) -> TopicConfig:
-        """A topic that the broker itself puts into: the group's for retries, for dead letters.
+        """Return a topic that the broker itself writes to, such as a retry or dead-letter topic; create it if missing.
 
-        One that has fewer queues gets as many: its group's retryQueueNums was raised since it was made.
+        If it has fewer queues than `queues`, it grows: the group's `retryQueueNums` was raised after its creation.
         """
         found, queues = self._topics.select(topic), min(queues, self._config.max_queues_per_topic)
         if found is None:
@@ -199,7 +208,7 @@ class Intake:
         return found
 
     async def saved_topic(self, topic: str, queues: int) -> TopicConfig:
-        """On disk before what is put into it is acknowledged."""
+        """Return `ensure_topic`'s result after the topic's entry is durable."""
         config = self.ensure_topic(topic, queues)
         if not self._topics.is_saved(topic):
             await self.topics_saved()
@@ -224,10 +233,14 @@ class Intake:
         self._registration.soon()
         return config
 
-    # ---- what is stored?
+    # ---- properties
 
     def begins_transaction(self, properties: Mapping[str, str], reconsume_times: int) -> bool:
-        """The property decides, not the system flag; an old client's retry carries it without meaning it."""
+        """Return whether the message is a half message.
+
+        The property decides, not the system flag, because retries of old clients carry the flag by accident. Raises
+        BrokerError if the broker rejects transactions.
+        """
         if properties.get(PROPERTY_TRANSACTION_PREPARED) != "true" or (
             reconsume_times > 0 and PROPERTY_DELAY in properties
         ):
@@ -240,22 +253,22 @@ class Intake:
         return True
 
     def asks_to_wait(self, properties: Mapping[str, str]) -> bool:
-        """Whether a message has a delay level, or a moment, that it names."""
+        """Return whether the message requests a delay level or a delivery time."""
         return any(not room.asked_by.isdisjoint(properties) for room in self._waiting_rooms)
 
     def next_unique_id(self, now: int) -> str:
-        """For a client that gave its message none."""
+        """Return a unique id for a message whose client set none."""
         return self._unique_ids.next(now)
 
     def stamped(self, text: str) -> bytes:
-        """The properties as they go into the record: the client's, then the broker's own."""
-        if text and text[-1] != "\x02":  # `ended`, without the call: each plain send comes by here
+        """Return the properties for the record: the client's, then the broker's own."""
+        if text and text[-1] != "\x02":  # same as `ended`, inlined because each plain send calls this
             text += "\x02"
         return (text + self._suffix).encode("utf-8", "surrogatepass")
 
     @property
     def stamp(self) -> str:
-        """The broker's own properties."""
+        """The broker's own properties, encoded as text."""
         return self._suffix
 
     def _checked_properties(self, text: str, properties: Mapping[str, str]) -> bytes:
@@ -269,12 +282,13 @@ class Intake:
             )
         return raw
 
-    # ---- where?
+    # ---- storage
 
     def send(self, message: NewMessage, text: str, properties: dict[str, str], *, half: bool = False) -> Stored:
-        """What a producer sends, with its property string and what that says; `half`: see `begins_transaction`.
+        """Store a producer's message. `text` is its property string, `properties` the parsed form of it.
 
-        Gives it a unique id if it has none. Raises BrokerError; then nothing was stored.
+        Sets a unique id if the message has none. `half` is the result of `begins_transaction`. Raises BrokerError; then
+        nothing was stored.
         """
         unique = properties.get("UNIQ_KEY")
         if unique is None:
@@ -286,24 +300,27 @@ class Intake:
         return stored
 
     def put(self, message: NewMessage, properties: Mapping[str, str]) -> Stored:
-        """Append; or park where it waits until its delay level's time, or the moment that it names.
+        """Append the message, or store it until its delay level or delivery time is due.
 
-        `properties` are what the message's own say. Raises BrokerError; then nothing was stored.
+        `properties` are the parsed form of the message's own. Raises BrokerError; then nothing was stored.
         """
         return self._put(message, properties, self._waiting_rooms)
 
     def commit(self, message: NewMessage, properties: Mapping[str, str]) -> Stored:
-        """The same, of what came as a half message."""
+        """Store a committed transaction message as `put` does; statistics count it as committed."""
         return self._put(message, properties, self._waiting_rooms, COMMITTED)
 
     def put_now(self, message: NewMessage, properties: Mapping[str, str]) -> Stored:
-        """Append to its queue, whatever delay it names. Raises BrokerError; then nothing was stored."""
+        """Append the message to its queue, whatever delay its properties request.
+
+        Raises BrokerError; then nothing was stored.
+        """
         return self._put(message, properties, ())
 
     def put_batch(self, messages: Sequence[NewMessage]) -> list[Stored]:
-        """Plain messages of one sender in their order, with one write where they fit.
+        """Append plain messages of one sender in order, with one write if they fit into it.
 
-        Raises BrokerError: then a first part may be stored, as when the disk is full on the way.
+        Raises BrokerError. Then a prefix of the messages may be stored, for example if the disk becomes full.
         """
         writer, places = self._writer, list[AppendResult]()
         try:
@@ -328,7 +345,7 @@ class Intake:
         message.keys = found_by(properties)
         taken: tuple[PutResult, int | None] | None = None
         try:
-            self._writer.check_topic(message.topic)  # also where the message is parked for it first
+            self._writer.check_topic(message.topic)  # also if the message is delayed first
             for room in waiting_rooms:
                 taken = room.take(message, properties)
                 if taken is not None:
@@ -352,12 +369,12 @@ class Intake:
         self.count(1, size)
 
     def count(self, number: int, size: int) -> None:
-        """Messages that were appended, `size` bytes in all."""
+        """Count appended messages of `size` bytes in total."""
         self.messages += number
         self.bytes += size
         self._stats.put_all(number, size)
 
-    # ---- when is it answered?
+    # ---- answer
 
     def acknowledge(
         self,
@@ -369,9 +386,9 @@ class Intake:
         *,
         waits: bool,
     ) -> None:
-        """Send `render(code)` once what lies below `end_offset` is safe; at once to a sender that doesn't wait.
+        """Send `render(code)` once all records below `end_offset` are durable, or at once if not `waits`.
 
-        `begun`: when its sends were read, by the monotonic clock; so many as `number`.
+        `begun` is when the sends were read, in seconds of the monotonic clock. `number` is how many sends this answers.
         """
         render = functools.partial(self._render, render, begun, number)
         if waits and self.answers_later:
@@ -386,29 +403,30 @@ class Intake:
         return render(code)
 
     async def settled(self) -> None:
-        """Returns when everything put so far is as safe on this broker's disk as what `acknowledge` answers.
+        """Return when everything stored so far is as durable on this broker's disk as `acknowledge` promises.
 
-        For the set an answer waits when it is made: see `broker.requests.promises`.
+        The wait for replicas is elsewhere, around the request handlers (`broker.requests.promises`).
         """
         if self._sync_flush:
             await self._flusher.flush_now()
 
     def stop_acknowledging(self) -> None:
-        """This member is the master of its set no more: who waits is told that it is stored, and not that it is safe.
+        """Answer all waiting sends as stored but not confirmed, because this member is no longer master of its set.
 
-        First of all that a change of role does: what is confirmed later says nothing of what was appended before.
+        A change of role calls this first: a confirm offset of a later term proves nothing about records appended
+        before.
         """
         self._flusher.answer_all(ResponseCode.FLUSH_SLAVE_TIMEOUT)
         self._replication.answer_all()
 
 
 def with_unique_id(text: str, unique: str) -> str:
-    """The properties of a client that gave its message no id."""
+    """Return a property string with the unique id added."""
     return f"{ended(text)}UNIQ_KEY\x01{unique}\x02"
 
 
 def refusal(error: StoreError) -> BrokerError:
-    """What a client is told of a store that takes nothing now."""
+    """Return the error that a client receives for a failed append."""
     if isinstance(error, AppendRefused):
         return BrokerError(error.code, str(error))
     if isinstance(error, InternalTopic):

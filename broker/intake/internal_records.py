@@ -80,15 +80,18 @@ class InternalRecords:
             )  # fmt: skip
 
     def last(self, topic: str, queue_id: int, decode: Callable[[MessageRecord], T | None]) -> T | None:
-        """Run `last_steps` in one turn: at a start, or for a slave, which has read all but the newest before."""
+        """Run `last_steps` without yielding.
+
+        For a start, and for a slave, which has read all but the newest records before.
+        """
         return at_once(self.last_steps(topic, queue_id, decode))
 
     def last_steps(self, topic: str, queue_id: int, decode: Callable[[MessageRecord], T | None]) -> Steps[T | None]:
-        """Return what `decode` makes of the newest own record, or None if the queue has none.
+        """Return `decode`'s result for the newest own record, or None if the queue has no such record.
 
-        A record of which `decode` makes None is damaged: it is ignored, and the one before it counts. No record is read
-        twice unless the log was cut, so that foreign records at the end of a queue cost their number once. `decode` is
-        the same in all calls for a queue.
+        A record for which `decode` returns None is damaged: it is ignored, and the record before it is used. No record
+        is read twice unless the log was truncated, so foreign records at the end of a queue are scanned only once.
+        `decode` must be the same in all calls for a queue.
         """
         store, cuts = self._store, self._store.cuts
         end, seen = store.max_offset(topic, queue_id), self._seen.get((topic, queue_id))

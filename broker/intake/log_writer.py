@@ -1,15 +1,15 @@
-"""The only caller of the store's append: every record of this broker's own making passes here.
+"""The only caller of the store's append methods: every record that this broker creates passes through here.
 
-Doors: `append` what one client sent together and `Intake` has checked · `put` one record · `put_copy` a stored record
-once more, to where it was bound when its time has come, or to where it waits on. None of them asks whether a client
-may: who puts what the broker keeps for itself (delayed, for a moment, half, popped, dead) was asked when it came.
+Entry points: `append` takes sends of one client that `Intake` has checked. `put` takes one record. `put_copy` stores a
+record again: in its target queue when it is due, or in a later place of its waiting queue. None of them checks
+permissions: those were checked when the message arrived, also for delayed, timer, half, popped and dead messages.
 
-Internal topics (`neve.remoting.names.is_internal`) are refused at each door, because names in stored messages may come
-from a foreign log: REAL_TOPIC of a delayed message that a client sent to an Apache broker, for example. Only modules
+Each entry point refuses internal topics (`neve.remoting.names.is_internal`), because names in stored messages may come
+from a foreign log. An example is REAL_TOPIC of a delayed message that a client sent to an Apache broker. Only modules
 that own an internal topic pass `internal=True`.
 
-All raise StoreError, and then nothing was stored. In a broker set it is asked before each of them, and hears of it
-after: also of what this broker stores for itself.
+All methods raise StoreError, and then nothing was stored. In a broker set, `Replication` is asked before each append
+and notified after it, also for records of the broker itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from neve.record.codec import MessageRecord, parse_host
 from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
 from neve.remoting.names import is_internal
 
-# What waits is reappended out of a log file that is to go. What leaves its place by itself so soon is not, and what was
-# reappended stays at least that long: a crowded disk evicts every few seconds.
+# A waiting message is reappended before the log file that contains it is deleted. Messages due within this time are not
+# reappended, and a copy stays in place at least this long, because a full disk triggers eviction every few seconds.
 REAPPEND_AGAIN_MS = 30 * 60_000
 _NONE: Mapping[str, str] = {}
 _QueueOf = Callable[[str, int], ConsumeQueue]
@@ -36,31 +36,32 @@ _Append = Callable[[Sequence[Send], tuple[str, int], int], list[AppendResult]]
 
 
 def found_by(properties: Mapping[str, str]) -> str:
-    """The names under which the index finds a message."""
+    """Return the space-separated keys for the key index: the message's unique id and its KEYS."""
     return " ".join(filter(None, (properties.get(PROPERTY_UNIQUE_KEY), properties.get(PROPERTY_KEYS))))
 
 
 class LogWriter:
-    """See the module."""
+    """Append interface of the store, with the checks of a broker set."""
 
     def __init__(self, store: MessageStore, replication: Replication = STANDS_ALONE) -> None:
         self._store, self._replication = store, replication
-        #: Reads the internal topics back.
+        #: Reads the records of internal topics.
         self.internal = InternalRecords(store)
-        # The store's own, with no layer between: each batch of the express lane comes by here.
-        self.rooms = store.rooms  # how many queues' files are made ready for them in one turn
-        #: The queue of a put, made for its first; after `takes`, or `check`, in the same turn. Raises StoreError.
+        # Attributes of the store without a wrapper, because each batch of the express lane uses them.
+        self.rooms = store.rooms  # budget of queue files to create or map in one turn
+        #: Returns the queue of a put and creates it if missing. Call `takes` or `check` first, in the same turn. Raises
+        #: StoreError.
         self.queue_of: _QueueOf = store.queue_for
-        #: Sends of one host, in their order; fewer places than sends: the next one can't be stored.
+        #: Appends sends of one host in order. If it returns fewer places than sends, the next send cannot be stored.
         self.append: _Append = store.append
-        #: Whether the set lets anything come in, in this turn; None where there is no set to ask.
+        #: Returns whether the broker set accepts appends in this turn; None if there is no set.
         self.takes: Callable[[], bool] | None = None
         self._in_set = replication.waits
         if replication.waits:
             self.takes, self.append = replication.takes, self._append_in_set
 
     def check(self) -> None:
-        """Raises AppendRefused where the set lets nothing come in."""
+        """Raise AppendRefused if the broker set accepts no appends."""
         if self._in_set:
             self._replication.check_append()
 
@@ -70,9 +71,10 @@ class LogWriter:
             raise InternalTopic(f"topic {topic} is internal: only the broker's own records may be stored there")
 
     def put(self, message: NewMessage, *, internal: bool = False) -> PutResult:
-        """One record, and what is to be stored beside it: both or neither.
+        """Append one record, and the message `beside` it: both or neither.
 
-        `internal`: the caller owns the internal topic that it writes to. `beside` is always a record of such a topic.
+        `internal`: the caller owns the internal topic that it writes to. `beside` is always a record of an internal
+        topic.
         """
         beside = message.beside
         if internal:
@@ -114,11 +116,11 @@ class LogWriter:
         beside: NewMessage | None = None,
         internal: bool = False,
     ) -> PutResult:
-        """The record with another place and store time.
+        """Append a copy of the record to another queue, with a new store time.
 
-        `properties` have the tags, keys and id under which the copy is found; without them, it is in no index. `code`
-        stands for the tags. What is None is as in the record. `beside` is stored with it, or neither. `internal`: see
-        `put`.
+        Arguments that are None keep the record's value. `properties` supply the tags, keys and unique id for the
+        indexes; without them the copy is in no index. `code` replaces the code of the tags. `beside` and `internal` are
+        as in `put`.
         """
         return self.put(
             NewMessage(
@@ -140,7 +142,10 @@ class LogWriter:
         )
 
     def send_of(self, message: NewMessage) -> Send:
-        """As the store takes it; makes the queue of a first message: after `check`. Raises InternalTopic."""
+        """Return the message in the store's form; create its queue if missing.
+
+        Call `check` first. Raises InternalTopic.
+        """
         self.check_topic(message.topic)
         return self._send_of(message)
 

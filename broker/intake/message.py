@@ -1,4 +1,4 @@
-"""What a put takes, a message without a place in the log yet (RocketMQ's MessageExtBrokerInner), and what it gives."""
+"""Input and result of a put (RocketMQ's MessageExtBrokerInner and PutMessageResult)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-# Who sends what the broker writes down for itself.
+# Born host of records that the broker itself creates.
 NOBODY = ("127.0.0.1", 0)
 
 
 class NewMessage(msgspec.Struct, kw_only=True, gc=False):
-    """One message on its way into the log; `tags_code` and `keys` are what it is found by."""
+    """A message that has no place in the log yet; `tags_code` and `keys` go into its index entries."""
 
     topic: str
     queue_id: int
@@ -23,22 +23,22 @@ class NewMessage(msgspec.Struct, kw_only=True, gc=False):
     born_host: tuple[str, int] = NOBODY
     reconsume_times: int = 0
     tags_code: int = 0
-    # Unique id and keys, with spaces between them; none: it is in no index.
+    # Unique id and keys, separated by spaces; if empty, the message is in no key index.
     keys: str = ""
     prepared_transaction_offset: int = 0
-    # Stored with it, right behind it, or neither.
+    # A record to append right behind this one; both are stored or neither.
     beside: NewMessage | None = None
 
 
 @dataclass(slots=True)
 class Stored:
-    """A put that was done: what its sender is told."""
+    """A stored message: the facts for the sender's answer."""
 
     msg_id: str
     queue_id: int
     queue_offset: int
-    # What lies below is on the disk once the message is.
+    # The message is durable once all bytes below this physical offset are.
     end_offset: int
     unique: str = ""
-    # When a timer message is due.
+    # Delivery time of a timer message.
     deliver_ms: int | None = None

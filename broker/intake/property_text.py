@@ -1,4 +1,4 @@
-"""Property strings of sends: name 0x01 value 0x02, again and again."""
+"""Property strings of messages: a sequence of name, byte 0x01, value, byte 0x02."""
 
 from neve.errors import BrokerError
 from neve.record.layout import PROPERTIES_LENGTH_MAX
@@ -13,7 +13,7 @@ def join_properties(properties: dict[str, str]) -> str:
 
 
 def ended(text: str) -> str:
-    """With the last separator, so that pairs can follow."""
+    """Return the text with its last separator, so that pairs can be appended."""
     return text if not text or text[-1] == "\x02" else text + "\x02"
 
 
@@ -22,16 +22,16 @@ def ended_bytes(raw: bytes) -> bytes:
 
 
 def target_pairs(topic: str, queue_id: int) -> bytes:
-    """Where a message that waits under another topic belongs."""
+    """Return the properties that name the real queue of a message stored in an internal topic."""
     return f"REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02".encode()
 
 
 def drop_stated_origin(topic: str, properties: dict[str, str]) -> None:
-    """Remove the origin that came with a message of an ordinary topic, before the broker copies it for a retry.
+    """Remove properties that claim an origin, if the topic's messages have none; call it before a copy for a retry.
 
     Only a message in a group's retry or dead-letter topic has an origin. In any other topic a client set the property,
-    for example a bridge that republishes messages with all their properties, and an erasure would go by it. The name of
-    a pop-retry topic, `%RETRY%group+topic`, states the origin of all that is in it.
+    for example a bridge that republishes messages with all properties, and an erasure would rely on it. In a pop-retry
+    topic the topic's name, `%RETRY%group+topic`, states the origin instead.
     """
     if not is_retry_or_dlq(topic) or (topic.startswith(RETRY_PREFIX) and "+" in topic):
         properties.pop(PROPERTY_RETRY_TOPIC, None)
@@ -39,7 +39,10 @@ def drop_stated_origin(topic: str, properties: dict[str, str]) -> None:
 
 
 def properties_of(header: SendMessageHeader) -> str:
-    """Before they are taken apart: a header may be as long as its frame. BrokerError when they can't be a record's."""
+    """Return the property string of a send. Raises BrokerError if it is too long for a record.
+
+    The length is checked before parsing, because a header may be as long as its frame.
+    """
     text = header.properties or ""
     if len(text) > PROPERTIES_LENGTH_MAX:
         raise BrokerError(

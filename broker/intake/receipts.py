@@ -1,4 +1,4 @@
-"""The answer of a send: from a template, because its header differs in a few places only."""
+"""Send receipts, rendered from a template because their headers differ only in a few fields."""
 
 import base64
 import functools
@@ -14,7 +14,7 @@ from neve.remoting.command import RemotingCommand
 
 REGION = "DefaultRegion"
 
-# Formatted as bytes: a quarter of the time of a str that is encoded afterwards.
+# Formatting bytes takes a quarter of the time of formatting a str and encoding it.
 _HEAD = (
     '{"code":%d,"extFields":{"MSG_REGION":"' + REGION + '","TRACE_ON":"true","msgId":"%b","queueId":"%d",'
     '"queueOffset":"%d"%b},"flag":1,"language":"PYTHON","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":'
@@ -26,24 +26,27 @@ _LENGTHS = struct.Struct(">ii")
 
 @functools.lru_cache(maxsize=8)
 def host_in_msg_id(address: tuple[str, int]) -> str:
-    """What all ids of one broker begin with: to parse its address for each message took longer than to store it."""
+    """Return the common prefix of this broker's message ids.
+
+    Cached, because parsing the address for each message took longer than storing the message.
+    """
     return offset_msg_id(address, 0)[:-16]
 
 
-# Of a plain send: queue, unique id (ASCII letters and digits), opaque, whether it is answered (not one-way), whether it
-# waits for the disk under SYNC_FLUSH.
+# Fields of a plain send: queue id, unique id (ASCII letters and digits), opaque, whether it is answered (not one-way),
+# whether it waits for disk and replicas.
 PlainSend = tuple[int, str, int, bool, bool]
 
 
 class ReceiptTemplate:
-    """The answers of one broker to plain sends."""
+    """Renderer of this broker's answers to plain sends."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         host = host_in_msg_id(address).encode()
         self._head = _HEAD.replace(b"%b", host + b"%016X", 1).replace(b"%b", b',"transactionId":"%b"', 1)
 
     def render(self, receipts: Iterable[tuple[PlainSend, AppendResult]], code: int) -> bytes:
-        """The frames of all answers, one after another."""
+        """Return the concatenated answer frames; one-way sends have none."""
         head, pack = self._head, _LENGTHS.pack
         frames: list[bytes] = []
         for (queue_id, unique, opaque, answered, _), (physical_offset, _, queue_offset) in receipts:
@@ -57,10 +60,10 @@ class ReceiptTemplate:
 def render_send_response(
     request: RemotingCommand, code: int, stored: Stored, transaction_id: str, handle: str | None = None
 ) -> bytes:
-    """The whole frame of an answer to a send."""
+    """Return the complete frame of an answer to a send."""
     if not transaction_id:
         extra = b""
-    elif transaction_id.isalnum() and transaction_id.isascii():  # nothing to escape, as in all that clients make
+    elif transaction_id.isalnum() and transaction_id.isascii():  # nothing to escape, as in the ids of all known clients
         extra = b',"transactionId":"%b"' % transaction_id.encode()
     else:
         extra = b',"transactionId":%b' % json.dumps(transaction_id).encode()
@@ -90,5 +93,5 @@ def send_response(
 
 
 def recall_handle(topic: str, broker: str, deliver_ms: int, unique: str) -> str:
-    """What a producer gives back to recall a timer message; `recall_message` reads it."""
+    """Return the handle with which a producer can recall a timer message; `recall_message` parses it."""
     return base64.urlsafe_b64encode(f"v1 {topic} {broker} {deliver_ms + 1} {unique}".encode()).decode()

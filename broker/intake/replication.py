@@ -1,25 +1,29 @@
-"""Where an answer waits for the broker set, and through which the set says what may be answered.
+"""Waiting for the replicas of a broker set, and the set's permission to append (RocketMQ's GroupTransferService).
 
-RocketMQ's GroupTransferService. An answer that promises a record is given once both are true: the own flush rule
-(`flusher`) and, here, that the set has confirmed the log so far. Who waits:
+An answer that promises a record is given once the local flush rule (`flusher`) is met and the set has confirmed the log
+up to the record's end. Waiters:
 
-    sends, in all lanes          `Intake.acknowledge` → the flusher, under SYNC_FLUSH → `wait`
-    what a pop hands out         `pop_message` → `replicated`
-    every other change           `requests/promises`, around the handlers → `replicated`
+    sends, in all lanes     `Intake.acknowledge` → the flusher, under SYNC_FLUSH → `wait`
+    results of a pop        `pop_message` → `replicated`
+    all other changes       `requests/promises`, around the handlers → `replicated`
 
-    said by the set (`BrokerSet`)     here
-    leads, may_append                 asked before each append (`LogWriter`): SYSTEM_BUSY, or SYSTEM_ERROR `in-sync
-                                      replicas not enough`
-    acknowledged                      how far it is confirmed; -1: nobody is acknowledged, and nothing is appended
-    told by the set
-    `confirmed`                       who waits for what lies below is answered
-    `Intake.stop_acknowledging`       this member is the master no more: all who wait are told FLUSH_SLAVE_TIMEOUT, in
-                                      every room, before anything else is done. A new *term* begins
+Queries to the set (`BrokerSet`):
 
-A confirm offset of a later term says nothing of what was appended in an earlier one: the log may have been cut and
-grown again in between. So who awaits anything between an append and its answer brings the term that it began in.
+    leads, may_append       before each append (`LogWriter`). Refusals: SYSTEM_BUSY, or SYSTEM_ERROR with
+                            `in-sync replicas not enough`
+    acknowledged            the confirm offset; if -1, nothing is acknowledged and nothing is appended
 
-A broker that stands alone has `STANDS_ALONE`: it is asked once, when the parts are made, and no answer comes by here.
+Notifications from the set:
+
+    `confirmed`                    answers every waiter below the new confirm offset
+    `Intake.stop_acknowledging`    this member is no longer master: all waiters in all stages are answered
+                                   FLUSH_SLAVE_TIMEOUT before anything else happens, and a new *term* begins
+
+A confirm offset of a later term proves nothing about records of an earlier one, because the log may have been truncated
+and appended to in between. So code that awaits between an append and its answer passes the term of the append.
+
+A broker outside a set uses `STANDS_ALONE`. It is checked once, when the broker is assembled, and no answer passes
+through this module.
 """
 
 from __future__ import annotations
@@ -35,8 +39,8 @@ from infra.loop.supervisor import Faults
 from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
-# So many bytes of the log may wait for their answers, half a million of the smallest sends: a client that sends on
-# without waiting for them must not fill the memory.
+# Limit on the log bytes that wait for confirmation, half a million of the smallest sends. A client that pipelines sends
+# without waiting for answers must not exhaust the memory.
 UNCONFIRMED_MAX = 128 << 20
 NOT_ENOUGH = "in-sync replicas not enough"
 NOT_SAFE = "stored, but not known to be with all members of the SyncStateSet"
@@ -46,7 +50,7 @@ _Waiter = WaitingSend | asyncio.Future[None]
 
 
 class AppendRefused(StoreNotWritable):
-    """The set takes no record of this member now."""
+    """The set does not allow this member to append now."""
 
     def __init__(self, code: ResponseCode, remark: str) -> None:
         super().__init__(remark)
@@ -54,60 +58,60 @@ class AppendRefused(StoreNotWritable):
 
 
 class BrokerSet(Protocol):
-    """What a member's set says; asked on the loop, often, and answered at once."""
+    """State of this member's broker set. The event loop queries it often, so no method may block."""
 
     @property
     def leads(self) -> bool:
-        """Whether this member is the master, and hands over to nobody."""
+        """Whether this member is the master and no switchover is in progress."""
 
     def may_append(self) -> bool:
-        """Whether enough members are in sync, of a master."""
+        """Return whether enough members are in sync; only of a master."""
 
     def acknowledged(self) -> int:
-        """Below this a record may be acknowledged; -1: nothing may."""
+        """Return the physical offset below which records may be acknowledged, or -1 if none may."""
 
     def why_silent(self) -> str:
-        """For who is refused while nothing may be acknowledged."""
+        """Return the reason for refusals while nothing may be acknowledged."""
 
     def appended(self) -> None:
-        """The log has grown; `acknowledged` may know it when this returns."""
+        """Report that the log has grown; `acknowledged` may be higher after this call."""
 
 
 class Replication(Protocol):
-    """What the parts that append and answer know of a set."""
+    """Interface of a broker set for the modules that append and answer."""
 
     @property
     def waits(self) -> bool:
-        """Whether there is a set: else nothing here is ever called."""
+        """Whether there is a set. If not, no other method is called."""
 
     @property
     def term(self) -> int:
-        """Another one: what was appended before is not promised by what is confirmed now."""
+        """Leadership term of this process. In a new term, confirm offsets do not cover records of earlier terms."""
 
     def takes(self) -> bool:
-        """Whether `check_append` would say nothing."""
+        """Return whether `check_append` would pass."""
 
     def check_append(self) -> None:
-        """Raises AppendRefused."""
+        """Raise AppendRefused if the set accepts no append now."""
 
     def appended(self) -> None:
-        """The log has grown."""
+        """Report that the log has grown."""
 
     def wait(self, send: WaitingSend) -> None:
-        """Answer the send once it is confirmed; to be called in the turn, or at least in the term, of its append."""
+        """Answer the send once it is confirmed. Call this in the term of its append, best in the same turn."""
 
     async def replicated(self, end: int, term: int) -> None:
-        """Returns when the log is confirmed up to `end`, in the term in which that was appended.
+        """Return when the log is confirmed up to `end`, which was appended in `term`.
 
-        Raises BrokerError with FLUSH_SLAVE_TIMEOUT.
+        Raises BrokerError with FLUSH_SLAVE_TIMEOUT on a timeout, or if the term has changed.
         """
 
     def answer_all(self) -> None:
-        """See `Intake.stop_acknowledging`."""
+        """Answer all waiters with FLUSH_SLAVE_TIMEOUT and begin a new term; for `Intake.stop_acknowledging`."""
 
 
 class StandsAlone:
-    """Of a broker that is in no set: everything may come in, and nobody waits."""
+    """Replication of a broker outside a set: every append is allowed, and nothing waits."""
 
     waits, term = False, 0
 
@@ -115,50 +119,50 @@ class StandsAlone:
         return True
 
     def check_append(self) -> None:
-        """Always."""
+        """Allow every append."""
 
     def appended(self) -> None:
-        """Nobody follows."""
+        """Do nothing: there is no replica."""
 
     def wait(self, send: WaitingSend) -> None:
         send.connection.send_raw(send.render(ResponseCode.SUCCESS))
 
     async def replicated(self, end: int, term: int) -> None:
-        """At once."""
+        """Return at once."""
 
     def answer_all(self) -> None:
-        """Nobody waits."""
+        """Do nothing: there are no waiters."""
 
 
 STANDS_ALONE = StandsAlone()
 
 
 class GroupTransfer:
-    """Who waits for the set. See the module."""
+    """Waiters for the confirm offset of a broker set (RocketMQ's GroupTransferService)."""
 
     waits = True
 
     def __init__(self, broker_set: BrokerSet, clock: Clock, faults: Faults, *, slave_timeout: float) -> None:
-        """`slave_timeout`: after so many seconds an answer says that the record is stored, and not that it is safe."""
+        """`slave_timeout`, in seconds, limits the wait; after it the answer is FLUSH_SLAVE_TIMEOUT."""
         self._set, self._clock, self._faults = broker_set, clock, faults
         self._waiting = Waiting[_Waiter](slave_timeout)
-        self._newest = 0  # the highest end that an answer waits for
+        self._newest = 0  # highest end offset of any waiter
         self.term = 0
         self.timeouts = 0
 
     @property
     def waiting(self) -> int:
-        """How many answers wait."""
+        """The number of answers that wait."""
         return len(self._waiting)
 
     # ---- before an append, and after it
 
     def takes(self) -> bool:
-        """Whether `check_append` would say nothing."""
+        """Return whether `check_append` would pass."""
         return self._refusal() is None
 
     def check_append(self) -> None:
-        """Raises AppendRefused."""
+        """Raise AppendRefused if the set accepts no append now."""
         refused = self._refusal()
         if refused is not None:
             raise AppendRefused(*refused)
@@ -178,7 +182,7 @@ class GroupTransfer:
     def appended(self) -> None:
         self._set.appended()
 
-    # ---- who waits
+    # ---- waiters
 
     def wait(self, send: WaitingSend) -> None:
         """Answer the send once it is confirmed."""
@@ -188,12 +192,12 @@ class GroupTransfer:
             self._add(send.end_offset, send)
 
     async def replicated(self, end: int, term: int) -> None:
-        """See `Replication`."""
+        """Return when the log is confirmed up to `end`, which was appended in `term`; raise BrokerError otherwise."""
         if term != self.term:
             raise not_safe()
         if self._set.acknowledged() >= end:
             return
-        self._set.appended()  # a segment may have been sealed since the last append: the slaves have to have its end
+        self._set.appended()  # a segment may have been sealed since the last append, and the slaves need its end
         if self._set.acknowledged() >= end:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -204,24 +208,24 @@ class GroupTransfer:
         self._newest = max(self._newest, end)
         self._waiting.add(end, waiter, self._clock.monotonic())
 
-    # ---- what the set tells, and the time
+    # ---- notifications and timeouts
 
     def confirmed(self) -> None:
-        """`acknowledged` has moved."""
+        """Answer all waiters below the confirm offset, which has moved."""
         if not self._waiting:
             return
         for waiter in self._waiting.reached(self._set.acknowledged()):
             self._answer(waiter, ResponseCode.SUCCESS)
 
     def answer_all(self) -> None:
-        """See `Intake.stop_acknowledging`."""
+        """Answer all waiters with FLUSH_SLAVE_TIMEOUT and begin a new term; for `Intake.stop_acknowledging`."""
         self.term += 1
         self._newest = 0
         for waiter in self._waiting.all():
             self._answer(waiter, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
     def check_deadlines(self) -> None:
-        """Who has waited for `slave_timeout` is told that it is stored; if the slaves have it nobody knows."""
+        """Answer waiters older than `slave_timeout` as stored; whether the slaves have the records is unknown."""
         for waiter in self._waiting.overdue(self._clock.monotonic()):
             self.timeouts += 1
             self._answer(waiter, ResponseCode.FLUSH_SLAVE_TIMEOUT)
@@ -229,7 +233,7 @@ class GroupTransfer:
     def _answer(self, waiter: _Waiter, code: ResponseCode) -> None:
         if isinstance(waiter, asyncio.Future):
             if waiter.done():
-                return  # its asker hung up
+                return  # the client disconnected
             if code == ResponseCode.SUCCESS:
                 waiter.set_result(None)
             else:
@@ -237,10 +241,10 @@ class GroupTransfer:
             return
         try:
             waiter.connection.send_raw(waiter.render(code))
-        except Exception as error:  # noqa: BLE001 - one answer that can't be made; the others are waited for
+        except Exception as error:  # noqa: BLE001 - one failed answer must not stop the others
             self._faults.add("the answer to a send", error, f"that ends at {waiter.end_offset}")
 
 
 def not_safe() -> BrokerError:
-    """What is told where a send would be answered FLUSH_SLAVE_TIMEOUT."""
+    """Return the error that corresponds to a send's FLUSH_SLAVE_TIMEOUT."""
     return BrokerError(ResponseCode.FLUSH_SLAVE_TIMEOUT, NOT_SAFE)

@@ -1,1 +1,1 @@
-"""Where a read goes: hot, old or cold; what a subscription selects."""
+"""Reads over both tiers, local and archived, and the filters of subscriptions."""

@@ -1,10 +1,10 @@
-"""Who reads a backlog gives way: a part of each turn of the loop is his, and what does not fit waits for the next one.
+"""Throttle for reads of a backlog: a limited share of each turn of the event loop; the rest waits for the next turn.
 
-    turn of the loop   sends, pulls at the end of a queue: as they come │ backlogs: for `TURN_S` │ the next turn
+    turn of the loop   sends, pulls at the end of a queue: as they arrive │ backlogs: for `TURN_S` │ the next turn
 
-A read that has begun ends in its turn. One that has to wait for the disk or the archive is answered when that has come.
-Eight groups that replay ask for sixty answers at once; served in one go these are milliseconds in which no send is
-heard. Who waits is served in the order in which he came.
+A read that has begun completes in its turn. A read that has to wait for the disk or the archive is answered when the
+data arrives. The reason: eight groups that replay request sixty answers at once. Served together these take
+milliseconds in which no send is processed. Waiting reads are served first in, first out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 
 TURN_S = 0.0003
-_WAITING_MAX = 4096  # above that it is quicker to answer than to keep them
+_WAITING_MAX = 4096  # with more waiting reads, answering them costs less than keeping them
 
 
 class BacklogTurns:
-    """How much of this turn of the loop backlogs have had, and who waits for the next."""
+    """Time that reads of backlogs used in this turn of the event loop, and the reads that wait for the next one."""
 
     def __init__(self) -> None:
         self._used = 0.0
@@ -27,22 +27,22 @@ class BacklogTurns:
 
     @property
     def waiting(self) -> int:
-        """How many reads of backlogs wait for a turn."""
+        """The number of backlog reads that wait for a turn."""
         return len(self._waiting)
 
     @property
     def has_room(self) -> bool:
-        """Whether a read of a backlog may begin now."""
+        """Whether a backlog read may begin now."""
         waiting = len(self._waiting)
         return (self._used < TURN_S and not waiting) or waiting >= _WAITING_MAX
 
     def used(self, seconds: float) -> None:
-        """A read of a backlog took so long of this turn."""
+        """Add the duration of a backlog read in this turn."""
         self._used += seconds
         self._see_to_next()
 
     def wait(self, read: Callable[[], None]) -> None:
-        """`read` has its turn later; it says itself what it used, and fails by nothing."""
+        """Call `read` in a later turn. It must call `used` itself and must not raise."""
         self._waiting.append(read)
         self._see_to_next()
 

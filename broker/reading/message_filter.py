@@ -1,7 +1,7 @@
-"""What a subscription selects: everything, the hashes of its tags, or what an SQL92 expression says of the properties.
+"""Filters of subscriptions: all messages, tag hashes, or an SQL92 expression over the properties.
 
-Tags are asked of the queue's entries (`broker/store/reading`, `tiered/read/cold_reader`); an expression needs the
-records: those of one read are looked through (`record_filter`), and no more of them than the limits here.
+Tag hashes are compared with the entries of the consume queue (`broker/store/reading`, `tiered/read/cold_reader`). An
+expression needs the records: `record_filter` evaluates it for those of one read, up to the limits below.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from neve.errors import BrokerError
 from neve.record.properties import tags_code
 from neve.remoting.codes import ResponseCode
 
-# Records that one read evaluates an expression for: it runs on the event loop. Fewer if the expression is larger.
+# Limits on the records of one read that an expression is evaluated for, because this runs on the event loop. Large
+# expressions get fewer.
 LOOKED_AT_COUNT = 256
 LOOKED_AT_BYTES = 1 << 20
 FULL_COUNT_NODES = 256
@@ -19,7 +20,7 @@ FULL_COUNT_NODES = 256
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """By the hash of the tag, by a predicate over the properties, or neither: all."""
+    """A set of tag hashes, a predicate over the properties, or neither, which selects all messages."""
 
     codes: frozenset[int] | None = None
     predicate: SqlFilter | None = None
@@ -39,7 +40,10 @@ EVERY_MESSAGE = MessageFilter()
 
 
 def parse_expression(expression: str | None, kind: str | None, *, sql: bool) -> MessageFilter:
-    """What `a || b` or an SQL92 expression selects; `sql`: the broker takes the latter. Raises BrokerError."""
+    """Return the filter for `a || b` or for an SQL92 expression.
+
+    `sql` states whether the broker supports SQL92. Raises BrokerError if the expression is invalid or not supported.
+    """
     if kind == "SQL92":
         if not sql:
             raise BrokerError(

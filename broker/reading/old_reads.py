@@ -1,9 +1,9 @@
-"""Local records that may have left the page cache: read from the file, not through the mapping.
+"""Reads of local records that may have left the page cache, from the file instead of the mapping.
 
-A page fault in a mapping stops every thread, because it holds the GIL; a pread lets it go. So for what lies more than
-`hotBytes` below the log's end the kernel is asked whether it is in memory, and if it isn't, a thread reads it from the
-disk while the pull is parked. The mapped slices of the same bytes stay at hand: they answer where the file has been
-evicted in between (a mapping outlives its file's name).
+A page fault in a mapping stops all threads, because it occurs with the GIL held; pread releases the GIL. For records
+more than `hotBytes` below the log end offset, the kernel is asked whether the pages are resident. If not, a thread
+reads them from the disk while the pull is parked. The mapped slices of the same bytes remain available. They provide
+the answer if the file was evicted meanwhile, because a mapping stays valid after its file is deleted.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from neve.remoting.codes import ResponseCode
 
 _THREADS = 4
 _WAITING_MAX = 4096
-# Runs this near each other are one read: the records of a queue lie among those of others.
+# Runs closer than this are merged into one read, because a queue's records are interleaved with those of other queues.
 _GAP_MAX = 64 << 10
 
 
 class Piece(NamedTuple):
-    """One read of a file, and the parts of it that were asked for, as (start, end) in it."""
+    """One read of a file, and the requested parts of it as (start, end) relative to the read."""
 
     file: LogFile
     position: int
@@ -32,7 +32,10 @@ class Piece(NamedTuple):
 
 
 def pieces_of(file_at: Callable[[int], LogFile | None], runs: list[tuple[int, int]]) -> list[Piece]:
-    """The reads for these runs of the log, (start, end) as physical offsets in rising order; each lies in one file."""
+    """Return the reads for runs of the log.
+
+    A run is (start, end) in physical offsets, within one file. Runs are in ascending order.
+    """
     pieces: list[Piece] = []
     file = None
     origin = reached = 0
@@ -51,25 +54,28 @@ def pieces_of(file_at: Callable[[int], LogFile | None], runs: list[tuple[int, in
 
 
 class OldReads:
-    """Reads of local records past the page cache, on threads of their own, so that no page fault stops the loop.
+    """Reads of records outside the page cache, in a thread pool, so that no page fault blocks the event loop.
 
-    `load` raises BrokerError SYSTEM_BUSY when the disk can't be read or too many wait already.
+    `load` raises BrokerError SYSTEM_BUSY if too many reads wait already.
     """
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._pool = ThreadPoolExecutor(_THREADS, "old-read")
-        self.count = 0  # reads below hotBytes
-        self.waited = 0  # those that memory did not answer
+        self.count = 0  # reads below `hotBytes`
+        self.waited = 0  # those whose pages were not resident
         self.waiting = 0
 
     def in_memory(self, pieces: list[Piece]) -> bool:
-        """Whether the mapping can be read without a wait for the disk."""
+        """Return whether the mapping can be read without waiting for the disk."""
         self.count += 1
         return all(self._disk.is_resident(piece.file.map, piece.position, piece.length) for piece in pieces)
 
     async def load(self, pieces: list[Piece]) -> list[memoryview] | None:
-        """The parts, read in a thread; None: the file is gone or shorter. Raises BrokerError SYSTEM_BUSY."""
+        """Read the requested parts in a thread.
+
+        Returns None if the file cannot be read or is shorter. Raises BrokerError SYSTEM_BUSY if too many reads wait.
+        """
         if self.waiting >= _WAITING_MAX:
             raise BrokerError(ResponseCode.SYSTEM_BUSY, f"{self.waiting} reads wait for the disk already")
         self.waited += 1

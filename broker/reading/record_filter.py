@@ -1,4 +1,4 @@
-"""Picks the records of a read that a predicate over their properties wants."""
+"""Selection of a read's records by a predicate over their properties."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from neve.remoting.codes import GetMessageStatus
 
 
 def select(result: GetResult, wanted: SqlFilter, max_count: int, max_bytes: int) -> GetResult:
-    """The same read with only what is wanted; ends before the first wanted record that has no room."""
+    """Return the result with only the selected records; it ends before the first one that exceeds a limit."""
     if result.status != GetMessageStatus.FOUND:
         return result
     taken: list[memoryview] = []

@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 TEXT_LIMIT_BYTES: Final = 256 << 10
-#: Operators and operands; the values of an IN are one operand, because an IN is one look-up in a set.
+#: Limit on operators and operands. The values of an IN count as one operand, because an IN is one look-up in a set.
 NODE_LIMIT: Final = 4096
-#: Tokens of a text. A list of two or more strings is one token.
+#: Limit on the tokens of an expression. A list of two or more strings is one token.
 TOKEN_LIMIT: Final = 16_384
-#: Of operators within operators, as evaluation and compilation recurse. Brackets and chains of AND or OR do not count.
+#: Limit on nested operators, because evaluation and compilation recurse. Brackets and chains of AND or OR do not count.
 DEPTH_LIMIT: Final = 200
-#: Total text of the compiled expressions that are kept. The values of an IN take ten times their text.
+#: Limit on the total text of cached filters. The values of an IN need ten times the size of their text.
 CACHE_LIMIT_BYTES: Final = 2 << 20
 
 Properties = Mapping[str, str]
@@ -47,12 +47,13 @@ class SqlError(ValueError):
 
 # ---- tokens
 
-# RocketMQ's line comment needs its newline. Looked for in the last line, it would cost a scan for each minus.
+# RocketMQ's line comment ends with a newline. The last line has its own pattern, because searching a newline there
+# would cost a scan for each minus sign.
 _SKIPPED = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*[\n\r]|/\*.*?\*/)+", re.DOTALL)
 _SKIPPED_IN_LAST_LINE = re.compile(r"(?:[ \t\n\r\f]|/\*.*?\*/)+", re.DOTALL)
 _TOKEN = re.compile(
     r"(?P<text>'(?:[^']|'')*')"
-    # The values of an IN, in one piece: there may be thousands.
+    # The values of an IN as one token: there may be thousands.
     r"|(?P<list>\([ \t\n\r\f]*+'(?:[^']|'')*+'(?:[ \t\n\r\f]*+,[ \t\n\r\f]*+'(?:[^']|'')*+')++[ \t\n\r\f]*+\))"
     r"|(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
     r"|(?P<integer>0|[1-9][0-9]*[lL]?)"
@@ -72,7 +73,7 @@ class _Token(NamedTuple):
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Yield the tokens one by one: text behind a line comment that no newline ends is not read."""
+    """Yield tokens lazily: text behind an unterminated line comment is not read."""
     last_newline = max(text.rfind("\n"), text.rfind("\r"))
     position = 0
     for count in itertools.count():
@@ -192,7 +193,7 @@ _BRACKET, _HALF_BETWEEN, _BETWEEN = "(", "BETWEEN …", "BETWEEN … AND …"
 
 
 class _Pending(NamedTuple):
-    """An operator that waits for its last operand, or an open bracket."""
+    """An operator whose last operand is not parsed yet, or an open bracket."""
 
     word: str
     level: int
@@ -200,7 +201,7 @@ class _Pending(NamedTuple):
 
 
 class _Parser:
-    """An operator-precedence parser with its own stacks: nested brackets cannot exhaust the interpreter's."""
+    """Operator-precedence parser with explicit stacks, so that nested brackets cannot exhaust the recursion limit."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -208,10 +209,10 @@ class _Parser:
         self._token = next(self._tokens)
         self._nodes = 0
         self._pending: list[_Pending] = []
-        self._operands: list[tuple[Node, int]] = []  # with the depth of each
+        self._operands: list[tuple[Node, int]] = []  # each with its depth
 
     def parse(self) -> tuple[Node, int]:
-        """The expression, and how many operators and operands it has."""
+        """Return the tree, and the number of its operators and operands."""
         follows = True
         while follows:
             self._prefixes()
@@ -224,7 +225,7 @@ class _Parser:
         return _condition(self._operands.pop()[0]), self._nodes
 
     def _prefixes(self) -> None:
-        """Everything up to and with the next operand."""
+        """Parse prefix operators and open brackets, then one operand."""
         while True:
             token = self._next()
             if token.kind != "mark" or token.value in ("TRUE", "FALSE", "NULL"):
@@ -242,7 +243,7 @@ class _Parser:
                 raise _out_of_place(token)
 
     def _suffixes(self) -> bool:
-        """Everything behind an operand; true if another operand has to follow."""
+        """Parse everything after an operand; return whether another operand must follow."""
         while True:
             word = self._mark()
             if word == ")":
@@ -274,7 +275,7 @@ class _Parser:
             return True
 
     def _half_between(self) -> bool:
-        """Whether this AND belongs to a BETWEEN, which then has its lower bound."""
+        """Return whether this AND belongs to a pending BETWEEN; if so, its lower bound is complete."""
         self._reduce(_UNARY)
         if not self._pending or self._pending[-1].word != _HALF_BETWEEN:
             return False
@@ -314,7 +315,7 @@ class _Parser:
         return tuple(values)
 
     def _reduce(self, level: int) -> None:
-        """Give their operands to the pending operators that bind as tightly as `level`, or tighter."""
+        """Apply the pending operators that bind at least as tightly as `level` to their operands."""
         while self._pending and self._pending[-1].level >= level:
             self._apply(self._pending.pop())
 
@@ -458,7 +459,7 @@ def _between(value: Node, low: Node, high: Node, *, negated: bool) -> Node:
 
 
 def parse(text: str) -> tuple[Node, int]:
-    """The tree of an expression, and how many operators and operands it has. Raises SqlError."""
+    """Return the tree of an expression, and the number of its operators and operands. Raises SqlError."""
     if len(text.encode("utf-8", "surrogatepass")) > TEXT_LIMIT_BYTES:
         raise SqlError(f"the expression has more than {TEXT_LIMIT_BYTES} bytes")
     return _Parser(text).parse()
@@ -467,20 +468,23 @@ def parse(text: str) -> tuple[Node, int]:
 # ---- values
 
 _LONG_MAX = 2**63 - 1
-# Digits as Java's Character.digit takes them; what does not fit into a long is read as a double.
+# Digits as in Java's Character.digit. A number that does not fit into a long is read as a double.
 _INTEGER = re.compile(r"(?P<sign>[+-]?)(?:0*+(?P<digits>\d{1,19})|0++)")
-# As Java's Double.valueOf takes it.
+# The syntax of Java's Double.valueOf.
 _DOUBLE = re.compile(
     r"[\x00-\x20]*(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)|(?:"
     r"(?P<decimal>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?)"
     r"|(?P<hex>0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]+))[fFdD]?)[\x00-\x20]*"
 )
-_CACHED_NUMBERS = 256  # several comparisons of one message's property read its text once
+_CACHED_NUMBERS = 256  # several comparisons with one property of a message parse its text once
 
 
 @functools.lru_cache(_CACHED_NUMBERS)
 def to_integer(text: str) -> int | float | None:
-    """Return a property's value for a comparison with an integer: any number, though RocketMQ takes integers alone."""
+    """Return a property's value for a comparison with an integer; None if it is no number.
+
+    Any number is accepted; RocketMQ accepts only integers.
+    """
     match = _INTEGER.fullmatch(text)
     return int(match["sign"] + (match["digits"] or "0")) if match is not None else to_double(text)
 
@@ -511,7 +515,10 @@ def _like(text: str, other: int | float | bool) -> int | float | bool | None:
 
 
 def equal(first: Any, second: Any) -> bool | None:
-    """`first = second` by ComparisonExpression: not symmetric if a side is None; None if a text is no number."""
+    """Return `first = second` as ComparisonExpression does.
+
+    Not symmetric if a side is None. The result is None if a text that should be a number is none.
+    """
     if first is None:
         return True if second is None else None
     if second is None:
@@ -530,7 +537,10 @@ def equal(first: Any, second: Any) -> bool | None:
 
 
 def order(first: Any, second: Any) -> int | None:
-    """Below, at or above zero as `first` is less than, equal to or more than `second`; None if one is no number."""
+    """Return a value below, equal to or above zero as `first` is less than, equal to or greater than `second`.
+
+    Returns None if a side is missing or not a number.
+    """
     if isinstance(first, str) and isinstance(second, str):
         first, second = to_double(first), to_double(second)
     elif isinstance(first, str) and second is not None:
@@ -590,7 +600,10 @@ def _build_not(inner: Evaluate) -> Evaluate:
 
 
 def _build_logic(parts: list[Evaluate], *, decides: bool) -> Evaluate:
-    """`decides` ends it: True for OR, False for AND; unknown stays unless another part decides."""
+    """Build AND or OR. A part with the value `decides` (True for OR, False for AND) determines the result.
+
+    If no part does and one is unknown, the result is unknown.
+    """
 
     def evaluate(properties: Properties) -> bool | None:
         result: bool | None = not decides
@@ -628,7 +641,7 @@ def _build_compare(mark: str, left: Node, right: Node) -> Evaluate:
 
 
 def _build_number_test(name: str, test: Callable[[Any, Any], bool], number: int | float) -> Evaluate:
-    """`property < 5`: most comparisons. Integers need no order of their own."""
+    """Build a comparison of a property with a number, the most common case. Integers are compared without `_sign`."""
     read = to_integer if isinstance(number, int) else to_double
 
     def evaluate(properties: Properties) -> bool | None:
@@ -676,7 +689,7 @@ def _build_text_test(word: str, get: Evaluate, text: str, *, negated: bool) -> E
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """A compiled expression; `nodes` is the work for one message."""
+    """Compiled expression; `nodes` measures the work for one message."""
 
     evaluate: Evaluate
     nodes: int
@@ -686,7 +699,7 @@ class SqlFilter:
 
 
 class _Cache:
-    """The filters that were used last, up to a total of their texts. An LRU by count would keep 500 large ones."""
+    """LRU cache of filters, limited by the total of their texts. A limit by count would allow 500 large ones."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -711,5 +724,5 @@ _cache = _Cache(CACHE_LIMIT_BYTES)
 
 
 def compile_sql(text: str) -> SqlFilter:
-    """A predicate over properties. Raises SqlError."""
+    """Return the filter of an expression, from the cache if possible. Raises SqlError."""
     return _cache.get(text)

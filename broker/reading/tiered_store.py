@@ -1,23 +1,25 @@
-"""Where a read goes: the one question, `get_message`, and what else is asked of messages over both tiers.
+"""Reads over both tiers: `get_message`, and queries by key, time and physical offset.
 
-offset:  cold min ............ hot min ................ max
-         └── ColdReader ──────┘└── MessageStore ───────┘
+    offset:  cold min ............ hot min ................ max
+             └── ColdReader ──────┘└── MessageStore ───────┘
 
-    get_message ─▶ local and in memory ─▶ the result, at once
-                ├▶ local, perhaps on the disk alone ─▶ a pending read: in a thread (`old_reads`)
-                └▶ in the archive ┬▶ its row group is in memory ─▶ the result, at once
-                                  └▶ a pending read: by the cold reader, while the request is parked
+    get_message ─▶ local, in memory            ─▶ the result, at once
+                ├▶ local, possibly only on disk ─▶ a pending read, in a thread (`old_reads`)
+                └▶ in the archive ┬▶ row group in memory ─▶ the result, at once
+                                  └▶ a pending read by the cold reader, while the request is parked
 
-Nobody outside this room asks which it is: a result is there, or it is awaited.
+Callers do not know which tier answers: they get a result, or await a pending read.
 
-Which tier answers what both have is `tieredStorageLevel`, as in RocketMQ:
-DISABLE      the local log alone; what only the archive has is not there
-NOT_IN_DISK  the archive answers what the local log no longer has
-NOT_IN_MEM   and what has left the segment that is being written
-FORCE        the archive answers all that it has; the local log what is not archived yet, or can't be read there now
+The setting `tieredStorageLevel` selects the tier for messages that both have, as in RocketMQ:
 
-A topic that was deleted and made again begins where it ended: what the archive has below is nobody's, also while it
-could not be told of the deletion yet.
+    DISABLE      only the local log; messages that are only in the archive are not served
+    NOT_IN_DISK  the archive serves messages that the local log no longer has
+    NOT_IN_MEM   and also those outside the newest segment, the one that is being written
+    FORCE        the archive serves all it has; the local log serves unarchived messages, and all that it has while
+                 the archive is unreachable
+
+A topic that was deleted and created again begins at its former end offset. Archived messages below belong to the
+deleted topic and are never served, even if the deletion could not be recorded in the archive yet.
 """
 
 import asyncio
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LATER = "the archive can't be read now, try again later"
-# Questions that need several row groups run in threads of their own; beyond these in line, the next is refused.
+# Queries that need several row groups run in a thread pool. If this many are pending, the next one is refused.
 _QUERY_THREADS = 4
 _QUERIES_MAX = 64
 _NOT_ASKED = Found([], "the archive, which can't be read now")
@@ -55,9 +57,9 @@ DISABLE, NOT_IN_DISK, NOT_IN_MEM, FORCE = "DISABLE", "NOT_IN_DISK", "NOT_IN_MEM"
 
 
 class PendingRead:
-    """A read that has to wait, for the disk or for the archive; it begins when it is awaited.
+    """A read that waits for the disk or the archive; it begins when it is awaited.
 
-    Who doesn't want to wait drops it. Awaiting it raises BrokerError SYSTEM_BUSY where nothing can be read now.
+    It may be dropped without awaiting. Awaiting it raises BrokerError SYSTEM_BUSY if the data cannot be read now.
     """
 
     __slots__ = ("_read",)
@@ -73,7 +75,10 @@ Answer = GetResult | PendingRead
 
 
 class ColdTier(Protocol):
-    """What `tiered.read.cold_reader.ColdReader` offers. What answers with bytes or times blocks: in a thread."""
+    """Interface of `tiered.read.cold_reader.ColdReader`.
+
+    Methods that return records or exact times block and have to run in a thread.
+    """
 
     def at_hand(  # noqa: PLR0917
         self,
@@ -117,11 +122,10 @@ class ColdTier(Protocol):
 
 
 class TieredStore:
-    """One log out of two tiers (RocketMQ's TieredMessageStore): callers ask by offset, time, key or place and see no
-    seam.
+    """One log over two tiers (RocketMQ's TieredMessageStore), read by offset, time, key or physical offset.
 
-    An answer is a value, or something to await where it has to be read from a disk or the archive. BrokerError
-    SYSTEM_BUSY says that what is there can't be had now; nothing is ever told to be missing because a read failed.
+    An answer is a value, or an awaitable if it needs a disk or the archive. BrokerError SYSTEM_BUSY means that existing
+    data cannot be read now. A failed read is never reported as a missing message.
     """
 
     def __init__(self, store: MessageStore, config: BrokerConfig) -> None:
@@ -138,7 +142,7 @@ class TieredStore:
         self.cold_latency = Histogram(_LATENCY_BOUNDS)
 
     def attach(self, cold: ColdTier) -> None:
-        """From now on there is an archive."""
+        """Add the archive as the second tier."""
         self._cold = cold
 
     def register_metrics(self, metrics: Metrics) -> None:
@@ -155,9 +159,9 @@ class TieredStore:
         self.old_reads.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # ---- the one question
+    # ---- get_message
 
-    def get_message(  # noqa: PLR0917 - as RocketMQ's message store asks it
+    def get_message(  # noqa: PLR0917 - RocketMQ's signature
         self,
         group: str,
         topic: str,
@@ -168,9 +172,10 @@ class TieredStore:
         message_filter: MessageFilter = EVERY_MESSAGE,
         client: Hashable = None,
     ) -> Answer:
-        """What a queue has from an offset on that the filter lets through; at least one message, however large.
+        """Return messages of a queue from `offset` on that match the filter.
 
-        `group` is who reads, `client` which one of it where each goes its own way.
+        If any matches, at least one is returned, whatever its size. `group` is the consumer group. `client` identifies
+        a reader within the group, if its readers progress separately.
         """
         if self._is_local(topic, queue_id, offset):
             return self._get_local(topic, queue_id, offset, max_count, max_bytes, message_filter)
@@ -198,11 +203,14 @@ class TieredStore:
         return None if self._config.tiered_storage_level == DISABLE else self._cold
 
     def _in_newest_segment(self, topic: str, queue_id: int, offset: int) -> bool:
-        """RocketMQ asks the kernel which pages are loaded; what is being written is, without asking."""
+        """Return whether the message is in the segment that is being written, which is in memory.
+
+        RocketMQ asks the kernel which pages are loaded instead.
+        """
         entry = self._hot.entry(topic, queue_id, offset)
         return entry is None or entry[0] >= self._hot.newest_segment_base
 
-    # ---- out of the local log
+    # ---- local reads
 
     def _get_local(  # noqa: PLR0917
         self,
@@ -226,7 +234,7 @@ class TieredStore:
         return got if predicate is None else select(got, predicate, max_count, max_bytes)
 
     def _over_both(self, got: GetResult, topic: str, queue_id: int) -> GetResult:
-        """A result of the local log, with the minimum of both tiers."""
+        """Return a result of the local log with the minimum offset of both tiers."""
         low = self._min(got.min_offset, topic, queue_id)
         if low == got.min_offset:
             return got
@@ -235,14 +243,14 @@ class TieredStore:
     async def _read_old(
         self, got: GetResult, pieces: list[Piece], max_count: int, max_bytes: int, message_filter: MessageFilter
     ) -> GetResult:
-        """Parked like a long poll; the mapped buffers answer where the file was evicted meanwhile."""
+        """Return the result with records read from the file; with the mapped ones if the file was evicted meanwhile."""
         loaded = await self.old_reads.load(pieces)
         if loaded is not None:
             got = GetResult(got.status, got.next_offset, got.min_offset, got.max_offset, loaded, got.count)
         predicate = message_filter.predicate
         return got if predicate is None else select(got, predicate, max_count, max_bytes)
 
-    # ---- out of the archive
+    # ---- archive reads
 
     def _cold_at_hand(  # noqa: PLR0917
         self,
@@ -255,8 +263,11 @@ class TieredStore:
         codes: frozenset[int] | None,
         client: Hashable,
     ) -> GetResult | None:
-        """Nearly every pull of a replay: its row group was fetched ahead, so there is no task and no turn of the loop
-        for it."""
+        """Return the archive's answer if its row group is in memory.
+
+        This holds for nearly every pull of a replay, because row groups are prefetched. It saves a task and a turn of
+        the event loop.
+        """
         cold = self._cold
         assert cold is not None
         got = cold.at_hand(group, topic, queue_id, offset, max_count, max_bytes, codes, client)
@@ -277,7 +288,10 @@ class TieredStore:
         message_filter: MessageFilter,
         client: Hashable,
     ) -> GetResult:
-        """Parked like a long poll. Raises BrokerError SYSTEM_BUSY when the archive is silent."""
+        """Read from the archive while the request is parked.
+
+        Raises BrokerError SYSTEM_BUSY if the archive does not answer.
+        """
         predicate = message_filter.predicate
         count, size = message_filter.limits(max_count, max_bytes)
         self.cold_reads += 1
@@ -301,15 +315,18 @@ class TieredStore:
         return result if predicate is None else select(result, predicate, max_count, max_bytes)
 
     def _as_of_both(self, got: ColdResult, topic: str, queue_id: int, offset: int) -> GetResult:
-        """What the archive said, with the ends of both tiers; where it has nothing, the way to what there is."""
+        """Return the archive's answer with the offset range of both tiers.
+
+        If the archive has no message at `offset`, the answer names the next offset to read.
+        """
         low, high = self.min_offset(topic, queue_id), self._hot.max_offset(topic, queue_id)
         status, following = got.status, got.next_offset
         if status is GetMessageStatus.OFFSET_FOUND_NULL and following > offset:
-            # A gap: known to hold nothing, so readers go on behind it at once, those of a slave, too. Were they told
-            # that their offset is wrong, stock consumers would give the queue up and take it again, for up to 30 s.
+            # A gap that holds no messages: all readers skip it at once, also those of a slave. If it were reported as
+            # an invalid offset, stock consumers would release the queue and lock it again, which takes up to 30 s.
             status = GetMessageStatus.NO_MATCHED_MESSAGE
         elif status not in (GetMessageStatus.FOUND, GetMessageStatus.NO_MATCHED_MESSAGE):
-            # Below the first message that is kept: the consumer goes on at the next one that is there.
+            # Below the first retained message: the consumer resumes at the next existing one.
             following = following if following > offset else max(self._hot.min_offset(topic, queue_id), low)
             status = GetMessageStatus.OFFSET_TOO_SMALL if following > offset else GetMessageStatus.OFFSET_OVERFLOW_ONE
         return GetResult(status, following, low, high, got.buffers, got.count, is_archived=True)
@@ -325,7 +342,10 @@ class TieredStore:
         max_bytes: int,
         codes: frozenset[int] | None,
     ) -> ColdResult:
-        """No thread waits; whoever is cancelled here, by the clock or by its connection's end, leaves the line."""
+        """Read from the archive without blocking a thread.
+
+        Cancellation, by timeout or disconnect, withdraws the read.
+        """
         cold = self._cold
         assert cold is not None
         if offset < self._hot.ended_at(topic, queue_id):
@@ -347,35 +367,38 @@ class TieredStore:
         return self._min(self._hot.min_offset(topic, queue_id), topic, queue_id)
 
     def local_min_offset(self, topic: str, queue_id: int) -> int:
-        """What is below it has left the local log."""
+        """Return the offset below which messages have left the local log."""
         return self._hot.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         return self._hot.max_offset(topic, queue_id)
 
     def is_young(self, topic: str, queue_id: int) -> bool:
-        """Nothing of it has left the local log yet: a new group reads all of a young queue, but not years of one."""
+        """Return whether the local log still has all messages of the queue.
+
+        A new group reads a young queue from its beginning, but not an old queue with years of messages.
+        """
         return self._hot.min_offset(topic, queue_id) <= 0
 
     def count_messages(self, topic: str, queue_id: int, first: int, end: int) -> int:
-        """How many messages there are in [first, end): none below the minimum, and none in a gap of the archive."""
+        """Return the number of messages in [first, end), without those below the minimum or in a gap of the archive."""
         first = max(first, self.min_offset(topic, queue_id))
         if self._cold is None:
             return max(0, end - first)
         return self._cold.count_existing(topic, queue_id, first, end)
 
     async def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> int:
-        """Search both tiers: the archive if it may have a message of that time which the local log has not.
+        """Return the offset for a store time, searching both tiers as far as necessary.
 
-        Times run backwards after a step of the clock, so an archived message may be younger than the oldest local one.
-        Lower searches find it.
+        The archive is searched if it may have a message of that time that the local log lacks. After a backward step of
+        the clock, an archived message may be younger than the oldest local one. Lower-bound searches find it.
         """
         while True:
             hot_min = self._hot.min_offset(topic, queue_id)
             found = await self._offset_by_time(topic, queue_id, timestamp, upper, hot_min)
             if self._hot.min_offset(topic, queue_id) == hot_min:
                 return found
-            # what was evicted meanwhile is in the archive alone, and was perhaps not searched
+            # messages evicted meanwhile are only in the archive, which was possibly not searched
 
     async def _offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool, hot_min: int) -> int:
         high = self._hot.max_offset(topic, queue_id)
@@ -399,14 +422,14 @@ class TieredStore:
         return min(self._shown_near(topic, queue_id, found, below=upper, low=hot_min), high)
 
     def _shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool, low: int) -> int:
-        """What was erased of the local log is at no time; nothing below `low` is there."""
+        """Return the nearest visible offset: erased messages have no store time, and no offset below `low` is local."""
         near = self._hot.shown_near(topic, queue_id, offset, below=below)
         return near if near >= low else self._hot.shown_near(topic, queue_id, low, below=False)
 
     def store_times_at_hand(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
-        """Bounds of a message's store time, without waiting; they are equal if the local log has the message.
+        """Return bounds of a message's store time without waiting; they are equal if the local log has the message.
 
-        The bounds of an archived message are those of its row group. None if no tier has such a message.
+        The bounds of an archived message are those of its row group. Returns None if no tier has the message.
         """
         local = self._hot.shown_time(topic, queue_id, offset)
         if local >= 0:
@@ -417,7 +440,10 @@ class TieredStore:
         return cold.time_bounds(topic, queue_id, offset)
 
     async def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time of a message, or its upper bound if the archive can't be read now; -1 if there is no message."""
+        """Return a message's store time; -1 if there is no message.
+
+        If the archive cannot be read now, the result is the upper bound.
+        """
         cold = self._archive()
         if cold is None or self._is_local(topic, queue_id, offset):
             return self._hot.shown_time(topic, queue_id, offset)
@@ -430,9 +456,9 @@ class TieredStore:
     # ---- messages by key or place
 
     async def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
-        """Records with a key out of both tiers, newest first, and what was not searched.
+        """Return records with a key from both tiers, newest first, and a description of the unsearched range.
 
-        All queries together take one step of the local search in a turn of the event loop.
+        All concurrent queries together run one step of the local search per turn of the event loop.
         """
 
         def is_hit(raw: bytes) -> bool:
@@ -457,10 +483,10 @@ class TieredStore:
         return [raw for raw, one in decoded if shows(one.topic, one.queue_id, one.queue_offset, one.physical_offset)]
 
     def _archive_shows(self, record: MessageRecord) -> bool:
-        """Return whether readers may get a message of the archive, as the catalog and the local log are now.
+        """Return whether readers may get an archived message, by the current state of the catalog and the local log.
 
-        The local counterpart is `MessageStore.shows`. A record that was fetched from an object is judged again when it
-        is returned: its topic may have been deleted, or its row erased, while the fetch was under way.
+        The local counterpart is `MessageStore.shows`. A record fetched from an object is checked again before it is
+        returned: its topic may have been deleted, or its row erased, during the fetch.
         """
         topic, queue, offset = record.topic, record.queue_id, record.queue_offset
         cold = self._archive()
@@ -472,10 +498,13 @@ class TieredStore:
         )
 
     async def record_at(self, physical_offset: int) -> bytes | None:
-        """None: there is none, or it is not for clients. Raises BrokerError SYSTEM_BUSY where that is not sure."""
+        """Return the record at a physical offset; None if there is none, or if its topic is hidden from clients.
+
+        Raises BrokerError SYSTEM_BUSY if no record was found but not everything could be searched.
+        """
         found = self._hot.shown_record_at(physical_offset)
         if found is not None:
-            return None if is_hidden(decode_record(found).topic) else found  # it has users' secrets
+            return None if is_hidden(decode_record(found).topic) else found  # hidden topics contain secrets of users
         cold = self._archive()
         if cold is None or not self._may_be_archived(physical_offset):
             return None
@@ -489,9 +518,10 @@ class TieredStore:
         return shown[0] if shown else None
 
     def _may_be_archived(self, physical_offset: int) -> bool:
-        """Whether readers may get the record of a physical offset from the archive, given that the local log has none.
+        """Return whether readers may get the record at a physical offset from the archive, if the local log has none.
 
-        If a queue was raised above its archive, its local records below are hidden, and the archived copies are not.
+        If a queue's minimum was raised above its archive, the local records below are hidden, but the archived copies
+        are not.
         """
         if physical_offset < self._hot.min_physical_offset:
             return physical_offset >= 0
