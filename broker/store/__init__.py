@@ -1,1 +1,1 @@
-"""The hot store, synchronous. Start reading at message_store."""
+"""Local store, synchronous. Start with `message_store`."""

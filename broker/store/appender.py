@@ -1,8 +1,7 @@
-"""The append: messages to records, their queue entries and their keys, with one write to the log.
+"""Append of messages: records, their consume queue entries and their keys, with one write to the log.
 
-All of it runs on one thread, the broker's loop. A message is written at once; when it is seen is `visibility`'s
-business. Bytes that another broker laid out would come in here beside `append`, straight to the end of the log and to
-the queue entries that they imply; see `log_end`.
+Everything here runs on the event loop's thread. A message is written at once; `visibility` decides when readers see it.
+The records of a master are appended by `replica_appender` instead; see `log_end`.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from broker.store.visibility import Visibility, VisibleEntry
 from neve.record.codec import pack_host
 from neve.record.layout import HOST_FLAGS, PROPERTIES_LENGTH_MAX
 
-# Queue, body, properties, tags code, keys in one string, flag, system flag, born time, reconsume times, prepared
-# transaction offset: a tuple, because an object would cost the hot path more than all its checks.
+# Queue, body, properties, tags code, keys in one string, flag, system flag, born timestamp, reconsume times, prepared
+# transaction offset. A tuple, because creating an object would cost the hot path more than all its checks.
 Send = tuple[ConsumeQueue, bytes | memoryview, bytes, int, str, int, int, int, int, int]
-# Physical offset, size and queue offset of what was appended.
+# Physical offset, size in bytes and queue offset of an appended record.
 AppendResult = tuple[int, int, int]
 
 _RECORD_OVERHEAD = 64 << 10
@@ -39,7 +38,7 @@ assert PROPERTIES_LENGTH_MAX <= 0x7FFF
 
 
 class PutResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message was stored."""
+    """Place of a stored message (RocketMQ's AppendMessageResult)."""
 
     physical_offset: int
     queue_offset: int
@@ -48,9 +47,9 @@ class PutResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class Appender:
-    """See the module."""
+    """Encoder of messages into records; writes records, consume queue entries and keys."""
 
-    def __init__(  # noqa: PLR0917 - each has an owner
+    def __init__(  # noqa: PLR0917 - each is owned by another module
         self,
         config: StoreConfig,
         end: LogEnd,
@@ -66,15 +65,16 @@ class Appender:
         self._hosts = BornHosts(self._store_host)
 
     def append(self, sends: Sequence[Send], born_host: tuple[str, int], now: int) -> list[AppendResult]:
-        """Append messages of one sender in their order, those that fit together with one write; returns their places.
+        """Append messages of one sender in order, with one write for those that fit; return their places.
 
-        Fewer than were given: the next one can't be stored; appended alone, it says why. Or its queue's file is not at
-        hand and the budget for such is spent. Raises as `put` if that is the first.
+        If fewer places than sends are returned, the next send cannot be stored: append it alone to get the reason as an
+        exception. Or the file of its queue is not mapped and the budget of `RoomBudget` is spent. Raises as `put` does
+        if that applies to the first send.
         """
         host = self._hosts[born_host]
         self._end.advance_time(now)
         places: list[AppendResult] = []
-        self._append_run(sends, places, host)  # nearly always all of them
+        self._append_run(sends, places, host)  # nearly always all of them fit
         while len(places) < len(sends):
             try:
                 self._make_room(sends[len(places)], host)
@@ -88,7 +88,7 @@ class Appender:
         return places
 
     def append_both(self, send: Send, beside: Send, born_host: tuple[str, int], now: int) -> list[AppendResult]:
-        """Two records of two queues with one write, or neither."""
+        """Append two records of two queues with one write; both or neither."""
         host = self._hosts[born_host]
         self._end.advance_time(now)
         size = self._make_room(beside, host)
@@ -99,9 +99,9 @@ class Appender:
         return places
 
     def _make_room(self, send: Send, host: BornHost, *, behind: int = 0) -> int:
-        """See to it that the next record has a place in the log, in the CRC file and in its queue, or raise.
+        """Ensure that the log, the CRC file and the consume queue have room for the next record, or raise.
 
-        Also a record of `behind` bytes that comes right behind it. Returns the record's size.
+        The log also gets room for a record of `behind` bytes that follows directly. Returns the record's size.
         """
         queue, body, properties = send[:3]
         size = host[1].size + len(body) + len(queue.topic_part) + 2 + len(properties)
@@ -113,7 +113,7 @@ class Appender:
         return size
 
     def _append_run(self, sends: Sequence[Send], places: list[AppendResult], host: BornHost) -> None:
-        """The sends from the first without a place on, as far as there is room."""
+        """Append the sends that have no place yet, as far as there is room."""
         end = self._end
         file, position, limit, now = end.file, end.position, end.limit, end.last_time
         if file is None or file.writer is None:
@@ -150,7 +150,8 @@ class Appender:
             )  # fmt: skip
             pieces += (head, body, tail)
             marks += (position + 1, crc32(tail, crc32(head, (tags_code ^ tags_code >> 32) & 0xFFFFFFFF)), tags_code)
-            # Nobody sees the entry before the record is written: readers stop at `visible`, recovery checks the log.
+            # No reader sees this entry before the record is written: readers stop at `visible`, and recovery checks the
+            # log.
             _entry_pack_into(entry_map, entry_position, physical_offset, size, tags_code)
             queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, queue_offset + 1
             if keys:
@@ -181,7 +182,7 @@ class Appender:
         self._visibility.appended(shown)
 
     def _describe(self, records: bytes, shown: list[VisibleEntry], keyed: list[IndexItem]) -> None:
-        """Keep for slaves what is known of the records that were stored just now; each key is hashed once, here."""
+        """Keep a description of the appended records for slaves. Each key is hashed once, here."""
         end = self._end
         start, now = end.appended - len(records), end.last_time
         numbers: dict[ConsumeQueue, int] = {}

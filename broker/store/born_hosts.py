@@ -1,4 +1,4 @@
-"""The hosts that messages are born at, as a record holds them: packed once for each, not for each message."""
+"""Born hosts of messages in the form of a record, packed once for each host instead of for each message."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from neve.record.layout import HEADS, host_flags, host_sizes
 
 _KEPT = 10_000
 
-# The packed host, the struct of a record's head with it, and its flags.
+# The packed host, the struct of a record's head with it, and the system flags for it.
 BornHost = tuple[bytes, Struct, int]
 
 
 class BornHosts(dict[tuple[str, int], BornHost]):
-    """Of one store host. A dict that fills itself, because the hot path asks it for each sender's batch."""
+    """Packed born hosts for one store host.
+
+    A dict with `__missing__`, because the hot path looks up the host of each batch.
+    """
 
     def __init__(self, store_host: bytes) -> None:
         super().__init__()
         self._store_size = len(store_host)
 
     def __missing__(self, host: tuple[str, int]) -> BornHost:
-        """Raises MessageIllegal."""
+        """Pack and keep a host. Raises MessageIllegal if it is not an address."""
         try:
             born = pack_host(host)
         except ValueError as error:

@@ -1,6 +1,6 @@
-"""The point from which a start reads the log again.
+"""Checkpoint file: the physical offset from which a start reads the log again.
 
-checkpoint    JSON: everything below `physical` is on the disk, in the log and in what is derived from it
+checkpoint    JSON: everything below `physical` is durable, in the log and in the queues and indexes built from it
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _NAME = "checkpoint"
 
 
 class StoreCheckpoint(msgspec.Struct):
-    """What the file says."""
+    """Content of the checkpoint file."""
 
     physical: int
     store_time: int = 0
     index_base: int = -1
     index_count: int = 0
-    # the topic table of the file that holds `physical`
+    # the topic table of the log file that contains `physical`
     topics: dict[str, tuple[int, int]] = {}
     high_time: int = 0  # of the same file, see `LogFile`
     version: int = 1
 
 
 def read_checkpoint(root: Path, disk: Disk) -> StoreCheckpoint | None:
-    """The last checkpoint; None if there was none."""
+    """Return the last checkpoint; None if there is none. Raises StoreCorrupt."""
     checkpoint = _file(root, disk).read()
     if checkpoint is not None and checkpoint.physical < 0:
         raise StoreCorrupt(f"{root / _NAME} names the offset {checkpoint.physical}")
@@ -39,7 +39,7 @@ def read_checkpoint(root: Path, disk: Disk) -> StoreCheckpoint | None:
 
 
 def write_checkpoint(root: Path, disk: Disk, checkpoint: StoreCheckpoint) -> None:
-    """Replace the checkpoint; everything that it promises is on the disk already."""
+    """Replace the checkpoint. Everything that it covers must be durable already."""
     assert checkpoint.physical >= 0
     assert all(0 <= offset < checkpoint.physical for offset, _ in checkpoint.topics.values())
     failpoint.hit("store.checkpoint")

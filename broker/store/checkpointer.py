@@ -1,12 +1,14 @@
-"""The checkpoints: how little of the log a start has to read again.
+"""Checkpoints, which limit how much of the log a start has to read again.
 
-    due        described on the loop: what it will say, and what has to be on the disk before it may say so
-    written    on a thread: the log is synced up to it, then the queues, the index and the names, then the file is
-               replaced
+A checkpoint has two steps:
 
-Invariant: `checkpointed` is what the file on the disk says, and everything below it is on the disk. A description stays
-due until it is written: one that could not be begun for want of descriptors, or for want of room, comes again whole,
-and takes along what the next description adds.
+    described  on the event loop: its content, and the files that have to be synced before it may be written
+    written    on a thread: the log is synced up to it, then the queues, the index and their directories, then the
+               checkpoint file is replaced
+
+Invariant: `checkpointed` is the offset in the file on the disk, and everything below it is durable. A description stays
+due until it is written. If it could not be written for lack of descriptors or disk space, it is retried as a whole, and
+merged with the next description.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ log = logging.getLogger(__name__)
 
 
 class DueCheckpoint(msgspec.Struct):
-    """One on its way."""
+    """A described checkpoint that is not written yet, with the files to sync."""
 
     content: StoreCheckpoint
     queues: list[ConsumeQueue]
     index_paths: list[Path]
 
     def sync(self, disk: Disk, root: Path) -> None:
-        """For a thread."""
+        """Sync the queues, the index files and the queue directory, on a thread."""
         for queue in self.queues:
             queue.sync()
         for path in self.index_paths:
@@ -51,7 +53,7 @@ class DueCheckpoint(msgspec.Struct):
         disk.fsync_dir(root / "consumequeue")
 
     def after(self, before: DueCheckpoint | None) -> DueCheckpoint:
-        """This one, with what one before it, never written, still had to sync."""
+        """Return this checkpoint, extended by the files that an earlier, unwritten one still had to sync."""
         if before is not None:
             assert before.content.physical <= self.content.physical
             self.queues = [*before.queues, *self.queues]
@@ -60,7 +62,7 @@ class DueCheckpoint(msgspec.Struct):
 
 
 class Checkpointer:
-    """See the module. What a checkpoint speaks of is described by its owners: end of the log, queues, index."""
+    """Describes and writes checkpoints; the content comes from the log end, the queues and the key index."""
 
     def __init__(
         self,
@@ -85,15 +87,15 @@ class Checkpointer:
         self.is_put_off = False
 
     def adopt(self, physical: int) -> None:
-        """What the file said at the start."""
+        """Set the checkpoint that a start read from the file."""
         self.checkpointed = physical
 
     def standing_still(self) -> Lock:
-        """While it is held, no thread writes one."""
+        """Return a lock; while it is held, no thread writes a checkpoint."""
         return self._writing
 
     def leave(self) -> None:
-        """Discard the due checkpoint, because the log is replaced. For the holder of `standing_still`."""
+        """Discard the due checkpoint, because the log is replaced. The caller holds `standing_still`."""
         self._due, self.is_put_off = None, False
 
     def take_over(self, other: Checkpointer) -> None:
@@ -104,13 +106,13 @@ class Checkpointer:
 
     @property
     def is_due(self) -> bool:
-        """Whether `write_due` has something to do."""
+        """Whether a described checkpoint is not written yet."""
         return self._due is not None
 
     # -- on the loop
 
     def look(self) -> None:
-        """Whether it is time for another: so many bytes are appended, or so long ago was the last."""
+        """Describe a checkpoint if enough bytes were appended, or if the last one is old enough."""
         grown = self._end.appended - self._described_at
         now = self._clock.monotonic()
         if self._due is None and (
@@ -120,7 +122,7 @@ class Checkpointer:
             self._describe()
 
     def want(self, physical_offset: int) -> bool:
-        """Have the next `write_due` write one; False: it stands at or above the offset already."""
+        """Make the next `write_due` write a checkpoint at or above the offset; return False if there is one already."""
         if self.checkpointed >= physical_offset:
             return False
         if self._due is None:
@@ -128,10 +130,10 @@ class Checkpointer:
         return True
 
     def write_now(self) -> None:
-        """Describe and write one, where nobody waits or nothing may go on without it."""
+        """Describe and write a checkpoint synchronously; for a start, or if nothing may continue without it."""
         if self._due is not None:
             self.write_due()
-        with self._writing:  # another one may still be due: it is taken along, and no thread writes it now
+        with self._writing:  # a due checkpoint is merged into this one, and no thread may write it meanwhile
             self._describe()
         self._visibility.after_flush(self._visibility.flush())
         self.write_due()
@@ -139,7 +141,7 @@ class Checkpointer:
     def _describe(self) -> None:
         self._index.build()
         base, count = self._index.state()
-        # before the queues are clean: which topics may have changed is known by who is dirty
+        # before the queues are marked clean, because dirty queues show which topics may have changed
         topics = self._end.topics()
         end = self._end
         content = StoreCheckpoint(end.appended, end.last_time, base, count, topics, end.high_time)
@@ -149,22 +151,22 @@ class Checkpointer:
     # -- on a thread
 
     def write_due(self) -> None:
-        """Write the one that is due, if the log could be synced up to it. Raises as `flush`.
+        """Write the due checkpoint, if the log could be synced up to it. Raises StoreNotWritable as `flush` does.
 
-        It syncs each queue that was written to: thousands of files.
+        This syncs each queue that was written to, which may be thousands of files.
         """
         with self._writing:
             due = self._due
             if due is None:
                 return
-            self.is_put_off = True  # until it is written
+            self.is_put_off = True  # reset when it is written
             if self._end.failure is not None or self._visibility.synced < due.content.physical:
-                self._visibility.flush()  # it promises no more than what is on the disk
+                self._visibility.flush()  # a checkpoint covers only durable records
             if self._visibility.synced < due.content.physical:
                 return
             try:
                 self._write(due)
-            except OutOfDescriptors as error:  # no sync has failed: it comes again whole
+            except OutOfDescriptors as error:  # no sync has failed: the whole checkpoint is retried
                 log.warning("a checkpoint waits until files can be opened again: %s", error)
             except OSError as error:
                 self._end.fail(error)

@@ -1,7 +1,7 @@
-"""The CommitLog's files: allocated whole, mapped, named by their first physical offset.
+"""Files of the CommitLog: preallocated, mapped, and named by their first physical offset.
 
-Invariant: the files rise without overlap, and only the last may be unsealed. Where in it the next record goes is
-`log_end`'s business.
+Invariant: the files ascend without overlap, and only the last one may be unsealed. `log_end` manages the position of
+the next record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from infra.loop.locks import Lock, NewLock, new_lock
 from neve.record.layout import SIZE_AND_MAGIC
 
 _SMALLEST_FILE = 4096
-_DESCRIPTORS = 2  # of a file: its map and that of its CRC entries; as many again to write into the newest
+_DESCRIPTORS = 2  # of a file: its map and the map of its CRC file; twice as many for the newest, which is also written
 
 
 class _TableFile(msgspec.Struct):
@@ -37,7 +37,7 @@ class _TableFile(msgspec.Struct):
 
 @dataclass(slots=True)
 class LogFile:
-    """One file of the log with the CRC file and the topic table beside it."""
+    """One file of the log, with its CRC file and its topic table."""
 
     base: int
     size: int
@@ -46,28 +46,28 @@ class LogFile:
     crc_path: Path
     crc_map: mmap.mmap
     crc_size: int
-    # Of a file that has something to sync: a flush opens nothing. Reading goes through the maps.
+    # Only of a file with unsynced data, so that a flush opens no file. Reads use the maps.
     writer: FileWriter | None = None
     crc_writer: FileWriter | None = None
     crc_position: int = 0
     sealed: bool = False
     newest_store_time: int = 0
-    # The newest store time that a later record of the file is older than, because the clock was set back; 0: the
-    # records are in the order of their times.
+    # If the clock was set back, the newest store time before that. 0 if the records are in the order of their store
+    # times.
     high_time: int = 0
     # topic -> (physical offset of its last record, newest store time); complete once the file is sealed
     topics: dict[str, tuple[int, int]] = field(default_factory=dict)
     table_written: bool = False
-    used_size: int = -1  # see `CommitLog.used_size`; not asked for yet
+    used_size: int = -1  # cache of `CommitLog.used_size`; -1: not computed yet
 
     @property
     def end(self) -> int:
-        """The physical offset after the file."""
+        """The physical offset behind the file."""
         return self.base + self.size
 
 
 class CommitLog:
-    """The list of files."""
+    """The ordered list of log files."""
 
     def __init__(self, config: StoreConfig, disk: Disk, new_lock: NewLock = new_lock) -> None:
         self.directory = config.root / "commitlog"
@@ -78,33 +78,33 @@ class CommitLog:
         self._disk = disk
         self._next: LogFile | None = None
         self._allocation, self._removal = new_lock(), new_lock()
-        self._lives = 0  # how often it was replaced: what a file was taken out of is gone since
+        self._lives = 0  # how often the log was replaced; a removal decided before a replacement is not executed
         self._is_left = False
 
     @property
     def min_offset(self) -> int:
-        """Where the log begins; 0 of an empty one."""
+        """The first physical offset; 0 of an empty log."""
         return self.files[0].base if self.files else 0
 
     def leave(self) -> None:
-        """Change no file from here on: another log opens them. For the holder of `unchanged` and `files_stay`."""
+        """Stop changing files, because another log opens them. The caller holds `unchanged` and `files_stay`."""
         self._lives += 1
         self._drop_next()
         self._is_left = True
 
     def exchange(self, other: CommitLog) -> None:
-        """Take the files that another log has opened, and give it the own ones, of a log that is left."""
+        """Exchange the files with a log that has opened the same directory; this log must be left."""
         assert self._is_left and not other._is_left and self._next is None and other._next is None
         self.files, other.files = other.files, self.files
         self._is_left, other._is_left = False, True
 
     def open(self) -> None:
-        """Map what is there."""
+        """Map the existing files. Raises StoreCorrupt if files overlap."""
         for directory in (self.directory, self.crc_directory, self.table_directory):
             self._disk.make_dirs(directory)
         names = [name for name in self._disk.list_dir(self.directory) if is_file_name(name)]
         if names and self._disk.size(self.directory / names[-1]) < _SMALLEST_FILE:
-            # an allocation that never ended: nothing can have been stored into it
+            # an unfinished allocation: nothing can have been stored in it
             self._disk.remove(self.directory / names.pop())
         for name in names:
             path = self.directory / name
@@ -144,20 +144,20 @@ class CommitLog:
             file.high_time = table.high_time
 
     def write_tables(self, below: int) -> None:
-        """Persist the tables of sealed files that end at or below an offset known to be on the disk."""
+        """Write the topic tables of sealed files that end at or below `below`; the log is durable up to there."""
         for file in list(self.files):
             if file.sealed and not file.table_written and file.end <= below:
                 self._table_file(file).write(_TableFile(file.newest_store_time, file.topics, file.high_time))
                 file.table_written = True
 
     def forget_table(self, file: LogFile) -> None:
-        """Drop a table that recovery found to be newer than the log."""
+        """Delete a table that recovery found to be newer than the log."""
         if file.table_written:
             self._table_file(file).remove()
         file.topics, file.newest_store_time, file.high_time, file.table_written = {}, 0, 0, False
 
     def at(self, physical_offset: int) -> LogFile | None:
-        """The file that holds an offset."""
+        """Return the file that contains an offset."""
         files = self.files
         index = bisect_right(files, physical_offset, key=_base) - 1
         if index < 0 or physical_offset >= files[index].end:
@@ -165,30 +165,30 @@ class CommitLog:
         return files[index]
 
     def ending_at(self, physical_offset: int) -> LogFile | None:
-        """The file that ends at an offset."""
+        """Return the file that ends at an offset."""
         return next((file for file in self.files if file.end == physical_offset), None)
 
     def empty_above(self, physical_offset: int) -> LogFile | None:
-        """The only file, if it begins above an offset and holds nothing: see `move_empty`."""
+        """Return the only file if it is empty and begins above an offset; see `move_empty`."""
         file = self.files[0] if len(self.files) == 1 else None
         return file if file is not None and file.base > physical_offset and not any(file.map[:END_SIZE]) else None
 
     def used_size(self, file: LogFile) -> int:
-        """Of a sealed file, the bytes up to and with its END record: behind them is nothing."""
+        """Return the number of bytes of a sealed file up to and including its END record; the rest is unused."""
         if file.used_size < 0:
             last = self._record_before(file, self.find_crc_position(file, file.size))
             file.used_size = min((0 if last is None else last[1]) + END_SIZE, file.size)
         return file.used_size
 
     def is_record_start(self, physical_offset: int) -> bool:
-        """Whether a record begins at an offset, or might: at a file's begin, or behind a record."""
+        """Return whether a record begins or could begin at the offset: at the start of a file or behind a record."""
         file = self.at(physical_offset)
         if file is None:
             return self.ending_at(physical_offset) is not None
         return self.record_start(physical_offset) == physical_offset
 
     def record_start(self, physical_offset: int) -> int:
-        """The highest place at or below an offset of the log where a record begins, or might."""
+        """Return the highest offset at or below the given one where a record begins or could begin."""
         file = self.at(physical_offset)
         if file is None:  # between files, or at the end of one
             return max((below.end for below in self.files if below.end <= physical_offset), default=physical_offset)
@@ -200,14 +200,14 @@ class CommitLog:
         return file.base + (end if position >= end else begin)
 
     def _record_before(self, file: LogFile, crc_position: int) -> tuple[int, int] | None:
-        """The place of the record whose CRC entry lies before this position: its begin and end in the file."""
+        """Return begin and end, within the file, of the record whose CRC entry precedes this position."""
         if not crc_position:
             return None
         begin = CRC_ENTRY.unpack_from(file.crc_map, crc_position - CRC_ENTRY_SIZE)[0] - 1
         return begin, begin + SIZE_AND_MAGIC.unpack_from(file.map, begin)[0]
 
     def records_ending_above(self, physical_offset: int) -> Iterator[tuple[int, int, int]]:
-        """Physical offset, size and tags code of the records that end above an offset, in their order."""
+        """Yield physical offset, size and tags code of the records that end above an offset, in log order."""
         for file in self.files:
             if file.end <= physical_offset:
                 continue
@@ -223,7 +223,7 @@ class CommitLog:
                 position += CRC_ENTRY_SIZE
 
     def last_record_below(self, physical_offset: int) -> memoryview | None:
-        """The newest record that begins below an offset."""
+        """Return the newest record that begins below an offset."""
         for file in reversed(self.files):
             if file.base < physical_offset:
                 place = self._record_before(file, self.find_crc_position(file, physical_offset - file.base))
@@ -232,7 +232,7 @@ class CommitLog:
         return None
 
     def allocate(self, base: int) -> LogFile:
-        """Add the next file; takes the one prepared ahead if there is one. Raises `StoreFull`."""
+        """Append the next file to the log, the one prepared ahead if there is one. Raises StoreFull."""
         with self._allocation:
             file, self._next = self._next, None
             if file is not None and file.base != base:
@@ -244,7 +244,10 @@ class CommitLog:
         return file
 
     def move_empty(self, file: LogFile, base: int) -> None:
-        """Have the newest file, which holds nothing, begin higher: with one rename, so that no start meets neither."""
+        """Let the newest file, which must be empty, begin at a higher offset.
+
+        It is renamed, so that no start finds the log without either file.
+        """
         assert file is self.files[-1] and base >= file.base and file.crc_position == 0
         self.drop_next()
         with self._allocation:
@@ -258,21 +261,21 @@ class CommitLog:
             file.writer = file.crc_writer = None
 
     def prepare_next(self) -> None:
-        """Allocate the file after the active one; meant for a thread, so that no send waits for it."""
+        """Allocate the file after the active one; for a thread, so that no send waits for it."""
         with self._allocation:
             if self.files and self._next is None and not self._is_left:
                 self._next = self._create(self.files[-1].end)
 
     def unchanged(self) -> Lock:
-        """While it is held, no thread makes a file."""
+        """Return a lock; while it is held, no thread creates a file."""
         return self._allocation
 
     def files_stay(self) -> Lock:
-        """While it is held, no thread takes a file from the disk that was taken out."""
+        """Return a lock; while it is held, no thread deletes a file that was taken out."""
         return self._removal
 
     def drop_next(self) -> None:
-        """Give up the file that was prepared ahead."""
+        """Delete the file that was prepared ahead."""
         with self._allocation:
             self._drop_next()
 
@@ -305,7 +308,7 @@ class CommitLog:
             raise StoreFull(f"the next CommitLog file can't be mapped: {error}") from error
 
     def grow_crc(self, file: LogFile) -> None:
-        """Make room for more CRC entries. Raises `StoreFull`."""
+        """Double the size of the CRC file. Raises StoreFull."""
         size = file.crc_size * 2
         try:
             self._disk.grow(file.crc_path, size)
@@ -315,7 +318,7 @@ class CommitLog:
         file.crc_size = size
 
     def seal(self, file: LogFile, position: int) -> None:
-        """Close a file behind its last record."""
+        """Close a file behind its last record, with an END record."""
         rest = file.size - position
         assert rest >= 0 and not file.sealed
         if rest >= END_SIZE:
@@ -323,30 +326,30 @@ class CommitLog:
         file.sealed = True
 
     def open_writer(self, file: LogFile) -> None:
-        """How records get into a file, and from there to the disk. Raises `StoreFull`.
+        """Open the file descriptors that write to the file and its CRC file. Raises StoreFull.
 
-        A write dirties the page cache without touching the map: a page that is stored into through a map is zeroed
-        first, and each write-back takes it from the map again, with an interrupt of every core that runs a thread of
-        ours; together a fifth of a send's CPU time.
+        Records are written with write(2), not through the map. A page that is stored to through a map is first zeroed.
+        Each write-back also makes it read-only again, with an interrupt of every core that runs one of our threads.
+        Together this was a fifth of a send's CPU time.
         """
         if file.writer is None or file.crc_writer is None:
             try:
                 self._open_writers(file)
-            except OSError as error:  # no more open files, say; the next send tries again
+            except OSError as error:  # for example, too many open files; the next send tries again
                 raise StoreFull(f"{file.path} can't be opened to write into it: {error}") from error
 
     def sync(self, file: LogFile) -> None:
-        """Bring a file and its CRC entries to the disk (any thread).
+        """Sync a file and its CRC entries to the disk; any thread.
 
-        Only a file that nothing was appended to since the start is opened for it: OutOfDescriptors is then no failed
-        sync.
+        A file is opened here only if nothing was appended to it since the start. OutOfDescriptors then does not count
+        as a failed sync.
         """
         writer, crc_writer = self._open_writers(file)
         writer.sync()
         crc_writer.sync()
 
     def release_writers(self, file: LogFile) -> None:
-        """All of a sealed file is on the disk."""
+        """Close the writers of a sealed file that is durable."""
         file.writer = file.crc_writer = None
 
     def _open_writers(self, file: LogFile) -> tuple[FileWriter, FileWriter]:
@@ -359,13 +362,13 @@ class CommitLog:
 
     @property
     def descriptors(self) -> int:
-        """How many the log holds: a map has one of its own."""
+        """The number of descriptors that the log holds, including one for each map."""
         return _DESCRIPTORS * (len(self.files) + (self._next is not None)) + _DESCRIPTORS
 
     def take_out(self, file: LogFile) -> Callable[[], bool]:
-        """The oldest: the log begins with the next one. What is returned takes it from the disk, from any thread.
+        """Remove the oldest file from the list, and return a function that deletes it from the disk, on any thread.
 
-        False where the log was replaced since: the file is in it again, and is the oldest again.
+        The function returns False if the log was replaced meanwhile: the file is in the new log and its oldest.
         """
         self.files.remove(file)
         return functools.partial(self._remove_taken_out, file, self._lives)
@@ -377,15 +380,15 @@ class CommitLog:
             return life == self._lives
 
     def remove(self, file: LogFile) -> None:
-        """Of a file that is in the log no more: its name first, so that no start ever meets half of it.
+        """Delete a file that is no longer in the list. It is renamed first, so that no start finds a part of it.
 
-        Who lets go of it last gives its memory back: of a gigabyte that takes a tenth of a second.
+        The memory is released with the last reference, which takes a tenth of a second for a gigabyte.
         """
         gone = file.path.with_name(f"{file.path.name}.evicted")
         self._disk.rename(file.path, gone)
         self._disk.fsync_dir(self.directory)
         failpoint.hit("store.evict")
-        # the maps stay until the last reader lets go of its views
+        # the maps stay valid until the last reader releases its views
         self._disk.remove(gone)
         self._disk.remove(file.crc_path)
         table = self._table_file(file)
@@ -393,12 +396,15 @@ class CommitLog:
             self._disk.remove(table.path)
 
     def drop_after(self, file: LogFile | None) -> None:
-        """Remove the files above one: what they hold is above the recovered end."""
+        """Remove the files above the given one, which lie above the recovered end."""
         while self.files and self.files[-1] is not file:
             self.remove(self.files.pop())
 
     def find_crc_position(self, file: LogFile, relative: int) -> int:
-        """Position of the first CRC entry at or above a relative offset; entries below are known to be on the disk."""
+        """Return the position of the first CRC entry at or above an offset in the file.
+
+        Entries below the offset must be durable.
+        """
         low, high = 0, file.crc_size // CRC_ENTRY_SIZE
         while low < high:
             middle = (low + high) // 2

@@ -14,20 +14,20 @@ SYNC_FLUSH = "SYNC_FLUSH"
 
 
 def code_of_tags(record: MessageRecord) -> int:
-    """The code of an ordinary message's entry."""
+    """Return the tags code of an ordinary message's consume queue entry."""
     return tags_code(record.properties.get(PROPERTY_TAGS))
 
 
 @dataclass(slots=True)
 class StoreConfig:
-    """What a store needs to know. Sizes in bytes, times in milliseconds."""
+    """Settings of the store. Sizes are in bytes, times in milliseconds."""
 
     root: Path
     commit_log_file_size: int = 1 << 30
     flush_disk_type: str = ASYNC_FLUSH
     store_host: tuple[str, int] = ("127.0.0.1", 10911)
-    # The most that a broker can be set to let in. Its own limit is asked of clients, when they send: what is in the log
-    # already (a delayed message, a half, a retry) is copied whatever that limit is by then.
+    # The highest limit that a broker can be configured with. The broker's own limit applies only to sends of clients.
+    # Messages in the log (delayed, half, retry) are copied even if they exceed a limit that was lowered since.
     max_message_size: int = 15 << 20
     queue_file_size: int = 6_000_000
     queue_first_step: int = 64 << 10
@@ -35,14 +35,15 @@ class StoreConfig:
     index_enabled: bool = True
     index_slots: int = 500_000
     index_entries: int = 2_000_000
-    # recovery re-reads the log from the last checkpoint: these bound its work
+    # these limit the work of recovery, which reads the log from the last checkpoint
     checkpoint_bytes: int = 256 << 20
     checkpoint_interval: int = 10_000
-    # entries that one filtered read may look at
+    # entries that one filtered read may examine
     scan_entries: int = 16_000
-    # an entry's code made anew, where a power cut left the record of an unflushed send and not the code, and on a slave
+    # computes the tags code of an entry again: on a slave, and after a power cut that kept an unflushed record but lost
+    # its code
     code_of: Callable[[MessageRecord], int] = code_of_tags
-    # of a slave whose master is Apache's: a topic that is deleted and made again there has its offsets from 0 on
+    # on a slave of an Apache master, where a topic that is deleted and created again restarts at offset 0
     queues_may_begin_again: bool = False
-    # topics of which that is not the code of the tags alone
+    # topics whose code is not the hash of the tags alone
     coded_topics: frozenset[str] = frozenset()
