@@ -1,18 +1,20 @@
-"""A master's side of one connection from a slave: bytes in, what is to be done out. Pure.
+"""A master's side of one connection from a slave: bytes go in, actions come out. Pure.
 
 state       takes         then
-NEW         HELLO         it is checked against the own one, which answers it          GREETED, with a secret PROVING
-            H1            from a stock member, where those are admitted; H2            SHAKEN
-PROVING     HELLO         the same once more, with its proof                           GREETED
-GREETED     H1            of the same member; H2                                       SHAKEN
-SHAKEN      T1            from where to stream: `Came`, `Reported`                     STREAMING
+NEW         HELLO         check it against the own one, which answers it               GREETED, with a secret PROVING
+            H1            of a stock member, if those are admitted; send H2            SHAKEN
+PROVING     HELLO         the same again, with its proof                               GREETED
+GREETED     H1            of the same member; send H2                                  SHAKEN
+SHAKEN      T1            the first offset to send: `Came`, `Reported`                 STREAMING
 STREAMING   T1            `Reported`
 ENDED
 
-`advance` says what to send next: a T2 is at most `batch` bytes, and goes over no epoch's end and no file's; an append
-that is described goes as a whole, if a turn has room for it. A stock member gets a file whole; to neve's what holds
-nothing, behind an END record, is left out. A slave that is far behind gets no more than `rate` bytes a second, and
-never more than a turn of the loop may take.
+`advance` returns the next frames. A T2 has at most `batch` bytes, and does not cross the end of an epoch or of a file.
+A described append is sent whole, if the batch of this turn has room for it. A stock member gets files whole. For a neve
+member the padding after an END record is omitted.
+
+A slave that is far behind gets at most `rate` bytes a second. No slave gets more than TURN_BYTES in one iteration of
+the event loop.
 """
 
 from __future__ import annotations
@@ -45,63 +47,63 @@ from neve.errors import ProtocolError
 
 HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
 SILENCE_S = 20.0  # RocketMQ's haHousekeepingInterval
-GREETING_S = 10.0  # who has not asked for the log by then is a stranger
-# A slave learns what is confirmed with the next bytes; where none come, by a heartbeat, not more often than that.
+GREETING_S = 10.0  # a peer that has not requested the log after this many seconds is disconnected
+# A slave gets the confirm offset with the next bytes. If there are none, a heartbeat carries it, at most this often.
 CONFIRM_EVERY_S = 0.1
 TURN_BYTES = 256 << 10
 FAR_BEHIND = 8 << 20
-# No member cuts or empties below what was confirmed without an operator.
+# Below the confirm offset, no member truncates or deletes its log without an operator.
 AWAY_TOO_LONG = "it was away for too long, and comes back as a new member, with an empty data directory"
 
 
 class LogSource(Protocol):
-    """The master's log, as it is read for those who follow."""
+    """The master's log, as slaves read it."""
 
     @property
     def min_physical_offset(self) -> int:
-        """Where it begins."""
+        """Return the start of the log."""
 
     @property
     def max_physical_offset(self) -> int:
-        """Where it ends."""
+        """Return the end of the log."""
 
     @property
     def newest_segment_base(self) -> int:
-        """Where its newest file begins."""
+        """Return the start of the newest file."""
 
     def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
-        """Where the bytes begin, not below `start`, and so many of [start, end) as one file has, at most `limit`.
+        """Return the first offset of the bytes, which is not below `start`, and the bytes of [start, end) in one file.
 
-        None are there where there is nothing yet. `padding`: also what holds nothing.
+        At most `limit` bytes are returned. They are empty if there are none yet. `padding` includes padding.
         """
 
     def describe_appends(self, wanted: bool) -> None:
-        """Whether what is known of the records of an append is kept for slaves."""
+        """Keep, or stop keeping, the descriptions of appends for slaves."""
 
     def described_append(self, start: int) -> Append | None:
-        """The append that began there, if it is described."""
+        """Return the append that begins at `start`, if its description is kept."""
 
 
 class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What is configured."""
+    """Settings of replication streams."""
 
     batch: int = 32 << 10  # haTransferBatchSize
-    rate: int = 0  # bytes a second to a slave that is far behind; 0: no limit
+    rate: int = 0  # bytes per second to a slave that is far behind; 0: no limit
     admits_stock: bool = False
-    secret: bytes = b""  # of the set, which a slave has to know; none: nobody is asked
+    secret: bytes = b""  # shared by the members of the set, which slaves have to prove; empty: no proof is needed
 
 
-# -- what is to be done
+# -- actions
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Write these."""
+    """Write these bytes."""
 
     data: tuple[bytes | memoryview, ...]
 
 
 class Came(msgspec.Struct, frozen=True):
-    """A slave asks for the log: from here on its reports count. A stock member has no `hello`."""
+    """A slave has requested the log: from here on its reports count. A stock member has no `hello`."""
 
     member_id: int
     is_learner: bool
@@ -109,14 +111,14 @@ class Came(msgspec.Struct, frozen=True):
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """What it has, and what of that is on its disk; -1: it does not say."""
+    """End of a slave's log, and of its durable part; -1: not reported."""
 
     end: int
     synced: int
 
 
 class End(msgspec.Struct, frozen=True):
-    """Close, after what was sent."""
+    """Close the connection after the pending bytes are sent."""
 
     why: str
     refusal: Refusal | None = None
@@ -126,7 +128,7 @@ Action = Send | Came | Reported | End
 
 
 class MasterState(Enum):
-    """See the module."""
+    """State of a session. The table in the module's docstring explains each."""
 
     NEW = auto()
     PROVING = auto()
@@ -149,7 +151,7 @@ _NOT_PROVEN = refusal(Reason.STRANGER, "it does not prove that it knows the set'
 
 
 class MasterSession:
-    """See the module."""
+    """Protocol of one connection from a slave, without I/O."""
 
     def __init__(
         self,
@@ -162,7 +164,7 @@ class MasterSession:
         confirm: Callable[[], int],
         now: float,
     ) -> None:
-        """`own` is the master's HELLO but for the nonce that it answers; `epochs` are looked at as they are."""
+        """Create a session. `own` is the master's HELLO without `answers`. `epochs` is read whenever it is needed."""
         self.state = MasterState.NEW
         self.slave: Hello | None = None
         self.member_id = 0
@@ -178,29 +180,29 @@ class MasterSession:
 
     @property
     def is_ended(self) -> bool:
-        """Nothing comes out any more."""
+        """Return whether the session has ended: from then on it has no actions."""
         return self.state is MasterState.ENDED
 
     @property
     def is_streaming(self) -> bool:
-        """It has asked for the log."""
+        """Return whether the slave has requested the log."""
         return self.state is MasterState.STREAMING
 
     @property
     def takes_descriptions(self) -> bool:
-        """Whether the slave takes what is known of an append beside its bytes."""
+        """Return whether the slave accepts descriptions of appends along with their bytes."""
         return self.slave is not None and self.slave.format >= DESCRIBES_FROM
 
     @property
     def wake_at(self) -> float:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` may have an action."""
         if self.state is not MasterState.STREAMING:
             return self._begun + GREETING_S
         soon = self._spoke + (CONFIRM_EVERY_S if self._confirm() > self._confirm_told else HEARTBEAT_S)
         return min(soon, self._heard + SILENCE_S)
 
     def tick(self, now: float) -> list[Action]:
-        """Time went by."""
+        """Return the actions that are due."""
         if self.is_ended:
             return []
         if self.state is not MasterState.STREAMING:
@@ -215,7 +217,7 @@ class MasterSession:
         return []
 
     def receive_data(self, data: bytes, now: float) -> list[Action]:
-        """What the slave sent. Of several reports the last one counts."""
+        """Return the actions for received bytes. Of several reports only the last counts."""
         if self.is_ended:
             return []
         self._heard = now
@@ -271,7 +273,7 @@ class MasterSession:
         return [Send((encode_hello(answer),))]
 
     def _prove(self, again: Hello) -> list[Action]:
-        """Nothing of the log is told before."""
+        """Check the proof. Nothing about the log is sent before that."""
         slave, secret = self.slave, self._rules.secret
         assert slave is not None
         same = msgspec.structs.replace(again, answers="", proof="") == slave
@@ -296,7 +298,7 @@ class MasterSession:
         return [Send((encode_master_handshake(self._log.max_physical_offset, self._epochs.entries()),))]
 
     def _begin(self, request: Ack) -> list[Action]:
-        """The first T1."""
+        """Start streaming at the offset in the first T1."""
         log, at = self._log, request.end
         if at == 0:
             at = log.newest_segment_base if self._from_last_file else log.min_physical_offset
@@ -313,7 +315,7 @@ class MasterSession:
         return [Came(self.member_id, self._is_learner, self.slave), Reported(request.end, request.synced)]
 
     def _refuse(self, fault: Refusal) -> list[Action]:
-        """A stock member is not told why: it would not understand."""
+        """Refuse the slave. A stock member gets no reason, which it would not understand."""
         told: list[Action] = [Send((encode_refusal(fault),))] if self._frames_of_neve else []
         return [*told, self._end(f"refused: {fault.text}", fault)]
 
@@ -322,7 +324,7 @@ class MasterSession:
         return self.state is MasterState.NEW or self.slave is not None
 
     def dismiss(self) -> list[Action]:
-        """This member is not the master any more."""
+        """End the session, because this member is no longer the master."""
         if self.is_ended:
             return []
         return self._refuse(refusal(Reason.NOT_MASTER, "it is not the master any more"))
@@ -335,16 +337,16 @@ class MasterSession:
 
     @property
     def has_more(self) -> bool:
-        """Whether `advance` may have something to send."""
+        """Return whether `advance` may have bytes to send."""
         return self.state is MasterState.STREAMING and self.position < self._log.max_physical_offset
 
     @property
     def is_far_behind(self) -> bool:
-        """What comes next may not be in memory."""
+        """Return whether the next bytes may have to be read from the disk."""
         return self.has_more and self._log.max_physical_offset - self.position > FAR_BEHIND
 
     def may_send_at(self, now: float) -> float:
-        """When the next bytes may go, to a slave that is far behind."""
+        """Return the time at which a slave that is far behind may get the next bytes."""
         rate = self._rules.rate
         if not rate or not self.is_far_behind:
             return now
@@ -352,7 +354,7 @@ class MasterSession:
         return now if self._allowance >= 1 else now + (TURN_BYTES - self._allowance) / rate
 
     def advance(self, now: float) -> list[Action]:
-        """The T2s of one turn."""
+        """Return the frames of one batch."""
         if not self.has_more:
             return []
         left = TURN_BYTES
@@ -364,7 +366,7 @@ class MasterSession:
             if self.takes_descriptions and (found := self._log.described_append(self.position)) is not None:
                 size = found.end - self.position
                 if size > left and data:
-                    break  # whole, in the next turn
+                    break  # sent whole, in the next turn
                 if size <= left and self._tell(found, data):
                     left -= size
                     continue
@@ -386,7 +388,7 @@ class MasterSession:
         return [Send(tuple(data))]
 
     def _tell(self, append: Append, data: list[bytes | memoryview]) -> bool:
-        """Send an append as a whole; whether it can be: it lies in one epoch."""
+        """Send an append as a whole. Return False if it is not in one epoch, or not in one file."""
         offset, end = self.position, append.end
         held = self._epochs.at(offset)
         if held is None or (held[2] is not None and held[2] < end):
@@ -408,7 +410,7 @@ class MasterSession:
         self._allowance -= size
 
     def _next_body(self, limit: int) -> memoryview | None:
-        """The bytes at `position`, which steps over what holds nothing."""
+        """Return the bytes at `position`, after skipping padding and holes."""
         log, is_stock = self._log, self.slave is None
         while True:
             held = self._epochs.at(self.position)
@@ -425,7 +427,7 @@ class MasterSession:
             self.position = end
 
     def _hole(self) -> list[Action]:
-        """A stock member can't go on above its end."""
+        """End the session: a stock member can't continue its log after a hole."""
         text = f"nothing lies at {self.position}: a stock member can't be led over a hole in the log"
         return [self._end(text, refusal(Reason.GONE, text))]
 
@@ -435,7 +437,7 @@ class MasterSession:
         self._allowed_at = now
 
     def _heartbeat(self, now: float) -> Action:
-        """A T2 without bytes: the present epoch, and what is confirmed."""
+        """Return a T2 without bytes: the present epoch, and the confirm offset."""
         self._spoke, self._confirm_told = now, self._confirm()
         held = self._epochs.at(self.position) or (self._epochs.last_epoch, self._epochs.last_start, None)
         return Send((encode_transfer_head(0, self.position, max(held[0], 0), held[1], self._confirm_told),))

@@ -1,23 +1,23 @@
-"""The last record of a slave's log, asked of its master once more: where it is another one, so is the log. Pure.
+"""Comparison of the last record of a slave's log with its master's. If they differ, so do the logs. Pure.
 
-Apache's masters prove by nothing else that what a slave has is theirs: one that lost its tail in a power cut goes on
-over it under the same name. Behind that record lies at most the rest of a file, which says nothing.
+It is the only proof with Apache's masters that a slave's bytes are theirs. A master that lost its tail in a power cut
+overwrites it under the same epoch. Behind that record there is at most padding of a file, which proves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Of a log's records the last one that ends at or below an offset: where it begins, and its bytes.
+#: Returns start and bytes of the last record of a log that ends at or below an offset.
 LastRecord = Callable[[int], tuple[int, bytes] | None]
 
 
 class AnotherLog(Exception):
-    """What has to be equal is not."""
+    """The compared bytes differ."""
 
 
 class Overlap:
-    """What has to come again first, from `next` on, up to `end`: where the slave's log ends."""
+    """Bytes that have to be received again, from `next` up to `end`, which is the end of the slave's log."""
 
     def __init__(self, start: int, record: bytes, end: int) -> None:
         assert start + len(record) <= end
@@ -26,11 +26,11 @@ class Overlap:
 
     @property
     def is_over(self) -> bool:
-        """All of it has come, and was equal."""
+        """Return whether all bytes have been received and were equal."""
         return self.next >= self.end
 
     def behind(self, body: memoryview) -> memoryview:
-        """What is new of the bytes at `next`. Raises AnotherLog."""
+        """Compare bytes at `next`, and return those behind `end`, which are new. Raise AnotherLog."""
         again = body[: self.end - self.next]
         expected, self._record = self._record[: len(again)], self._record[len(again) :]
         if again[: len(expected)] != expected:

@@ -4,19 +4,20 @@ slave to master    end of the slave's log i64
 master to slave    offset i64 | size i32 | bytes of the log from `offset` on; none: a heartbeat
 
 state       waits for     then
-GREETING    `told`        what the master says of itself, asked once the connection stands: it is compared with the log
-                          that is here: `Cut`, and PARTING until that is done; else at once as after it
-PARTING     `parted`      `Attached`, and ATTACHING until it is kept which life of which master is followed
-ATTACHING   `attached`    where the own log's last record begins asks for that and what comes next
-FOLLOWING   bytes         that record has to be the own one; then `Append`; then `stored` says what there is, and that
-                          is acknowledged
+GREETING    `told`        compare the master's properties, queried after the connection was made, with the own log. If
+                          they diverge: `Cut` and PARTING; if not: continue as after `parted`
+PARTING     `parted`      `Attached`, and ATTACHING until the followed life of the master is saved
+ATTACHING   `attached`    request the log from the start of its last record on
+FOLLOWING   bytes         that record has to be equal; then `Append`; the caller calls `stored`, which acknowledges
 ENDED
 
-There are no epochs and no checks in this stream: a master that lost its tail goes on from wherever its slave asks, and
-the two logs differ from there on, unseen. So each of its lives is told from the one before, and where a new one began
-below the end of what is here, that is cut off first. Of a life that came and went meanwhile nobody tells: so the last
-record that is here has to be the master's, too. Who asks for 0 gets the newest file: an empty log asks from 1 on, and
-the byte before it is 0x00, the highest of the first record's size.
+This stream has no epochs and no checks. A master that lost its tail continues from the offset that its slave requests,
+and the logs differ from there on, unnoticed. Therefore each life of the master is distinguished from the one before. If
+a new life began below the end of this log, the log is truncated there first.
+
+A life that began and ended while this slave was disconnected can't be detected. Therefore the last record of this log
+has to be the master's, too. A request for 0 gets the newest file: an empty log requests offset 1 instead, and adds byte
+0 itself. That byte is 0x00, the highest byte of the first record's size.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ _FIRST_BYTE = b"\x00"
 
 
 class AskMaster(msgspec.Struct, frozen=True):
-    """Ask the master what it says of itself, then call `told`. Not before: it may be another life of it by then."""
+    """Query the master's properties, then call `told`. An earlier answer may be of another life of the master."""
 
 
 Action = Send | AskMaster | Cut | Attached | Append | Confirmed | End
 
 
 class PlainTransfer(msgspec.Struct, frozen=True):
-    """`body` is a view of what was received: good until the next call of the reader."""
+    """Bytes of the master's log. `body` is a view of received bytes, valid until the next call of the reader."""
 
     offset: int
     body: memoryview
 
 
 class PlainFrames:
-    """What such a master sends. Raises ProtocolError; then the connection is of no more use."""
+    """Parser of a master's frames. After a ProtocolError the connection has to be closed."""
 
     __slots__ = ("_bytes",)
 
@@ -74,11 +75,11 @@ class PlainFrames:
 
     @property
     def held(self) -> int:
-        """Bytes that wait for the rest of their frame."""
+        """Return the number of bytes of an incomplete frame."""
         return self._bytes.held
 
     def receive_data(self, data: bytes) -> Iterator[PlainTransfer]:
-        """The frames that these bytes end, one at a time: those before a fault are whole."""
+        """Yield the frames that are complete now, one at a time. Frames before a fault are valid."""
         self._bytes.receive(data)
         while (frame := self._bytes.next()) is not None:
             yield PlainTransfer(_HEAD.unpack_from(frame)[0], frame[_HEAD.size :])
@@ -94,39 +95,39 @@ def _measure(buffer: bytes, position: int, available: int) -> int:
 
 
 class PlainSession:
-    """See the module."""
+    """Protocol of one connection to a master without a controller, without I/O."""
 
     def __init__(self, local: Local, own: Hello, last_record: LastRecord) -> None:
         self.state = SlaveState.GREETING
         self._last_record = last_record
-        self._overlap: Overlap | None = None  # what has to come again first
+        self._overlap: Overlap | None = None  # bytes that have to be received again first
         self._master_begins_at = 0
         self.received = 0  # bytes of the log
         self._local, self._own = local, own
-        self._next = -1  # where the next byte of the log belongs
+        self._next = -1  # offset of the next byte of the log
         self._lacks_first_byte = False
         self._end_of_log = local.end
         self._frames = PlainFrames()
         self._heard = self._spoke = 0.0
 
     def start(self, now: float) -> list[Action]:
-        """The connection stands."""
+        """Start the session on a new connection."""
         self._heard = self._spoke = now
         return [AskMaster()]
 
     @property
     def is_ended(self) -> bool:
-        """Nothing comes out any more."""
+        """Return whether the session has ended: from then on it has no actions."""
         return self.state is SlaveState.ENDED
 
     @property
     def wake_at(self) -> float:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` may have an action."""
         silent_at = self._heard + SILENCE_S
         return min(self._spoke + STOCK_HEARTBEAT_S, silent_at) if self.state is SlaveState.FOLLOWING else silent_at
 
     def tick(self, now: float, synced: int = -1) -> list[Action]:
-        """Time went by. What is on the disk a plain master is not told."""
+        """Return the actions that are due. The durable end is not reported: this protocol has no field for it."""
         if self.is_ended:
             return []
         if now - self._heard >= SILENCE_S:
@@ -138,7 +139,7 @@ class PlainSession:
     # -- before the first byte of the log
 
     def told(self, master: StockMaster, followed: Life | None, now: float) -> list[Action]:
-        """What the master says of itself; `followed`: whose log this is, in which life of it, as was kept last."""
+        """Compare the master's properties with the log. `followed` is the life of the master whose log this is."""
         if self.state is not SlaveState.GREETING:
             return []
         self._heard = now
@@ -173,7 +174,7 @@ class PlainSession:
         return [Cut(master.end_at_start)]
 
     def parted(self, end: int, epochs: tuple[tuple[int, int], ...] = ()) -> list[Action]:
-        """The log was cut, to a record's start at or below what `Cut` said."""
+        """Continue after a truncation to a record's start at or below the offset of `Cut`."""
         if self.state is not SlaveState.PARTING:
             return []
         self._next = self._end_of_log = end
@@ -184,7 +185,7 @@ class PlainSession:
         return Attached(0)
 
     def attached(self, synced: int, now: float) -> list[Action]:
-        """Ask for the log."""
+        """Request the log."""
         if self.state is not SlaveState.ATTACHING:
             return []
         self.state = SlaveState.FOLLOWING
@@ -203,7 +204,7 @@ class PlainSession:
     # -- the log
 
     def receive_data(self, data: bytes, now: float) -> list[Action]:
-        """What the master sent."""
+        """Return the actions for received bytes."""
         if self.is_ended:
             return []
         self._heard = now
@@ -237,7 +238,7 @@ class PlainSession:
         return [*actions, end] if end is not None else actions
 
     def _append(self, bodies: list[memoryview]) -> Append:
-        """What has been gathered of the log, as one."""
+        """Return the collected bytes of the log as one `Append`."""
         size = sum(map(len, bodies))
         self.received += size
         at = self._next - size
@@ -247,7 +248,11 @@ class PlainSession:
         return Append(at - len(_FIRST_BYTE), b"".join((_FIRST_BYTE, *bodies)))
 
     def stored(self, end: int, synced: int, now: float) -> list[Action]:
-        """The log ends there by now: acknowledge it. Nobody confirms anything: what is here is all that is known."""
+        """Acknowledge the log, which now ends at `end`.
+
+        Such a master confirms nothing, so all stored bytes are
+        visible.
+        """
         if self.state is not SlaveState.FOLLOWING or end <= self._end_of_log:
             return []
         self._end_of_log = end

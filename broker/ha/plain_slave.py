@@ -2,11 +2,12 @@
 
     ha/followed.json     the life of the master that the log is of, JSON: `Life`; written before its first byte
 
-The name servers say who the master is, with each registration. What it is, is asked of it on each connection, and where
-it lost its tail, so does this log (`plain_session`). It is never anything but a slave: nobody elects here.
+The name servers name the master in their answer to each registration. Its properties are queried on each connection. If
+the master lost its tail, this log is truncated, too (`plain_session`). The broker remains a slave: there are no
+elections.
 
-An archive of it is told what is heard of the master: that a new life of it began, and where, before a byte of this log
-goes or comes by that; then how safe its log is, as often as `look` is called (`stock_reach`).
+An archive of the log is notified of the start of each new life of the master, before any byte of this log is removed or
+added because of it. After that, each call of `look` updates the archivable limit (`stock_reach`).
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ DIRECTORY, _NAME = "ha", "followed.json"
 
 
 class Archive(Protocol):
-    """What an archive of the log is told. On the loop."""
+    """Callbacks to the archive of the log, on the event loop."""
 
     async def master_began_at(self, offset: int) -> None:
-        """A new life of the master: what its log had above the offset it has no more, or has given again."""
+        """Take a new life of the master. It has lost its log above the offset, or has reassigned these offsets."""
         ...
 
     def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
-        """All of the log is this life's, and what comes now is."""
+        """Take the fact that the whole log is this life's, and that the bytes that follow are."""
         ...
 
     def master_looked_at(self, look: Look) -> None:
-        """Of the life that is followed."""
+        """Take the state of the log of the life that is followed."""
         ...
 
 
 class FollowedFile:
-    """Which life of which master the log is of."""
+    """File that identifies the life of the master whose log this is."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk, self._directory = disk, root / DIRECTORY
@@ -70,7 +71,7 @@ class FollowedFile:
 
     @property
     def is_there(self) -> bool:
-        """Whether this directory was a slave's."""
+        """Return whether this directory was a slave's."""
         return self._file.exists
 
     def load(self) -> Life | None:
@@ -79,7 +80,7 @@ class FollowedFile:
         return self._file.read()
 
     def save(self, life: Life) -> None:
-        """On the disk when it returns."""
+        """Save the life durably."""
         self._file.write(life)
 
     def remove(self) -> None:
@@ -87,7 +88,7 @@ class FollowedFile:
 
 
 def refuse_slaves(disk: Disk, root: Path) -> None:
-    """StartupError for a slave's directory that is to be a set's member."""
+    """Raise StartupError if a slave's directory is configured as a member of a set."""
     file = FollowedFile(disk, root)
     if file.is_there:
         raise StartupError(
@@ -98,7 +99,7 @@ def refuse_slaves(disk: Disk, root: Path) -> None:
 
 
 class PlainSlave:
-    """See the module. On the loop."""
+    """Slave of a master without a controller. Runs on the event loop."""
 
     def __init__(
         self,
@@ -118,11 +119,13 @@ class PlainSlave:
         sync_log: Callable[[], Awaitable[None]] | None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        """`own` is what has to be equal at the master.
+        """Create a slave.
 
-        `following` is told with address and start of the master whose log all of this is, `advanced` when there is more
-        of it; `forget_poll`: what the master has delivered is not known any more, before a cut, on the disk;
-        `sync_log`: where an acknowledgement promises the disk.
+        `own` has the settings that have to match the master's. `following` is called with address and start time of the
+        master once the whole log is its. `advanced` is called after each growth of the log.
+
+        `forget_poll` durably drops the stored positions of the master, before a truncation. `sync_log` is given if
+        acknowledgements promise durability.
         """
         self._store, self._role, self._api, self._threads = store, role, api, threads
         self._following, self._advanced, self._archive = following, advanced, archive
@@ -151,31 +154,31 @@ class PlainSlave:
             threads=threads,
         )
 
-    # ---- a start
+    # -- start
 
     def load(self) -> None:
-        """Before the log is opened."""
+        """Load the followed life. Called before the log is opened."""
         self._followed = self._file.load()
 
     def begin(self) -> None:
-        """Behind the log's recovery: what is here may be read. StartupError where nobody knows whose it is."""
+        """Serve readers. Called after recovery of the log. Raise StartupError if it is unknown whose log it is."""
         if self._followed is None and self._store.max_physical_offset > 0:
             raise StartupError(
                 "brokerRole=SLAVE begins with an empty storePathRootDir: this log is no master's copy", EXIT_CONFIG
             )
         self._role.become(Role.SLAVE)
 
-    # ---- whom it follows
+    # -- the master
 
     def master_is(self, address: str, ha_address: str) -> None:
-        """A name server says so; it may say it again and again."""
+        """Take the master's addresses from a name server. Repeated calls with the same addresses do nothing."""
         if (address, ha_address) != (self._address, self._ha_address):
             log.info("the master is %s, its HA port %s", address, ha_address)
             self._address, self._ha_address = address, ha_address
             self._changed.set()
 
     async def run(self) -> None:
-        """Never ends: follows the master, and another one from when there is one."""
+        """Follow the master, and after a change the new one. Never returns."""
         while True:
             self._changed.clear()
             target = self._target()
@@ -192,7 +195,7 @@ class PlainSlave:
         try:
             await asyncio.wait({following, changed}, return_when=asyncio.FIRST_COMPLETED)
             if following.done():
-                following.result()  # raises: it never ends by itself
+                following.result()  # raises, because it never returns
         finally:
             changed.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -206,30 +209,33 @@ class PlainSlave:
 
     @property
     def master_address(self) -> str:
-        """Where clients reach the master; empty: no name server has named one."""
+        """Return the master's address for clients; empty: no name server has named one."""
         return self._address
 
     @property
     def is_attached(self) -> bool:
-        """All that is here is the master's, and more comes."""
+        """Return whether the whole log is the master's, and the connection is streaming."""
         session = self.client.session
         return session is not None and session.state is SlaveState.FOLLOWING
 
     @property
     def master_begins_at(self) -> int:
-        """Where the master's log does, as it said last; 0: it has not."""
+        """Return the start of the master's log at the last query; 0: unknown."""
         return self._master_begins_at
 
     def master_may_lack(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether the master may have dropped what is here, in its log or its archive; soon, where it lies in its first
-        file. A reader that it sends on would hear from the master that its offset is wrong, and go on above."""
+        """Return whether the master may have dropped a message that is stored here, from its log or its archive.
+
+        This includes its first file, which it drops next. A reader that is redirected there would get "offset illegal"
+        from the master, and skip messages.
+        """
         if not self._master_begins_at or offset >= self._store.max_offset(topic, queue_id):
             return False
         entry = self._store.entry(topic, queue_id, offset)
         return entry is None or entry[0] < self._master_begins_at + self._file_size
 
     def tick(self) -> None:
-        """Each second: readers are sent to the master while there is one."""
+        """Update the role. Called each second: while a master is connected, readers are redirected to it."""
         if not self._is_cutting:
             self._role.become(Role.SLAVE, has_master=self.is_attached)
 
@@ -243,7 +249,7 @@ class PlainSlave:
         return self._told, self._followed
 
     async def look(self) -> None:
-        """Ask how safe the master's log is. What it does not say stays as it was."""
+        """Query the state of the master's log. If the query fails, the last state stays in force."""
         life, address = self._followed, self._address
         if life is None or not self.is_attached:
             return
@@ -259,16 +265,17 @@ class PlainSlave:
             self._master_begins_at = look.begin
             self._archive().master_looked_at(look)
 
-    # ---- what following does besides (SlaveEvents)
+    # -- callbacks of the replication client (SlaveEvents)
 
     async def cut(self, to: int) -> None:
-        """The master lost what is above."""
+        """Truncate the log above `to`, which the master has lost."""
         store = self._store
         start = store.record_start(to)
         await self._archive().master_began_at(start)
-        self._forget_poll()  # what it calls delivered may be above
+        self._forget_poll()  # messages that it counts as delivered may be above
         self._is_cutting = True
-        self._role.become(Role.FENCED)  # the loop has other turns before the log is whole again: none serves a reader
+        # other callbacks run before the log is consistent again: none may serve a reader
+        self._role.become(Role.FENCED)
         try:
             kept = await run_beside(store.truncation(start, epoch=0, floor=start), self._threads.run)
         finally:
@@ -277,7 +284,7 @@ class PlainSlave:
         log.warning("the master lost its log above %d: what was copied of it is in %s", to, kept)
 
     async def following(self, master_epoch: int) -> None:
-        """Its life is on the disk before its first byte."""
+        """Save the life of the master durably before its first byte is stored."""
         assert self._told is not None
         told, archive = self._told, self._archive()
         life = told.life
@@ -291,5 +298,5 @@ class PlainSlave:
         self._following(self._address, life.boot_ms)
 
     def confirmed(self, offset: int) -> None:
-        """So much of the log is here; nobody says how much of it is anywhere else."""
+        """Publish growth of the log. Whether other brokers have these bytes is unknown."""
         self._advanced()

@@ -1,12 +1,12 @@
-"""That both ends of the HA port know one secret: each answers the other's nonce. Pure.
+"""Proof that both ends of the HA port know the same secret: each answers the other's nonce. Pure.
 
     slave   HELLO, its nonce              ->
                                           <-  HELLO, its nonce, PROOF          master
     slave   HELLO once more, PROOF        ->
 
-PROOF is an HMAC over which end it is, both nonces, and the HELLO that it stands in: what one end has said is of no use
-to who repeats it on another connection, nor as the other end. It hides nothing: where users are asked who they are, the
-port speaks TLS alone.
+PROOF is an HMAC over the side, both nonces, and the HELLO that contains it. A recorded proof is therefore useless on
+another connection, and for the other side. It does not encrypt anything: with authentication enabled, the port accepts
+TLS only.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MASTER, SLAVE = "master", "slave"
 
 
 def proven(hello: Hello, side: str, secret: bytes) -> Hello:
-    """A HELLO that answers a nonce, with its proof."""
+    """Return a HELLO that answers a nonce, with its proof."""
     assert secret and hello.answers
     return replace(hello, proof=_proof(hello, side, secret))
 
 
 def is_proven(hello: Hello, side: str, secret: bytes) -> bool:
-    """Whether it was made by who knows the secret; whose nonce it answers the caller looks at."""
+    """Return whether the proof was made with the secret. The caller checks which nonce it answers."""
     return hmac.compare_digest(hello.proof, _proof(hello, side, secret))
 
 

@@ -1,7 +1,7 @@
-"""What the configuration says of the broker set, in one value; a combination that only looks safe is refused. Pure.
+"""Settings of a broker set, derived from the configuration. Combinations that only look safe are refused. Pure.
 
-`replication` alone decides what an acknowledgement promises (`confirm`). RocketMQ's keys for it, where a file has them,
-must say the same: who wrote `inSyncReplicas=2` thinks that two brokers have his message, and is told if they have not.
+`replication` alone decides what an acknowledgement promises (`confirm`). RocketMQ's keys for it have to agree if a file
+contains them. An operator who sets `inSyncReplicas=2` expects two copies of each message, and gets an error otherwise.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from neve.remoting.address import parse_address
 
 
 class SetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a broker that is a member of a set."""
+    """Settings of a broker that is a member of a set."""
 
     rules: MemberRules
     controllers: tuple[str, ...]
-    stock_is_refused: str = ""  # why Apache's controller must not elect this member; empty: it may
+    stock_is_refused: str = ""  # reason why Apache's controller must not elect this member; empty: it may
 
 
 def settings_of(config: BrokerConfig) -> SetSettings | None:
-    """None: this broker is in no set: it stands alone, or follows. Raises ConfigError with all that does not fit."""
+    """Return the settings; None: this broker is in no set. Raise ConfigError with all faults.
+
+    A broker without a set is a single master, or the slave of an Apache master.
+    """
     replication = Replication(config.replication)
     if replication is Replication.NONE:
         _check_slave(config) if is_slave(config) else _check_alone(config)
@@ -67,7 +70,10 @@ def settings_of(config: BrokerConfig) -> SetSettings | None:
 
 
 def _why_not_stock(config: BrokerConfig, rules: ConfirmRules) -> str:
-    """Apache's controller elects who is in sync and lives, whatever it has lost since it was in sync."""
+    """Return why Apache's controllers must not elect this member; empty: they may.
+
+    They elect any live member that is in sync, even if it has lost bytes since.
+    """
     if config.sync_flush or not rules.waits:
         return ""
     return (
@@ -77,7 +83,7 @@ def _why_not_stock(config: BrokerConfig, rules: ConfirmRules) -> str:
 
 
 def is_slave(config: BrokerConfig) -> bool:
-    """Whether it follows an Apache master that has no controller."""
+    """Return whether this broker follows an Apache master without a controller."""
     return config.replication == Replication.NONE.value and config.broker_role == "SLAVE"
 
 
@@ -103,7 +109,7 @@ def _check_alone(config: BrokerConfig) -> None:
 
 
 def _faults_of_copies(config: BrokerConfig, why: str) -> list[str]:
-    """What asks for copies, where nobody waits for them."""
+    """Return a fault for each setting that requests replication, which this broker does not have."""
     asked = {
         f"controllerAddr={config.controller_addr}": bool(config.controller_addr),
         f"inSyncReplicas={config.in_sync_replicas}": config.in_sync_replicas > 1,
@@ -128,7 +134,9 @@ def _faults_of_addresses(controllers: tuple[str, ...]) -> list[str]:
 
 
 def _faults_of_users(config: BrokerConfig) -> list[str]:
-    """Where users are asked who they are, members are: the log has all that users may not read."""
+    """Return the faults of authentication: members need it as well, because the log has data that users may not
+    read.
+    """
     if not config.authentication_enabled:
         return []
     faults = list[str]()
@@ -143,7 +151,7 @@ def _faults_of_users(config: BrokerConfig) -> list[str]:
 
 
 def _faults_of_mixing(config: BrokerConfig) -> list[str]:
-    """What brokers of Apache's can't do, or don't say."""
+    """Return the faults of mixing with Apache's brokers: settings that need features that those lack."""
     if not config.apache_members:
         return []
     asked = {

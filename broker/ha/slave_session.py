@@ -1,17 +1,16 @@
-"""A slave's side of one connection to its master: bytes in, what is to be done out. Pure.
+"""A slave's side of one connection to its master: bytes go in, actions come out. Pure.
 
 state       waits for          then
-GREETING    HELLO              it is checked against the own one; H1                (a stock master is greeted with H1)
-SHAKING     H2                 where the logs part: `Cut`, and PARTING until that is done; else at once as after it
-PARTING     `parted`           `Attached`, and ATTACHING until whoever keeps the epoch that is followed has done so
-ATTACHING   `attached`         T1 asks for the log from the own end on; of a stock master, where the own last record
-                               begins: that has to be its last one, too
-FOLLOWING   T2                 `TakeEpochs`, `Append`; then `stored` says what there is, and that is acknowledged
+GREETING    HELLO              check it against the own one; send H1              (a stock master is greeted with H1)
+SHAKING     H2                 if the logs diverge: `Cut` and PARTING; if not: continue as after `parted`
+PARTING     `parted`           `Attached`, and ATTACHING until the followed epoch is saved
+ATTACHING   `attached`         send T1 with the own end; to a stock master, with the start of the own last record, which
+                               has to be the master's, too
+FOLLOWING   T2                 `TakeEpochs`, `Append`; the caller calls `stored`, which acknowledges
 ENDED
 
-Whoever drives it carries out what comes out in that order, each whole before the next, and closes the connection at an
-`End`. Epochs are written down before their first byte is appended. Of several T2 that arrived together the bytes are
-one `Append`.
+The caller does all actions in order, each completely before the next, and closes the connection at an `End`. Epochs are
+saved before their first byte is appended. The bytes of several T2 that arrived together are one `Append`.
 """
 
 from __future__ import annotations
@@ -37,67 +36,67 @@ from broker.ha.overlap import AnotherLog, LastRecord, Overlap
 from broker.ha.proof import MASTER, SLAVE, is_proven, proven
 from neve.errors import ProtocolError
 
-HEARTBEAT_S = 1.0  # a master that hears nobody for `cut_off_after` acknowledges nothing
+HEARTBEAT_S = 1.0  # an `async` master that hears from no other process for `cut_off_after` acknowledges nothing
 STOCK_HEARTBEAT_S = 5.0  # RocketMQ's haSendHeartbeatInterval
 SILENCE_S = 20.0  # RocketMQ's haHousekeepingInterval
 
 
 class Local(msgspec.Struct, frozen=True):
-    """What a slave has when it connects."""
+    """A slave's log when it connects."""
 
     begin: int
-    end: int  # of whole records
+    end: int  # end of the last whole record
     epochs: tuple[tuple[int, int], ...]
     confirm: int
-    followed_epoch: int  # the master epoch for which the log was cut last
+    followed_epoch: int  # the master epoch for which the log was truncated last
 
 
-# -- what is to be done
+# -- actions
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Write this."""
+    """Write these bytes."""
 
     data: bytes
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """The log parts from the master's there: keep what is above, cut it off with its epochs, then call `parted`.
+    """Save the log above this offset, truncate it and its epochs there, then call `parted`.
 
-    It may be the log's end: then an epoch begins there that the master does not know, and has no bytes.
+    The logs diverge there. It may be the end of the log: then the last epoch is unknown to the master and has no bytes.
     """
 
     to: int
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """All that is here is the master's: keep that this epoch is followed, then call `attached`."""
+    """The whole log is the master's: save that this epoch is followed, then call `attached`."""
 
     master_epoch: int
 
 
 class TakeEpochs(msgspec.Struct, frozen=True):
-    """Write these entries down, before anything that follows."""
+    """Save these epochs before any later action."""
 
     entries: tuple[tuple[int, int], ...]
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Store the master's bytes. After the last of these call `stored`."""
+    """Store the master's bytes. Call `stored` after the last of these actions."""
 
     at: int
     data: bytes | memoryview
-    description: bytes | memoryview = b""  # of these bytes, if the master has one
+    description: bytes | memoryview = b""  # description of these bytes, if the master has one
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """What lies below is safe, and is here."""
+    """The log is confirmed up to this offset, and these bytes are stored."""
 
     offset: int
 
 
 class End(msgspec.Struct, frozen=True):
-    """Close. `refusal` names what will be the same with the next connection; without it that may be better."""
+    """Close the connection. With a `refusal` the next connection would fail in the same way; without it may succeed."""
 
     why: str
     refusal: Refusal | None = None
@@ -107,7 +106,7 @@ Action = Send | Cut | Attached | TakeEpochs | Append | Confirmed | End
 
 
 class SlaveState(Enum):
-    """See the module."""
+    """State of a session. The table in the module's docstring explains each."""
 
     GREETING = auto()
     SHAKING = auto()
@@ -117,7 +116,7 @@ class SlaveState(Enum):
     ENDED = auto()
 
 
-# Which frames count when; what else comes breaks the protocol. A REFUSAL may come at any time.
+# Expected frame by state. Any other frame violates the protocol, except a REFUSAL, which may arrive at any time.
 _EXPECTED: dict[SlaveState, type | None] = {
     SlaveState.GREETING: Hello,
     SlaveState.SHAKING: MasterHandshake,
@@ -130,7 +129,7 @@ assert _EXPECTED.keys() == set(SlaveState)
 
 
 class SlaveSession:
-    """See the module."""
+    """Protocol of one connection to a master, without I/O."""
 
     def __init__(
         self,
@@ -145,11 +144,13 @@ class SlaveSession:
         secret: bytes = b"",
         last_record: LastRecord = lambda _: None,
     ) -> None:
-        """`hello` is the own one; None: the master is Apache's, which knows none. `secret`: of the set, if it has one.
-        `last_record`: of the own log; None: there is none to compare.
+        """Create a session.
 
-        `master_epoch` is what a controller said. With `begins_at_frontier` an empty log begins where the master's may
-        be evicted below: what lies there is archived.
+        `hello` is the own HELLO; None: the master is Apache's, which does not use it. `secret` is shared by the set, if
+        it has one. `last_record` returns the last record of the own log; None: there is none to compare.
+
+        `master_epoch` was read at a controller. With `begins_at_frontier` an empty log begins at the offset below which
+        the master's log may be evicted, because bytes below it are archived.
         """
         self.state = SlaveState.GREETING if hello is not None else SlaveState.SHAKING
         self.master: Hello | None = None
@@ -161,36 +162,36 @@ class SlaveSession:
         self._local = local
         self._epochs = EpochCache(local.epochs)
         self._masters_epochs: tuple[tuple[int, int], ...] = ()
-        self._next = -1  # where the next byte of the log belongs; -1: wherever the master begins
+        self._next = -1  # offset of the next byte of the log; -1: the start of the master's
         self._last_record = last_record
-        self._overlap: Overlap | None = None  # what a stock master has to send again first
+        self._overlap: Overlap | None = None  # bytes that a stock master has to repeat first
         self._reported = (-1, -1)
         self._end_of_log, self._masters_confirm, self._confirm = local.end, -1, local.confirm
         self._frames = MasterFrames()
         self._heard = self._spoke = 0.0
 
     def start(self, now: float) -> list[Action]:
-        """The connection stands."""
+        """Start the session on a new connection."""
         self._heard = self._spoke = now
         first = encode_slave_handshake(self._h1) if self._hello is None else encode_hello(self._hello)
         return [Send(first)]
 
     @property
     def is_ended(self) -> bool:
-        """Nothing comes out any more."""
+        """Return whether the session has ended: from then on it has no actions."""
         return self.state is SlaveState.ENDED
 
     @property
     def wake_at(self) -> float:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` may have an action."""
         silent_at = self._heard + SILENCE_S
         return min(self._spoke + self._beats_every, silent_at) if self.state is SlaveState.FOLLOWING else silent_at
 
     def tick(self, now: float, synced: int = -1) -> list[Action]:
-        """Time went by; the log is on the disk up to `synced`.
+        """Return the actions that are due. `synced` is the end of the durable part of the log.
 
-        The master, which archives what all have on their disks, is told of what was only in memory when it was
-        acknowledged.
+        The master archives bytes that all members have on their disks. It therefore needs reports of bytes that became
+        durable after they were acknowledged.
         """
         if self.is_ended:
             return []
@@ -203,7 +204,7 @@ class SlaveSession:
         return []
 
     def receive_data(self, data: bytes, now: float) -> list[Action]:
-        """What the master sent."""
+        """Return the actions for received bytes."""
         if self.is_ended:
             return []
         self._heard = now
@@ -270,7 +271,7 @@ class SlaveSession:
         return Send(encode_hello(proven(again, SLAVE, self._secret)) + h1)
 
     def _part(self, h2: MasterHandshake) -> Action:
-        """Where the two logs part."""
+        """Find where the two logs diverge."""
         local, epoch = self._local, self._master_epoch
         if local.followed_epoch > epoch or h2.last_epoch > epoch:
             epochs = f"this log followed epoch {local.followed_epoch}, its log has {h2.last_epoch}"
@@ -305,11 +306,11 @@ class SlaveSession:
         return Cut(point)
 
     def parted(self, end: int, epochs: tuple[tuple[int, int], ...]) -> list[Action]:
-        """The log was cut, to a record's start at or below what `Cut` said."""
+        """Continue after a truncation to a record's start at or below the offset of `Cut`."""
         if self.state is not SlaveState.PARTING:
             return []
         self._epochs = EpochCache(epochs)
-        self._confirm = min(self._confirm, end)  # an `async` master's was its own end
+        self._confirm = min(self._confirm, end)  # the confirm offset of an `async` master was its own end
         return [self._attach(end)]
 
     def _attach(self, end: int) -> Action:
@@ -319,25 +320,26 @@ class SlaveSession:
 
     @property
     def is_learner(self) -> bool:
-        """Its master was told that it only learns."""
+        """Return whether the handshake declared this member a learner."""
         return self._h1.is_learner
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was here when it connected."""
+        """Return whether the log was empty when this member connected."""
         return self._local.begin == self._local.end == 0
 
     @property
     def begins_at(self) -> int:
-        """Where an empty log has to begin, before it is asked for: the master may have nothing to send from there on.
+        """Return the offset at which an empty log has to begin, before it is requested.
 
-        0: the log is not empty, or begins with the first byte that comes.
+        The master may have nothing to send from there on. 0: the log is not empty, or begins with the first byte that
+        arrives.
         """
         told = self.master is not None and self._begins_at_frontier and self.is_empty
         return self.master.eviction_frontier if told and self.master is not None else 0
 
     def attached(self, synced: int, now: float) -> list[Action]:
-        """Ask for the log. `synced`: so much of it is on the disk."""
+        """Request the log. `synced` is the end of its durable part."""
         if self.state is not SlaveState.ATTACHING:
             return []
         self.state = SlaveState.FOLLOWING
@@ -346,7 +348,7 @@ class SlaveSession:
             asked = self._end_of_log = self.begins_at
             self._next = asked or -1
         elif self.master is None and (own := self._last_record(asked)) is not None and own[0] + len(own[1]) == asked:
-            # In the file that goes on: of one that has ended the master may have let go.
+            # Only a record in the last, unfinished file: the master may have evicted a finished file.
             self._overlap = Overlap(*own, asked)
             asked = self._next = own[0]
         self._reported = (asked, min(synced, asked) if self.master is not None else -1)
@@ -355,7 +357,7 @@ class SlaveSession:
     # -- the log
 
     def _behind_overlap(self, overlap: Overlap, frame: Transfer, actions: list[Action], now: float) -> Transfer | None:
-        """What is new of a frame; None: nothing that this master says counts yet. Raises AnotherLog, ProtocolError."""
+        """Return the new part of a frame; None: nothing in it counts yet. Raise AnotherLog or ProtocolError."""
         if not frame.body:
             return None
         if frame.offset != overlap.next:
@@ -380,7 +382,7 @@ class SlaveSession:
         size = len(frame.body)
         if size and self.master is None and self._next not in (frame.offset, -1):
             raise ProtocolError(f"bytes at {frame.offset}, where {self._next} is next")
-        if size and frame.offset != self._next:  # a neve master leaves out what holds nothing
+        if size and frame.offset != self._next:  # a neve master omits padding
             if frame.offset < self._next:
                 raise ProtocolError(f"bytes at {frame.offset} again, where {self._next} is next")
             self._flush(actions, bodies)
@@ -403,7 +405,7 @@ class SlaveSession:
         self._masters_confirm = max(self._masters_confirm, frame.confirm)
 
     def _new_epochs(self, frame: Transfer, end: int) -> tuple[tuple[int, int], ...]:
-        """What the master's list says of the log up to here, and this frame says besides."""
+        """Return new epochs of this frame and of the master's list up to the frame's end."""
         last = self._epochs.last_epoch
         if frame.epoch <= last:
             return ()
@@ -413,14 +415,14 @@ class SlaveSession:
         return tuple(entry for entry in sorted(told.items()) if self._epochs.assign(*entry))
 
     def _flush(self, actions: list[Action], bodies: list[memoryview]) -> None:
-        """What has been gathered of the log, as one."""
+        """Add the collected bytes of the log as one `Append`."""
         if bodies:
             data = bodies[0] if len(bodies) == 1 else b"".join(bodies)
             actions.append(Append(self._next - sum(map(len, bodies)), data))
             bodies.clear()
 
     def stored(self, end: int, synced: int, now: float) -> list[Action]:
-        """The log ends there by now, and is on the disk up to `synced`: acknowledge it."""
+        """Acknowledge the log, which now ends at `end` and is durable up to `synced`."""
         if self.state is not SlaveState.FOLLOWING or self._overlap is not None:
             return []
         actions = list[Action]()
@@ -433,7 +435,7 @@ class SlaveSession:
         return actions
 
     def _tell_confirm(self, actions: list[Action]) -> None:
-        """Of what the master has confirmed, what is here."""
+        """Add a `Confirmed` for the stored part of the log that the master has confirmed."""
         confirm = min(self._masters_confirm, self._end_of_log)
         if confirm > self._confirm:
             self._confirm = confirm

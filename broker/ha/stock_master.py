@@ -1,13 +1,13 @@
-"""What a plain Apache master says of itself by Remoting, and whether its log can be followed. Pure.
+"""Properties of a plain Apache master, queried by Remoting, and whether its log can be followed. Pure.
 
-request  says
-26       its configuration, as properties: what has to be equal before a byte of its log goes over
-28       {"table":{…}}: when it was started (bootTimestamp), where its log begins and ends
-906      where its HA port is, and where its log ended when it was started: masterFlushOffset, whatever its name says
-907      where its log ends, and which slaves are in sync with how much of it
+request  returns
+26       its configuration, as properties; some settings have to match before bytes of its log are sent
+28       {"table":{…}}: when it was started (bootTimestamp), start and end of its log
+906      its HA address, and the end of its log when it was started: masterFlushOffset, despite the name
+907      the end of its log, its slaves, whether each is in sync, and the end of its log
 
-28 also says how much is not flushed yet (remainHowManyDataToFlush), rounded for the eye: `12.3 KiB`, or `12,3` as the
-master's country has it.
+28 also has the size of unflushed data (remainHowManyDataToFlush), rounded for display: `12.3 KiB`, or `12,3` with some
+locales of the master.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from neve.errors import NeveError
 
 
 class Life(msgspec.Struct, frozen=True, rename="camel"):
-    """One life of one master: in another one its log may be another from some place on."""
+    """One life of a master. In another life, its log may differ from some offset on."""
 
     cluster: str
     broker: str
@@ -34,7 +34,7 @@ class Life(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StockMaster(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module."""
+    """Properties of an Apache master."""
 
     life: Life
     begin: int
@@ -52,13 +52,13 @@ class _Runtime(msgspec.Struct):
 
 
 def read_settings(properties: str) -> dict[str, str]:
-    """Key → value, of a configuration."""
+    """Parse properties to a dict."""
     pairs = (line.partition("=") for line in properties.splitlines())
     return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
 
 def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str]) -> StockMaster:
-    """Out of the three answers. Raises NeveError where one lacks what is needed."""
+    """Return the properties from three answers. Raise NeveError if one lacks a field."""
     settings = read_settings(properties)
     try:
         table = msgspec.json.decode(runtime, type=_Runtime).table
@@ -68,7 +68,7 @@ def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str
             int(table["bootTimestamp"]),
             int(ha_info["masterFlushOffset"]),
         )
-        begin, end = max(int(table["commitLogMinOffset"]), 0), int(table["commitLogMaxOffset"])  # -1: an empty log's
+        begin, end = max(int(table["commitLogMinOffset"]), 0), int(table["commitLogMaxOffset"])  # an empty log has -1
         ha_address = ha_info["masterHaAddress"]
     except (msgspec.MsgspecError, KeyError, ValueError) as error:
         raise NeveError(None, f"the master does not say of itself what a slave has to know: {error!r}") from error
@@ -77,12 +77,12 @@ def read_stock_master(properties: str, runtime: bytes, ha_info: Mapping[str, str
     return StockMaster(life=life, begin=begin, end=end, ha_address=ha_address, settings=settings)
 
 
-# What makes a log of another kind, where it is on.
+# Settings that change the format of the log.
 _OTHER_LOGS = ("enableDLegerCommitLog", "enableLmq", "enableMultiDispatch", "forceVerifyPropCRC")
 
 
 def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
-    """Why its log can't be followed; None: it can."""
+    """Return why the log of this master can't be followed; None: it can."""
     theirs = master.settings
     if theirs.get("brokerRole") == "SLAVE" or theirs.get("brokerId", "0") != "0":
         return refusal(Reason.NOT_MASTER, f"brokerId {theirs.get('brokerId')}, {theirs.get('brokerRole')}: no master")
@@ -92,7 +92,10 @@ def unlike_stock(own: Hello, master: StockMaster) -> Refusal | None:
 
 
 def unlike_stock_member(own: Hello, settings: Mapping[str, str], *, waits: bool) -> Refusal | None:
-    """The same of a master that a controller has elected. `waits`: here nothing is confirmed that a slave lacks."""
+    """Return why the log of a master that a controller has elected can't be followed; None: it can.
+
+    `waits`: acknowledgements of this set wait for slaves, so bytes that a slave lacks must not be confirmed.
+    """
     if settings.get("brokerRole") == "SLAVE" or settings.get("brokerId", "0") != "0":
         return refusal(Reason.NOT_MASTER, "it does not know yet that it is master")
     if waits and settings.get("allAckInSyncStateSet") != "true":
@@ -103,7 +106,7 @@ def unlike_stock_member(own: Hello, settings: Mapping[str, str], *, waits: bool)
 
 
 def unlike_settings(own: Hello, theirs: Mapping[str, str]) -> Refusal | None:
-    """What has to be equal, and what makes its log one of another kind."""
+    """Return why two brokers' settings don't match; None: they do."""
     equal = {
         "brokerClusterName": (own.cluster, Reason.CLUSTER),
         "brokerName": (own.broker_set, Reason.BROKER_SET),
@@ -119,7 +122,7 @@ def unlike_settings(own: Hello, theirs: Mapping[str, str]) -> Refusal | None:
     return None
 
 
-# ---- how safe its log is
+# -- state of its log
 
 
 class _Slave(msgspec.Struct, rename="camel"):
@@ -135,14 +138,14 @@ class _HaStatus(msgspec.Struct, rename="camel"):
 
 _SIZE = re.compile(r"(\d+(?:[.,]\d)?) ([KMGTPE]?)i?B")
 _UNITS = ("", "K", "M", "G", "T", "P", "E")
-_ROUNDED = 0.1  # of the unit, at the most
+_ROUNDED = 0.1  # the largest error of rounding, in units
 
 
 def read_look(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Look | None:
-    """Out of 28, 907 and 28 again, asked in this order; None: they are not all of the life that began at `boot_ms`, or
-    not of a master with slaves.
+    """Return the state of a log from the answers to 28, 907 and 28, queried in this order.
 
-    What was not flushed when 28 was answered last is more than what of 907's end was not. Raises NeveError.
+    None: the answers are not all of the life that began at `boot_ms`, or not of a master with slaves. The unflushed
+    size of the second 28 is an upper bound for the unflushed part below the end in 907. Raise NeveError.
     """
     try:
         tables = [msgspec.json.decode(answer, type=_Runtime).table for answer in (before, after)]
@@ -160,7 +163,7 @@ def read_look(before: bytes, ha_status: bytes, after: bytes, boot_ms: int) -> Lo
 
 
 def _at_most(text: str) -> int:
-    """The most bytes that are written so. Raises ValueError."""
+    """Return the largest number of bytes that is displayed as `text`. Raise ValueError."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no size")

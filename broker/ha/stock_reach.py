@@ -1,15 +1,15 @@
-"""How far the log of an Apache master may be archived by the slave that copies it. Pure.
+"""Archivable limit of an Apache master's log, for the slave that copies and archives it. Pure.
 
-Such a master confirms nothing. After a power cut it goes on from what its disk has kept and gives the offsets above
-that again, and where somebody makes a slave of it the next master, from what that one has. What is archived must be
-what nobody gives again. So a range may be archived once, in one life of the master and by what was heard in it,
+Such a master confirms nothing. After a power cut it continues from the durable part of its log, and assigns the offsets
+above it again. If a slave is made master, it continues from the end of its own log. Archived offsets must never be
+assigned again. A range may therefore be archived once all of this was observed in one life of the master:
 
-    it lies in files of the log that are full, and have been for longer than a flush takes that leaves nothing out
-    it lies below what the master says that it has flushed
-    it lies below the acknowledgements of all its slaves that are in sync
-    the life before it is on the disk: what a killed process had written the kernel alone brings there
+    it is in full files of the log, which have been full for longer than a complete flush takes
+    it is below the offset that the master reports as flushed
+    it is below the acknowledged offsets of all slaves that are in sync
+    the bytes of the life before are durable: after a kill of the process, only the kernel writes them to the disk
 
-What is not known is not archived.
+Without this knowledge nothing is archived.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from collections.abc import Mapping
 
 import msgspec
 
-#: Linux writes what is 30 s old, and looks each 5 s.
+#: Linux writes back pages that are 30 s old, and checks every 5 s.
 WRITTEN_BACK_S = 60.0
 UNKNOWN = -1
 
-_FLUSHES = ("flushCommitLogThoroughInterval", "flushIntervalCommitLog")  # ms: a thorough one is due, and is begun
+# ms: interval of complete flushes, and of the thread that starts them
+_FLUSHES = ("flushCommitLogThoroughInterval", "flushIntervalCommitLog")
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What a master says of its log at one instant, all in one life of it."""
+    """State of a master's log at one instant, from one life of the master."""
 
     begin: int
     end: int
-    flushed: int  # below it, it is on its disk
-    in_sync: tuple[int, ...]  # the ends of the slaves that are in sync
+    flushed: int  # end of the durable part
+    in_sync: tuple[int, ...]  # the ends of the logs of the slaves that are in sync
 
 
 def flush_takes_s(settings: Mapping[str, str]) -> float | None:
-    """By the master's configuration. None: it does not say."""
+    """Return the duration in seconds of a complete flush by the master's configuration; None: unknown."""
     try:
         return sum(int(settings[name]) for name in _FLUSHES) / 1000
     except (KeyError, ValueError):
@@ -43,7 +44,7 @@ def flush_takes_s(settings: Mapping[str, str]) -> float | None:
 
 
 class StockReach:
-    """`offset`: below it the log may be archived, by all that was heard; UNKNOWN: nothing is known yet."""
+    """Archivable limit. `offset`: the log may be archived below it; UNKNOWN: nothing is known yet."""
 
     def __init__(self, file_size: int) -> None:
         self._file_size = file_size
@@ -51,10 +52,11 @@ class StockReach:
         self._boot_ms = -1
         self._flush_takes_s: float | None = None
         self._trusted_from = 0.0
-        self._full: list[tuple[int, float]] = []  # where full files end, and since when they are known to be: rising
+        # end of each full file, and the time since when it is known to be full: ascending
+        self._full: list[tuple[int, float]] = []
 
     def attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None, now: float) -> None:
-        """The slave follows this life of its master; it may have done so before."""
+        """Record that the slave follows this life of its master. It may have done so before."""
         self._flush_takes_s = flush_takes_s
         if boot_ms != self._boot_ms:
             self.forget()
@@ -62,12 +64,12 @@ class StockReach:
             self._trusted_from = now + WRITTEN_BACK_S if end_at_start else now
 
     def forget(self) -> None:
-        """What was heard is of a life that is over."""
+        """Forget everything, because the life of the master is over."""
         self.offset, self._boot_ms = UNKNOWN, -1
         self._full.clear()
 
     def heard(self, look: Look, now: float) -> None:
-        """Of the life that is followed."""
+        """Take a state of the log, of the life that is followed."""
         assert self._boot_ms >= 0, "of which life?"
         full = self._border(look.end)
         if not self._full or full > self._full[-1][0]:
