@@ -1,7 +1,7 @@
-"""A queue's index: 20-byte entries in preallocated, mapped files (layout in `layout`).
+"""Consume queue of a queue: 20-byte entries in preallocated, mapped files (layout in `layout`).
 
-A file holds up to 300,000 entries and grows by doubling, because most queues are small. Files of a queue follow each
-other without a hole, except where a queue was told to go on at a higher offset.
+A file holds up to 300,000 entries and grows by doubling, because most queues are small. The files of a queue are
+contiguous, except where the queue was raised to a higher offset.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from infra.disk.filesystem import Disk, DiskFull, OutOfDescriptors
 from infra.process.collector import Turnover
 from neve.record.layout import topic_field
 
-# What is read of a file that is not mapped, for a single look at it; more is worth a map.
+# Limit on what is read from an unmapped file for a single look-up; larger reads justify a map.
 _LOOK_BYTES = 64 << 10
-# As many as most queues have: a start counts them without a map.
+# Most queues have at most this many entries, which a start counts without a map.
 _FEW_ENTRIES = 100
 
 
 class QueueFile:
-    """One file of a queue."""
+    """One file of a consume queue."""
 
     __slots__ = ("base", "capacity", "count", "map", "owner", "path")
 
@@ -48,9 +48,9 @@ class QueueFile:
 
 
 class RoomBudget:
-    """How many queues' files may yet be made, grown or mapped for appends, of who takes many sends at once.
+    """Budget of consume queue files that may be created, grown or mapped for appends in one turn of the event loop.
 
-    None: who asks is not stopped. It costs a tenth to a third of a millisecond for each.
+    For callers that append many sends at once. Each file costs 0.1 to 0.3 ms. `left` is None if there is no limit.
     """
 
     __slots__ = ("left",)
@@ -59,7 +59,7 @@ class RoomBudget:
         self.left: int | None = None
 
     def take(self) -> None:
-        """Before one. Raises `NotThisTurn`."""
+        """Use up one file of the budget. Raises NotThisTurn if none is left."""
         if self.left is not None:
             if self.left == 0:
                 raise NotThisTurn("enough queue files were made ready in this turn")
@@ -67,11 +67,11 @@ class RoomBudget:
 
 
 class MappedFiles:
-    """Bounds how many queue files are mapped, by second chance.
+    """Limit on the number of mapped consume queue files, with second-chance eviction.
 
-    A map is for who comes again: it costs ten times what a read does, and at the bound another one goes for it. Who
-    looks at queues once, perhaps at all of them, has `look`: it leaves to those that are written to and read what they
-    have.
+    Use `map` for queues that are used repeatedly: a map costs ten times as much as a read, and at the limit it evicts
+    another one. Use `look` for a single look-up, possibly in every queue, because it does not evict the maps of active
+    queues.
     """
 
     def __init__(self, limit: int, disk: Disk, removal: QueueRemoval) -> None:
@@ -82,7 +82,7 @@ class MappedFiles:
         self.rooms = RoomBudget()
 
     def map(self, file: QueueFile) -> mmap.mmap:
-        """The file's map, made if needed."""
+        """Return the file's map; create it if missing."""
         file.owner.used = True
         if file.map is None:
             while len(self._files) >= self._limit:
@@ -93,10 +93,10 @@ class MappedFiles:
         return file.map
 
     def look(self, file: QueueFile, first: int, end: int) -> memoryview:
-        """The file's entries of [first, end), counted from its own beginning, for one look."""
+        """Return the entries of [first, end), counted from the beginning of the file, for a single look-up."""
         start, size = first * QUEUE_ENTRY_SIZE, (end - first) * QUEUE_ENTRY_SIZE
         if file.map is None and size <= _LOOK_BYTES:
-            with suppress(OutOfDescriptors):  # for a map, another one is given up
+            with suppress(OutOfDescriptors):  # a map remains possible, because another one can be released for it
                 found = self.disk.read_at(file.path, start, size)
                 if len(found) < size:
                     raise OSError(errno.EINVAL, f"shorter than its {end} entries", str(file.path))
@@ -104,7 +104,7 @@ class MappedFiles:
         return memoryview(self.map(file) if file.map is None else file.map)[start : start + size]
 
     def _map(self, file: QueueFile) -> mmap.mmap:
-        """Raises OutOfDescriptors when there is none to be had for it, and none to give up."""
+        """Map a file, releasing other maps if necessary. Raises OutOfDescriptors if none is left to release."""
         while True:
             try:
                 return self.disk.map(file.path, file.capacity * QUEUE_ENTRY_SIZE)
@@ -126,13 +126,13 @@ class MappedFiles:
             file.owner.map = None
 
     def forget(self, file: QueueFile) -> None:
-        """Take out a file that grew or goes away."""
+        """Remove a file that grew or will be deleted."""
         if file.map is not None:
             file.map = None
             self._files.remove(file)
 
     def take_all(self) -> list[mmap.mmap]:
-        """Forget all maps and return them: each takes its time to unmap, and a thread can do that."""
+        """Remove and return all maps; a thread can unmap them, which takes time for each."""
         maps = [file.map for file in self._files if file.map is not None]
         for file in self._files:
             file.map = file.owner.map = None
@@ -140,7 +140,7 @@ class MappedFiles:
         return maps
 
     def take_out(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Forget the files of queues that go away; who closes the queues unmaps them."""
+        """Remove the files of queues that will be deleted; closing the queues unmaps them."""
         gone = {file for queue in queues for file in queue.files if file.map is not None}
         if gone:
             self._files = deque(file for file in self._files if file not in gone)
@@ -150,7 +150,10 @@ class MappedFiles:
 
 
 class ConsumeQueue:
-    """One queue. `put` writes `map`, `position`, `end` and `visible` itself: a call would cost too much."""
+    """One consume queue.
+
+    The append sets `map`, `position`, `end` and `visible` directly: a call would cost too much.
+    """
 
     __slots__ = (
         "_config", "_disk", "_maps", "_minimum", "_minimum_for", "directory", "dirty", "end", "erased", "files",
@@ -171,11 +174,11 @@ class ConsumeQueue:
         self.files: list[QueueFile] = []
         self.tail: QueueFile | None = None
         self.map: mmap.mmap | None = None
-        self.position = 0  # bytes in the tail file
+        self.position = 0  # append position in the tail file, in bytes
         self.limit = 0
-        self.end = 0  # next offset
-        self.visible = 0  # readers see offsets below
-        self.floor = 0  # the minimum that was asked for
+        self.end = 0  # queue offset of the next message
+        self.visible = 0  # readers see offsets below this one
+        self.floor = 0  # requested minimum offset
         self.erased = erased.NONE
         self.used = False
         self.dirty = False
@@ -187,7 +190,7 @@ class ConsumeQueue:
     # -- files
 
     def create(self, first_offset: int, *, sync: bool) -> None:
-        """Start a file at an offset, behind what there is."""
+        """Create a file that begins at an offset, after the existing files. Raises StoreFull."""
         size = min(self._config.queue_first_step, self._config.queue_file_size)
         path = self.directory / file_name(first_offset * QUEUE_ENTRY_SIZE)
         try:
@@ -206,18 +209,21 @@ class ConsumeQueue:
 
     def _set_tail(self) -> None:
         tail = self.files[-1]
-        self.map = self._maps.map(tail)  # before the rest: without a map the tail is still the one before
+        self.map = self._maps.map(tail)  # before the other attributes: without a map, the previous tail stays in use
         self._know_tail(tail)
 
     def _know_tail(self, tail: QueueFile) -> None:
-        """It is mapped by who appends first."""
+        """Set the tail; the first append maps it."""
         self.tail = tail
         self.position = tail.count * QUEUE_ENTRY_SIZE
         self.limit = tail.capacity * QUEUE_ENTRY_SIZE
         self.end = tail.end
 
     def make_room(self) -> mmap.mmap:
-        """The map to append into; called when there is none, or it is full. Raises `StoreFull`, or `NotThisTurn`."""
+        """Return a map with room for an entry; call it if there is no map, or it is full.
+
+        Raises StoreFull or NotThisTurn.
+        """
         self._maps.rooms.take()
         tail = self.tail
         if tail is None:
@@ -245,19 +251,19 @@ class ConsumeQueue:
         self._maps.forget(tail)
         self.map = None
         tail.capacity = size // QUEUE_ENTRY_SIZE
-        self.limit = tail.capacity * QUEUE_ENTRY_SIZE  # also where no map is to be had now
+        self.limit = tail.capacity * QUEUE_ENTRY_SIZE  # even if the file cannot be mapped now
         try:
             self._set_tail()
         except OutOfDescriptors as error:
             raise StoreFull(f"{tail.path} can't be mapped: {error}") from error
 
     def settle(self) -> None:
-        """Bring the tail file's count up to what `put` appended."""
+        """Update the tail file's entry count from the append position."""
         if self.tail is not None:
             self.tail.count = self.position // QUEUE_ENTRY_SIZE
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> None:
-        """Add an entry (recovery; the append has its own copy of these lines)."""
+        """Append an entry, for recovery; `Appender` has its own copy of these lines."""
         assert physical_offset >= 0 and size > 0
         target = self.map
         if target is None or self.position + QUEUE_ENTRY_SIZE > self.limit:
@@ -270,12 +276,12 @@ class ConsumeQueue:
 
     @property
     def used_end(self) -> int:
-        """Behind its last entry; below `end` where it was told to go on higher, and nothing came."""
+        """The offset behind the last entry; below `end` if the queue was raised and has no message since."""
         self.settle()
         return next((file.end for file in reversed(self.files) if file.count), 0)
 
     def go_to(self, offset: int) -> None:
-        """Have the next entry at an offset that is not below `used_end`. Raises `StoreFull`."""
+        """Set the offset of the next entry, which may not be below `used_end`. Raises StoreFull."""
         assert offset >= self.used_end
         while self.files and not self.files[-1].count and self.files[-1].base > offset:
             self._remove(self.files.pop())
@@ -288,20 +294,20 @@ class ConsumeQueue:
             self.create(offset, sync=False)
 
     def begin_at(self, offset: int) -> None:
-        """Have the first entry at an offset. There is no file before it comes."""
+        """Set the offset of the first entry of an empty queue; its file is created with that entry."""
         assert not self.files
         self.end = self.visible = offset
 
     # -- load and removal
 
     def load(self, below: int, *, scrub: bool) -> None:
-        """Open the files, keeping the entries of records below a physical offset."""
+        """Open the files, and keep the entries of records below a physical offset."""
         for name in self._disk.list_dir(self.directory):
             if not is_file_name(name):
                 continue
             path = self.directory / name
             size = self._disk.size(path)
-            if size < QUEUE_ENTRY_SIZE:  # its allocation never ended
+            if size < QUEUE_ENTRY_SIZE:  # unfinished allocation
                 self._disk.remove(path)
                 self.dirty = True
                 continue
@@ -311,7 +317,7 @@ class ConsumeQueue:
         while len(self.files) > 1 and self.files[-1].count == 0 and self.files[-2].end == self.files[-1].base:
             self._remove(self.files.pop())
             self.dirty = True
-        # a file behind one that lost its end would leave a hole that no one asked for
+        # a file that follows one that lost its end would leave a hole, which no raise of the queue explains
         for index, file in enumerate(self.files[:-1]):
             if file.count < file.capacity and self.files[index + 1].count == 0 and self._lost_end(file):
                 for later in self.files[index + 1 :]:
@@ -333,12 +339,16 @@ class ConsumeQueue:
         return file.base + self._config.queue_file_size // QUEUE_ENTRY_SIZE
 
     def would_look_lost(self, first_offset: int) -> bool:
-        """Whether a new file at an offset would be taken for one whose predecessor lost its entries."""
+        """Return whether a new file at this offset would make the file before it look as if it had lost its end."""
         before = next((file for file in reversed(self.files) if file.base < first_offset), None)
         return before is not None and before.end < first_offset == self._full_end(before)
 
     def _count_below(self, file: QueueFile, below: int) -> int:
-        """Entries below are on the disk whole, those above may be anything but never look like one below."""
+        """Count the entries of records below a physical offset by binary search.
+
+        Entries below the checkpoint are durable. Later entries may have any content, except that none looks like an
+        entry below it.
+        """
         low, high = 0, file.capacity
         view, few = memoryview(b""), min(_FEW_ENTRIES, high)
         if few:
@@ -366,12 +376,12 @@ class ConsumeQueue:
             self.dirty = True
 
     def _remove(self, file: QueueFile) -> None:
-        """The next checkpoint of a dirty queue makes the absence durable; who is dirty stands in the store's list."""
+        """Remove a file. The next checkpoint makes this durable, because the queue is dirty."""
         self._maps.forget(file)
         self._disk.remove(file.path)
 
     def close(self) -> None:
-        """Let go of the files; nothing is appended by way of it any more."""
+        """Release the files; nothing is appended through this object any longer."""
         for file in self.files:
             file.map = None
         self.files.clear()
@@ -379,8 +389,8 @@ class ConsumeQueue:
         self.position = self.limit = 0
 
     def sync(self) -> None:
-        """Bring files and names to the disk (any thread)."""
-        # a file or the queue may go away meanwhile: then there is nothing left to sync
+        """Sync the files and their directories; any thread."""
+        # a file or the queue may be deleted meanwhile; then nothing is left to sync
         for file in list(self.files):
             with suppress(FileNotFoundError):
                 self._disk.fdatasync(file.path)
@@ -391,7 +401,7 @@ class ConsumeQueue:
     # -- reading
 
     def slices(self, first: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """The entries of [first, end), as runs without a hole."""
+        """Yield the entries of [first, end) as contiguous runs, with the offset of each run's first entry."""
         self.settle()
         for file in self.files:
             start, stop = max(first, file.base), min(end, file.end)
@@ -400,7 +410,7 @@ class ConsumeQueue:
                 yield start, view[(start - file.base) * QUEUE_ENTRY_SIZE : (stop - file.base) * QUEUE_ENTRY_SIZE]
 
     def looked_at(self, first: int, end: int) -> Iterator[tuple[int, memoryview]]:
-        """The same for who does not come again soon."""
+        """Yield as `slices` does, for a single look-up; see `MappedFiles.look`."""
         self.settle()
         for file in self.files:
             start, stop = max(first, file.base), min(end, file.end)
@@ -408,7 +418,7 @@ class ConsumeQueue:
                 yield start, self._maps.look(file, start - file.base, stop - file.base)
 
     def entry(self, offset: int) -> tuple[int, int, int] | None:
-        """Physical offset, size and tags code; None in a hole or outside."""
+        """Return physical offset, size and tags code of an entry; None in a hole or outside the queue."""
         for _, view in self.looked_at(offset, offset + 1):
             physical_offset, size, tags_code = QUEUE_ENTRY.unpack_from(view)
             assert physical_offset >= 0 and size > 0, f"entry {offset} of {self.directory} was never written"
@@ -416,7 +426,7 @@ class ConsumeQueue:
         return None
 
     def next_existing(self, offset: int) -> int:
-        """The first offset at or above that is no hole."""
+        """Return the first offset at or above the given one that is not in a hole."""
         self.settle()
         for file in self.files:
             if offset < file.base:
@@ -426,7 +436,7 @@ class ConsumeQueue:
         return self.end
 
     def first_at(self, physical_offset: int) -> int:
-        """The first offset whose record lies at or above a physical offset; the end if there is none."""
+        """Return the first offset whose record is at or above a physical offset; the end if there is none."""
         self.settle()
         for file in reversed(self.files):
             if file.count == 0:
@@ -449,7 +459,7 @@ class ConsumeQueue:
         return low
 
     def min_offset(self, min_physical_offset: int) -> int:
-        """The first offset that the local log still has; a thread removes the files below it."""
+        """Return the lowest offset that readers may get from the local log. Files below it are removed by a thread."""
         if self._minimum_for != min_physical_offset:
             self._minimum = self.first_at(min_physical_offset)
             self._minimum_for = min_physical_offset
@@ -460,6 +470,6 @@ class ConsumeQueue:
         return max(self._minimum, self.floor)
 
     def first_here(self, min_physical_offset: int) -> int:
-        """The same, hidden or not."""
+        """Return the lowest offset that the local log has, without regard to `floor`."""
         self.min_offset(min_physical_offset)
         return self._minimum

@@ -1,13 +1,13 @@
-"""What the data directory says about itself: lock, identity, and how the last run ended.
+"""State files of the data directory: lock, identity, and whether the last stop was clean.
 
-lock          flock, held while a broker runs
-log_uuid      made with the CommitLog; ties it to its archive
-abort         exists while the store is open: found at start, the last stop was not clean
-following     the log above the checkpoint may be what a master laid out: with other clocks' times, and queues that go
-              on higher than they ended
-recovering    a start changes what it found and hasn't brought that to the disk yet; beside `abort`
+    lock          flock, held while a broker runs
+    log_uuid      created with the CommitLog; links it to its archive
+    abort         exists while the store is open; if a start finds it, the last stop was not clean
+    following     the log above the checkpoint may contain a master's records: their store times come from other
+                  clocks, and queues may have been raised above their last message
+    recovering    exists, beside `abort`, while a start has changed files and has not synced them yet
 
-`checkpoint`, `queue_state` and the rest belong to the modules of those names.
+`checkpoint`, `queue_state` and others belong to the modules of those names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPEN, _RECOVERING, _FOLLOWING = "abort", "recovering", "following"
 
 
 class DataDirectory:
-    """The small files of a store."""
+    """The state files of a store."""
 
     def __init__(self, root: Path, disk: Disk, entropy: Entropy = system_entropy) -> None:
         self.root = root
@@ -32,7 +32,7 @@ class DataDirectory:
         self._release: Callable[[], None] | None = None
 
     def lock(self) -> None:
-        """Keep other brokers out."""
+        """Lock the directory against other brokers. Raises StoreLocked."""
         self._disk.make_dirs(self.root)
         try:
             self._release = self._disk.lock(self.root / "lock")
@@ -40,13 +40,13 @@ class DataDirectory:
             raise StoreLocked(f"another broker uses the data directory {self.root}") from error
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         if self._release is not None:
             self._release()
             self._release = None
 
     def log_uuid(self, *, log_is_empty: bool) -> str:
-        """The log's identity, made on first use."""
+        """Return the log's identity; create it on first use. Raises StoreCorrupt if it is missing beside a log."""
         path = self.root / "log_uuid"
         if self._disk.exists(path):
             return self._disk.read(path).decode().strip()
@@ -57,17 +57,17 @@ class DataDirectory:
         return made
 
     def begin(self) -> bool:
-        """Mark the store open; tells whether the last stop was clean."""
+        """Mark the store as open; return whether the last stop was clean."""
         clean = not any(self._disk.exists(self.root / name) for name in (_OPEN, _RECOVERING))
         if not self._disk.exists(self.root / _OPEN):
             self._disk.write_atomic(self.root / _OPEN, b"open\n")
         return clean
 
     def begin_recovery(self) -> bool:
-        """Before anything of an unclean store is changed; tells whether an earlier start died while it did that.
+        """Mark the start of changes to an unclean store; return whether an earlier start crashed during its changes.
 
-        What that one changed may be in the page cache only, where nothing tells it from what is on the disk. The mark
-        of an open store stays beside this one: renamed, a power cut could take both names.
+        Such changes may exist only in the page cache, where they look as if they were durable. The file `abort` stays
+        beside this mark and is not renamed to it, because a power cut during a rename could lose both names.
         """
         if self._disk.exists(self.root / _RECOVERING):
             return True
@@ -75,40 +75,40 @@ class DataDirectory:
         return False
 
     def end_recovery(self) -> None:
-        """What the start changed is on the disk."""
+        """Remove the mark, after the changes are durable."""
         if self._disk.exists(self.root / _RECOVERING):
             self._disk.remove(self.root / _RECOVERING)
             self._disk.fsync_dir(self.root)
 
     @property
     def is_following(self) -> bool:
-        """Whether it is marked."""
+        """Whether the log may contain records of a master above the checkpoint."""
         return self._disk.exists(self.root / _FOLLOWING)
 
     def begin_following(self) -> None:
-        """Before the first byte of a master."""
+        """Set the mark, before the first byte of a master is stored."""
         if not self.is_following:
             self._disk.write_atomic(self.root / _FOLLOWING, b"following\n")
 
     def end_following(self) -> None:
-        """A checkpoint covers the last byte of a master.
+        """Remove the mark, after a checkpoint covers the last byte of a master.
 
-        The next checkpoint makes it durable. Until then a start after a power cut may still find the mark: it then
-        checks less of the own records above the checkpoint, and believes the same ones.
+        The next checkpoint makes the removal durable. Until then, a start after a power cut may still find the mark. It
+        then checks its own records above the checkpoint less strictly, and accepts the same ones.
         """
         if self.is_following:
             self._disk.remove(self.root / _FOLLOWING)
 
     def end(self) -> None:
-        """Mark the store cleanly closed."""
+        """Mark the store as cleanly closed."""
         self._disk.remove(self.root / _OPEN)
         self._disk.fsync_dir(self.root)
 
 
 def clear_store(root: Path, disk: Disk) -> None:
-    """Remove a store's files but its `log_uuid`: for a restore that begins again, into which nothing was stored yet.
+    """Remove all files of a store except `log_uuid`, to repeat a restore into which nothing has been stored yet.
 
-    Between its steps such a store may be one that no start can open: a log without its checkpoint.
+    An interruption may leave a store that cannot start: a log without its checkpoint.
     """
     for name in ("checkpoint", "queue_state", "abort", "recovering", "following", "truncation"):
         if disk.exists(root / name):

@@ -1,14 +1,14 @@
-"""What a master knows of the records of one append, told beside their bytes: its slaves need not look at each of them.
+"""Descriptions of a master's appends, sent with the bytes to slaves, so that slaves need not parse each record.
 
-    u32 CRC-32 of the records' bytes, as they were appended, and of all that follows here
-    i64 store time of all of them     u16 records     u16 keys     u8 queues
-    records   times a CRC entry as `layout` has it; then records times a u8: in which of the queues below
-    keys      times an i64: where in the log its record begins; then keys times its hash, a u32
-    queues    times i32 queue id, i64 the offset of its first record here, u8 length of the topic, and the topic
+    u32 CRC-32 of the records' bytes, as appended, and of all following bytes of the description
+    i64 store time of all records     u16 records     u16 keys     u8 queues
+    records   times a CRC entry as in `layout`; then records times a u8: index of the record's queue in the list below
+    keys      times an i64: physical offset of the key's record; then keys times its hash, a u32
+    queues    times i32 queue id, i64 the queue offset of its first record here, u8 length of the topic, and the topic
 
-Big endian, as the log and its CRC file are. The CRC goes back to the append: what a slave stores is what its master
-laid out, whatever happened to it on the way from there. It vouches for bodies and heads together, so that neither is
-looked at again.
+All numbers are big endian, as in the log and its CRC file. The CRC is computed at the append. So it proves that a slave
+stores exactly what its master wrote, whatever happened during the transfer. It covers heads and bodies together, so
+that a slave checks neither of them again.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ from zlib_ng.zlib_ng import crc32
 
 from broker.store.layout import CRC_ENTRY, CRC_ENTRY_SIZE
 
-LEAST = 4  # fewer records are looked at sooner than told
+LEAST = 4  # with fewer records, parsing them is faster than describing them
 _RECORDS_MAX = 0xFFFF
 _KEYS_MAX = 0xFFFF
 _QUEUES_MAX = 0xFF
-_BYTES_MAX = 256 << 10  # of the records of one, and of all that are at hand: a slave that keeps up takes those
-_KEPT_MAX = 4 << 20  # of descriptions
+# limit on the records of one append, and on all records kept in memory; slaves that keep up need only those
+_BYTES_MAX = 256 << 10
+_KEPT_MAX = 4 << 20  # limit on the descriptions kept
 _HEAD = Struct(">IqHHB")
 _CRC_SIZE = 4
 _QUEUE = Struct(">iqB")
 
-Queue = tuple[str, int, int]  # topic, queue id, the offset of its first record in the append
+Queue = tuple[str, int, int]  # topic, queue id, queue offset of its first record in the append
 
 
 class Damaged(Exception):
-    """The bytes, or what is told of them, are not those that the master had."""
+    """The bytes, or their description, are not those of the master."""
 
 
 class Told(msgspec.Struct, frozen=True, gc=False):
-    """What a description says, column by column."""
+    """Content of a description, as parallel sequences."""
 
     store_time: int
     crc_entries: bytes
-    marks: tuple[int, ...]  # of each record: its place in its file, plus 1
+    marks: tuple[int, ...]  # of each record: its position in its file, plus 1
     codes: tuple[int, ...]
-    whose: bytes  # of each record, the number of its queue
-    keys: tuple[int, ...]  # of each key, where in the log its record begins
+    whose: bytes  # of each record: the index of its queue
+    keys: tuple[int, ...]  # of each key: the physical offset of its record
     hashes: tuple[int, ...]
     queues: list[tuple[bytes, int, int]]
 
@@ -72,7 +73,7 @@ def describe(  # noqa: PLR0917 - column by column
     hashes: Sequence[int],
     store_time: int,
 ) -> bytes | None:
-    """As `Told` has it. None: it is more than is told."""
+    """Return the encoded description; None if the append exceeds a limit. For the arguments, see class `Told`."""
     if len(records) > _BYTES_MAX or len(whose) > _RECORDS_MAX or len(keys) > _KEYS_MAX or len(queues) > _QUEUES_MAX:
         return None
     rest = [
@@ -89,7 +90,7 @@ def describe(  # noqa: PLR0917 - column by column
 
 
 def told(description: bytes | memoryview, records: bytes | memoryview) -> Told:
-    """Read it, with the bytes that it is of. Raises Damaged."""
+    """Decode a description and verify it against the records' bytes. Raises Damaged."""
     raw = bytes(description)
     try:
         crc, store_time, count, keys, queues = _HEAD.unpack_from(raw)
@@ -116,7 +117,7 @@ def told(description: bytes | memoryview, records: bytes | memoryview) -> Told:
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """One that is described. `records` are its bytes while they are at hand: else they are read from the log."""
+    """One described append. `records` are its bytes if they are still kept; otherwise they are read from the log."""
 
     end: int
     description: bytes
@@ -124,31 +125,31 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class Described:
-    """A master's last appends, by where they begin, and the bytes of the very last: nobody has to map those again.
+    """Descriptions of a master's latest appends, by physical offset, and the bytes of the newest ones.
 
-    None while no slave takes them.
+    The bytes save mapping the log again for a slave that keeps up. Nothing is kept while no slave uses descriptions.
     """
 
     def __init__(self) -> None:
         self.is_wanted = False
-        self._by_start: dict[int, Append] = {}  # the oldest first
-        self._at_hand: deque[int] = deque()  # the starts of those with their bytes
+        self._by_start: dict[int, Append] = {}  # oldest first
+        self._at_hand: deque[int] = deque()  # the starts of those whose bytes are kept
         self._told_bytes = self._bytes_at_hand = 0
 
     def want(self, wanted: bool) -> None:
-        """Whether a slave takes them."""
+        """Set whether any slave uses descriptions."""
         self.is_wanted = wanted
         if not wanted:
             self.forget()
 
     def forget(self) -> None:
-        """The log is not what it was."""
+        """Drop all descriptions, because the log was changed."""
         self._by_start.clear()
         self._at_hand.clear()
         self._told_bytes = self._bytes_at_hand = 0
 
     def add(self, start: int, description: bytes, records: bytes) -> None:
-        """What was appended there."""
+        """Keep the description of an append that starts at a physical offset."""
         kept, at_hand = self._by_start, self._at_hand
         kept[start] = Append(start + len(records), description, records)
         at_hand.append(start)
@@ -163,5 +164,5 @@ class Described:
             self._told_bytes -= len(kept.pop(next(iter(kept))).description)
 
     def at(self, start: int) -> Append | None:
-        """The append that began there, if it is known."""
+        """Return the append that starts at the offset, if it is still kept."""
         return self._by_start.get(start)

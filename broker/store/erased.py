@@ -1,6 +1,6 @@
-"""Offsets of a queue that were erased: they stay in the log until its files go, and no request returns them.
+"""Erased offsets of a queue: their records stay in the log until its files are evicted, but no request returns them.
 
-Spans are (first, last), sorted, apart from each other, and never changed in place. Pure.
+Spans are (first, last), sorted and disjoint, and immutable. Pure functions.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ NONE: Spans = ()
 
 
 def behind(spans: Spans, offset: int) -> int:
-    """The first offset at or above that was not erased."""
+    """Return the first offset at or above the given one that is not erased."""
     at = bisect_right(spans, offset, key=_first) - 1
     return spans[at][1] + 1 if at >= 0 and offset <= spans[at][1] else offset
 
 
 def before(spans: Spans, offset: int) -> int:
-    """The last offset at or below that was not erased; -1 where there is none."""
+    """Return the last offset at or below the given one that is not erased; -1 if there is none."""
     at = bisect_right(spans, offset, key=_first) - 1
     return spans[at][0] - 1 if at >= 0 and offset <= spans[at][1] else offset
 
 
 def meeting(spans: Spans, first: int, end: int) -> Spans:
-    """Those that have some of [first, end)."""
+    """Return the spans that overlap [first, end)."""
     low = bisect_right(spans, first, key=_first) - 1
     low += low < 0 or spans[low][1] < first
     return spans[low : bisect_right(spans, end - 1, key=_first)]
 
 
 def has(spans: Spans, span: Span) -> bool:
-    """Whether one of them has all of it."""
+    """Return whether one span contains the given one entirely."""
     return behind(spans, span[0]) > span[1]
 
 
 def left_of(count: int, first: int, gone: Spans) -> npt.NDArray[np.bool_]:
-    """Of so many offsets from one on, which were not erased."""
+    """Return, for `count` offsets from `first` on, which of them are not erased."""
     left = np.ones(count, np.bool_)
     for begin, last in gone:
         left[max(begin - first, 0) : last + 1 - first] = False
@@ -49,7 +49,7 @@ def left_of(count: int, first: int, gone: Spans) -> npt.NDArray[np.bool_]:
 
 
 def united(spans: Spans, more: Iterable[Span]) -> Spans:
-    """They and others, in any order."""
+    """Return the union of the spans and others, which may be in any order."""
     found: list[Span] = []
     for first, last in sorted((*spans, *more)):
         if found and first <= found[-1][1] + 1:
@@ -60,7 +60,7 @@ def united(spans: Spans, more: Iterable[Span]) -> Spans:
 
 
 def within(spans: Spans, low: int, end: int) -> Spans:
-    """What they have of [low, end); the same object where that is all."""
+    """Return the spans clipped to [low, end); the same object if nothing changes."""
     if not spans or (low <= spans[0][0] and spans[-1][1] < end):
         return spans
     return (

@@ -1,4 +1,4 @@
-"""What was erased from the archive is hidden in the store: no request returns it from then on."""
+"""Hiding of erased rows of the archive in the local store, so that no request returns them any longer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from infra import failpoint
 
 T = TypeVar("T")
 Place = tuple[str, int]  # topic, queue
-# Of how many queues one step asks, or changes some: a file may have to be opened for each.
+# Queues that one step queries or changes, because each may require opening a file.
 _PLACES_AT_ONCE = 16
 _NO_END = 1 << 63
 
 
 class Call(Protocol):
-    """Does a step on the loop."""
+    """Runs a function on the event loop and returns its result."""
 
     def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
 def at_once(work: Callable[[], T], /) -> T:
-    """On the loop already."""
+    """Run the function directly; for callers on the event loop."""
     return work()
 
 
@@ -49,20 +49,21 @@ class _Change(NamedTuple):
 
 
 class HiddenRows(NamedTuple):
-    """How many runs are new, whether there is something to save, and which queues failed."""
+    """Result: the number of new hidden runs, whether there is a state to save, and the queues that failed."""
 
     runs: int
     is_changed: bool
-    failed: dict[Place, str]  # why the rows of a queue are not hidden
+    failed: dict[Place, str]  # the reason why the rows of a queue are not hidden
 
 
 def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: Call) -> HiddenRows:
-    """Rows are (topic, queue, first offset, last offset); for good once the state is saved.
+    """Hide rows, given as (topic, queue, first offset, last offset). Durable once the queue state is saved.
 
-    A queue whose files can't be read is returned as failed: its rows are still visible, and the others are hidden.
+    A queue whose files cannot be read is returned as failed: its rows stay visible. The rows of all other queues are
+    hidden.
 
-    What is hidden already and has left the log is forgotten on the way. What the loop is asked for is small whatever
-    was erased: spans are made one where this runs.
+    Hidden spans that have left the log are dropped at the same time. The steps on the event loop are small, whatever
+    was erased, because the spans are merged on the calling thread.
     """
     wanted: dict[Place, list[Span]] = {}
     for topic, queue, first, last in rows:
@@ -85,7 +86,7 @@ def hide(store: MessageStore, rows: Iterable[tuple[str, int, int, int]], call: C
         if changes:
             refused = call(functools.partial(_change, store, changes))
             is_changed |= len(refused) < len(changes)
-            left += refused  # they have changed meanwhile
+            left += refused  # changed by others meanwhile
     return HiddenRows(runs, is_changed, failed)
 
 
@@ -101,7 +102,7 @@ def _held(store: MessageStore, places: Sequence[Place]) -> list[_Held | _Unreada
 
 
 def _missing(held: _Held, wanted: Iterable[Span]) -> list[Span]:
-    """What is not hidden of what is here."""
+    """Return the parts of the wanted spans that the local log has and that are not hidden yet."""
     new = []
     for first, last in wanted:
         span = max(first, held.low), min(last, held.end - 1)

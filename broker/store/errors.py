@@ -1,4 +1,4 @@
-"""What the store refuses, and why."""
+"""Errors of the local store."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ class StoreError(Exception):
 
 
 class StoreFull(StoreError):
-    """No room on the disk for the next file; reads go on."""
+    """No disk space for the next file; reads still work."""
 
 
 class StoreNotWritable(StoreError):
-    """The store takes no more messages: it is not loaded, shut down, or a sync failed."""
+    """The store accepts no messages: it is not loaded, it is shut down, or a sync failed."""
 
 
 class LogIsCut(StoreNotWritable):
-    """The diverged tail of the log is being cut off: until that is done the store changes nothing."""
+    """A truncation of the diverged tail is in progress; until it is done the store rejects all changes."""
 
 
 class MessageIllegal(StoreError):
-    """The message can't be stored as it is."""
+    """The message cannot be stored in this form."""
 
 
 class InternalTopic(MessageIllegal):
@@ -28,11 +28,11 @@ class InternalTopic(MessageIllegal):
 
 
 class NotThisTurn(StoreError):
-    """Enough files were made ready in this turn of the loop: the same again in the next one goes on."""
+    """The budget of queue files for this turn of the event loop is spent; retry in the next turn."""
 
 
 class StoreCorrupt(StoreError):
-    """The directory's content contradicts itself, or comes from a newer version."""
+    """The content of the directory is inconsistent, or was written by a newer version."""
 
 
 class StoreLocked(StoreError):
@@ -40,8 +40,8 @@ class StoreLocked(StoreError):
 
 
 class LogMismatch(StoreError):
-    """What a master sent does not continue the log of its slave."""
+    """Bytes from a master do not continue the log of its slave."""
 
 
 class TruncationRefused(StoreError):
-    """What is confirmed is not cut, but by an operator."""
+    """Confirmed records are not truncated unless an operator orders it."""

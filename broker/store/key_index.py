@@ -1,4 +1,4 @@
-"""The index by message key: preallocated hash files, filled in batches behind the append.
+"""Index by message key (RocketMQ's IndexFile): preallocated hash files, filled in batches after the append.
 
     0    u32   magic             24   i64  physical offset of the newest record
     4    u32   version           32   i64  store time of the oldest record
@@ -8,11 +8,11 @@
     20   u32   zero                   entry * capacity:
     entry: u32 hash, i64 physical offset, u32 seconds since the oldest record, u32 previous entry of the chain
 
-A file is named by the physical offset of its first record. Key text is not stored: the caller of `find` compares it.
-A message has one entry for each distinct hash of its keys.
+A file is named by the physical offset of its first record. Key text is not stored: the caller of `find` compares it. A
+message has one entry for each distinct hash of its keys.
 
-A look-up follows the chain of its slot while that is short. The rest of a long chain is not followed entry by entry:
-the entries below it are searched in blocks, by hash and time, because a sender decides how long a chain is.
+A look-up follows the chain of its slot up to a limit. After that it scans the older entries in blocks, by hash and
+time, because senders control the length of a chain.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ _ENTRY = Struct(">IqII")
 _ENTRY_TYPE = np.dtype([("hash", ">u4"), ("physical", ">i8"), ("seconds", ">u4"), ("previous", ">u4")])
 assert _HEADER.size == 48 <= _HEADER_SIZE
 assert _ENTRY.size == _ENTRY_TYPE.itemsize == 20
-# Keys that wait; then they are indexed with the append that brings the last one. Each batch is one turn of the event
-# loop: 1,024 took 3 to 5 ms beside a saturating producer, forty times a second, and every other client waited for it.
+# Keys that are collected before they are indexed, by the append that adds the last one. A batch is one turn of the
+# event loop. Batches of 1,024 took 3 to 5 ms beside a saturating producer, forty times a second, and delayed all other
+# clients.
 _BATCH = 128
-# Entries of one chain that a look-up follows in one file; each costs more than a hundred entries of a block.
+# Entries of a chain that a look-up follows in one file; each costs more than scanning a hundred entries of a block.
 CHAIN_MAX = 128
-# Entries that are searched at once behind that: some 50 µs.
+# Entries that are scanned at once after that: some 50 µs.
 BLOCK = 16_384
 
 # topic, keys separated by spaces, physical offset, store time
 IndexItem = tuple[str, str, int, int]
-# Of each key, column by column: its hash, where its message lies, that one's store time.
+# For each key, in parallel lists: its hash, the physical offset of its message, the message's store time.
 Hashed = tuple[list[int], list[int], list[int]]
 
 
@@ -61,7 +62,7 @@ def _hash(topic: str, key: str) -> int:
 
 
 def start_of(topic: str) -> int:
-    """The topic's part of a key's hash: a CRC goes on where it stopped."""
+    """Return the CRC of the topic's part of a key, from which the CRC of the whole key continues."""
     return _hash(topic, "")
 
 
@@ -74,9 +75,9 @@ def hashes_of(start: int, keys: str) -> list[int]:
 
 
 def hashed(items: Sequence[IndexItem]) -> Hashed:
-    """The keys of messages, of which there are some."""
+    """Return the hashed keys of messages; `items` may not be empty."""
     topics, words, places, times = zip(*items, strict=True)
-    text = "".join(words)  # of most it is an id alone, which nothing has to be cut out of
+    text = "".join(words)  # most messages have only a unique id, so that there is nothing to split
     if text.isascii() and text.split(None, 1) == [text] and topics.count(topics[0]) == len(topics):
         start = start_of(topics[0])
         return [crc32(word.encode(), start) for word in words], list(places), list(times)
@@ -117,7 +118,7 @@ class IndexFile:
         self._entries = np.frombuffer(self.map, _ENTRY_TYPE, self.capacity, self.entries_at)
 
     def add(self, hashes: Sequence[int], physical_offsets: Sequence[int], store_times: Sequence[int]) -> int:
-        """Add entries, each in front of its chain, as many as fit; returns how many."""
+        """Add as many entries as fit, each at the head of its chain; return their number."""
         count = self.count
         added = min(len(hashes), self.capacity - count)
         assert added > 0 and count > 0
@@ -127,7 +128,7 @@ class IndexFile:
         numbers = np.arange(count, count + added, dtype=np.uint32)
         places = key_hashes % self.slots
         previous = self._slots[places]
-        # within the batch, an entry of the same slot is the nearer one
+        # within the batch, the previous entry of the same slot is one of the batch
         order = places.argsort(kind="stable")
         ordered = places[order]
         (same,) = (ordered[1:] == ordered[:-1]).nonzero()
@@ -138,7 +139,7 @@ class IndexFile:
         ages = np.array(store_times[:added], np.int64) - self.oldest_time
         block["seconds"] = np.maximum(ages, 0) // 1000
         block["previous"] = previous
-        self._slots[places] = numbers  # of equal places the last assignment stays
+        self._slots[places] = numbers  # for equal places, the last assignment wins
         self.count = count + added
         self.newest_physical = physical_offsets[added - 1]
         self.newest_time = max(self.newest_time, *store_times[:added])
@@ -146,16 +147,16 @@ class IndexFile:
         return added
 
     def write_header(self) -> None:
-        """Store what `add` counted."""
+        """Write the header with the values that `add` changed."""
         _HEADER.pack_into(
             self.map, 0, _MAGIC, _VERSION, self.slots, self.capacity, self.count, 0,
             self.newest_physical, self.oldest_time, self.newest_time,
         )  # fmt: skip
 
     def find(self, key_hash: int, begin: int, end: int) -> Iterator[int | None]:
-        """Physical offsets of a hash, newest first; None after a piece of work that may have found nothing.
+        """Yield physical offsets of a hash, newest first, and None after each unit of work that may have found nothing.
 
-        Several entries of one record (keys with equal hashes) are one result.
+        Several entries of one record (keys with equal hashes) yield one result.
         """
         if self.newest_time < begin:
             return
@@ -167,7 +168,7 @@ class IndexFile:
             found, physical_offset, seconds, previous = _ENTRY.unpack_from(
                 self.map, self.entries_at + number * _ENTRY.size
             )
-            # rounded down, and 0 of what is older than the first: the caller compares the record's own time
+            # rounded down, and 0 for records older than the first one: the caller compares the record's exact time
             second = self.oldest_time + seconds * 1000
             in_time = (second <= end or not seconds) and second + 999 >= begin
             if found == key_hash and in_time and physical_offset != last:
@@ -184,7 +185,7 @@ class IndexFile:
                     yield last
 
     def _in_block(self, first: int, end_number: int, key_hash: int, begin: int, end: int) -> list[int]:
-        """Search the entries of [first, end_number); the results may repeat."""
+        """Return the matching physical offsets in the entries [first, end_number), newest first; they may repeat."""
         block = self._entries[first:end_number]
         block = block[block["hash"] == key_hash]
         seconds = block["seconds"].astype(np.int64) * 1000 + self.oldest_time
@@ -193,21 +194,23 @@ class IndexFile:
         return offsets
 
     def count_below(self, physical_offset: int, count: int) -> int:
-        """Of so many entries those of records below an offset; entries are in the order of the log.
+        """Return how many of the first `count` entries belong to records below an offset; entries are in log order.
 
-        A cut that was not ended may have zeroed some of those above.
+        An unfinished truncation may have zeroed some of the entries above.
         """
         places = self._entries["physical"][1:count]
         above = np.flatnonzero((places >= physical_offset) | (places < np.maximum.accumulate(places)))
         return 1 + (int(above[0]) if len(above) else len(places))
 
     def rewind(self, count: int) -> None:
-        """Go back to the entries that a checkpoint vouches for and link them again: slots may have any age."""
+        """Reduce the file to the entries that a checkpoint covers, and rebuild the chains, because slots may be newer
+        or older.
+        """
         entries, slots = self._entries, self._slots
         slots[:] = 0
         entries[count:] = np.zeros((), _ENTRY_TYPE)
         numbers = np.arange(1, count, dtype=np.uint32)
-        # of equal places the last assignment stays: the newest entry of each chain
+        # for equal places the last assignment wins: the newest entry of each chain
         slots[entries["hash"][1:count] % self.slots] = numbers
         self.count = count
         if count > 1:
@@ -217,9 +220,9 @@ class IndexFile:
 
 
 class KeyIndex:
-    """All files of the index, and the keys that wait to be in them. One thread only.
+    """All files of the index, and the keys that are not indexed yet. Not thread-safe.
 
-    Invariant: what is asked for or described for a checkpoint has `build` before it, so that nothing waits then.
+    Invariant: `build` runs before a checkpoint is described and before a query, so that no key is pending then.
     """
 
     def __init__(self, config: StoreConfig, disk: Disk) -> None:
@@ -229,13 +232,13 @@ class KeyIndex:
         self.files: list[IndexFile] = []
         self._dirty: set[Path] = set()
         self._wanted: list[IndexItem] = []
-        # The same, hashed already; what is wanted has come behind them.
+        # Pending keys that are hashed already; those in `_wanted` are newer.
         self._hashed: Hashed = ([], [], [])
-        self.skipped = 0  # keys since the start, for want of room
+        self.skipped = 0  # keys since the start that were not indexed for lack of disk space
         self._skipping = False
 
     def load(self, base: int, count: int, *, scrub: bool) -> None:
-        """Open the files as a checkpoint described them; what is newer goes, to be built again."""
+        """Open the files in the state that a checkpoint describes; newer files are deleted and built again."""
         self._disk.make_dirs(self.directory)
         for name in self._disk.list_dir(self.directory):
             if not is_file_name(name):
@@ -250,25 +253,25 @@ class KeyIndex:
             self._dirty.add(self.files[-1].path)
 
     def exchange(self, other: KeyIndex) -> None:
-        """Take the files that another index has opened, and give it the own ones, with the keys that wait for these."""
+        """Exchange files and pending keys with another index that has opened the same directory."""
         self.files, other.files = other.files, self.files
         self._dirty, other._dirty = other._dirty, self._dirty
         self._wanted, other._wanted = other._wanted, self._wanted
         self._hashed, other._hashed = other._hashed, self._hashed
 
     def drop_waiting(self) -> None:
-        """Index no key that waits: another index finds them in the log."""
+        """Drop the pending keys, because another index finds them in the log."""
         self._wanted.clear()
         for column in self._hashed:
             column.clear()
 
     def close(self) -> None:
-        """Unmap all files, on a thread: the index is not in use."""
+        """Unmap all files, on a thread, after the index is no longer used."""
         while self.files:
             self.files.pop()
 
     def below(self, physical_offset: int, base: int, count: int) -> tuple[int, int]:
-        """Base and count for a checkpoint at an offset, by those of a later one; see `load`."""
+        """Return base and count for a checkpoint at an offset, given those of a later checkpoint; see `load`."""
         names = self._disk.list_dir(self.directory) if self._disk.exists(self.directory) else []
         bases = [int(name) for name in names if is_file_name(name) and int(name) <= base]
         last = max((found for found in bases if found < physical_offset), default=-1)
@@ -278,27 +281,27 @@ class KeyIndex:
         return last, file.count_below(physical_offset, count if last == base else file.count)
 
     def want(self, items: Iterable[IndexItem]) -> None:
-        """Have the keys of messages indexed, soon."""
+        """Add keys of messages to the pending ones."""
         self._wanted += items
         if len(self._wanted) + len(self._hashed[0]) >= _BATCH:
             self.build()
 
     def want_hashed(self, keys: Hashed) -> None:
-        """The same, of keys that are hashed already."""
+        """Add keys that are already hashed."""
         if self._wanted:
-            self._hash()  # they came first
+            self._hash()  # the older keys first
         _extend(self._hashed, keys)
         if len(self._hashed[0]) >= _BATCH:
             self.build()
 
     def _hash(self) -> None:
-        """What waits, into columns, behind what is there."""
+        """Move the pending keys, hashed, to the end of `_hashed`."""
         items, self._wanted = self._wanted, []
         if self._config.index_enabled:
             _extend(self._hashed, hashed(items))
 
     def build(self) -> None:
-        """Index what waits."""
+        """Index all pending keys."""
         if self._wanted:
             self._hash()
         if self._hashed[0]:
@@ -313,7 +316,7 @@ class KeyIndex:
             if file is None or file.count >= file.capacity:
                 file = self._create(file, physical_offsets[done])
             if file is None:
-                # a message can be found without its key: whatever the disk has, it must not stop the store here
+                # messages remain readable without their keys, so a full disk must not stop the store here
                 self.skipped += len(hashes) - done
                 return
             done += file.add(hashes[done:], physical_offsets[done:], store_times[done:])
@@ -334,8 +337,8 @@ class KeyIndex:
         try:
             _HEADER.pack_into(self._disk.map(path, size), 0, *header)
             self.files.append(IndexFile(path, self._disk))
-        except OSError as error:  # no more open files, say
-            self._disk.remove(path)  # without its header no start would read it
+        except OSError as error:  # for example, too many open files
+            self._disk.remove(path)  # no start could read it without its header
             self._say_skipped(path, error)
             return None
         self._skipping = False
@@ -347,10 +350,10 @@ class KeyIndex:
         self._skipping = True
 
     def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int | None]:
-        """Physical offsets of a key, newest first; may name records of other keys with the same hash.
+        """Yield physical offsets of a key, newest first; records of other keys with the same hash may be among them.
 
-        None is a piece of work without a result: the caller may yield to the event loop there. Changes of the index
-        meanwhile are allowed; a record that is added then is not found.
+        None marks a unit of work without a result, where the caller may yield to the event loop. The index may change
+        meanwhile; records added then are not found.
         """
         key_hash = _hash(topic, key)
         for file in self.files[::-1]:
@@ -358,11 +361,11 @@ class KeyIndex:
             yield None
 
     def state(self) -> tuple[int, int]:
-        """Base and count of the newest file, for a checkpoint."""
+        """Return base and count of the newest file, for a checkpoint."""
         return (self.files[-1].base, self.files[-1].count) if self.files else (-1, 0)
 
     def take_dirty(self) -> list[Path]:
-        """The files to sync for a checkpoint."""
+        """Return the files to sync for a checkpoint, and mark them clean."""
         dirty = list(self._dirty)
         self._dirty.clear()
         return dirty
