@@ -1,1 +1,1 @@
-"""The broker's side of its archive: attached, restored, asked by the lifecycle's jobs."""
+"""The broker's side of its archive: attachment, restore, and the interface of the lifecycle's jobs."""

@@ -1,6 +1,6 @@
-"""The archive beside the broker: attached before the first send, its jobs in threads, its reads behind the hot ones.
+"""Archive of a broker: attached before the first send, jobs in threads, cold reads apart from hot ones.
 
-Without `storeUrl` only local retention and TTL run. Nothing here is imported by the hot path.
+Without `storeUrl`, only local retention and TTL run. The hot path imports nothing of this module.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from tiered.worker.client import WorkerClient
 
 log = logging.getLogger(__name__)
 
-_FIRST_AS_MASTER = "checkpoint"  # a job that takes the EPOCH, and has little else to do
+_FIRST_AS_MASTER = "checkpoint"  # a short job that records the EPOCH of a new master
 _SETTLE_AGAIN_S, _SETTLE_AGAIN_MAX_S = 0.2, 5.0
 _TTL_SECONDS = 60.0
 _UPLOAD_RATE_SECONDS = 5.0
 _RETENTION_SECONDS = 10.0
-_ERASED_SECONDS = 10.0  # `retention` follows the journal as often
+_ERASED_SECONDS = 10.0  # as often as `retention` follows the journal
 _CLOCK_SECONDS = 10.0
 _CHECKPOINT_SECONDS = 60.0
 _SHORTEN_SECONDS = 3600.0
 _FORGET_SECONDS = 3600.0
 _SWEEP_SECONDS = 6 * 3600.0
-# Jobs look at the end between two names; one that hangs in its store is left behind: what it began is begun again.
+# A stopping job ends after its current object. A job that hangs in its store is abandoned; the next start resumes it.
 _STOP_SECONDS = 30.0
 
 
 class NotSettled(Exception):
-    """The archive lacks what this log alone has, and can't get it now."""
+    """The archive lacks messages that only this log has, and they can't be uploaded now."""
 
 
 class WithoutArchive:
-    """Only what concerns the broker's own disk; it is the same on a master and on a slave."""
+    """Local retention and TTL of a broker without `storeUrl`; the same on a master and on a slave."""
 
     journal = None
     reader = None
     unsettled = ""
 
     def __init__(self, local: LocalSide) -> None:
-        """Once the log is recovered."""
+        """Create the jobs; the log has to be recovered."""
         self._local = local
         self._attachment = Attachment(archived=False)
         self.policy, self.capture = local.policy, local.capture
@@ -85,69 +85,69 @@ class WithoutArchive:
 
     @property
     def eviction_frontier(self) -> int:
-        """Where a new member's log begins: what this one no longer has nobody gets."""
+        """First physical offset that a new member can copy from this one."""
         return self._local.store.min_physical_offset
 
     def is_same_log(self, log_uuid: str) -> None:
-        """A master's, by which an archive knows it."""
+        """Ignore the archive's id of the master's log: there is no archive."""
 
     def was_same_log(self, log_uuid: str) -> None:
-        """The same, of an earlier life."""
+        """Ignore the id that an earlier process received from its master."""
 
     def follow(self) -> None:
-        """This member of a broker set is no master."""
+        """Do nothing on becoming a slave."""
 
     def lead(self, master_epoch: int) -> None:
-        """This member is the master."""
+        """Do nothing on becoming the master."""
 
     async def settle(self) -> bool:
-        """It may lack what an archive names."""
+        """Return True: there is no archive whose offsets this log could lack."""
         return True
 
     may_go_on_above = False
 
     def go_on(self) -> dict[str, dict[int, int]]:
-        """Its log takes its own records."""
+        """Return no queues: none has to resume above its last record."""
         return {}
 
-    # ---- of the copy of an Apache master's log
+    # ---- copy of an Apache master's log
 
     overtaken = None
     safe_below = UNKNOWN
 
     async def master_began_at(self, offset: int) -> None:
-        """What it had above is not its any more."""
+        """Ignore that the master lost its log above `offset`."""
 
     def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
-        """It is followed."""
+        """Ignore that the slave follows a master."""
 
     def master_looked_at(self, look: Look) -> None:
-        """It says how safe its log is."""
+        """Ignore the master's report of how far its log is durable."""
 
     # ---- jobs
 
     def start_jobs(self) -> None:
-        """The broker serves."""
+        """Start the jobs; the broker serves requests."""
         _plan_local_jobs(self.jobs, self.lifecycle, self.safe_clock, self._local.config.delete_hours)
         self.jobs.start()
 
     async def write_last_state(self) -> None:
-        """There is no bucket to write it to."""
+        """Do nothing: there is no bucket."""
 
     async def shutdown(self) -> None:
-        """The loop stays free for what jobs ask of the store."""
+        """End the jobs. The event loop must run, because jobs call the store on it."""
         self._attachment.happens(Event.STOP)
         self.lifecycle.stop()
         await _end_jobs(self.jobs, self._local)
         self._attachment.happens(Event.ENDED)
 
     def status(self) -> dict[str, Any]:
-        """Asks the store through the loop: call it in a thread."""
+        """Return the status. Blocks on calls to the event loop, so call it in a thread."""
         return self.lifecycle.status()
 
 
 class Archive:
-    """A broker's archive, settled."""
+    """Attached archive of a broker."""
 
     def __init__(self, local: LocalSide, attachment: Attachment, attached: Attached) -> None:
         self._local, self._attachment, self._attached = local, attachment, attached
@@ -161,7 +161,7 @@ class Archive:
         )
         self.jobs = JobScheduler(local.clock, local.outside.threads)
         self._hanging: list[str] = []
-        self.unsettled = ""  # why `settle` waits
+        self.unsettled = ""  # why `settle` has not succeeded yet
         self._go_on_from: ResumePoint | None = None
 
     @property
@@ -170,35 +170,35 @@ class Archive:
 
     @property
     def uploader(self) -> WorkerClient:
-        """Who encodes and uploads."""
+        """Worker process that encodes and uploads."""
         return self._attached.uploader
 
-    # ---- role, in a broker set; on the loop
+    # ---- role in a broker set; on the event loop
 
     @property
     def log_uuid(self) -> str:
-        """By which the archive knows this log, and those of the other members."""
+        """Id under which the archive stores this log; all members of a set share it."""
         return self.journal.log_uuid
 
     @property
     def eviction_frontier(self) -> int:
-        """Below it the log was needed for nothing, as of the last look at what may be evicted."""
+        """Physical offset below which nothing needed the log, by the last run of the eviction job."""
         return max(self.lifecycle.evict.frontier, self._local.store.min_physical_offset)
 
     def is_same_log(self, log_uuid: str) -> None:
-        """This member follows a master, whose log the archive knows by this."""
+        """Adopt the id under which the archive stores the log of the followed master."""
         self.journal.log_name.set_by_master(log_uuid)
 
     def was_same_log(self, log_uuid: str) -> None:
-        """It was told so in an earlier life, and may have looked at no journal since."""
+        """Adopt the id that an earlier process received from its master; the journal may not have been read since."""
         self.journal.log_name.set_by_earlier_process(log_uuid)
 
     def follow(self) -> None:
-        """This member is no master from here on: what is under way may end in the store, nothing more is begun."""
+        """Become a slave: writes in progress may end in the store, no further ones begin."""
         self.journal.become_slave()
 
     def lead(self, master_epoch: int) -> None:
-        """This member is the master, and has appended nothing yet. Its EPOCH is taken as soon as the store answers."""
+        """Become the master, before the first append. The EPOCH is written as soon as the store is reachable."""
         self._go_on_from = None
         self._local.reach.lead()
         self.journal.become_master(master_epoch, self._local.store.max_physical_offset)
@@ -206,10 +206,11 @@ class Archive:
             self.jobs.run_now(_FIRST_AS_MASTER)
 
     async def settle(self) -> bool:
-        """Of a new master that may lack what the archive names, before its log takes anything of its own.
+        """Settle the archive of a new master that may lack offsets named there, before its log appends records.
 
-        The journal's end is read, and what this log holds of what the archive misses goes there. Whatever is in the
-        way, it is tried again: a master that gave up would neither lead nor make way. False: this reign is over.
+        Read the journal's end and upload the messages that the archive lacks and this log has. All errors are retried
+        with backoff: a master that stopped here would neither lead nor make room for another. Return False if the
+        leadership term has ended.
         """
         reign, pause = self.journal.master_epoch, _SETTLE_AGAIN_S
         try:
@@ -218,7 +219,7 @@ class Archive:
                     go_on = await self._local.outside.in_thread(self._settle)
                 except Fenced:
                     return False
-                except Exception as error:  # noqa: BLE001 - nobody else would try again
+                except Exception as error:  # noqa: BLE001 - no other task would retry
                     self._tell_unsettled(error)
                     pause = min(2 * pause, _SETTLE_AGAIN_MAX_S)
                 else:
@@ -229,7 +230,7 @@ class Archive:
                 await asyncio.sleep(pause)
             return False
         finally:
-            if self.journal.master_epoch in {reign, None}:  # else another reign's are told
+            if self.journal.master_epoch in {reign, None}:  # else the text belongs to a later term
                 self.unsettled = ""
 
     def _tell_unsettled(self, error: Exception) -> None:
@@ -240,58 +241,61 @@ class Archive:
             log.error("nothing is appended until the archive is settled: %s", text, exc_info=not expected)
 
     def _settle(self) -> ResumePoint | None:
-        """None: the set does not have yet what this member had at its promotion, or the broker stops."""
+        """Return where the log resumes.
+
+        None if the set does not have all that this member had at its promotion, or if the broker stops.
+        """
         go_on = self.journal.resume_above()
         if go_on.resume_at is None:
             return go_on
         if not self.lifecycle.is_settled():
-            return None  # rounds would tell what is lost before they see all that is there
+            return None  # rounds would record messages as lost that readers can't see yet
         failed = [text for report in self.lifecycle.salvage.run() for text in report.failed.values()]
         if failed:
             raise NotSettled(f"what it misses of this log can't go there: {failed[0]}")
         if self.state is State.STOPPING:
-            return None  # rounds leave open what they have not begun
+            return None  # a stopped round leaves messages that are not uploaded
         return self.journal.resume_above()
 
     @property
     def may_go_on_above(self) -> bool:
-        """Whether this member had to `settle`, so that `go_on` compares its log with the archive."""
+        """Whether this member has run `settle`, so that `go_on` compares its log with the archive."""
         return self._go_on_from is not None
 
     def go_on(self) -> dict[str, dict[int, int]]:
-        """After `settle`: the log takes its own records, above all that the archive names.
+        """Make the log resume above all offsets that the archive names, after `settle` and before the first append.
 
-        Returns where queues go on above their last record.
+        Return the next offsets of queues that resume above their last record, by topic and queue.
         """
         if self._go_on_from is None:
             return {}
         return go_on_above(self._local.store, self._go_on_from, self.journal.catalog)
 
-    # ---- of the copy of an Apache master's log; on the loop
+    # ---- copy of an Apache master's log; on the event loop
 
     @property
     def overtaken(self) -> Overtaken | None:
-        """Why nothing is archived any more: the log went on below what the archive has of it."""
+        """Mark that stops archiving for good, because the log resumed below archived offsets; None without one."""
         return None if self._local.followed is None else self._local.followed.overtaken
 
     @property
     def safe_below(self) -> int:
-        """How far the log may be archived by what its master says; UNKNOWN, also where there is none."""
+        """Physical offset below which the log is durable at the followed master; UNKNOWN if there is no report."""
         return UNKNOWN if self._local.followed is None else self._local.followed.safe_below
 
     async def master_began_at(self, offset: int) -> None:
-        """What it had above is not its any more."""
+        """Handle that the master lost its log above `offset`: what this broker has above it is no longer the log."""
         why = f"the master lost its log above {offset}"
         await self._followed.log_ends_at(offset, why, self.journal, self._local.outside.in_thread)
 
     def master_attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
-        """All of the log is of this life of the master."""
+        """Note the master's process that the slave follows; `boot_ms`, its start time, identifies it."""
         if flush_takes_s is None:
             log.error("the master's configuration does not say how often it flushes its log: nothing is archived")
         self._followed.attached(boot_ms, end_at_start, flush_takes_s)
 
     def master_looked_at(self, look: Look) -> None:
-        """Of that life: how safe its log is."""
+        """Process a report of the followed master on how far its log is durable."""
         self._followed.heard(look)
 
     @property
@@ -302,7 +306,7 @@ class Archive:
     # ---- jobs
 
     def start_jobs(self) -> None:
-        """The broker serves."""
+        """Start the jobs; the broker serves requests."""
         config, lifecycle, jobs = self._local.config, self.lifecycle, self.jobs
         jobs.every("offload", config.archive_period / 1000, self._as_master(lifecycle.offload.run))
         jobs.every("upload-rate", _UPLOAD_RATE_SECONDS, lifecycle.throttle.adjust)
@@ -319,7 +323,10 @@ class Archive:
         jobs.start()
 
     def _as_master(self, work: Callable[[], object]) -> Callable[[], object]:
-        """A slave leaves it to its master; a master that a later one has deposed tells its set."""
+        """Wrap a job so that it runs on the master only.
+
+        If the archive has the EPOCH of a later master, the broker set is notified.
+        """
         broker_set = self._local.broker_set
         if broker_set is None and self._local.followed is None:
             return work
@@ -335,17 +342,17 @@ class Archive:
                     if broker_set is not None:
                         ask.call(broker_set.deposed)
                     raise
-                return None  # it is a slave by now
+                return None  # this broker is a slave now
 
         return run
 
     def state_job(self) -> functools.partial[bool]:
-        """Writes the broker's state into its bucket; made on the loop, run in a thread."""
+        """Return the job that writes the broker's state to the bucket. Call on the loop, run the job in a thread."""
         capture = functools.partial(self.capture.from_thread, self._local.outside.ask_loop())
         return functools.partial(self._attached.keeper.run, capture)
 
     async def write_last_state(self) -> None:
-        """The broker has stopped giving out offsets: its bucket gets where it stands, unless the store is down."""
+        """Write the final state to the bucket, unless the store is unreachable. Offset assignment has ended."""
         if not self.journal.online or self._hanging:
             return
         state = self.capture.at_once()
@@ -355,7 +362,7 @@ class Archive:
             log.warning("the last state is not in the archive: %s", error)
 
     async def shutdown(self) -> None:
-        """The name that is being made ends first; the loop stays free for what it asks of the store."""
+        """End the jobs after their current object. The event loop must run, because jobs call the store on it."""
         self._attachment.happens(Event.STOP)
         self.lifecycle.stop()
         self._hanging = await _end_jobs(self.jobs, self._local)
@@ -363,7 +370,7 @@ class Archive:
         self._attachment.happens(Event.ENDED)
 
     def status(self) -> dict[str, Any]:
-        """Asks the store through the loop: call it in a thread."""
+        """Return the status. Blocks on calls to the event loop, so call it in a thread."""
         return self.lifecycle.status()
 
 
@@ -373,7 +380,10 @@ AnyArchive = WithoutArchive | Archive
 async def open_archive(
     local: LocalSide, restore: Restore | None, *, cold_groups: int, promote: Callable[[], None] | None = None
 ) -> AnyArchive:
-    """Once the log is recovered, before the first send; arguments as `attach`. StartupError with what to do."""
+    """Open the archive after the log's recovery, before the first send; for the arguments see `attach`.
+
+    Raises StartupError with instructions for the operator.
+    """
     if not local.config.store_url:
         if promote is not None:
             promote()
@@ -395,7 +405,7 @@ def _plan_local_jobs(
 
 
 async def _end_jobs(jobs: JobScheduler, local: LocalSide) -> list[str]:
-    """Those that hang."""
+    """End the jobs and return the names of those that hang."""
     hanging = await local.outside.in_thread(jobs.shutdown, _STOP_SECONDS)
     if hanging:
         log.error("jobs that hang are left behind, the next start goes on with them: %s", ", ".join(hanging))

@@ -1,4 +1,4 @@
-"""How a job's thread asks the broker's loop: the store and the tables live there."""
+"""Calls from job threads to the broker's event loop, on which the store and the tables are used."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-_TIMEOUT_S = 120.0  # of a loop that is busy: longer, and the job has failed
+_TIMEOUT_S = 120.0  # if the loop is busy for longer, the job fails
 
 
 class Ask(Protocol):
-    """Called in a thread; both raise the exception of the work.
+    """Interface for threads to run work on the event loop; both methods raise the exceptions of the work.
 
-    TimeoutError: the loop was busy for too long. Then `call` has not run the work and never will; `wait` has cancelled
-    the coroutine.
+    TimeoutError: the loop was busy for too long. The work of `call` then has not run and never will. The coroutine of
+    `wait` is cancelled.
     """
 
     def call(self, work: Callable[[], T]) -> T:
-        """Done on the loop in one step."""
+        """Run `work` on the loop in one step."""
         ...
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T: ...
 
 
 class AskLoop:
-    """The running broker's."""
+    """Calls to the event loop of the running broker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -34,12 +34,12 @@ class AskLoop:
     def call(self, work: Callable[[], T]) -> T:
         answer: Future[T] = Future()
 
-        def run() -> None:  # no task: jobs ask of each topic
+        def run() -> None:  # no task per call: jobs call once per topic
             if not answer.set_running_or_notify_cancel():
                 return  # the caller has reported the timeout
             try:
                 answer.set_result(work())
-            except Exception as error:  # noqa: BLE001 - the job's, as if it had called
+            except Exception as error:  # noqa: BLE001 - raised in the calling thread
                 answer.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)

@@ -1,6 +1,6 @@
-"""Whose archive this is, and where the local log and its queues go on, settled before the first send.
+"""Attachment of a broker's archive: verify that it belongs to this log and where both resume, before the first send.
 
-Whatever forbids it ends the start with a StartupError that says what to do.
+Each obstacle ends the start with a StartupError that instructs the operator.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from tiered.worker.client import WorkerClient
 from tiered.write.own_range import is_archive_of
 from tiered.write.round_names import LIMITS
 
-_NAMED_MOST = 5  # topics, in a line for operators
+_NAMED_MOST = 5  # topics named in one error message
 _WAY_OUT_OF_A_SLAVE = "bring that data directory back, or give storeUrl a prefix of this slave's own"
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A broker's archive, settled."""
+    """Attached archive of a broker, with its workers and jobs."""
 
     journal: JournalWriter
     keeper: StateKeeper
@@ -53,7 +53,7 @@ class Attached:
     lifecycle: ArchiveLifecycle
 
     async def close(self, in_thread: InThread) -> None:
-        """Nothing is read or written any more."""
+        """Close the reader and stop the worker processes."""
         self.reader.close()
         for worker in (self.uploader, self.fetcher):
             await in_thread(worker.close)
@@ -67,10 +67,10 @@ async def attach(
     cold_groups: int,
     promote: Callable[[], None] | None,
 ) -> Attached:
-    """The archive, settled; a broker set's member follows it until it is promoted.
+    """Attach the archive; a member of a broker set follows it until it is promoted.
 
-    `cold_groups`: how many descriptors row groups of it in memory may hold. `promote`: the log is the copy of an Apache
-    master's and becomes this broker's own by this, called when nothing of the archive speaks against it any more.
+    `cold_groups` limits the descriptors of row groups in memory. `promote` turns the copy of an Apache master's log
+    into this broker's own; it is called when no archive state forbids it. Raises StartupError.
     """
     if restore is not None and local.broker_set is not None:
         raise StartupError(
@@ -152,7 +152,7 @@ async def _settle(
         elif go_on is not None:
             await _go_on_above(local, go_on, journal, lifecycle, promote)
         else:
-            await in_thread(lifecycle.hot_erasure.run)  # what the journal's own copy tells: a reader may come any time
+            await in_thread(lifecycle.hot_erasure.run)  # hide rows erased by the journal's local copy before any read
     except BaseException:
         await attached.close(in_thread)
         raise
@@ -160,7 +160,11 @@ async def _settle(
 
 
 async def _attach_following_apache(local: LocalSide, followed: FollowedMaster, journal: JournalWriter) -> None:
-    """The log goes on as its master's does: never above what the archive names, where that is more."""
+    """Attach the archive of the copy of an Apache master's log.
+
+    The copy resumes where its master's log does. It can't resume above the offsets that the archive names. If the
+    archive reaches higher, archiving stops.
+    """
     if followed.overtaken is not None:
         await local.outside.in_thread(journal.attach_following, followed.overtaken.text)
         return
@@ -170,14 +174,14 @@ async def _attach_following_apache(local: LocalSide, followed: FollowedMaster, j
 
 
 def _settled(local: LocalSide, hot: LoopHotStore, journal: JournalWriter) -> Callable[[], bool] | None:
-    """Whether rounds may tell what the log has, and what it lacks; None: at any time."""
+    """Return a check whether rounds may record gaps yet; None if they always may."""
     if local.followed is not None:
         return lambda: hot.flush() >= journal.reaches
     return None if local.broker_set is None else hot.is_settled
 
 
 def _proof(local: LocalSide) -> Proof:
-    """A member's log may bear another name than the one under which its set's archive has it."""
+    """Return a proof that the archive holds a member's log, though under another log id."""
     hot, read_at = local.hot_store(), local.disk.read_at
     return lambda catalog: is_archive_of(catalog, hot, read_at)
 
@@ -192,7 +196,10 @@ def _refusing(url: str) -> Iterator[None]:
 
 
 def _work_dir(disk: Disk, archive_files: Path) -> Path:
-    """Where objects are encoded: beside the log, for they may be as large as a segment. What a crash left goes."""
+    """Create the directory for encoding and remove the files of a crash.
+
+    It is beside the log, because an object may be as large as a segment.
+    """
     work = archive_files / "encode"
     disk.make_dirs(work)
     for name in disk.list_dir(work):
@@ -204,7 +211,7 @@ def _work_dir(disk: Disk, archive_files: Path) -> Path:
 
 def _fetcher(local: LocalSide) -> WorkerClient:
     config = local.config
-    # A directory is a disk already: a second copy of it would gain nothing.
+    # A directory store is on a disk already, so a disk cache would gain nothing.
     cache_bytes = 0 if config.store_url.startswith("dir:") else config.cold_cache_disk_bytes
     cache_dir = local.root / "coldcache" if cache_bytes else None
     priority = config.cold_read_priority
@@ -212,7 +219,7 @@ def _fetcher(local: LocalSide) -> WorkerClient:
 
 
 def _forget(reader: ColdReader, fetcher: WorkerClient, store_url: str, names: Sequence[CommittedObject]) -> None:
-    """On the disk, and in memory, into which it would come from there. Raises WorkerFailed."""
+    """Remove objects from the disk cache first, then from memory, which is filled from there. Raises WorkerFailed."""
     try:
         fetcher.forget(store_url, names)
     finally:
@@ -233,7 +240,7 @@ def _cold_reader(local: LocalSide, journal: JournalWriter, fetcher: WorkerClient
     )
 
 
-# ---- a log that goes on
+# ---- a log that resumes
 
 
 async def _go_on_above(
@@ -265,7 +272,7 @@ def _refuse_begun_again(local: LocalSide, go_on: ResumePoint, journal: JournalWr
 
 
 async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: bool) -> None:
-    """What the shortened log still holds goes into the archive first."""
+    """Upload what the shortened log still holds. Raises StartupError if that fails."""
     why = "it can't be reached"
     if online:
         try:
@@ -284,18 +291,18 @@ async def _salvage(local: LocalSide, lifecycle: ArchiveLifecycle, *, online: boo
     )
 
 
-# ---- an empty log that is filled
+# ---- restore into an empty log
 
 
 async def _fill(local: LocalSide, restore: Restore, attached: Attached) -> None:
-    """The archive is ours now: fill the empty store from it."""
+    """Restore the empty store from the archive, which this broker owns now."""
     journal, in_thread = attached.journal, local.outside.in_thread
     try:
-        await in_thread(attached.lifecycle.salvage.run)  # closes what the former owner left open
+        await in_thread(attached.lifecycle.salvage.run)  # closes the intents that the former owner left open
         plan = await in_thread(restore.plan, journal)
         restore.apply(local.store, local.tables, plan)
         await in_thread(restore.record_gaps, journal, plan)
-        # Where this log begins: a further restore must begin above it, though nothing was archived in between.
+        # State of the new log's start: a later restore must begin above it, even if nothing was archived in between.
         state = local.capture.at_once()
         await in_thread(attached.keeper.run, lambda: state)
     except (ObjectStoreError, Fenced, NewerFormat, MalformedEntry, StateTooLarge) as error:

@@ -1,16 +1,16 @@
-"""Whose archive this is, as a table: states, events, and which follows which. Nothing else decides it.
+"""State machine of a broker's archive attachment. No other code decides these transitions.
 
     OFF         no storeUrl: nothing is archived; only local retention and the TTL run
-    DETACHED    there is a storeUrl, and nothing has been asked of the store
-    ATTACHING   whose archive it is and where the local log may go on is being settled
-    RESTORING   the archive is taken over, an empty data directory filled from it
-    ATTACHED    settled: the broker may give offsets out, jobs may run. Whether the store answers and whether another
-                broker took the archive over later is the journal's state (`tiered/journal/state`)
-    REFUSED     the start ends; its message says what to do
+    DETACHED    a storeUrl is set; the store has not been accessed
+    ATTACHING   the owner of the archive and the offset where the local log resumes are being determined
+    RESTORING   the archive is taken over and an empty data directory restored from it
+    ATTACHED    the broker may assign offsets, jobs may run. Whether the store is reachable and whether another broker
+                took the archive over later is the journal's state (`tiered/journal/state`)
+    REFUSED     the start fails; the error message names the remedy
     STOPPING    jobs begin no further step
-    STOPPED     the workers are gone
+    STOPPED     the worker processes have ended
 
-A pair that the table marks None is a fault of this program: who comes to it has called out of order.
+A pair that the table maps to None is a programming error: the caller raised events out of order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from infra.state_table import next_state, row
 
 
 class State(Enum):
-    """See above."""
+    """State of an attachment; the module's docstring explains each."""
 
     OFF = auto()
     DETACHED = auto()
@@ -35,7 +35,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to an attachment."""
+    """Event of an attachment."""
 
     ATTACH = auto()
     RESTORE = auto()
@@ -58,7 +58,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
 
 
 class Attachment:
-    """The one state of a broker's archive."""
+    """Current state of a broker's archive attachment."""
 
     def __init__(self, *, archived: bool) -> None:
         self.state = State.DETACHED if archived else State.OFF

@@ -1,4 +1,4 @@
-"""What goes with a topic, or with a group, and in which order: in memory, on disk, in the archive."""
+"""Deletion of topics and groups: which state is deleted in memory, on disk and in the archive, and in which order."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ log = logging.getLogger(__name__)
 
 
 class DoomedQueues:
-    """Of topics whose deletion the broker set has not confirmed yet: was it cut off, the topic is as it was.
+    """Topics whose deletion is in the log but not confirmed by the broker set.
 
-    What is left here when this broker is master no more, it deletes as a slave, by the log.
+    If the log is truncated below the deletion, the topic is unchanged. Deletions that are pending when this broker
+    stops being the master are executed by the slave's replay of the log.
     """
 
     def __init__(self, store: MessageStore, replication: Replication) -> None:
         self._store, self._replication = store, replication
-        self._topics: dict[str, int] = {}  # topic → the end of the record that deletes it
+        self._topics: dict[str, int] = {}  # topic → end offset of the log record that deletes it
 
     @property
     def term(self) -> int:
-        """In which a deletion begins; see `Replication`."""
+        """Leadership term in which a deletion begins; see `Replication`."""
         return self._replication.term
 
     def add(self, topic: str) -> None:
-        """Its record is the log's last; where nobody is waited for it is confirmed already."""
+        """Add a topic whose deletion is the log's last record. It is confirmed at once if no slave has to confirm."""
         self._topics[topic] = self._store.max_physical_offset
         self.confirmed()
 
     async def deleted(self, term: int) -> None:
-        """Returns when all that were added in this term are gone; BrokerError where that is not known in time."""
+        """Wait until all deletions of this term are executed. Raises BrokerError if that is unknown in time."""
         await self._replication.replicated(max(self._topics.values(), default=0), term)
-        self.confirmed()  # where nobody is waited for it was so before it was on the disk, and nobody says it again
+        self.confirmed()  # without slaves to wait for, no other event follows the fsync
 
     def confirmed(self) -> None:
-        """More is. Messages of a later life of a topic stay."""
+        """Execute the confirmed deletions. Messages of a topic that was created again since are kept."""
         store = self._store
         for topic, end in [item for item in self._topics.items() if item[1] <= store.confirmed_offset]:
             del self._topics[topic]
@@ -57,15 +58,15 @@ class DoomedQueues:
                 store.delete_topic(topic, below=end)
 
     def forget(self) -> None:
-        """This broker is master no more."""
+        """Forget all topics: this broker is no longer the master."""
         self._topics.clear()
 
 
 class TopicDeletion:
-    """Gone for clients at once; the archive expires its objects by their own rules.
+    """Deletes topics: for clients immediately, while the archive expires its objects by its own rules.
 
-    A topic that was never archived begins at offset 0 again, as in RocketMQ; any other goes on above what it had,
-    and so does one whose deletion a start had to finish.
+    A topic that was never archived begins at offset 0 when it is created again, as in RocketMQ. Any other topic resumes
+    above its last offset. So does a topic whose deletion was completed by a start after a crash.
     """
 
     def __init__(
@@ -85,7 +86,11 @@ class TopicDeletion:
         doomed: DoomedQueues | None = None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        """`tombstones`: the archive's; it is settled after this is made. `doomed`: of a member of a broker set."""
+        """Create the service.
+
+        `tombstones` is called late, because the archive is attached after this is created. `doomed` is set on members
+        of a broker set.
+        """
         self._threads = threads
         self._doomed = doomed
         self._store, self._journal, self._sync_log, self._tombstones = store, journal, sync_log, tombstones
@@ -93,24 +98,27 @@ class TopicDeletion:
         self._pops, self._arriving, self._registration = pops, arriving, registration
 
     async def delete(self, topic: str) -> None:
-        """With the retry topics that only it has; returns when it is gone on disk, in the archive, for name servers."""
+        """Delete a topic and the retry topics that belong to it alone.
+
+        Returns when the deletion is durable, recorded in the archive and registered with the name servers.
+        """
         if self._topics.select(topic) is None:
             return
-        # A disk that refuses the deletion refuses this, and the topic is as it was.
+        # If the disk refuses the queue state, the deletion fails and the topic is unchanged.
         await self._threads.run(self._store.write_queue_state, self._store.queue_state_image())
         if self._doomed is not None:
             await self._delete_in_set(topic, self._doomed)
             return
-        # Of all its queues, also of those that only an earlier life had: the newest tombstone alone counts.
+        # Of all its queues, including those of an earlier topic of this name: only the newest tombstone counts.
         tombstones, told = self._tombstones(), self._store.following_of(topic)
         retries = [name for group in self._groups.groups for name in self._retry_names.gone_with(group, topic)]
         named = tombstones.has_named(topic)
         if named:
             await self._record(topic, told)
         begins_again = not named and tombstones.begin_again(topic)
-        if not named and not begins_again:  # a round has named it meanwhile
+        if not named and not begins_again:  # an offload round has named it meanwhile
             await self._record(topic, told)
-        # no await from begin_again to here: no message may come in between
+        # No await between begin_again and here: no message may be appended in between.
         ends = self._store.following_of(topic)
         self._delete_now(topic, ends, begins_again=begins_again)
         await self._threads.run(self._store.save_deletions)
@@ -119,13 +127,15 @@ class TopicDeletion:
         for retry in retries:
             await self.delete(retry)
         await self._registration.now()
-        # Last, for the topic is gone: where this fails, the archive's next look at what has expired does it.
-        if not begins_again and ends != told:  # sent while the archive wrote; a round may have taken it
+        # Last, because the topic is deleted already: if this fails, the archive's next expiry run records it.
+        if not begins_again and ends != told:  # messages arrived while the archive wrote; a round may have named them
             await tombstones.record(topic, ends)
 
     async def _delete_in_set(self, topic: str, doomed: DoomedQueues) -> None:
-        """The archive hears of it once it is confirmed: S3 is there for a master that is cut off from its slaves, too,
-        and the next one would have the topic without what is archived of it.
+        """Delete a topic in a broker set. The archive records the deletion only after it is confirmed.
+
+        A master that is partitioned from its slaves may still reach the store. Its successor would then have the topic
+        without its archived messages.
         """
         term, wanted = doomed.term, [topic]
         gone: dict[str, Mapping[int, int]] = {}
@@ -151,11 +161,11 @@ class TopicDeletion:
         await self._offsets.file.save()
 
     def _delete_now(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> None:
-        """Decide, by the record in the metadata log; no I/O but that append.
+        """Log the deletion in the metadata log and apply it; no I/O but that append.
 
-        No table is saved with this change before the store has saved the deletion: a start would then not read the
-        record again, and find the queues. Where the store can't save it this broker ends, and the next start deletes
-        the queues by the record, before the archive looks at them.
+        No table may be saved with this change before the store has saved the deletion. Otherwise a start would skip the
+        record and find the queues. If the store can't save it, this broker ends. The next start then deletes the queues
+        by the record, before the archive reads them.
         """
         change = self._topics.deletion(topic, ends, begins_again=begins_again)
         self._journal.record(change)
@@ -164,19 +174,21 @@ class TopicDeletion:
         else:
             self._doomed.add(topic)
         self._topics.apply(change)
-        self._pops.drop(topic=topic)  # before the offsets: a start takes them from the pop book
+        self._pops.drop(topic=topic)  # before the offsets, which a start overwrites from the pop book
         self._offsets.apply(change)
 
     async def _record(self, topic: str, ends: Mapping[int, int]) -> None:
-        """Whether the tombstone stands may never be known, and the topic goes on then: were these offsets not on the
-        disk, a start without the archive would give them again, and the tombstone hide what got them.
+        """Record a tombstone, after fsyncing the log.
+
+        The outcome of the write may stay unknown, and the topic continues then. If its offsets were not on disk, a
+        start without the archive would assign them again, and the tombstone would hide those messages.
         """
         await self._sync_log()
         await self._tombstones().record(topic, ends)
 
 
 class GroupDeletion:
-    """Its settings and what it has popped; where it stands stays, unless that is to go, too."""
+    """Deletes groups: settings and pop state, and their committed offsets only on request."""
 
     def __init__(
         self,
@@ -189,11 +201,11 @@ class GroupDeletion:
         self._journal, self._groups, self._offsets, self._pops = journal, groups, offsets, pops
 
     async def delete(self, group: str, *, with_offsets: bool) -> None:
-        """Returns when it is gone on disk."""
+        """Delete a group; returns when the deletion is durable."""
         change = self._groups.deletion(group, with_offsets=with_offsets)
         self._journal.record(change)
         self._groups.apply(change)
-        self._pops.drop(group=group)  # before the offsets: at a start the book tells the table
+        self._pops.drop(group=group)  # before the offsets, which a start overwrites from the pop book
         self._offsets.apply(change)
         await self._groups.file.save()
         if with_offsets:

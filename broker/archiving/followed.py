@@ -1,6 +1,6 @@
-"""The Apache master whose log is archived here: how far that log is safe, and whether it went on below its archive.
+"""State of a followed Apache master whose log is archived here: how far it is durable, and whether it diverged.
 
-Told by the slave that follows it (`broker.ha.plain_slave`). On the loop.
+The slave that follows the master (`broker.ha.plain_slave`) updates it. All calls are on the event loop.
 """
 
 from __future__ import annotations
@@ -21,48 +21,51 @@ log = logging.getLogger(__name__)
 
 
 class FollowedMaster:
-    """See the module."""
+    """Archivable limit of a followed Apache master's log."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, file: OvertakenFile) -> None:
         self._clock, self._file = clock, file
         self._reach = StockReach(config.mapped_file_size_commit_log)
-        #: Why nothing is archived any more.
+        #: Why archiving has stopped for good; None while it continues.
         self.overtaken: Overtaken | None = None
         self._written: Overtaken | None = None
-        #: The highest that a round may have gone by.
+        #: Highest archivable limit that was ever returned: rounds may have archived up to it.
         self.given = 0
 
     def load(self) -> None:
-        """What an earlier start has written down. StartupError for what can't be read."""
+        """Load the mark of an earlier process. Raises StartupError if it is unreadable."""
         self.overtaken = self._written = self._file.load()
 
     @property
     def safe_below(self) -> int:
-        """UNKNOWN: the master has not said, or what it has said is of a life that is over."""
+        """Offset below which the master's log is durable.
+
+        UNKNOWN before the first report, and after a restart of the master.
+        """
         return UNKNOWN if self.overtaken is not None else self._reach.offset
 
     def archivable(self, synced: int) -> int:
-        """Below this the log may be archived, the own disk having `synced`."""
+        """Return the archivable limit of the log, given the local fsynced offset."""
         offset = min(synced, self.safe_below)
         self.given = max(self.given, offset)
         return offset
 
     def settled_below(self) -> int:
-        """What an archive names above this is another log's."""
+        """Return the offset above which the archive holds messages of a diverged log."""
         return EVERYTHING if self.overtaken is None else self.overtaken.at
 
     def attached(self, boot_ms: int, end_at_start: int, flush_takes_s: float | None) -> None:
-        """The slave follows this life of the master."""
+        """Note the process of the master that the slave follows."""
         self._reach.attached(boot_ms, end_at_start, flush_takes_s, self._clock.monotonic())
 
     def heard(self, look: Look) -> None:
-        """Of that life."""
+        """Process a report of that process."""
         self._reach.heard(look, self._clock.monotonic())
 
     async def log_ends_at(self, offset: int, why: str, journal: JournalWriter, in_thread: InThread) -> None:
-        """What was above is not the log's any more, or is not known to be.
+        """Handle that the log's tail above `offset` is lost at the master, or may be.
 
-        If the archive may have some of it nothing is archived from this instant on; on the disk when this returns.
+        If the archive may hold some of that tail, archiving stops immediately. The mark is on disk when this returns.
         """
         reaches, before = max(journal.reaches, self.given), self.overtaken
         self._reach.forget()
@@ -73,7 +76,7 @@ class FollowedMaster:
             self.overtaken = told if before is None else replace(before, at=offset)
             journal.become_slave(self.overtaken.text)
             log.error("nothing is archived any more: %s", self.overtaken.text)
-        if self._written != self.overtaken:  # a disk that failed is asked again
+        if self._written != self.overtaken:  # written again after a disk error
             writing = self.overtaken
             await in_thread(self._file.save, writing)
             self._written = writing

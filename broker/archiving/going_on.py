@@ -1,4 +1,4 @@
-"""A log goes on above all that its archive names: no offset is given twice, whatever the local log has lost."""
+"""Resuming a log above all offsets that its archive names, so that no offset is assigned twice."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from tiered.journal.writer import ResumePoint
 
 
 def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> dict[str, dict[int, int]]:
-    """What the log has is archived where it goes on higher (`resume_at`). On the loop, before an own append.
+    """Raise the log and its queues above the archive's offsets, on the event loop before the first append.
 
-    Returns where queues go on above their last record: whoever has a copy of the log has to be told. Also what was
-    raised before, and perhaps told to nobody.
+    If the log resumes higher (`resume_at`), its content has to be archived already. Return the next offsets of all
+    queues that resume above their last record, by topic and queue. Holders of copies of the log need them. Queues that
+    an earlier start raised are included, because it may have crashed before notifying the holders.
     """
     if (position := log_goes_on_at(store.max_physical_offset, go_on.resume_at)) is not None:
         store.restart_log_at(position)
@@ -26,14 +27,14 @@ def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> di
     for (topic, queue), following in queues_to_raise(go_on.queue_next, store.next_offset).items():
         raised.setdefault(topic, {})[queue] = following
     store.create_queues_at(raised)
-    # What lies below is in the archive or lost; read here, it would end in a hole.
+    # Messages below are archived or lost. A read here would end at the gap.
     store.raise_queues({t: {q: store.next_offset(t, q) for q in queues} for t, queues in raised.items()})
     assert not queues_to_raise(go_on.queue_next, store.next_offset), "an offset would be given twice"
     assert go_on.resume_at is None or store.max_physical_offset >= go_on.resume_at, "the log lies below its archive"
     rising = minimums_to_raise(store.queues(), catalog.recorded_minimum, store.min_offset)
     hidden = [store.hide_below(topic, minimums) for topic, minimums in rising.items()]
-    # A crash may have come between an ERASE and this; of the copy of another's log nothing is hidden before it leads.
-    # A queue that fails here is tried again by the job `erased`, for the first time before requests are served.
+    # A crash may have come between an ERASE and this. In the copy of another log, nothing is hidden before a promotion.
+    # The job `erased` retries a queue that fails here, for the first time before requests are served.
     erased = erased_rows.hide(store, rows_of(catalog.gaps()), erased_rows.at_once)
     if any(hidden) or erased.is_changed:
         store.save_queue_state()
@@ -45,10 +46,11 @@ def go_on_above(store: MessageStore, go_on: ResumePoint, catalog: Catalog) -> di
 
 
 def begun_again(store: MessageStore, queue_next: Mapping[Queue, int], catalog: Catalog) -> list[str]:
-    """Topics that were deleted and made again, of which the archive has, or had, messages of an earlier life.
+    """Return the topics that were deleted and created again while the archive has, or had, messages of before.
 
-    Only the copy of an Apache master's log has such: its own deletions a broker records before it gives an offset.
-    `go_on_above` would hide what they have now, and two messages of one offset can't be in an archive. On the loop.
+    Only the copy of an Apache master's log has such topics, because neve records its deletions before it assigns
+    offsets. `go_on_above` would hide their new messages. An archive can't hold two messages of one offset. On the event
+    loop.
     """
     return [
         topic

@@ -1,4 +1,4 @@
-"""The hot store as job threads see it: what `lifecycle.hot_store` asks, each call on the broker's loop."""
+"""Implementation of `lifecycle.hot_store` for job threads; each call runs on the broker's event loop."""
 
 from __future__ import annotations
 
@@ -35,27 +35,31 @@ from tiered.write.offload_plan import Found, TopicRange, TopicUnreadable
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# What the loop looks at in one step, of all that a job asks about: entries that are copied, and queues, whether they
-# have any or not: a file may have to be opened for each. Half a millisecond.
+# Work of a job in one step of the event loop (about 0.5 ms): entries copied, and queues visited. Empty queues count
+# too, because a file may have to be opened for each.
 _ENTRIES_AT_ONCE = 16_000
 _QUEUES_AT_ONCE = 16
-_ROWS_IN_RECORD = 1_000  # of a record that states erased messages
+_ROWS_IN_RECORD = 1_000  # erased ranges in one record of the metadata log
 _UNKNOWN_MS, _NEVER_MS = -1, 1 << 62
 
 
 @contextmanager
 def _faults_of(topic: str) -> Iterator[None]:
-    """Raise a fault of the files of a topic as a fault of this topic alone."""
+    """Raise an error of a topic's files as TopicUnreadable, so that it fails only this topic."""
     try:
         yield
-    except TimeoutError:  # an OSError, too: but the loop's
+    except TimeoutError:  # an OSError as well, but raised by the call to the loop
         raise
     except (StoreError, OSError) as error:
         raise TopicUnreadable(f"topic {topic}: {error}") from error
 
 
 class LoopHotStore:
-    """`disk_ratio`: the used share of the disk that holds the log. A job's syncs are the flusher's, running or not."""
+    """Hot store for job threads.
+
+    `disk_ratio` returns the used share of the disk that holds the log. Fsyncs go through the flusher, even if it does
+    not run.
+    """
 
     def __init__(  # noqa: PLR0917
         self,
@@ -68,16 +72,16 @@ class LoopHotStore:
         on_growth: Callable[[], None] | None = None,
         journal: Journal = NO_JOURNAL,
     ) -> None:
-        """`on_growth`: told, on the loop, when a job has made the log longer."""
+        """Create the adapter; `on_growth` is called on the loop when a job has appended to the log."""
         self._journal = journal
         self._store, self._pins, self._ask, self._flusher = store, pins, ask, flusher
         self._on_growth = on_growth
         self._reach = reach or Reach(store)
         self.disk_ratio = disk_ratio
-        self._is_unsaved = False  # something was hidden, and its write failed
+        self._is_unsaved = False  # rows were hidden and saving that failed
 
     def _call(self, work: Callable[[], T]) -> T:
-        """Run it on the loop in one step; while a diverged tail is cut off the log, it waits for the end of that."""
+        """Run `work` on the loop in one step; wait first while a diverged tail is being truncated."""
         while True:
             try:
                 return self._ask.call(functools.partial(self._if_whole, work))
@@ -108,7 +112,7 @@ class LoopHotStore:
         return self._reach.within(self._flusher.flushed_offset)
 
     def is_settled(self) -> bool:
-        """Whether rounds may tell what the log has, and what it lacks."""
+        """Return whether rounds may record gaps: the set has all that this member had at its promotion."""
         return self._ask.wait(self._settled())
 
     async def _settled(self) -> bool:
@@ -126,13 +130,13 @@ class LoopHotStore:
     def _roll(self) -> None:
         self._store.roll()
         if self._on_growth is not None:
-            self._on_growth()  # if only by the end of a segment
+            self._on_growth()  # the end marker of a segment counts as growth
 
     def evict(self, base: int) -> bool:
         store = self._store
         end = next((segment.end for segment in self.segments() if segment.base == base), 0)
         if self._call(lambda: store.want_checkpoint(end)):
-            self._ask.wait(self._flusher.upkeep_now())  # what is still missing then, `take_out` does on the loop
+            self._ask.wait(self._flusher.upkeep_now())  # `take_out` completes on the loop what is missing after this
         remove = self._call(lambda: store.take_out(base))
         return remove()
 
@@ -204,7 +208,7 @@ class LoopHotStore:
 
     def _log_erased(self, rows: Iterable[tuple[str, int, int, int]]) -> None:
         if self._store.is_following:
-            return  # an Apache master's log: it takes no record of this broker, and no other neve broker follows it
+            return  # the copy of an Apache master's log accepts no records; no other neve broker follows it
         change = RowsErased(rows={})
         for topic, queue, first, last in rows:
             change.rows.setdefault(topic, {}).setdefault(queue, []).append((first, last))
@@ -256,7 +260,7 @@ class LoopHotStore:
         disk.fsync_dir(path.parent)
 
     def aged(self, before: Mapping[str, int]) -> Iterator[tuple[str, Aged | TopicUnreadable]]:
-        # what is appended from here on is no older, whichever queue it comes to
+        # Messages appended after this are no older, in whichever queue.
         newest_ms = max((one.newest_store_time for one in self.segments()), default=_UNKNOWN_MS)
         looks = _aged(self._store, before, newest_ms)
         while some := self._call(lambda: list(islice(looks, _QUEUES_AT_ONCE))):
@@ -266,14 +270,17 @@ class LoopHotStore:
         return self._call_of(topic, lambda: self._store.store_time(topic, queue, offset))
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]:
-        """Asked for in slices: a segment of small records has millions of them."""
+        """Return the entries of a topic in a range, by queue.
+
+        They are looked up in slices, because a segment may have millions of small records.
+        """
         (found,) = self.entries_of([TopicRange(topic, start, end)])
         if isinstance(found, TopicUnreadable):
             raise found
         return found.runs
 
     def entries_of(self, ranges: Sequence[TopicRange], *, timed: bool = False) -> Iterator[Found | TopicUnreadable]:
-        """Nothing but slices that were looked up is held of what is not asked for yet."""
+        """Yield the entries of each range; only the range in progress is held in memory."""
         ahead = _LookUp(self._store, ranges, timed=timed)
         there_is_more = True
         while there_is_more:
@@ -307,7 +314,7 @@ class LoopHotStore:
     def reappend_waiting(self, below: int) -> None:
         self._ask.wait(self._pins.save())
         if self._call(lambda: self._store.is_following):
-            return  # its master carries it, and the copies come with the log
+            return  # the master appends them again, and replication copies them
         try:
             while self._call(lambda: self._pins.reappend(below)):
                 pass
@@ -318,7 +325,7 @@ class LoopHotStore:
 def _aged(
     store: MessageStore, before: Mapping[str, int], newest_ms: int
 ) -> Iterator[tuple[str, Aged | TopicUnreadable] | None]:
-    """On the loop; None ends each queue, and each part of a search that takes long."""
+    """Yield the aged ends of each topic, on the loop; None ends each queue and each part of a long search."""
     for topic, time_ms in before.items():
         ends: dict[int, int] = {}
         oldest_ms = newest_ms
@@ -349,15 +356,15 @@ def _aged_in(
 
 
 class _LookUp:
-    """What the log has of many ranges, looked up on the loop, some at a time."""
+    """Lookup of many ranges in the log, run on the event loop in parts."""
 
     def __init__(self, store: MessageStore, ranges: Sequence[TopicRange], *, timed: bool) -> None:
         self._store, self._timed = store, timed
         self._pieces = self._of_each(ranges)
-        self.found: deque[tuple[list[EntrySlice] | TopicUnreadable, int]] = deque()  # of whole ranges, in turn
+        self.found: deque[tuple[list[EntrySlice] | TopicUnreadable, int]] = deque()  # completed ranges, in order
 
     def some(self) -> bool:
-        """Whether there is more."""
+        """Look up the next part; return whether more is left."""
         entries = looked_at = 0
         for count in self._pieces:
             entries += count
@@ -367,7 +374,7 @@ class _LookUp:
         return False
 
     def _of_each(self, ranges: Sequence[TopicRange]) -> Iterator[int]:
-        """How many entries each slice has; 0 ends a queue, and a range."""
+        """Yield the number of entries of each slice; 0 ends a queue or a range."""
         for wanted in ranges:
             slices: list[EntrySlice] = []
             try:

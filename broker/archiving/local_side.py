@@ -1,4 +1,4 @@
-"""The broker as its archive meets it: the store and tables that are archived, and the machine they live on."""
+"""Local side of an archive: the store, tables and files that are archived."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lifecycle.safe_clock import ClockMark, SafeClock
 
 
 class LocalSide:
-    """Named parts, the same with an archive and without."""
+    """Parts of a broker that its archive uses, with `storeUrl` or without."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -39,12 +39,16 @@ class LocalSide:
         follows: bool = False,
         journal: Journal = NO_JOURNAL,
     ) -> None:
-        """`broker_set`: of which the broker is a member. `follows`: its log is the copy of an Apache master's."""
+        """Create the parts.
+
+        `broker_set` is the set of which the broker is a member. `follows`: the log is the copy of an Apache master's
+        log.
+        """
         self._journal = journal
         self.config, self.store, self.tables, self.clock, self.disk = config, store, tables, clock, disk
         self.outside = outside or Outside()
         self.root = config.root
-        self.archive_files = config.root / "archive"  # the journal's local copy and what is being encoded
+        self.archive_files = config.root / "archive"  # the journal's local copy, and objects being encoded
         self.policy = ConfiguredPolicy(config, tables.topics, store)
         self.capture = StateCapture(config.broker_name, store, tables, pins)
         self.overtaken = OvertakenFile(disk, self.archive_files)
@@ -53,13 +57,13 @@ class LocalSide:
         self._flusher, self._pins = flusher, pins
 
     def hot_store(self) -> LoopHotStore:
-        """For job threads. On the loop."""
+        """Create a hot store for job threads. Call on the event loop."""
         ratio = functools.partial(self.outside.disk_ratio, self.disk, self.root)
         grown = None if self.broker_set is None else self.broker_set.appended
         ask = self.outside.ask_loop()
         return LoopHotStore(self.store, self._pins, ask, self._flusher, ratio, self.reach, grown, self._journal)
 
     def safe_clock(self) -> SafeClock:
-        """Once the log is recovered: it says how late it is at least."""
+        """Create the clock after the log's recovery: the newest store time is a lower bound of the current time."""
         mark = ClockMark(self.root / "clock", self.disk)
         return SafeClock(self.clock, mark, self.store.newest_store_time)

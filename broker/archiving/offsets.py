@@ -1,4 +1,4 @@
-"""Where the local log and its queues go on beside an archive. Pure: no offset that it ever named is given again."""
+"""Next offsets of a log and its queues beside an archive, so that no archived offset is assigned again. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ Queue = tuple[str, int]
 
 
 def log_goes_on_at(log_end: int, resume_at: int | None) -> int | None:
-    """The position from which on the log begins anew; None: it goes on where it ends."""
+    """Return the physical offset at which the log restarts; None if it resumes at its end."""
     return resume_at if resume_at is not None and log_end < resume_at else None
 
 
 def queues_to_raise(following: Mapping[Queue, int], next_offset: Callable[[str, int], int]) -> dict[Queue, int]:
-    """Queues that would give offsets again -> where they go on instead.
+    """Return the next offsets of the queues that would assign archived offsets again.
 
-    `following` is one above what the archive has named, or may soon; `next_offset` what the local log would give next.
+    `following` maps queues to the offset after the last one that the archive names or may name soon. `next_offset`
+    returns the next offset by the local log.
     """
     return {(topic, queue): first for (topic, queue), first in following.items() if next_offset(topic, queue) < first}

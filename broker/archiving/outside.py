@@ -1,4 +1,4 @@
-"""What the archive takes from the machine: threads, its store, its workers. A simulation gives its own."""
+"""Dependencies of the archive on the environment: threads, object store, workers. Simulations replace them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 
 class InThread(Protocol):
-    """Runs a call beside the loop."""
+    """Runs a call in a thread."""
 
     def __call__(self, work: Callable[..., T], /, *arguments: Any) -> Awaitable[T]: ...
 
 
 class Bounded(Protocol):
-    """Runs a call that may hang, and waits so long for it."""
+    """Runs a call that may hang in a thread, and waits at most `seconds` for it."""
 
     def __call__(self, work: Callable[[], T], seconds: float, /) -> Awaitable[T]: ...
 
@@ -41,7 +41,7 @@ def _ask_running_loop() -> Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Each as a running broker has it."""
+    """Environment of a running broker."""
 
     threads: Threads = SYSTEM_THREADS
     bounded: Bounded = run_bounded

@@ -1,10 +1,10 @@
-"""That an archive reaches above a place from which its log went on anew: written down, and for good.
+"""Durable mark that a log diverged below the end of its archive.
 
-    archive/overtaken.json    JSON: `Overtaken`; beside the journal's local copy, and gone with it
+    archive/overtaken.json    JSON: `Overtaken`; deleted together with the journal's local copy beside it
 
-An Apache master that lost its log's tail gives those offsets again, and the slave that archives its log follows it.
-Were it to go on archiving, offsets would be in the archive twice. So nothing is archived any more, expired or evicted
-as archived, until an operator begins another archive.
+An Apache master that lost its log's tail assigns those offsets again, and the slave that archives its log follows it.
+If archiving continued, offsets would be in the archive twice. Therefore archiving, expiry and eviction of archived
+segments stop until an operator starts another archive.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from infra.disk.versioned_file import VersionedFile
 from infra.process.startup import EXIT_FAILED, StartupError
 
 NAME = "overtaken.json"
-#: What an operator does to begin one.
+#: Instruction for operators to start another archive.
 ANOTHER_ARCHIVE = "give storeUrl another prefix, and move the directory `archive` in storePathRootDir away"
 
 
 class Overtaken(msgspec.Struct, frozen=True):
-    """See the module. `at`: where the log went on; `reaches`: up to where the archive may have what was there."""
+    """Divergence of a log: it resumed at offset `at`, while the archive may reach up to offset `reaches`."""
 
     at: int
     reaches: int
@@ -33,7 +33,7 @@ class Overtaken(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """For operators, and what they can do."""
+        """Return the cause and the remedy for operators."""
         return (
             f"{self.why}, and the archive reaches {self.reaches}: above {self.at} it is of another log. To archive the "
             f"log as it is now begin another archive: {ANOTHER_ARCHIVE}"
@@ -41,7 +41,7 @@ class Overtaken(msgspec.Struct, frozen=True):
 
 
 class OvertakenFile:
-    """Where it is written down."""
+    """File of the mark."""
 
     def __init__(self, disk: Disk, archive_files: Path) -> None:
         self._disk, self._directory = disk, archive_files
@@ -52,6 +52,6 @@ class OvertakenFile:
         return self._file.read()
 
     def save(self, overtaken: Overtaken) -> None:
-        """On the disk when it returns."""
+        """Write the mark; it is on disk when this returns."""
         self._disk.make_dirs(self._directory)
         self._file.write(overtaken)

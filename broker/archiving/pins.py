@@ -1,4 +1,4 @@
-"""What keeps a segment of the log: messages in waiting, which no archive takes."""
+"""Pins: messages that are waiting for delivery, and therefore keep their log segments."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from broker.waiting.timer_message import TimerMessages
 
 
 class Pins(Protocol):
-    """Asked on the loop."""
+    """Source of pins. Called on the event loop."""
 
     def lowest(self) -> int | None:
-        """The lowest log position that a message in waiting needs; nothing from it on may be evicted. None: no pin."""
+        """Return the lowest physical offset that a restart or a delivery needs, None without pins.
+
+        Segments from it on must not be evicted.
+        """
         ...
 
     def undelivered_from(self) -> int | None:
-        """The lowest log position of a delayed, timer or half message that is not delivered. None: there is none."""
+        """Return the lowest physical offset of an undelivered delayed, timer or half message; None if there is none."""
         ...
 
     def reappend(self, below: int) -> bool:
-        """Append again some of what waits below a position; True: there is more."""
+        """Append some waiting messages below `below` again; return whether more are left."""
         ...
 
     async def save(self) -> None:
-        """Bring to disk what pins the log until it is there."""
+        """Save the state that pins the log until it is on disk."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """How many wait, by kind."""
+        """Return the number of waiting messages by kind."""
         ...
 
 
 class WaitingMessages:
-    """Delayed messages, timers, half messages, what is popped, and changes that no table's file has."""
+    """Pins of delayed messages, timers, half messages, pop state, and changes that no table file includes yet."""
 
     def __init__(
         self,
@@ -83,20 +86,21 @@ def _lowest(*positions: int | None) -> int | None:
 
 
 class SetPins:
-    """Of a member of a broker set: what lies below its *frontier* was needed by nothing when all there was by then was
-    confirmed. What a master has not confirmed may be cut off, and what that has brought on its way waits again.
+    """Pins of a member of a broker set, based on a confirmed frontier.
 
-    A slave's own books stand still; what waits it hears from its master, with the end of the log that this belongs to.
+    Below the frontier, nothing needed the log once everything logged up to that observation was confirmed. Unconfirmed
+    records may be truncated, and messages that they delivered would wait again. A slave does not update its own
+    pins, but receives the frontier from its master, with the end of the log to which it belongs.
     """
 
     def __init__(self, store: MessageStore, pins: Pins) -> None:
         self._store, self._pins = store, pins
-        # Where the log ended and what nothing below it needed, not confirmed yet: the oldest, and the newest.
+        # (log end, lowest needed offset) of observations that are not confirmed yet: the oldest and the newest.
         self._looks: list[tuple[int, int]] = []
         self._frontier = 0
 
     def frontier(self) -> int:
-        """Of a master, as a slave may be told."""
+        """Return the frontier of a master, which it also sends to its slaves."""
         store, lowest = self._store, self._pins.lowest()
         end = store.max_physical_offset
         self._looks[1:] = [(end, end if lowest is None else lowest)]
@@ -105,14 +109,14 @@ class SetPins:
         return self._frontier
 
     def told(self, frontier: int) -> None:
-        """By the master, to a slave that is confirmed as far as what it tells of."""
+        """Accept the frontier of the master; this slave's log has to be confirmed up to the end that belongs to it."""
         self._frontier = frontier
 
     def lowest(self) -> int | None:
         if not self._store.is_following:
             return self.frontier()
         self._looks.clear()
-        lowest = self._pins.lowest()  # what this broker's own files need
+        lowest = self._pins.lowest()  # needed by this broker's own files
         return self._frontier if lowest is None else min(lowest, self._frontier)
 
     def undelivered_from(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The configuration and the topics as the lifecycle's policy: what is archived, how long what stays."""
+"""Lifecycle policy by configuration and topics: what is archived, and how long local data is kept."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from neve.remoting import names
 
 
 class ConfiguredPolicy:
-    """Made anew at each look: some keys change on a running broker, topics come and go."""
+    """Creates the current policy at each call, because some settings change at runtime and topics come and go."""
 
     def __init__(self, config: BrokerConfig, topics: TopicConfigManager, store: MessageStore) -> None:
         self._config, self._topics, self._store = config, topics, store
-        # A word that is none is refused before anything is begun.
+        # Parsed here so that an invalid value fails the start.
         self._delete_hours, self._max_ages = config.delete_hours, config.archive_max_ages
         self._delta_topics = config.delta_topics
 
@@ -51,7 +51,7 @@ class ConfiguredPolicy:
         )
 
     def max_age_of(self, topic: str) -> int | None:
-        """Of `archiveMaxAgeByTopic`, where it names the topic: the first that fits counts."""
+        """Return the age in ms by the first matching pattern of `archiveMaxAgeByTopic`, None without a match."""
         fits = (
             age for said, age in self._max_ages if topic == said or (said.endswith("*") and topic.startswith(said[:-1]))
         )
@@ -60,7 +60,7 @@ class ConfiguredPolicy:
     def _ttl_hours(self, topic: str) -> int | None:
         found = self._topics.select(topic)
         if found is None:
-            return None  # its TTL is not known: kept until somebody says more
+            return None  # its TTL is unknown, so its messages are kept
         hours = int(found.attributes.get(names.RESERVE_TIME, -1))
         hours = self._config.default_ttl_hours if hours == -1 else hours
         return None if hours <= 0 else hours

@@ -1,10 +1,10 @@
-"""A broker from its bucket alone: `--restore-from URL` on an empty data directory.
+"""Restore of a broker from its bucket alone: `--restore-from URL` on an empty data directory.
 
-    <root>/restore.json   {version, store, broker, plan}: a restore is under way; its last step removes it
+    <root>/restore.json   {version, store, broker, plan}: a restore is in progress; its last step removes the file
 
-marker → EPOCH under the new log's identity (from here on the old broker is fenced) → what the old one left open is
-closed → plan, into the marker → log, queues, tables → GAPs → marker removed. Each step may be done again, so a restore
-that was cut short goes on with the same command. No message is downloaded: what is archived is read cold at once.
+Steps: marker → EPOCH under the new log's id (fences the old broker) → close the old broker's open intents → plan,
+stored in the marker → log, queues, tables → GAPs → remove the marker. Each step is idempotent, so the same command
+resumes an interrupted restore. No message is downloaded: archived messages are readable cold immediately.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAME = "restore.json"
 
 
 class Marker(msgspec.Struct):
-    """The file `restore.json`: a restore from this store, as this broker, is under way; `plan` once it is decided."""
+    """Content of `restore.json`: the store and broker of a restore in progress, and its plan once it is made."""
 
     store: str
     broker: str
@@ -54,15 +54,15 @@ class Marker(msgspec.Struct):
 
 
 class _Topics(msgspec.Struct):
-    """`config/topics.json`, as far as a restore looks."""
+    """The part of `config/topics.json` that a restore reads."""
 
     topics: dict[str, Any] = msgspec.field(default_factory=dict, name="topicConfigTable")
 
 
 class Restore:
-    """One restore of a broker from its bucket, from the marker to its removal; what fails is raised as StartupError.
+    """Restore of a broker from its bucket, from the marker to its removal. Errors are raised as StartupError.
 
-    Invariant: while the marker stands nothing was served, so each step may be done again.
+    Invariant: while the marker exists, no request was served, so each step can be repeated.
     """
 
     def __init__(self, config: BrokerConfig, disk: Disk) -> None:
@@ -73,7 +73,7 @@ class Restore:
     # ---- the steps, in order
 
     def begin(self) -> None:
-        """Before anything in the directory is opened. Raises StartupError where it is not empty."""
+        """Check the directory before anything in it is opened. Raises StartupError if it is not empty."""
         found = read_marker(self._config, self._disk)
         if found is not None:
             self._marker = found
@@ -82,7 +82,7 @@ class Restore:
             refuse_occupied(self._config, self._disk)
 
     def _begin_again(self) -> None:
-        """Nothing was accepted while the marker stood, so the half-made store goes and is made again."""
+        """Clear the partial store of an interrupted restore; no message was accepted while the marker existed."""
         root = self._config.root
         try:
             release = self._disk.lock(root / "lock")
@@ -95,17 +95,20 @@ class Restore:
         log.warning("going on with the restore that began in %s", root)
 
     def claim(self) -> None:
-        """Right before the archive is taken over: from here on this directory holds a restore or a broker."""
+        """Write the marker right before the archive is taken over."""
         self._write()
         failpoint.hit("restore.after_claim")
 
     @property
     def takes_over(self) -> bool:
-        """Once a plan was made the archive is this directory's; should another have it by now, it stays there."""
+        """Whether the restore takes the archive over from its owner.
+
+        False once a plan was made: the archive was this directory's then, and a later owner keeps it.
+        """
         return self._marker.plan is None
 
     def plan(self, journal: JournalWriter) -> RestorePlan:
-        """After the EPOCH: what the archive says now, the fenced broker can't change any more."""
+        """Return the plan, made after the EPOCH: from then on the fenced broker can't change the archive."""
         failpoint.hit("restore.after_epoch")
         if self._marker.plan is None:
             config = self._config
@@ -122,7 +125,7 @@ class Restore:
         return self._marker.plan
 
     def apply(self, store: MessageStore, tables: Tables, plan: RestorePlan) -> None:
-        """Log, queues and tables, on the loop, before anything is served."""
+        """Restore log, queues and tables; on the event loop, before requests are served."""
         store.go_on_after(plan.newest_ms)
         try:
             if store.max_physical_offset < plan.log_start:
@@ -165,7 +168,7 @@ class Restore:
 
 
 def with_store(config: BrokerConfig, url: str) -> None:
-    """A broker goes on in the archive that it restores from: there is one URL."""
+    """Set `storeUrl` to the restored archive. Raises ConfigError if another one is configured."""
     if config.store_url not in {"", url}:
         raise ConfigError(
             f"storeUrl is {config.store_url}, not {url}: a broker goes on in the archive it restores from"
@@ -174,7 +177,7 @@ def with_store(config: BrokerConfig, url: str) -> None:
 
 
 def refuse_unfinished(config: BrokerConfig, disk: Disk) -> None:
-    """A start without `--restore-from` must not take half a restore for a broker."""
+    """Raise StartupError if a start without `--restore-from` finds an unfinished restore."""
     marker = read_marker(config, disk)
     if marker is not None:
         raise StartupError(
@@ -201,7 +204,10 @@ def read_marker(config: BrokerConfig, disk: Disk) -> Marker | None:
 
 
 def refuse_occupied(config: BrokerConfig, disk: Disk, option: str = "--restore-from") -> None:
-    """What a refused start leaves behind is empty enough: no message, no group, no topic of a user's."""
+    """Raise StartupError unless the directory is empty.
+
+    Files of a refused start are accepted: without messages, committed offsets or user topics.
+    """
     root, found = config.root, ""
     for name in ("commitlog", "consumequeue"):
         entries = disk.list_dir(root / name) if disk.exists(root / name) else []
@@ -236,11 +242,11 @@ def _archived(config: BrokerConfig) -> Callable[[str], bool]:
     return lambda topic: topic not in own and not names.is_system_topic(topic)
 
 
-# ---- looking only
+# ---- dry run
 
 
 def dry_run(config: BrokerConfig, disk: Disk, clock: Clock) -> dict[str, Any]:
-    """What a restore would bring and what is lost. Reads the bucket, writes nothing anywhere."""
+    """Report what a restore would recover and what is lost. Reads the bucket and writes nothing."""
     refuse_occupied(config, disk)
     try:
         store = open_store(config.store_url)
@@ -281,7 +287,7 @@ def _readable(state: Mapping[str, Any] | None, clock: Clock) -> dict[str, Any] |
 
 
 def _fields(report: Mapping[str, Any], prefix: str = "") -> str:
-    """The numbers and texts of a report as key=value, those of an inner report as outer.key=value."""
+    """Format the numbers and texts of a report as key=value, those of an inner report as outer.key=value."""
     inner = (
         _fields(value, f"{prefix}{name}.") if isinstance(value, Mapping) else f"{prefix}{name}={value}"
         for name, value in report.items()

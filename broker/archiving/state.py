@@ -1,8 +1,8 @@
-"""The broker as its bucket keeps it, taken on the loop in slices: other requests are served in between.
+"""State of a broker for its bucket, captured on the event loop in slices, with other requests in between.
 
-What changes meanwhile is in it or not, as if the capture had come a moment earlier or later for that topic. A restore
-takes for each queue the highest offset that any part speaks of; a topic is therefore captured after its offsets, so
-that none of them speaks of a topic that the state doesn't know.
+A concurrent change of a topic is included or not, as if the capture had been a moment later or earlier. A restore uses
+the highest offset of each queue that any part contains. Topics are captured after their offsets, so that the state has
+no offset of an unknown topic.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from infra.process import collector
 from neve.archive.format.broker_state import BrokerState
 from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS
 
-# Topics, or a group's positions in a topic, that are taken before others get their turn: less than a millisecond.
+# Topics, or committed offsets of a topic and group, per slice: less than a millisecond.
 _SLICE = 200
 
 
 class Tables(NamedTuple):
-    """What of a broker's tables is kept in its bucket, and put back by a restore."""
+    """Tables that the bucket stores and a restore recovers."""
 
     topics: TopicConfigManager
     groups: SubscriptionGroupManager
@@ -34,7 +34,7 @@ class Tables(NamedTuple):
 
 
 class StateCapture:
-    """Takes the state of the broker of this name."""
+    """Captures the state of one broker."""
 
     def __init__(self, broker: str, store: MessageStore, tables: Tables, pins: Pins) -> None:
         self._broker, self._store, self._tables, self._pins = broker, store, tables, pins
@@ -44,14 +44,14 @@ class StateCapture:
         return at_once(self.in_slices())
 
     def from_thread(self, ask: Ask) -> BrokerState:
-        """For a job, while the broker serves."""
+        """Capture the state from a job's thread while the broker serves requests."""
         capture = self.in_slices()
         while (state := ask.call(lambda: next_slice(capture))) is None:
             pass
         return state
 
     def in_slices(self) -> Generator[None, None, BrokerState]:
-        """Each step is done at once; between two the broker may go on."""
+        """Capture the state; each step is atomic, and the broker may serve requests between two steps."""
         store, tables = self._store, self._tables
         offsets: dict[str, dict[int, int]] = {}
         for number, (topic, group) in enumerate(tables.offsets.pairs()):
@@ -59,13 +59,13 @@ class StateCapture:
                 offsets[topic + SEPARATOR + group] = positions
             if number % _SLICE == _SLICE - 1:
                 if number < _SLICE:
-                    collector.freeze_new()  # it grows to a row for each group in each topic
+                    collector.freeze_new()  # the capture grows to one row for each topic and group
                 yield
         queues: dict[str, dict[int, int]] = {}
         following = store.following_topics()
         yield
         for number, topic in enumerate(following):
-            if topic != METADATA_LOG:  # a new log begins with the tables as they are put back
+            if topic != METADATA_LOG:  # a restored log begins with the tables as they are restored
                 queues[topic] = store.following_of(topic)
             if number % _SLICE == _SLICE - 1:
                 yield
@@ -89,7 +89,7 @@ class StateCapture:
 
 
 def next_slice(capture: Generator[None, None, BrokerState]) -> BrokerState | None:
-    """The state with the last slice, None with those before."""
+    """Run one slice; return the state after the last one, None after the others."""
     try:
         next(capture)
     except StopIteration as end:
@@ -99,6 +99,6 @@ def next_slice(capture: Generator[None, None, BrokerState]) -> BrokerState | Non
 
 
 def is_stock(config: SubscriptionGroupConfig) -> bool:
-    """A group that every broker makes for itself, as it makes it."""
+    """Return whether a group is one that every broker creates itself, with unchanged settings."""
     name = config.group_name
     return name in SYSTEM_GROUPS and config == SubscriptionGroupConfig(group_name=name)

@@ -1,4 +1,4 @@
-"""Deleted topics and the archive: what it has of one must not come back, and no offset is given twice."""
+"""Tombstones of deleted topics: the archive hides their messages, and no offset is assigned twice."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from tiered.journal.writer import JournalWriter
 
 
 class Tombstones(Protocol):
-    """What a topic's deletion asks."""
+    """Interface of the archive to topic deletion."""
 
     def has_named(self, topic: str) -> bool:
-        """Whether the archive knows offsets of a topic, or may soon."""
+        """Return whether the archive names offsets of a topic, or may soon."""
         ...
 
     def begin_again(self, topic: str) -> bool:
-        """Whether a topic that comes again may give its offsets again; the caller deletes it in the same step."""
+        """Return whether a topic created again may start at offset 0; the caller deletes it in the same loop step."""
         ...
 
     async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
-        """The archive hides what a deleted topic has below these offsets too: it must not come back.
+        """Record that the archive hides a deleted topic's messages below these offsets.
 
-        All of them are on the local disk, in the log or as a deleted queue's end: the entry may stand though this
-        fails, and no start that can't read it may give one of them again. In a broker set the deletion is confirmed.
+        All these offsets have to be on the local disk, in the log or as a deleted queue's end. The entry may be written
+        even if this fails, and a start that can't read it must not assign any of them again. In a broker set, the
+        deletion has to be confirmed. Raises BrokerError if the archive can't record it.
         """
         ...
 
 
 class NoTombstones:
-    """Of a broker without an archive. One that is switched off may know offsets: nobody can ask it."""
+    """Tombstones of a broker without an archive. If one was switched off, the offsets that it names are unknown."""
 
     def __init__(self, disk: Disk, local: Path) -> None:
-        """`local`: where an archive keeps its local copy, where there is one."""
+        """Create it; `local` is the directory of an archive's local files, if there is one."""
         self._disk, self._local = disk, local
 
     def has_named(self, topic: str) -> bool:
@@ -50,15 +51,18 @@ class NoTombstones:
         return not self.has_named(topic)
 
     async def record(self, topic: str, minimums: Mapping[int, int]) -> None:
-        """There is no journal to record it in."""
+        """Do nothing: there is no journal."""
 
 
 class JournalTombstones:
-    """By the journal."""
+    """Tombstones in the journal."""
 
     def __init__(self, journal: JournalWriter, in_thread: InThread, *, is_member: bool) -> None:
-        """`in_thread`: one after the other, as the journal takes them, and apart from what saves the broker's files: a
-        store that hangs keeps a thread for minutes. `is_member`: of a broker set."""
+        """Create it.
+
+        `in_thread` runs calls one after the other, in a thread apart from those that save the broker's files: a store
+        that hangs blocks a thread for minutes. `is_member`: the broker is a member of a broker set.
+        """
         self._journal, self._in_thread, self._is_member = journal, in_thread, is_member
 
     def has_named(self, topic: str) -> bool:
@@ -82,8 +86,10 @@ class JournalTombstones:
             ) from error
 
     def _named_of(self, topic: str, minimums: Mapping[int, int]) -> dict[int, int]:
-        """Who may be elected has what the archive has named, and may give what lies above that again: it must not be
-        named. The rest the archive's next look at what expires adds, once all have it.
+        """Limit tombstone offsets in a broker set to those that the archive names.
+
+        Electable members have all messages that the archive names. They may assign higher offsets again, so a tombstone
+        must not cover those. The archive's next expiry run adds the rest, once all members have it.
         """
         catalog = self._journal.catalog
         named = catalog.named_offsets(topic)
