@@ -1,18 +1,19 @@
-"""The end of the log: where the next record goes, and the time that it gets.
+"""End of the log: the position and the store time of the next record.
 
-CLOSED     nothing is appended: the store is not loaded, or shut down, or its log is being cut
-OPEN       records go to `file` at `position`, up to `limit`: a master's log, or that of a broker that stands alone
-OWING      as OPEN, for one that must come first; all others wait until it is stored
-FOLLOWING  a slave's log: it takes the bytes that its master laid out, and not one of this broker's own
-FAILED     a write or a sync failed: nothing is appended any more, and nothing leaves this state (any thread may enter)
+    CLOSED     nothing is appended: the store is not loaded, it is shut down, or its log is being truncated
+    OPEN       records go to `file` at `position`, up to `limit`: the log of a master, or of a broker outside a set
+    OWING      as OPEN, but one particular record must be stored first; all others wait for it
+    FOLLOWING  the log of a slave: it accepts the bytes of its master, and no records of this broker
+    FAILED     a write or a sync failed: nothing is appended any longer. Final; any thread may set it
 
-Invariant: the next record's physical offset is `appended`, and that is where `position` lies in `file`. `limit` is -1
-in every state but OPEN, so that an append asks one thing only: whether the record ends below it. So a change of role is
-one move, and who still holds a queue, or comes late, is refused.
+Invariant: `appended` is the physical offset of the next record, and corresponds to `position` in `file`. `limit` is -1
+in every state but OPEN, so that an append needs only one check: whether the record ends below it. So a change of role
+takes effect at once, also for callers that still hold a queue.
 
-Store times never run backwards by STANDS_STILL_MS or less (see `layout`).
+If the clock steps back by STANDS_STILL_MS or less, store times stay constant (see `layout`).
 
-A slave's file ends where its master's does; until the master's next byte the end of the log is the end of that file.
+A slave's file ends where its master's file ends. Until the master's next byte arrives, the log ends at the end of that
+file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class EndState(Enum):
-    """See the module."""
+    """State of the log end, as described in the module."""
 
     CLOSED = auto()
     OPEN = auto()
@@ -44,7 +45,7 @@ class EndState(Enum):
     FAILED = auto()
 
 
-# What becomes of each state where another is asked for; None: nobody may ask.
+# Current state -> requested state -> new state; None marks a request that is a programming error.
 MOVES: dict[EndState, dict[EndState, EndState | None]] = {
     EndState.CLOSED: {
         EndState.CLOSED: EndState.CLOSED,
@@ -64,7 +65,7 @@ MOVES: dict[EndState, dict[EndState, EndState | None]] = {
         EndState.CLOSED: EndState.CLOSED,
         EndState.OPEN: EndState.OPEN,
         EndState.OWING: None,
-        EndState.FOLLOWING: EndState.FOLLOWING,  # what it owed, the new master finds in its own log
+        EndState.FOLLOWING: EndState.FOLLOWING,  # the new master finds the owed record in its own log
         EndState.FAILED: EndState.FAILED,
     },
     EndState.FOLLOWING: {
@@ -74,7 +75,7 @@ MOVES: dict[EndState, dict[EndState, EndState | None]] = {
         EndState.FOLLOWING: None,
         EndState.FAILED: EndState.FAILED,
     },
-    # Another thread may have failed meanwhile: whoever goes on finds out when it appends.
+    # Another thread may have failed meanwhile: the caller gets the error at its next append.
     EndState.FAILED: dict.fromkeys(EndState, EndState.FAILED),
 }
 assert MOVES.keys() == set(EndState)
@@ -90,7 +91,7 @@ assert _crc_entries(3).size == 3 * CRC_ENTRY_SIZE
 
 
 class LogEnd:
-    """See the module."""
+    """State machine and write position at the end of the log."""
 
     def __init__(self, config: StoreConfig, log: CommitLog, tails: TopicTails, new_lock: NewLock = new_lock) -> None:
         self._log, self._tails = log, tails
@@ -103,15 +104,16 @@ class LogEnd:
         self.limit = -1
         self.appended = 0
         self.failure: OSError | None = None
-        #: The time of the records that come next, as the clock says it. A slave's bring their own.
+        #: Sets the store time of the next records from the clock. On a slave it does nothing, because records bring
+        #: their own.
         self.advance_time: Callable[[int], None] = self._advance_time
-        # The newest record's store time, and how often the clock was set back.
+        # The newest record's store time, and the number of times that the clock was set back.
         self.last_time = self.steps_back = 0
 
     # -- states
 
     def adopt(self, file: LogFile | None, position: int, *, last_time: int, high_time: int) -> None:
-        """Where a start found the end."""
+        """Set the end that a start found."""
         assert self._state is EndState.CLOSED
         assert 0 <= position <= (0 if file is None else file.size)
         self.file, self.position = file, position
@@ -121,36 +123,36 @@ class LogEnd:
             self._seal(file)
 
     def take_over(self, other: LogEnd) -> None:
-        """Be where another one ends, whose files are this one's from here on."""
+        """Take the end of another object, whose files now belong to this log."""
         assert self._state is EndState.CLOSED
         self.file, self.position, self.appended = other.file, other.position, other.appended
         self.last_time = other.last_time
 
     def open(self) -> None:
-        """Records may come."""
+        """Accept records of this broker."""
         self._move(EndState.OPEN)
 
     def follow(self) -> None:
-        """Those of a master may come, and no other."""
+        """Accept records of a master, and no others."""
         self._move(EndState.FOLLOWING)
         self._owed = None
 
     def close(self) -> None:
-        """None comes any more."""
+        """Reject all further records."""
         self._move(EndState.CLOSED)
 
     @property
     def is_open(self) -> bool:
-        """Loaded, and not shut down."""
+        """Whether the store is loaded and not shut down."""
         return self._state is not EndState.CLOSED
 
     @property
     def is_following(self) -> bool:
-        """A slave's."""
+        """Whether this is the log of a slave."""
         return self._state is EndState.FOLLOWING
 
     def fail(self, error: OSError) -> None:
-        """A write or a sync failed: the kernel may have dropped what it was to bring to the disk. On any thread."""
+        """Enter FAILED after a write or sync error; any thread. The kernel may have dropped the pages to be written."""
         self.failure = self.failure or error
         self._move(EndState.FAILED)
 
@@ -164,11 +166,11 @@ class LogEnd:
 
     def _set_limit(self) -> None:
         self.limit = self.file.size - END_SIZE if self.file is not None else -1
-        if self._state is not EndState.OPEN:  # asked last: another thread may fail at any moment
+        if self._state is not EndState.OPEN:  # checked last, because another thread may fail at any moment
             self.limit = -1
 
     def check_writable(self) -> None:
-        """Raises `StoreNotWritable`; not for what must come first: `make_room` sees to that."""
+        """Raise StoreNotWritable if records of this broker are not accepted. OWING passes: `make_room` handles it."""
         if self._state is EndState.FAILED:
             raise StoreNotWritable(f"the disk failed: {self.failure}")
         if self._state is EndState.CLOSED:
@@ -177,21 +179,22 @@ class LogEnd:
             raise StoreNotWritable("this broker is a slave: its log takes only what its master wrote")
 
     def check_not_failed(self) -> None:
-        """Raises `StoreNotWritable`."""
+        """Raise StoreNotWritable after a failure."""
         if self._state is EndState.FAILED:
             self.check_writable()
 
     def check_following(self) -> None:
-        """Raises `StoreNotWritable`."""
+        """Raise StoreNotWritable if records of a master are not accepted."""
         if self._state in {EndState.CLOSED, EndState.FAILED}:
             self.check_writable()
         if self._state is not EndState.FOLLOWING:
             raise StoreNotWritable("this broker is a master: nobody lays out its log but itself")
 
     def put_first(self, append: Callable[[], None]) -> None:
-        """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
+        """Store nothing else before `append` has succeeded; it may raise StoreFull or StoreNotWritable.
 
-        Then every later append tries it again, and is refused as it was. A slave owes nothing: StoreNotWritable.
+        If it fails, every later append first calls it again, and fails with the same error. Raises StoreNotWritable on
+        a slave.
         """
         assert self._owed is None
         if self._state is EndState.FOLLOWING:
@@ -218,24 +221,24 @@ class LogEnd:
     # -- time
 
     def _advance_time(self, now: int) -> None:
-        """It stands still while the clock is a little behind it."""
+        """Advance the store time; it stays constant while the clock is slightly behind."""
         if now > self.last_time:
             self.last_time = now
         elif self.last_time - now > STANDS_STILL_MS:
             self._step_back(now)
 
     def _leave_time(self, now: int) -> None:
-        """A refused put says nothing about a master's records."""
+        """Do nothing: the clock does not affect the store times of a master's records."""
 
     def _step_back(self, now: int) -> None:
-        """A delay that was stored ahead of its time must not hold up those stored after it for as long."""
+        """Step back, so that a delayed message stored with a time in the future does not hold up later ones as long."""
         log.warning("the clock is %.1f s behind the newest record: store times go back", (self.last_time - now) / 1000)
         self.high_time, self.last_time = max(self.high_time, self.last_time), now
         self.steps_back += 1
 
     @property
     def high_time(self) -> int:
-        """See `LogFile.high_time`, of the file at the end."""
+        """`LogFile.high_time` of the newest file."""
         return 0 if self.file is None else self.file.high_time
 
     @high_time.setter
@@ -244,13 +247,13 @@ class LogEnd:
             self.file.high_time = store_time
 
     def reach_time(self, store_time: int) -> None:
-        """Records with later times than any here are known of."""
+        """Raise the newest store time, because records elsewhere have later ones."""
         self.last_time = max(self.last_time, store_time)
 
     # -- records
 
     def make_room(self, size: int, records: int = 1) -> None:
-        """See to it that records of so many bytes have a place here, or raise as a put does."""
+        """Ensure that the file has room for records of `size` bytes in total, or raise as a put does."""
         if self.position + size > self.limit:
             self._roll_for(size)
         file = self.file
@@ -260,7 +263,7 @@ class LogEnd:
         self._log.open_writer(file)
 
     def write(self, records: bytes | memoryview, marks: list[int] | bytes) -> None:
-        """Store whole records that have room, and their CRC entries: field by field, or as they are.
+        """Write records for which there is room, and their CRC entries, given as fields or as encoded bytes.
 
         Raises StoreNotWritable.
         """
@@ -283,7 +286,7 @@ class LogEnd:
         self.appended += len(records)
 
     def newest_crc_entries(self, count: int) -> bytes:
-        """Of the records that were stored last, in the newest file."""
+        """Return the CRC entries of the records that were written last, all in the newest file."""
         file = self.file
         assert file is not None
         return file.crc_map[file.crc_position - count * CRC_ENTRY_SIZE : file.crc_position]
@@ -291,7 +294,7 @@ class LogEnd:
     # -- a master's records
 
     def make_followed_room(self) -> None:
-        """As `make_room`, of a record that ends inside the file. Raises `StoreFull`."""
+        """Ensure room as `make_room` does, for a record of a master that ends inside the file. Raises StoreFull."""
         file = self.file
         assert file is not None
         if file.crc_position + CRC_ENTRY_SIZE > file.crc_size:
@@ -300,46 +303,46 @@ class LogEnd:
 
     @property
     def is_at_a_border(self) -> bool:
-        """Whether the file has ended, and the next not begun."""
+        """Whether the file has ended and the next one has not begun."""
         return self.file is not None and self.position == self.file.size
 
     def finish_file(self) -> None:
-        """Its master's file ends here."""
+        """End the file, because the master's file ends here."""
         file = self.file
         assert file is not None and self._state is EndState.FOLLOWING
         self._seal(file)
         self.position, self.appended = file.size, file.end
 
     def begin_to_lead(self) -> None:
-        """A log of one's own goes on inside a file. Raises `StoreFull`."""
+        """Begin a file for records of this broker if the last one has ended. Raises StoreFull."""
         if self.is_at_a_border:
             assert self.file is not None
             self._start_file(self.file.end)
 
     def begin_file(self, base: int) -> None:
-        """Its master's next file begins here. Raises `StoreFull`."""
+        """Begin a file at `base`, where the master's next file begins. Raises StoreFull."""
         if self.file is None or self.is_at_a_border:
             self._start_file(base)
             return
         assert self.position == 0 and base >= self.appended
-        self._log.move_empty(self.file, base)  # it was made ahead of its time, at the end of the file before it
+        self._log.move_empty(self.file, base)  # it was created early, at the end of the file before it
         self.appended = base
 
     # -- files
 
     def roll(self) -> None:
-        """End the file, so that it may be archived whole. Raises `StoreFull`."""
+        """End the file, so that it may be archived as a whole. Raises StoreFull."""
         self.check_writable()
         if self.file is not None and self.position:
             self._start_file(self.file.end)
 
     def go_on_at(self, physical_offset: int) -> None:
-        """Go on in a new file at or above an offset above the end. Raises `StoreFull`."""
+        """Continue in a new file at or above an offset beyond the end. Raises StoreFull."""
         self.check_writable()
         self._start_file(max(physical_offset, self.file.end if self.file is not None else 0))
 
     def _roll_for(self, size: int) -> None:
-        """Go on in the next file."""
+        """Continue in the next file, because the record does not fit."""
         self.check_writable()
         if self._state is EndState.OWING:
             self._settle()
@@ -365,17 +368,17 @@ class LogEnd:
 
     @property
     def wants_next(self) -> bool:
-        """From the second half of a file on: the send that rolls then waits for nothing."""
+        """Whether the next file should be allocated: from half of a file on, so that no send has to wait for it."""
         file = self.file
         return file is not None and not self._log.next_is_ready and self.appended - file.base >= file.size // 2
 
     # -- what the file holds so far
 
     def topics(self) -> dict[str, tuple[int, int]]:
-        """The topic table of the file: the last record of each, its newest store time."""
+        """Return the topic table of the file: offset of each topic's last record, and its newest store time."""
         return self._tails.since(self.file.base, self.high_time) if self.file is not None else {}
 
     def table(self) -> tuple[dict[str, tuple[int, int]], int]:
-        """The same, and the newest store time of any record in the file; 0: it has none."""
+        """Return the topic table and the newest store time of any record in the file; 0 if the file is empty."""
         topics = self.topics()
         return topics, max(self.last_time, self.high_time) if topics else 0

@@ -1,10 +1,14 @@
-"""What a start finds in the log: verify from the checkpoint on, index again, cut the rest.
+"""Scan of the log at a start: it verifies records from the checkpoint on, indexes them, and removes the rest.
 
-Pages reach the disk in any order, so above the checkpoint nothing is believed unchecked: magic, length, physical
-offset = position, queue offset = next of its queue, store time not before the previous, body CRC, and the CRC beside
-the log if it got to the disk. Of what a master laid out (`followed`) queues may go on higher, and times mean nothing:
-the next master's clock may be behind. The first record that fails ends the log; what lies above is zeroed, so that no
-later append can join it to a stale record.
+Pages reach the disk in any order, so every record above the checkpoint is verified. The checks are: magic, length,
+physical offset equal to the position, queue offset equal to the queue's next one, body CRC, and the CRC beside the log
+if that became durable. Also, the store time may not be slightly before the previous one.
+
+In records of a master (`followed`), queue offsets may skip values. Their store times are not checked, because the clock
+of the next master may be behind.
+
+The first record that fails ends the log. Everything above is zeroed, so that no later append can be continued by a
+stale record.
 """
 
 from __future__ import annotations
@@ -37,14 +41,14 @@ from neve.record.layout import (
 )
 
 _CHUNK = 1 << 20
-# Store time and length of the body: what a walk over believed records looks at.
+# A scan of verified records reads only the store time and the length of the body.
 _UNSEEN = [name for name, _ in FIELDS if name not in {"store_timestamp", "body_length"}]
 _WALKED = {(born, store): struct_without(*_UNSEEN, born=born, store=store) for born, store in HEADS}
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What recovery did, for the log of the start."""
+    """Result of a recovery, for the log line of the start."""
 
     clean: bool
     start: int = 0
@@ -57,14 +61,14 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class Recovered:
-    """A record that passed."""
+    """A record that passed all checks."""
 
     record: MessageRecord
     tags_code: int
 
 
 class LogScan:
-    """Walks the log from a position, handing over each record that passes."""
+    """Walk over the log from a position, with a callback for each record that passes."""
 
     def __init__(
         self,
@@ -85,14 +89,14 @@ class LogScan:
         self._code_of = code_of
         self._strict, self._followed, self._stop = strict, followed, stop
         self.store_time = store_time
-        self.high_time = high_time  # of the file, from before a step back
+        self.high_time = high_time  # of the file, from before the clock stepped back
         self.position = 0
         self.file: LogFile | None = None
 
     def run(self, start: int, accept: Callable[[Recovered], None], seal: Callable[[LogFile, int, int], None]) -> None:
-        """Scan; afterwards `file` and `position` (inside it) say where the log ends.
+        """Scan; afterwards, `file` and the position in it mark the end of the log.
 
-        `seal` gets each file that is behind it, with the times of its last record and from before a step back.
+        `seal` is called for each file that was passed, with the store time of its last record and its `high_time`.
         """
         log = self._log
         file = log.at(start) or log.ending_at(start) or log.empty_above(start)
@@ -171,7 +175,10 @@ class LogScan:
         return None
 
     def _check_crc(self, file: LogFile, position: int, record: MessageRecord, view: memoryview) -> int | None:
-        """The tags code that was stored with the record; made anew if that did not survive."""
+        """Return the tags code stored with the record, or a newly computed one if the CRC entry was lost;
+
+        None if damaged.
+        """
         flags = record.sys_flag
         head_size = HEADS[host_sizes(flags)].size
         head, tail = view[:head_size], view[head_size + len(record.body) :]
@@ -181,7 +188,8 @@ class LogScan:
         if mark == position + 1:
             return int(tags) if crc == record_crc(head, tail, tags) else None
         if b"\0" in record.properties_raw or "\0" in record.topic:
-            return None  # the page of its end was lost: no flush covered it, for that would have synced its CRC too
+            # the page with its end was lost, so it was never flushed: a flush would have made the CRC entry durable too
+            return None
         self._report.records_without_crc += 1
         made = self._code_of(record)
         CRC_ENTRY.pack_into(file.crc_map, file.crc_position, position + 1, record_crc(head, tail, made), made)
@@ -189,7 +197,7 @@ class LogScan:
 
 
 def zero_above(log: CommitLog, file: LogFile, position: int) -> int:
-    """Remove everything above the end of the log; returns how many bytes were not zero already."""
+    """Remove everything above the end of the log; return the number of bytes that were not zero."""
     removed = sum(later.size for later in log.files if later.base > file.base and _holds_data(later))
     log.drop_after(file)
     for start in range(position, file.size, _CHUNK):
@@ -209,7 +217,7 @@ def _holds_data(file: LogFile) -> bool:
 
 
 class Walked(NamedTuple):
-    """The table of a file, read from its records; the fields are those of `LogFile`."""
+    """Topic table of a file, read from its records; the fields are those of `LogFile`."""
 
     topics: dict[str, tuple[int, int]]
     newest_store_time: int
@@ -217,7 +225,7 @@ class Walked(NamedTuple):
 
 
 def walk_topics(file: LogFile, end: int = 1 << 62) -> Walked:
-    """The topic table of a file below the checkpoint, read again from its records; of those below a place in it."""
+    """Read the topic table of a file below the checkpoint from its records, up to the position `end` in the file."""
     found: dict[bytes, tuple[int, int]] = {}
     last_time = high_time = 0
     position, view = 0, memoryview(file.map)

@@ -1,4 +1,4 @@
-"""Search the files of the log for records that contain given bytes, in any thread: files are read, not mapped."""
+"""Search of log files for records that contain given bytes, on any thread: files are read, not mapped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PIECE_BYTES = 1 << 20
 
 
 def records_with(disk: Disk, path: Path, size: int, text: bytes) -> Iterator[bytes | None]:
-    """Yield each record in the first `size` bytes of a file of the log that contains `text`.
+    """Yield each record in the first `size` bytes of a log file that contains `text`.
 
     None is yielded after each piece of about a megabyte. Raises OSError, and StoreCorrupt if no record begins where one
-    has to.
+    should.
     """
     at = 0
     while at + SIZE_AND_MAGIC.size <= size:

@@ -1,14 +1,14 @@
-"""Remove the files of deleted queues from the disk, on a thread.
+"""Removal of the files of deleted queues, on a thread.
 
-The loop decides: it drops the queues from the table, with a state (`queue_state`) in which their records no longer
-belong to the topic. The thread removes the files, once that state is on the disk:
+The event loop decides: it drops the queues from the table, and creates a queue state (`queue_state`) in which their
+records no longer belong to the topic. Once that state is durable, the thread removes the files:
 
-    moved      a topic's directory, or that of one queue, gets a name in consumequeue.removed/ with one rename
+    moved      the directory of the topic, or of a single queue, is renamed into consumequeue.removed/
     unlinked   its files, then its directories
 
-A queue of the same name may be created at any time: `make_way` moves the old directory first. A crash at any point
-leaves directories whose records lie below the topic's mark; a start hands them to this module again. A start never
-reads consumequeue.removed/ for queues.
+A queue of the same name may be created at any time: `make_way` first moves the old directory. A crash at any point
+leaves directories whose records lie below the topic's mark. A start passes them to this module again, and never loads
+queues from consumequeue.removed/.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ from infra.loop.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
-# Directories of queues that one `run` removes: the next checkpoint waits for the end of the run.
+# Queue directories that one `run` removes, because the next checkpoint waits for the end of the run.
 _QUEUES_AT_ONCE = 1024
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Open(Protocol):
-    """A deleted queue, with its maps."""
+    """A deleted queue whose files may still be mapped."""
 
     def close(self) -> None:
         """Unmap its files."""
 
 
 class _Topic:
-    """Queues of one topic that are deleted and whose files are still there."""
+    """Deleted queues of one topic whose files still exist."""
 
     __slots__ = ("open", "queues", "state")
 
     def __init__(self, queues: set[str] | None, state: int, open_queues: list[Open]) -> None:
-        self.queues = queues  # None: all of its directory
-        self.state = state  # the number of the image of the state that has to be on the disk first
-        self.open = open_queues  # closed by the thread, one by one: thousands of them take their time
+        self.queues = queues  # None: the whole directory of the topic
+        self.state = state  # number of the state image that must be durable first
+        self.open = open_queues  # closed by the thread one by one, because thousands of them take time
 
 
 class QueueRemoval:
-    """Removals that are decided and not done. The loop adds, one thread at a time calls `run`."""
+    """Pending removals. The event loop adds them; one thread at a time calls `run`."""
 
     def __init__(self, config: StoreConfig, disk: Disk, new_lock: NewLock = new_lock) -> None:
         self._disk = disk
         self._root = config.root / "consumequeue"
         self._removed = config.root / "consumequeue.removed"
-        self._lock = new_lock()  # held for single renames and unlinks only: the loop may wait for it
+        self._lock = new_lock()  # held only for single renames and unlinks, so that the event loop may wait for it
         self._running = new_lock()
         self._is_left = False
         self._topics: dict[str, _Topic] = {}
         self._files: deque[Path] = deque()
         self._moved: deque[Path] = deque()
         self._numbers = itertools.count(1)
-        self._listed: Path | None = None  # the directory that is being emptied, and what is left in it
+        self._listed: Path | None = None  # the directory that is being emptied, and the rest of its content
         self._queues: list[str] = []
 
     # -- on the loop
 
     def load(self) -> None:
-        """Find what the last run left in consumequeue.removed/. The table adds what it finds among the queues."""
+        """Find the remains of the last run in consumequeue.removed/. The table adds those it finds among the queues."""
         self._topics.clear()
         self._files.clear()
         self._disk.make_dirs(self._removed)
@@ -82,7 +82,7 @@ class QueueRemoval:
         self._numbers = itertools.count(max(names, default=0) + 1)
 
     def add(self, topic: str, queues: set[str] | None, *, state: int, open_queues: Iterable[Open] = ()) -> None:
-        """Remove these queues of a topic, or with None all of its directory, once an image of the state is written."""
+        """Remove queues of a topic, or its whole directory if `queues` is None, once state image `state` is durable."""
         with self._lock:
             before = self._topics.get(topic)
             kept = [] if before is None else before.open
@@ -96,17 +96,17 @@ class QueueRemoval:
         return directory.parent.name == topic and (queues is None or directory.name in queues)
 
     def add_file(self, path: Path) -> None:
-        """Remove a file of a queue that stays: all of its records are below the begin of the log."""
+        """Remove a file of an existing queue: all its records are below the first offset of the log."""
         with self._lock:
             self._files.append(path)
 
     def state_needed(self, topic: str) -> int:
-        """The image of the state that has to be on the disk before a queue of this topic is created; 0: none."""
+        """Return the number of the state image that must be durable before a queue of the topic is created, or 0."""
         found = self._topics.get(topic)
         return 0 if found is None else found.state
 
     def make_way(self, topic: str, queue_id: int) -> None:
-        """Before a queue's directory is created: move that of an earlier queue of this name. Raises OSError."""
+        """Move the directory of an earlier queue of this name, before a new one is created. Raises OSError."""
         if topic not in self._topics:
             return
         with self._lock:
@@ -120,27 +120,30 @@ class QueueRemoval:
 
     @property
     def is_pending(self) -> bool:
-        """Whether `run` has something to do."""
+        """Whether `run` has work to do."""
         return bool(self._topics or self._files or self._moved)
 
     def is_pending_of(self, topic: str) -> bool:
-        """Whether queues of this topic are still in its directory."""
+        """Return whether deleted queues of this topic are still in its directory."""
         return topic in self._topics
 
     def standing_still(self) -> Lock:
-        """While it is held, no thread removes anything."""
+        """Return a lock; while it is held, no thread removes anything."""
         return self._running
 
     def leave(self) -> None:
-        """Remove nothing from here on: another one finds what is left to do. For the holder of `standing_still`."""
+        """Stop removing, because another object continues with the same directory.
+
+        The caller holds `standing_still`.
+        """
         self._is_left = True
 
     # -- on a thread
 
     def run(self, written: int) -> None:
-        """Remove a bounded number of queues. `written`: the number of the image of the state that is on the disk.
+        """Remove a bounded number of queues. `written` is the number of the newest durable state image.
 
-        Raises OSError; what could not be begun for want of descriptors or of room is tried again by the next call.
+        Raises OSError. A lack of descriptors or disk space raises nothing: the next call tries again.
         """
         with self._running:
             if self._is_left:
@@ -171,7 +174,7 @@ class QueueRemoval:
                 self._files.popleft()
 
     def _move_deleted(self, written: int) -> None:
-        """Make names free, and make that durable with one sync for each directory that had them."""
+        """Free the names, and make that durable with one sync for each affected directory."""
         changed: set[Path] = set()
         ready = [topic for topic, found in list(self._topics.items()) if found.state <= written]
         for topic in ready:
@@ -214,7 +217,7 @@ class QueueRemoval:
             self._moved.append(listed or target)
 
     def _remove_moved(self) -> bool:
-        """Remove one directory of a queue that was moved; False: there is none."""
+        """Remove one moved queue directory; return False if there is none."""
         if not self._moved:
             return False
         directory = self._moved[0]

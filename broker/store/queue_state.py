@@ -1,7 +1,7 @@
-"""The state of queues that their own files do not contain.
+"""Queue state file: the state of queues that their own files do not contain.
 
-queue_state   JSON: requested minimum offsets, deleted topics, the first offsets of queues without a file, queues that
-              a master's record raised above their last message, and erased messages
+queue_state   JSON: requested minimum offsets, deleted topics, the first offsets of queues without a file, queues
+              that a master's record raised above their last message, and erased messages
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ _NAME = "queue_state"
 
 
 class QueueState(msgspec.Struct):
-    """What the file says."""
+    """Content of the queue state file."""
 
     floors: dict[str, dict[str, int]] = {}
-    # topic -> physical offset: its older records belong to a topic that is gone
+    # topic -> physical offset: older records belong to a deleted topic of the same name
     deleted: dict[str, int] = {}
-    # topic -> queue -> where a deleted queue goes on, should it come again: none that is archived is given twice
+    # topic -> queue -> end offset of a deleted queue. If it is created again it continues there, so that no archived
+    # offset is assigned twice
     ended: dict[str, dict[str, int]] = {}
-    # topic -> queue -> the offset that its first message here gets, or got: all below is elsewhere
+    # topic -> queue -> offset of the first local message; all lower offsets are only elsewhere
     begins: dict[str, dict[str, int]] = {}
-    # topic -> queue -> the offset on which it goes on at least, and where the record ends that says so: as long as the
-    # log has that one, no cut takes it back. Several, each higher than those before it, where a cut may leave some. One
-    # that no record says, but an image of a master or of the archive, ends at 0: no cut takes that
+    # topic -> queue -> (minimum end offset of the queue, physical end of the log record that sets it). It holds while
+    # the log has that record, even after a truncation. There are several if a truncation may remove some; each is
+    # higher than those before it. A physical end of 0 marks an offset from a state image of a master or archive, which
+    # no truncation affects
     raised: dict[str, dict[str, list[tuple[int, int]]]] = {}
-    # topic -> queue -> first and last offset each of messages that are here still, and that no request returns
+    # topic -> queue -> (first, last) offsets of messages that are still in the log but that no request returns
     erased: dict[str, dict[str, Spans]] = {}
     version: int = 1
 
 
 class StateImage(NamedTuple):
-    """The state of queues at one moment; a later one has a higher number."""
+    """Encoded queue state at one moment; later images have higher numbers."""
 
     number: int
     data: bytes
 
 
 class QueueStateFile:
-    """Takes images on the thread that changes the state, and writes them on any; the newest one stays."""
+    """Creates images on the thread that changes the state, and writes them on any thread; the newest one wins."""
 
     def __init__(self, root: Path, disk: Disk, new_lock: NewLock = new_lock) -> None:
         self._file = VersionedFile(disk, root / _NAME, QueueState, StoreCorrupt)
@@ -55,25 +57,25 @@ class QueueStateFile:
         self._images = self._written = 0
 
     def read(self) -> QueueState:
-        """Empty on first use."""
+        """Return the state; an empty one on first use."""
         return self._file.read() or QueueState()
 
     def image_of(self, state: QueueState) -> StateImage:
-        """The state as it is now, on the thread that changes it."""
+        """Return an image of the state; on the thread that changes it."""
         self._images += 1
         return StateImage(self._images, self._file.encode(state))
 
     @property
     def written(self) -> int:
-        """The number of the newest image that is on the disk. Any thread."""
+        """The number of the newest durable image; any thread."""
         return self._written
 
     def is_newest(self, image: StateImage) -> bool:
-        """Whether none was taken since. On the thread that changes the state."""
+        """Return whether no later image exists; on the thread that changes the state."""
         return image.number == self._images
 
     def write(self, image: StateImage) -> None:
-        """An older image never replaces a newer one."""
+        """Write an image, unless a newer one was written before."""
         assert 0 < image.number <= self._images
         with self._writing:
             if image.number > self._written:

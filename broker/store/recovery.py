@@ -1,8 +1,8 @@
-"""What a start makes of the files: they are read into the parts that own them, checked, and made to agree.
+"""Recovery at a start: it reads the files into the objects that own them, verifies them, and makes them consistent.
 
-Everything below the checkpoint is believed, everything above it is read again record by record (`log_scan`), up to
-where the log is to be cut (`truncation`). What no file says, because it follows from all of them, is returned: where
-the log ends, its time, and what was found.
+Everything below the checkpoint is trusted. Everything above is verified record by record (`log_scan`), up to the offset
+of a pending truncation (`truncation`). The result contains what no file states: the end of the log, its store time, and
+a report.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_STOP = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RecoveredEnd:
-    """Where the log ends: the file, the position inside it, and the times of `log_end`."""
+    """End of the log: file, position in it, and the store times of `log_end`."""
 
     file: LogFile | None
     position: int
@@ -38,13 +38,13 @@ class RecoveredEnd:
 
     @property
     def physical(self) -> int:
-        """The offset that the next record gets."""
+        """The physical offset of the next record."""
         return self.file.base + self.position if self.file is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredStore:
-    """What a start found; the files themselves are with their owners."""
+    """Result of a recovery; the files belong to the objects that were passed to it."""
 
     log_uuid: str
     checkpointed: int
@@ -53,7 +53,7 @@ class RecoveredStore:
 
 
 class Recovery:
-    """One start, in a directory that is locked."""
+    """One recovery of a locked data directory."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Recovery:
         self._log, self._tails, self._queues, self._index = log, tails, queues, index
 
     def run(self) -> RecoveredStore:
-        """Read all, and bring the log to an end."""
+        """Read all files, and determine the end of the log."""
         directory, log = self._directory, self._log
         checkpoint = read_checkpoint(self._config.root, self._disk)
         self._queues.load_state()
@@ -110,7 +110,7 @@ class Recovery:
     ) -> RecoveredEnd:
         log = self._log
         first = log.at(checkpoint.physical)
-        if first is None and followed:  # a slave's file ends before the next one begins
+        if first is None and followed:  # a slave's file may end before the next one begins
             first = log.ending_at(checkpoint.physical) or log.empty_above(checkpoint.physical)
         if first is None:
             raise StoreCorrupt(
@@ -123,7 +123,7 @@ class Recovery:
                 file.sealed = True
                 if not file.table_written:
                     file.topics, file.newest_store_time, file.high_time = walk_topics(file)
-        # at a border they are those of the file before it
+        # at a border between files, the table is that of the earlier file
         rows = (row for row in checkpoint.topics.values() if row[0] >= first.base)
         newest = max((store_time for _, store_time in rows), default=0)
         high_time = checkpoint.high_time if checkpoint.physical > first.base else 0
@@ -144,28 +144,33 @@ class Recovery:
         log.forget_table(last)
         if not report.clean:
             report.cut_bytes = zero_above(log, last, scan.position)
-            # What was read is promised from here on, and after a kill it may be in the page cache only.
+            # After this, readers may see the recovered records. After a kill they may be only in the page cache, so
+            # sync them.
             for file in log.files:
                 if file.end > first.base:
                     self._disk.fdatasync(file.path)
                     self._disk.fdatasync(file.crc_path)
         else:
-            log.drop_after(last)  # at most one, prepared ahead and never used
+            log.drop_after(last)  # at most one file, prepared ahead and never used
         return RecoveredEnd(last, scan.position, scan.store_time, scan.high_time)
 
     def _below(self, checkpoint: StoreCheckpoint, to: int) -> StoreCheckpoint:
-        """One at the place where the log is cut: all that it speaks of is on the disk, for it was below a later one."""
+        """Return a checkpoint at the truncation offset.
+
+        Its content is durable, because a later checkpoint covered it.
+        """
         file = self._log.at(to)
         topics, newest, stepped = walk_topics(file, to - file.base) if file is not None else Walked({}, 0, 0)
         last = self._log.last_record_below(to)
         store_time = decode_record(last).store_timestamp if last is not None else 0
-        high = newest if newest > store_time else 0  # there was a step back: too late rather than too early
+        # the clock stepped back: a time that is too late is safe, one that is too early is not
+        high = newest if newest > store_time else 0
         topics = {topic: (place, max(time, high)) for topic, (place, time) in topics.items()}
         base, count = self._index.below(to, checkpoint.index_base, checkpoint.index_count)
         return StoreCheckpoint(to, store_time, base, count, topics, max(high, stepped))
 
     def _seal(self, file: LogFile, last_time: int, high_time: int) -> None:
-        """All of its records have been accepted."""
+        """Set the tables of a file whose records have all been accepted."""
         file.topics, file.high_time = self._tails.since(file.base, high_time), high_time
         file.newest_store_time = max(last_time, high_time) if file.topics else 0
 

@@ -1,19 +1,19 @@
-"""The newest record of each topic: what the topic table of a log file is made of.
+"""Newest record of each topic, from which the topic table of a log file is built.
 
-Invariant: a topic whose tail moved since the queues were last clean is among `touched`, as each dirty queue's is. So a
-broker with ten thousand topics looks only at those that may have changed.
+Invariant: `touched` contains every topic whose tail moved since the queues were last marked clean, in particular the
+topic of each dirty queue. So a broker with ten thousand topics examines only those that may have changed.
 """
 
 from __future__ import annotations
 
 from infra.process import collector
 
-# Rows that are made anew at once, from which on no collection of garbage looks through them.
+# New rows of a table from which on they are excluded from garbage collection.
 _MANY = 1_000
 
 
 class TopicTail:
-    """The newest record of one topic; the append writes it itself."""
+    """Newest record of one topic; the append sets the fields directly."""
 
     __slots__ = ("physical_offset", "store_time")
 
@@ -23,50 +23,50 @@ class TopicTail:
 
 
 class TopicTails:
-    """See the module."""
+    """The newest record of each topic, and the last table built from them."""
 
     def __init__(self) -> None:
         self.touched: set[str] = set()
         self._tails: dict[str, TopicTail] = {}
-        # What `since` told last, and of what.
+        # The last result of `since`, and its arguments.
         self._table: dict[str, tuple[int, int]] = {}
         self._table_of = (-1, 0)
 
     def exchange(self, other: TopicTails) -> None:
-        """Take the tails that another one has found, and give it the own ones."""
+        """Exchange the tails with another object that has scanned the same log."""
         self.touched, other.touched = other.touched, self.touched
         self._tails, other._tails = other._tails, self._tails
         self._table, other._table = other._table, self._table
         self._table_of, other._table_of = other._table_of, self._table_of
 
     def of(self, topic: str) -> TopicTail:
-        """The tail of a topic, made if there is none."""
+        """Return the tail of a topic; create it if missing."""
         tail = self._tails.get(topic)
         if tail is None:
             tail = self._tails[topic] = TopicTail()
         return tail
 
     def touch(self, topic: str, physical_offset: int, store_time: int) -> None:
-        """Set a tail (recovery)."""
+        """Set a tail, for recovery and replication."""
         tail = self.of(topic)
         tail.physical_offset, tail.store_time = physical_offset, store_time
         self.touched.add(topic)
 
     def newest(self) -> int:
-        """Where the last record of all begins; -1: there is none."""
+        """Return the physical offset of the newest record; -1 if there is none."""
         return max((tail.physical_offset for tail in self._tails.values()), default=-1)
 
     def since(self, base: int, high_time: int) -> dict[str, tuple[int, int]]:
-        """Topics that have a record at or above an offset: its last record, its newest store time.
+        """Return, for topics with a record at or above `base`, the offset of the last one and the newest store time.
 
-        After a step back of the clock, `high_time` is the newest that any record had before it: too late rather than
-        too early.
+        After a step back of the clock, `high_time` is the newest store time from before it. It is used for all later
+        records, because a time that is too late is safe.
         """
         tails, (known_base, known_high_time) = self._tails, self._table_of
         if not 0 <= known_base <= base or known_high_time != high_time:
             self._table = {}
             self.touched.update(tails)
-        elif known_base < base:  # the next file: whose last record lies below has none in it
+        elif known_base < base:  # the next file: topics whose last record is below it have none in it
             self._table = {topic: row for topic, row in self._table.items() if row[0] >= base}
         self._table_of = (base, high_time)
         table, made = self._table, 0

@@ -1,17 +1,19 @@
-"""A slave gives up the end of its log: what its set never confirmed, and another member was elected without.
+"""Truncation of a slave's log: removal of a tail that its set never confirmed and the elected master lacks.
 
-truncation                            JSON: the log ends at `to`, whatever is found above; there until that is so
-diverged/<epoch>-<from>-<to>.log      what was cut: the log's bytes as they lay, without the rest of a file behind its
-                                      END record; each record says its place. A second of the name is <…>.2.log
+    truncation                            JSON: the log ends at `to`, whatever is found above; exists until that is done
+    diverged/<epoch>-<from>-<to>.log      the removed bytes of the log, without padding behind END records; each record
+                                          contains its offset. A second file of the name is <…>.2.log
 
-    kept      what lies above is in diverged/, synced, and so is all that lies below
-    decided   `truncation` is on the disk: from here on every start ends at `to`, before that at the old end
-    cut       recovery, as at any start, with `to` as the end: queues, CRC entries, keys and tables are made to agree
-              from the checkpoint below it, or from one that is made for `to`; the rest is zeroed and synced
-    done      a checkpoint at `to` is on the disk, and `truncation` goes
+Steps:
 
-All of it runs on a thread. The cut is a second store's (`MessageStore._cut`): the first one changes nothing meanwhile,
-and takes over in one turn of the loop what the second has recovered.
+    kept      the tail is in diverged/, synced, and everything below is synced too
+    decided   `truncation` is durable: from now on every start ends the log at `to`; before, at the old end
+    cut       a recovery as at any start, with `to` as the end. Queues, CRC entries, keys and tables are made consistent
+              from the checkpoint below `to`, or from a new one at `to`; the rest is zeroed and synced
+    done      a checkpoint at `to` is durable, and `truncation` is removed
+
+All of it runs on a thread. A second store performs the cut (`MessageStore._cut`). The first store rejects all changes
+meanwhile, and takes over the recovered state in one turn of the event loop.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ _FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class Truncation(msgspec.Struct):
-    """What the file says."""
+    """Content of the truncation file."""
 
     to: int
     version: int = _VERSION
 
 
 def read_truncation(root: Path, disk: Disk) -> Truncation | None:
-    """One that was decided and is not done."""
+    """Return a truncation that was decided and is not done. Raises StoreCorrupt."""
     path = root / _NAME
     if not disk.exists(path):
         return None
@@ -56,25 +58,25 @@ def read_truncation(root: Path, disk: Disk) -> Truncation | None:
 
 
 def decide(root: Path, disk: Disk, to: int) -> None:
-    """From here on the log ends there."""
+    """Decide durably that the log ends at `to`."""
     assert to >= 0
     failpoint.hit("store.truncate")
     disk.write_atomic(root / _NAME, msgspec.json.encode(Truncation(to)))
 
 
 def is_decided(root: Path, disk: Disk) -> bool:
-    """Return whether a start would find a decision and cut the log."""
+    """Return whether a start would find a decision and truncate the log."""
     return disk.exists(root / _NAME)
 
 
 def is_done(root: Path, disk: Disk) -> None:
-    """It does, on the disk."""
+    """Remove the decision durably, after the truncation is done."""
     disk.remove(root / _NAME)
     disk.fsync_dir(root)
 
 
 def check(log: CommitLog, to: int, end: int, floor: int) -> None:
-    """Raises TruncationRefused, LogMismatch."""
+    """Raise TruncationRefused or LogMismatch if the log may not be truncated to `to`."""
     if to < floor:
         raise TruncationRefused(f"the log would be cut to {to}, and what lies below {floor} is confirmed")
     if not log.min_offset <= to <= end:
@@ -84,7 +86,7 @@ def check(log: CommitLog, to: int, end: int, floor: int) -> None:
 
 
 def keep(log: CommitLog, to: int, end: int, *, epoch: int, root: Path, disk: Disk) -> Path:
-    """Write what lies above. Raises StoreFull, then there is nothing new."""
+    """Write the tail of the log to a file and return its path. Raises StoreFull or StoreError; then no file is left."""
     directory = root / _DIVERGED
     disk.make_dirs(directory)
     disk.fsync_dir(root)

@@ -1,16 +1,15 @@
-"""What readers see: a message is appended, then synced, then confirmed by its broker set, then shown.
+"""Visibility of messages: a message is appended, then synced, then confirmed by its broker set, then visible.
 
-    appended    it is in the log and in its queue; readers stop below it
-    synced      a flush has brought it to the disk: under SYNC_FLUSH nothing is shown before
-    confirmed   enough members of the set have it, where there is a set: who knows how far, tells by `confirm`
-    shown       at the append already, where neither has to be waited for (ASYNC_FLUSH, no set)
+    appended    in the log and in its queue; readers stop below it
+    synced      durable after a flush; under SYNC_FLUSH nothing is visible earlier
+    confirmed   enough members of the set have it, if there is a set; reported by `confirm`
+    shown       visible to readers; at the append if neither wait applies (ASYNC_FLUSH, no set)
 
-Invariant: shown <= appended always, flushed <= synced <= appended; under SYNC_FLUSH shown <= flushed, in a set
-shown <= what it has confirmed. What is shown stays so, and who asked to be told hears of each message once, in the
-order of the log.
+Invariant: shown <= appended always, and flushed <= synced <= appended. Under SYNC_FLUSH, shown <= flushed; in a set,
+shown <= the confirmed offset. Visible messages stay visible. Callbacks get each message once, in the order of the log.
 
-`flush` is made for a thread of its own: senders wait for it, and it waits for nothing but the log. The rest runs on the
-loop.
+`flush` runs on its own thread: sends wait for it, and it waits for nothing but the log. Everything else runs on the
+event loop.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from infra.loop.locks import Lock, NewLock, new_lock
 
 log = logging.getLogger(__name__)
 
-# Queue, queue offset and tags code of a message that readers see from now on.
+# Queue, queue offset and tags code of a message that has become visible.
 VisibleEntry = tuple[ConsumeQueue, int, int]
 AppendCallback = Callable[[list[VisibleEntry]], None]
 
 
-# No set has to confirm anything.
+# Confirmed offset of a broker outside a set.
 _ALONE = 1 << 62
-# What becomes visible together: where it ends in the log, the messages, and where each of them ends. A sender's have no
-# ends of their own: nobody else would see a part of them.
+# Messages that become visible together: their end in the log, their entries, and the end of each. Without the list of
+# ends, which applies to an append of one sender, they become visible only as a whole.
 Run = tuple[int, list[VisibleEntry], Sequence[int]]
 
 
 class Visibility:
-    """See the module."""
+    """State of visibility and flushes of one store."""
 
     def __init__(self, config: StoreConfig, log: CommitLog, end: LogEnd, new_lock: NewLock = new_lock) -> None:
         self._log, self._end = log, end
@@ -55,20 +54,20 @@ class Visibility:
         self._hidden: deque[Run] = deque()
         self._flushing = new_lock()
         self._shown = 0
-        self.flushed = 0  # the loop knows that what lies below is on the disk
-        self.synced = 0  # it is; written by whoever flushes
+        self.flushed = 0  # durable below this offset, as reported to the event loop
+        self.synced = 0  # durable below this offset; set by the flushing thread
 
     def adopt(self, end: int) -> None:
-        """All that a start found is promised."""
+        """Set the recovered end: everything that a start found is durable."""
         self._shown = self.flushed = self.synced = end
         self._hidden.clear()
         if self._set_has != _ALONE:
             self._set_has = min(self._set_has, end)
 
     def take_over(self, other: Visibility) -> None:
-        """Show what another one does, whose log and queues are this one's from here on.
+        """Adopt the visibility of another object, whose log and queues now belong to this store.
 
-        Also show messages that were confirmed meanwhile. For the holder of `standing_still`.
+        Messages that were confirmed meanwhile become visible. The caller holds `standing_still`.
         """
         confirmed = min(self._set_has, other.synced)
         self._hidden, self._shown, self._set_has = other._hidden, other._shown, other._set_has
@@ -77,11 +76,11 @@ class Visibility:
             self.confirm(confirmed)
 
     def hide_above(self, offset: int) -> None:
-        """Read no record of the log above an offset: its tail is cut off."""
+        """Hide the records of the log above an offset, because its tail is truncated."""
         self._shown = min(self._shown, offset)
 
     def hide(self, confirmed: int, runs: Iterable[Run]) -> None:
-        """Of what a start found the set has confirmed so much; `runs` are what lies above."""
+        """Hide recovered records above the confirmed offset; `runs` are the entries above it."""
         assert not self._hidden and self._set_has in {_ALONE, confirmed}
         self._set_has, self._waits = confirmed, True
         self._shown = min(self._shown, confirmed)
@@ -91,51 +90,51 @@ class Visibility:
             self._hidden.append(run)
 
     def standing_still(self) -> Lock:
-        """While it is held, no thread syncs the log."""
+        """Return a lock; while it is held, no thread syncs the log."""
         return self._flushing
 
     @property
     def set_has(self) -> int | None:
-        """How far the set has confirmed; None: there is none."""
+        """The offset that the set has confirmed; None without a set."""
         return None if self._set_has == _ALONE else self._set_has
 
     def tell(self, callback: AppendCallback) -> None:
-        """Call back with all messages that readers see from then on."""
+        """Call back with all messages that become visible from now on."""
         self._callbacks.append(callback)
 
     @property
     def confirmed(self) -> int:
-        """Readers see what lies below."""
+        """The physical offset below which records are visible."""
         return self._shown if self._waits else self._end.appended
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is appended that readers don't see yet."""
+        """Whether appended records are not visible yet."""
         return bool(self._hidden)
 
     @property
     def is_dirty(self) -> bool:
-        """Whether there is something to flush, or a failure to tell."""
+        """Whether there is something to flush, or a failure to report."""
         return self._end.appended > self.flushed or self._end.failure is not None
 
     # -- a set's
 
     def join_set(self, confirmed: int) -> None:
-        """From now on readers see no further than the set has confirmed. What they see already stays."""
+        """From now on make only confirmed records visible. Visible ones stay visible."""
         assert self._set_has == _ALONE
         self._shown = self.confirmed
         self._set_has, self._waits = max(confirmed, self._shown), True
         self._show_more()
 
     def confirm(self, offset: int) -> None:
-        """The set has what lies below; it never takes that back, and a lower offset says nothing new."""
+        """Set the confirmed offset. It never decreases: a lower offset is ignored."""
         assert self._set_has != _ALONE, "who is in no set has nothing confirmed"
         if offset > self._set_has:
             self._set_has = offset
             self._show_more()
 
     def leave_set(self) -> None:
-        """From now on readers see what this broker alone would show."""
+        """From now on make records visible without a set's confirmation."""
         self._set_has = _ALONE
         self._show_more()
         self._waits = self.waits_for_sync
@@ -143,13 +142,13 @@ class Visibility:
     # -- messages
 
     def appended(self, messages: list[VisibleEntry], ends: Sequence[int] = ()) -> None:
-        """These end where the log does now."""
+        """Register messages that were just appended, up to the end of the log."""
         if not self._waits:
             self._show(messages)
             return
         self._hidden.append((self._end.appended, messages, ends))
         if self._set_has >= self._end.appended and not self.waits_for_sync:
-            self._show_more()  # a slave that is behind: all that comes is confirmed long since
+            self._show_more()  # a slave that is behind: everything it receives was confirmed before
 
     def _show_more(self) -> None:
         reached = min(self.flushed if self.waits_for_sync else self._end.appended, self._set_has)
@@ -171,9 +170,9 @@ class Visibility:
     # -- the disk
 
     def flush(self) -> int:
-        """Bring the log to the disk; returns the offset to hand to `after_flush`. For a thread.
+        """Sync the log on a thread; return the offset to pass to `after_flush`.
 
-        A sync that failed is never tried again: the kernel may have dropped the pages. Raises `StoreNotWritable`.
+        After a failed sync, every call raises StoreNotWritable, because the kernel may have dropped the pages.
         """
         with self._flushing:
             if self._end.failure is not None:
@@ -187,7 +186,7 @@ class Visibility:
                         if file.sealed and file.end <= target:
                             self._log.release_writers(file)
                 self.synced = target
-            except OutOfDescriptors as error:  # no sync has failed: what was not begun comes with the next flush
+            except OutOfDescriptors as error:  # no sync has failed: the rest is synced by the next flush
                 log.warning("the log is not synced until files can be opened again: %s", error)
                 return self.synced
             except OSError as error:
@@ -196,8 +195,8 @@ class Visibility:
         return target
 
     def after_flush(self, offset: int) -> None:
-        """On the loop, after `flush` returned `offset`: show what is confirmed by it."""
-        # What a flush returned before the log was cut says nothing of what has been appended there since.
+        """Make messages visible that are durable below `offset`, the result of `flush`; on the event loop."""
+        # A result of a flush from before a truncation proves nothing about records that were appended after it.
         self.flushed = max(self.flushed, min(offset, self.synced))
         if self._waits:
             self._show_more()
