@@ -1,9 +1,10 @@
-"""Delta tables: the logs of topics' tables follow the journal, entry by entry.
+"""Job that writes Delta tables: the transaction log of each topic's table follows the journal, entry by entry.
 
-Nothing is kept but these logs: each says through which entry it tells what the journal tells. A start takes the topics
-as a checkpoint of the journal has them that is no newer than any log, reads on from there in silence, and writes from
-where each log ends. Whatever fails is begun again in this way. Where no checkpoint is as old, since a table was turned
-on or its broker was away for long, a table is made level: what it lacks, and what it has too many, in one commit.
+The only state is in these logs: each records the journal entry through which it is complete. A start loads the topics
+from a checkpoint of the journal that is no newer than any log. It reads on from there without writing, and writes a
+table from where its log ends. After any failure the job starts again in this way. No checkpoint may be old enough if
+a table was just enabled or if the broker was off for long. Then one commit adds the missing files and removes the
+superfluous ones.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal(Protocol):
-    """Whose journal is told: it is read from its store, as any reader does."""
+    """The journal to follow. It is read from its store, as by any reader."""
 
     @property
     def store(self) -> ObjectStore: ...
@@ -41,7 +42,7 @@ class Journal(Protocol):
 
 
 class Rules(Protocol):
-    """What the configuration says."""
+    """The configuration of the job."""
 
     @property
     def delta_topics(self) -> Sequence[str]: ...
@@ -51,7 +52,7 @@ class Rules(Protocol):
 
 
 class DeltaTables:
-    """The job. It takes no turn: it writes nothing but these logs, and needs no epoch for what follows from entries."""
+    """The job. It needs no turn and no epoch, because it writes only logs that follow from the journal's entries."""
 
     def __init__(
         self,
@@ -63,27 +64,27 @@ class DeltaTables:
         is_closed: Callable[[], bool] = lambda: False,
         entropy: Entropy = system_entropy,
     ) -> None:
-        """`safe_ms`: the time by which old versions go. `is_closed`: the broker stops, nothing further is begun."""
+        """`safe_ms`: the safe time, for the deletion of old versions. `is_closed`: whether the broker is stopping."""
         self._journal, self._rules, self._clock, self._safe_ms = journal, rules, clock, safe_ms
         self._is_closed, self._entropy = is_closed, entropy
         self._wanted: tuple[str, ...] = ()
         self._topics: MirroredTopics | None = None
-        self._tables: dict[str, DeltaTable | None] = {}  # None: set aside, until all is begun again
-        self._ahead: dict[int, list[str]] = {}  # entry -> tables that are told through it already
-        self._manifests: SymlinkManifests | None = None  # None: they have to be compared with the journal first
+        self._tables: dict[str, DeltaTable | None] = {}  # None: skipped until the job starts again
+        self._ahead: dict[int, list[str]] = {}  # entry -> tables that are complete through it already
+        self._manifests: SymlinkManifests | None = None  # None: not compared with the journal yet
         self.set_aside = SetAside("told to its Delta table")
         self.commits = 0  # since the start
 
     def behind(self, next_seq: int) -> int:
-        """How many of the journal's entries below this no table was told yet, as far as is known; 0 without tables."""
+        """Return how many journal entries below `next_seq` are not in the tables, as far as known; 0 without tables."""
         if not self._rules().delta_topics:
             return 0
         return max(next_seq - (0 if self._topics is None else self._topics.next_seq), 0)
 
     def run(self) -> int:
-        """Tell the tables what is new; how many commits that took.
+        """Write new journal entries to the tables; returns the number of commits.
 
-        Raises the store's errors, and those of a journal that can't be read: the next run begins with what stands.
+        Raises the store's errors, and those of an unreadable journal; the next run starts from the stored logs.
         """
         before, wanted = self.commits, tuple(self._rules().delta_topics)
         if wanted != self._wanted:
@@ -108,7 +109,7 @@ class DeltaTables:
         self._manifests = None
 
     def _begin(self, wanted: tuple[str, ...]) -> MirroredTopics:
-        """From the newest checkpoint that is older than what any table was told last; else from the oldest there is."""
+        """Load the newest checkpoint that is older than the last entry of every table; else the oldest checkpoint."""
         journal = self._journal
 
         def is_wanted(topic: str) -> bool:
@@ -150,7 +151,7 @@ class DeltaTables:
         return table
 
     def _follow(self, topics: MirroredTopics) -> list[str]:
-        """To the journal's end; the topics whose tables changed."""
+        """Follow the journal to its end; returns the topics whose tables changed."""
         journal, changed = self._journal, set[str]()
         were_ahead = list(self._ahead)
         entries = following(journal.store, journal.broker, journal.prefix, topics.next_seq, topics.anchor)
@@ -167,13 +168,13 @@ class DeltaTables:
                     self._tell(topic, change, seq, entry)
             for topic in self._ahead.pop(seq, ()):
                 self._level(topic, topics, seq, entry.time_ms)
-        for seq in were_ahead:  # told by who read it in the journal, before we came to the end of that
+        for seq in were_ahead:  # their logs are beyond the end of this journal
             for topic in self._ahead.pop(seq, ()):
                 self._put_aside(topic, ForeignTable(f"its log tells entry {seq}, which this journal does not have"))
         return sorted(changed)
 
     def _meet(self, topic: str, topics: MirroredTopics, seq: int, time_ms: int) -> None:
-        """A topic that had nothing so far."""
+        """Open the table of a topic that had no object before."""
         table = self._open(topic)
         if table is None:
             return
@@ -236,5 +237,5 @@ class DeltaTables:
 
 
 def is_among(topic: str, wanted: Sequence[str]) -> bool:
-    """Whether one of them is its name, or its beginning and `*`."""
+    """Whether a name in `wanted` is the topic, or is a prefix of it followed by `*`."""
     return any(topic == said or (said.endswith("*") and topic.startswith(said[:-1])) for said in wanted)

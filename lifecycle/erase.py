@@ -1,17 +1,18 @@
-"""Erase: all messages of a topic that have a key leave the archive, and what is left of them elsewhere is told.
+"""Erasure by key: delete all messages of a topic with a key from the archive, and report the remaining copies.
 
-    offload all, the active segment rolled first: what is not archived can't be found
-    each object that may hold the key, by its bloom filters:
-        its rows are looked at; where some are meant, INTENT → the object without them → ERASE
-    what has left the readers' view and is not deleted yet: never again in view, and gone as soon as the others
-    the local log returns none of what was erased, from here on: its bytes have it until their segments go
-    the local log is searched for messages of deleted topics, which no round took, and for those that wait for delivery
-    records of quarantined messages are deleted
-    certificate: what was searched, erased and hidden, where copies remain and until when
+    1. Offload everything, after a roll of the active segment, because unarchived messages can't be found.
+    2. Search each object that may have the key by its bloom filters. If rows match: INTENT, an object without them,
+       ERASE. Matching objects that are out of view and not deleted yet never return to view. They are deleted at the
+       same time as the replaced ones.
+    3. Hide the erased rows in the local log. Their bytes remain until their segments are evicted.
+    4. Search the local log for messages of deleted topics, which no round archived, and for waiting messages.
+    5. Delete the records of quarantined messages.
+    6. Return a certificate: what was searched, erased and hidden, where copies remain and until when.
 
-Objects come and go meanwhile, by compaction above all: it is looked again until none is left that was not looked at.
-Broken off anywhere, what was erased stays so, and the local log follows within seconds (`hot_erasure`); who asks again,
-under the same id, erases the rest. The key itself is in no entry, file or log of the broker's.
+Objects appear and disappear meanwhile, above all by compaction. So the search is repeated until a pass finds no object
+that was not searched. If an erasure is interrupted, the rows erased so far remain erased, and the local log follows
+within seconds (`hot_erasure`). A repetition with the same id erases the rest. The key itself is in no journal entry,
+file or log line of the broker.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from tiered.write.replacement import Fate, Merger, Outcome, Replacement, Swap
 log = logging.getLogger(__name__)
 
 _ID = re.compile(r"e\d+\.\d+")
-# Failures of an object; others are the store's, or the worker's.
+# Failures that concern a single object; others are those of the store or of the worker.
 _OF_ONE_OBJECT = frozenset({"DamagedObject", "NotFound"})
 WITH_ITS_OBJECT = "had expired, and was in an object with what was erased"
 _TOLD_EVERY_S = 5.0
@@ -75,14 +76,14 @@ _EVERYTHING = 1 << 62
 _WAITING = frozenset({SCHEDULE_TOPIC, WHEEL_TIMER_TOPIC, HALF_TOPIC, CHECK_MAX_TOPIC})
 #: (topic, queue, first offset, last offset)
 Row = tuple[str, int, int, int]
-#: (topic, queue) -> (first, last), in order; they lie apart.
+#: (topic, queue) -> (first, last), in order and disjoint.
 Spans = dict[tuple[str, int], list[tuple[int, int]]]
-#: Key of an object, and whether it was in view.
+#: Key of an object, and whether it was in view when it was searched.
 Seen = set[tuple[str, bool]]
 
 
 class Eraser(GroupReader, Merger, Protocol):
-    """The worker that reads objects for it and makes the others."""
+    """The worker that reads objects for an erasure and writes their replacements."""
 
 
 def is_erase_id(text: str) -> bool:
@@ -90,7 +91,7 @@ def is_erase_id(text: str) -> bool:
 
 
 class Wanted(NamedTuple):
-    """What somebody asks for. `grace_ms`: how long old objects are kept; None: as those that expire."""
+    """An erasure request. `grace_ms`: how long replaced objects are kept; None: as long as expired ones."""
 
     topic: str
     key: str
@@ -99,7 +100,7 @@ class Wanted(NamedTuple):
 
 
 class _LocalQueue(NamedTuple):
-    """A queue of the local log: which offsets it has, and which of them requests return."""
+    """A queue of the local log: its offsets, and which of them requests return."""
 
     low: int
     shown_from: int
@@ -107,7 +108,7 @@ class _LocalQueue(NamedTuple):
     hidden: Sequence[tuple[int, int]]
 
     def shown_of(self, spans: Sequence[tuple[int, int]]) -> int:
-        """How many offsets of spans, which are apart, are returned by requests."""
+        """Return how many offsets of disjoint spans requests return."""
         in_view = [(max(first, self.shown_from), min(last, self.end - 1)) for first, last in spans]
         in_view = [(first, last) for first, last in in_view if first <= last]
         return sum(last + 1 - first - _shared(self.hidden, [(first, last)], first) for first, last in in_view)
@@ -117,44 +118,44 @@ _NO_QUEUE = _LocalQueue(0, 0, 0, ())
 
 
 class _Found(NamedTuple):
-    """An object with rows that are meant; in view, or out of it and not deleted yet."""
+    """An object with matching rows, in view, or out of view and not deleted yet."""
 
     name: CommittedObject
     rows: KeyRows
-    until_ms: int | None  # of one out of view
-    failure: str = ""  # why nothing is known of its rows
+    until_ms: int | None  # time of its deletion; None for an object in view
+    failure: str = ""  # why its rows could not be searched
 
 
 @dataclass(slots=True)
 class _Erasure:
-    """One that somebody asks for, of the log below `end`, and how far it has come."""
+    """The state of a requested erasure of the log below `end`."""
 
     wanted: Wanted
     id: str
     end: int
     progress: Progress | None
     seen: Seen = field(default_factory=set)
-    left: dict[str, list[str]] = field(default_factory=dict)  # object -> in words, why it has some of it still
-    unsearched: list[str] = field(default_factory=list)  # in words, what else may have some
-    taken: Spans = field(default_factory=dict)  # rows that nobody finds any more
-    holders: dict[str, list[Row]] = field(default_factory=dict)  # objects in which some were found, in view or not
-    gone: list[Row] = field(default_factory=list)  # those of objects that are out of view for good
-    objects: int = 0  # that were searched
-    former: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # of deleted topics, in the log alone
-    delivered: list[Row] = field(default_factory=list)  # copies in the log that waited there for their delivery
-    quarantined: list[str] = field(default_factory=list)  # files of quarantined messages that were deleted
-    told: float | None = None  # when it was said how many
+    left: dict[str, list[str]] = field(default_factory=dict)  # object -> why it still has matching rows
+    unsearched: list[str] = field(default_factory=list)  # other places that may have some, in words
+    taken: Spans = field(default_factory=dict)  # erased rows
+    holders: dict[str, list[Row]] = field(default_factory=dict)  # objects with matching rows, in view or not
+    gone: list[Row] = field(default_factory=list)  # rows of objects that are out of view for good
+    objects: int = 0  # number of searched objects
+    former: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # rows of deleted topics, only in the log
+    delivered: list[Row] = field(default_factory=list)  # copies in the log of messages that waited for delivery
+    quarantined: list[str] = field(default_factory=list)  # deleted files of quarantined messages
+    told: float | None = None  # monotonic time of the last progress report
 
     def take(self, rows: Iterable[Row]) -> None:
         self.taken |= _by_queue(rows, self.taken)
 
     def searched(self, clock: Clock) -> None:
-        """Count an object, and report progress."""
+        """Count a searched object, and report progress."""
         self.objects += 1
         self.goes_on(clock)
 
     def goes_on(self, clock: Clock) -> None:
-        """Told now and then: who waits for a certificate gives up a connection on which nothing comes."""
+        """Report progress periodically: a client closes a connection on which it receives nothing."""
         now = clock.monotonic()
         if self.told is None:
             self.told = now
@@ -164,7 +165,7 @@ class _Erasure:
 
 
 class EraseKey:
-    """What an operator asks for, one at a time."""
+    """Erasure on an operator's request, one at a time."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -183,7 +184,7 @@ class EraseKey:
         cluster: str = "DefaultCluster",
         is_member: bool = False,
     ) -> None:
-        """`expire` deletes what is due. `is_member`: of a broker set, whose others have the log, too."""
+        """`expire` deletes due objects. `is_member`: of a broker set, whose other members have the log, too."""
         self._hot, self._journal, self._worker, self._policy = hot, journal, worker, policy
         self._clock, self._safe_clock, self._offload, self._turns = clock, safe_clock, offload, turns
         self._expire, self._hot_erasure, self._is_member = expire, hot_erasure, is_member
@@ -191,11 +192,11 @@ class EraseKey:
         self._replacement = Replacement(journal, worker, ERASE, turns, cluster=cluster)
 
     def run(self) -> int:
-        """Close what one that ended before its time left open; how many."""
+        """Close replacements that an interrupted erasure left open; returns how many."""
         if not any(one.kind == ERASE for one in self._journal.catalog.rounds.open_rewrites().values()):
             return 0
         if not self._lock.acquire(blocking=False):
-            return 0  # it is under way
+            return 0  # an erasure is in progress
         try:
             return self._begin()
         finally:
@@ -210,7 +211,7 @@ class EraseKey:
         evict: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """The certificate, which is also the last that is told. Raises where the archive is away."""
+        """Erase and return the certificate, which is also reported last. Raises if the archive is unreachable."""
         assert not erase_id or is_erase_id(erase_id)
         with self._lock:
             if dry_run:
@@ -218,17 +219,17 @@ class EraseKey:
                     self._journal.follow()
                 return self._dry_run(_Erasure(wanted, "", 1 << 62, progress))
             self._begin()
-            self._delete_after_ms(wanted)  # raises where no time can be told
+            self._delete_after_ms(wanted)  # raises if the clocks disagree
             erase_id = erase_id or f"e{self._journal.epoch}.{self._journal.catalog.next_seq}"
-            tell(progress, event="begun", id=erase_id)  # by which it can be gone on with
+            tell(progress, event="begun", id=erase_id)  # a repetition with this id continues the erasure
             _, end = self._hot.confirmed_range()
             reports = self._offload.run(roll=True, progress=progress)
             failed = [text for report in reports for text in report.failed.values()]
             catalog = self._journal.catalog
-            end_of_all = max(end, catalog.rounds.intent_end, catalog.totals().end)  # what is out of view included
+            end_of_all = max(end, catalog.rounds.intent_end, catalog.totals().end)  # includes objects out of view
             erasure = _Erasure(wanted, erase_id, end_of_all, progress)
             self._erase(erasure, lambda: self._not_archived(wanted, end, failed))
-            # The journal forgets a gap below all that is there as soon as what held its rows is deleted.
+            # Taken now: once the objects are deleted, the journal drops gaps below everything that is left.
             erasure.take(erased_of(catalog.gaps(), erase_id))
             failpoint.hit("erase.before_hide")
             self._search_log(erasure)
@@ -249,7 +250,7 @@ class EraseKey:
             self._journal.follow()
             return self._replacement.close_open()
 
-    # ---- looking
+    # ---- search
 
     def _dry_run(self, erasure: _Erasure) -> dict[str, Any]:
         rows = objects = 0
@@ -261,7 +262,7 @@ class EraseKey:
         return summary
 
     def _search(self, erasure: _Erasure) -> Iterator[_Found]:
-        """Objects that were not seen yet, of the log below its end, those in view first. Raises WorkerFailed."""
+        """Yield objects with matches that were not searched yet, those in view first. Raises WorkerFailed."""
         catalog, wanted, seen = self._journal.catalog, erasure.wanted, erasure.seen
         known = self._known_topics()
         judge = functools.partial(_judged, wanted, known)
@@ -272,7 +273,7 @@ class EraseKey:
                 continue
             seen.add(place)
             erasure.searched(self._clock)
-            erasure.left.pop(name.key, None)  # told anew, where it is so still
+            erasure.left.pop(name.key, None)  # reported again below if it still applies
             try:
                 rows = rows_with_key(self._worker, self._journal.store.url, name, wanted.key, judge)
             except WorkerFailed as error:
@@ -287,7 +288,7 @@ class EraseKey:
                 yield _Found(name, rows, until_ms)
 
     def _known_topics(self) -> set[str]:
-        """All that may hold it: of a deleted one the local log and objects out of view have messages still."""
+        """Return all topics that may have messages: for deleted ones the local log and objects out of view do."""
         catalog = self._journal.catalog
         hot = (topic for one in self._hot.segments() for topic in one.topics)
         return {*catalog.topics(), *catalog.expiring_topics(), *self._hot.topics(), *hot}
@@ -297,16 +298,16 @@ class EraseKey:
             self._journal.follow()
             return self._journal.catalog.are_live([name]) if in_view else self._journal.catalog.knows(name.key)
 
-    # ---- erasing
+    # ---- erasure
 
     def _erase(self, erasure: _Erasure, not_archived: Callable[[], list[str]]) -> None:
-        """Until a pass has nothing to search: of what was made, moved or archived meanwhile there is none then."""
+        """Search and erase until a pass finds no new object: objects may be made, moved or archived meanwhile."""
         searched = -1
         while erasure.objects != searched:
             searched = erasure.objects
             with self._turns:
-                self._journal.follow()  # who owns the archive no more does not say what is in it
-            erasure.unsearched = not_archived()  # before the look: what a round takes since, that may not find
+                self._journal.follow()  # a broker that lost the archive must not certify its content
+            erasure.unsearched = not_archived()  # before the search: it may miss what a round archives meanwhile
             try:
                 for found in self._search(erasure):
                     self._erase_found(erasure, found)
@@ -332,7 +333,7 @@ class EraseKey:
             if outcome.fate in {Fate.STANDS, Fate.NEEDLESS}:
                 erasure.gone += erasure.holders[name.key]
             match outcome.fate:
-                case Fate.OVERTAKEN:  # it is looked at again, wherever it is, and what took its place
+                case Fate.OVERTAKEN:  # replaced by others: search the object again, and its replacement
                     seen -= {(name.key, True), (name.key, False)}
                     return
                 case Fate.STANDS:
@@ -367,9 +368,11 @@ class EraseKey:
         return outcome
 
     def _withdrawal(self, wanted: Wanted, merge: Merge, swap: Swap) -> list[AnyEntry]:
-        """What is to be told of an object in whose place none comes, as the journal stands; in a turn.
+        """Return the entries for an object that gets no replacement, by the present state of the journal. In a turn.
 
-        Of one that is out of view once, and what stays out: what took its place may be gone before it.
+        An object out of view is erased unless some of its rows were erased before. That includes replaced objects,
+        because their replacement may be deleted before them. If an object already stays out of view, only its deletion
+        may be moved forward.
         """
         catalog, (name,) = self._journal.catalog, merge.inputs
         if catalog.are_live([name]):
@@ -393,13 +396,13 @@ class EraseKey:
         )
 
     def _hide(self, erasure: _Erasure) -> None:
-        """In the local log. A failure is in the certificate, and the job of `hot_erasure` tries again."""
+        """Hide erased rows in the local log. A failure is in the certificate, and `hot_erasure` tries again."""
         try:
             with self._turns:
                 self._hot_erasure.hide([*self._in_no_object(erasure.gone), *erasure.delivered])
         except OSError as error:
             erasure.unsearched.append(f"the local log could not save what to hide: {error}")
-        if erasure.delivered:  # the archive has never had them, so that its journal does not state them
+        if erasure.delivered:  # these rows were never in the archive, so the journal does not state their erasure
             try:
                 self._hot.log_erased(erasure.delivered)
             except OSError as error:
@@ -408,10 +411,11 @@ class EraseKey:
     # ---- the local log
 
     def _search_log(self, erasure: _Erasure) -> None:
-        """Find messages of deleted topics, which no round took, and copies in topics where messages wait for delivery.
+        """Search the local log for messages of deleted topics and for copies in topics of waiting messages.
 
-        No request returns the former; their bytes stay until their segments go. A copy that was delivered is hidden. If
-        one may still wait, it is delivered later, and the certificate is incomplete.
+        No round archived the messages of deleted topics, and no request returns them. Their bytes remain until their
+        segments are evicted. A copy that was delivered is hidden. A copy that may still wait is delivered later, and
+        makes the certificate incomplete.
         """
         wanted, known = erasure.wanted, self._known_topics()
         former = self._hot.former_ends(topics_to_search(known, wanted.topic, retries=wanted.retries))
@@ -440,7 +444,7 @@ class EraseKey:
             erasure.unsearched.append(f"{count} messages of {topic} {why}")
 
     def _search_quarantine(self, erasure: _Erasure) -> None:
-        """Delete the records of quarantined messages with the key: no retention applies to them."""
+        """Delete the records of quarantined messages with the key, because no retention applies to them."""
         wanted, known = erasure.wanted, self._known_topics()
         try:
             for name, raw in self._hot.quarantined(wanted.key.encode("utf-8", "surrogatepass")):
@@ -458,7 +462,7 @@ class EraseKey:
             erasure.unsearched.append(f"the quarantined records could not be searched or deleted: {error}")
 
     def _in_no_object(self, rows: Iterable[Row]) -> list[Row]:
-        """Of those that were found: what readers have in another object is not erased yet, or its search has failed."""
+        """Return the rows that are in no object in view; others are not erased yet, or their search has failed."""
         find = self._journal.catalog.find
         places = {(topic, queue, at) for topic, queue, first, last in rows for at in range(first, last + 1)}
         return [(*place, place[2]) for place in sorted(places) if not isinstance(find(*place), Location)]
@@ -467,17 +471,17 @@ class EraseKey:
         grace = self._policy().grace_ms if wanted.grace_ms is None else wanted.grace_ms
         return self._safe_clock.now_ms(self._journal.store) + grace
 
-    # ---- what is told
+    # ---- certificate
 
     def _not_archived(self, wanted: Wanted, end: int, failed: Collection[str]) -> list[str]:
-        """Messages from before that no round could take: nobody has looked at them."""
+        """Return why older messages of the topics are not archived, and thus were not searched."""
         catalog, policy = self._journal.catalog, self._policy()
         # Records of deleted topics are searched in the local log.
         topics = topics_to_search(self._hot.topics(), wanted.topic, retries=wanted.retries)
         left = []
         for topic in topics:
             settled = max(settled_below(catalog, topic), policy.gone_below(topic))
-            # Where its last one is in each segment: the newest of them may have been sent since, one before it not.
+            # The last record of each segment below `end`. It may be newer than `end`, but an earlier one may not be.
             places = [one.topics[topic][0] for one in self._hot.segments() if one.base < end and topic in one.topics]
             if not policy.archived(topic):
                 places = [place for place in places if place >= policy.gone_below(topic)]
@@ -516,13 +520,13 @@ class EraseKey:
         }
 
     def _left(self, erasure: _Erasure) -> list[str]:
-        """Nothing of objects that are deleted by now."""
+        """Return the reasons why the erasure is incomplete, without objects that are deleted by now."""
         knows = self._journal.catalog.knows
         of_objects = [f"{key}: {'; '.join(why)}" for key, why in sorted(erasure.left.items()) if knows(key)]
         return [*of_objects, *erasure.unsearched]
 
     def _objects_left(self, erasure: _Erasure) -> list[dict[str, Any]]:
-        """Those out of view that still hold some of it, and when they go."""
+        """Return the objects out of view that still have erased rows, and when they are deleted."""
         of_topic: dict[str, dict[int, list[tuple[int, int]]]] = {}
         found = [row for rows in erasure.holders.values() for row in rows]
         for (topic, queue), spans in _by_queue(found, erasure.taken).items():
@@ -535,8 +539,10 @@ class EraseKey:
         ]
 
     def _in_no_view(self, topics: Collection[str], erasure: _Erasure) -> list[str]:
-        """What may hold some of it without that any reader sees it: what is being made of objects that had it, and what
-        was made, counts nowhere and was not deleted."""
+        """Return objects that may have erased rows without being visible to readers.
+
+        These are unfinished rewrites of objects that had such rows, and orphan objects that were not deleted.
+        """
         journal, exists = self._journal, is_there(self._journal.store)
         prefix = f"{journal.prefix.strip('/')}/" if journal.prefix.strip("/") else ""
         found = {
@@ -548,18 +554,21 @@ class EraseKey:
         try:
             for topic in topics:
                 keys = [info.key for info in objects_of_nobody(journal, f"{prefix}{topic_component(topic)}/")]
-                found.update(key for key in keys if exists(key))  # none that was deleted since it was listed
+                found.update(key for key in keys if exists(key))  # without those that were deleted since the listing
         except ObjectStoreError as error:
             erasure.unsearched.append(f"objects that count nowhere could not be listed: {error}")
         return sorted(found)
 
     def _local_copies(self, topics: Collection[str], erasure: _Erasure) -> list[dict[str, Any]]:
-        """What of it is still hot, and when its segments are as old as they get; later where something waits in one.
+        """Return the erased rows that are still in the local log, and when their segments reach their retention.
 
-        Whatever was erased of these topics counts: gaps do not say of which key. So does what lies below a minimum, and
-        all of a queue that was deleted: segments have it. And what expired so long ago that no object is left of it in
-        which anybody could look. `hidden` are those that no request returns. What this erasure took and a request still
-        returns makes the certificate incomplete, whatever the reason.
+        Segments with a waiting message stay longer. The counts include more than this erasure's rows:
+
+        - All erased rows of these topics, because gaps do not record the key.
+        - Rows below a minimum, of a deleted queue, and of objects that expired and are gone: they can't be searched.
+
+        `hidden` counts the rows that no request returns. Rows of this erasure that a request still returns make the
+        certificate incomplete, whatever the reason.
         """
         catalog = self._journal.catalog
         times: dict[str, list[int]] = {}
@@ -581,7 +590,7 @@ class EraseKey:
             lows = {queue: one.low for queue, one in queues.items()}
             rows += [(topic, queue, low, below[queue] - 1) for queue, low in lows.items() if low < below.get(queue, 0)]
         spans_of = _by_queue(chain(rows, *erasure.holders.values()), taken)
-        copies: dict[tuple[str, int], tuple[int, int]] = {}  # rows, and how many of them no request returns
+        copies: dict[tuple[str, int], tuple[int, int]] = {}  # number of rows, and of those that no request returns
         for (topic, queue), spans in spans_of.items():
             if topic not in here:
                 continue
@@ -603,7 +612,7 @@ class EraseKey:
         ]
 
     def _local_queues(self, topic: str) -> dict[int, _LocalQueue]:
-        """The queues of a topic in the local log. Raises TopicUnreadable."""
+        """Return the queues of a topic in the local log. Raises TopicUnreadable."""
         hot, (begin, end) = self._hot, self._hot.confirmed_range()
         ends, hidden = hot.first_offsets(topic, end), hot.erased(topic)
         return {
@@ -612,9 +621,9 @@ class EraseKey:
         }
 
     def _former_copies(self, erasure: _Erasure, known: Spans) -> dict[tuple[str, int], int]:
-        """How many messages of deleted topics the local log has, but for those that are `known` by their offsets.
+        """Return how many messages of deleted topics the local log has, without rows whose offsets are in `known`.
 
-        A topic that began again at offset 0 has other messages at the same offsets.
+        A topic that began again at offset 0 has other messages at the same offsets, so its old messages all count.
         """
         ended = self._hot.deleted_below()
         found: dict[tuple[str, int], int] = {}
@@ -629,7 +638,7 @@ def _judged(wanted: Wanted, topics: Collection[str], record: MessageRecord) -> V
 
 
 def _verdict_of(record: MessageRecord, wanted: Wanted, topics: Collection[str]) -> Verdict:
-    """Whether a record of the local log is meant; one that waits is judged as a message of its real topic."""
+    """Judge a record of the local log; one that waits for delivery is judged as a message of its real topic."""
     if record.topic in _WAITING:
         target = record.properties.get(PROPERTY_REAL_TOPIC, "")
         if not topics_to_search([target], wanted.topic, retries=wanted.retries):
@@ -639,7 +648,7 @@ def _verdict_of(record: MessageRecord, wanted: Wanted, topics: Collection[str]) 
 
 
 def _rest_of(merge: Merge) -> Gap | None:
-    """What else an object had that will not come back: its neighbours may, and nothing may be missing between them."""
+    """Return a gap for an object's other rows, which do not return to view: its neighbours may, without a hole."""
     (name,) = merge.inputs
     rest = [
         (name.topic, queue, *span)
@@ -653,18 +662,18 @@ def _rest_of(merge: Merge) -> Gap | None:
 
 
 def _rows_of(merge: Merge) -> list[Row]:
-    """What is left out."""
+    """Return the rows that the merge leaves out."""
     return [(merge.topic, queue, *span) for queue, spans in sorted(merge.erased.items()) for span in spans]
 
 
 def _shared(held: Sequence[tuple[int, int]], spans: Iterable[tuple[int, int]], low: int) -> int:
-    """How many offsets from `low` on are in both."""
+    """Return how many offsets from `low` on are in both."""
     both = ((max(a, first, low), min(b, last)) for first, last in spans for a, b in touching(held, first, last))
     return sum(max(0, last + 1 - first) for first, last in both)
 
 
 def _by_queue(rows: Iterable[Row], before: Spans) -> Spans:
-    """They, and what was there before."""
+    """Add rows to spans by queue. Returns the united spans."""
     spans = {place: list(held) for place, held in before.items()}
     for topic, queue, first, last in rows:
         spans.setdefault((topic, queue), []).append((first, last))

@@ -1,9 +1,11 @@
-"""Forget: names of deleted topics of which nothing is left leave the archive's state, and this broker's.
+"""Job that removes names of deleted topics without remaining data from the archive's state and from this broker's.
 
-A name is kept so that no offset is given twice while a message with it may be seen. When every object of the topic is
-deleted, its last record has left the local log and the journal's retention has passed since its tombstone, there is
-none: the topic is one that never was, and begins at 0 should it come again. Its FORGET stands first, then the queues'
-ends go from the local state; between the two, or after a crash there, it goes on above them, which harms nobody.
+A name is kept so that no offset is assigned twice while a message with it may be visible. It is no longer needed when
+every object of the topic is deleted, its last record has left the local log, and the journal's retention has passed
+since its tombstone. From then on the topic is as if it had never existed, and begins at offset 0 if it is created.
+
+The FORGET entry is written first, then the queues' ends are removed from the local state. A topic that is created in
+between, or after a crash there, continues above its old ends, which is harmless.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
 
-FORGET_BATCH = 1_000  # names of an entry
+FORGET_BATCH = 1_000  # names in one entry
 
 
 class ForgetNames:
-    """The job. Not of a broker set: each of its members knows where the queues ended, and none may begin again."""
+    """The job. It does nothing in a broker set: each member knows where the queues ended, and none may begin again."""
 
     def __init__(
         self,
@@ -39,14 +41,14 @@ class ForgetNames:
         self._safe_clock, self._turns, self._is_alone = safe_clock, turns, is_alone
 
     def run(self) -> int:
-        """How many names the archive has forgotten."""
+        """Forget names; returns how many the archive has forgotten."""
         if not self._is_alone:
             return 0
         with self._turns:
             self._journal.ensure_online()
             self._journal.follow()
             forgotten = self._journal.forget(self._left_behind()[:FORGET_BATCH])
-            # Also those that a crash left, or that no entry ever named.
+            # Includes topics left by a crash, and those that no entry ever named.
             exists, named = self._policy().exists, self._journal.named
             gone = [topic for topic in self._hot.deleted_topics() if not exists(topic) and topic not in named]
             self._hot.forget_deleted(gone)
@@ -55,7 +57,7 @@ class ForgetNames:
         return len(forgotten)
 
     def _left_behind(self) -> list[str]:
-        """Deleted topics of which neither tier has anything, and whose tombstone is old enough."""
+        """Return deleted topics without data in either tier whose tombstone is old enough."""
         policy, hot = self._policy(), self._hot
         begin, _ = hot.confirmed_range()
         long_ago = self._safe_clock.now_ms(self._journal.store) - policy.journal_retention_ms

@@ -1,7 +1,7 @@
-"""What was erased from the archive leaves the view of the local log, too: its readers get none of it from then on.
+"""Job that hides erased rows in the local log.
 
-The journal says what that is, so a slave follows its master's erasures, and a start goes on with those of before. A row
-is hidden that lies in a gap which an ERASE has told: what another gap speaks of may be here, and is shown.
+The journal records which rows are erased, so a slave follows its master's erasures and a start repeats earlier ones.
+Only rows in gaps that an ERASE entry made are hidden. Rows in other gaps may be in the local log, and are shown.
 """
 
 from __future__ import annotations
@@ -36,29 +36,32 @@ class HotErasure:
         is_of: Callable[[], int],
         is_copy: bool,
     ) -> None:
-        """`is_of`: the CommitLog offset up to which the archive is of this log. `is_copy`: of an Apache master's."""
+        """`is_of`: returns the CommitLog offset up to which the archive describes this broker's log.
+
+        `is_copy`: whether the log is a copy of an Apache master's.
+        """
         self._hot, self._journal, self._policy, self._turns = hot, journal, policy, turns
         self._is_of, self._is_copy = is_of, is_copy
-        self._hidden_through = -1  # entries, of an own journal: all that they tell is hidden
-        self._again: list[Row] = []  # rows of which no gap speaks and that could not be hidden
+        self._hidden_through = -1  # number of the journal's next entry when all erased rows were hidden
+        self._again: list[Row] = []  # rows in no gap that could not be hidden yet
         self.failed: Mapping[tuple[str, int], str] = {}  # (topic, queue) -> why its erased rows are still visible
 
     def run(self) -> int:
-        """How many runs of rows are hidden that were not."""
+        """Hide newly erased rows; returns the number of runs of rows that were not hidden before."""
         with self._turns:
             return self.hide()
 
     def hide(self, more: Iterable[Row] = ()) -> int:
-        """For a caller that has the turn. `more`: rows of which no gap speaks.
+        """Hide erased rows, for a caller that has the turn. `more`: further rows, which are in no gap.
 
         Queues that could not be hidden are in `failed`; each later call tries them again.
         """
         catalog, more = self._journal.catalog, self._again + list(more)
         through = catalog.next_seq
-        # A slave's log still gets what its master has erased.
+        # A slave may receive erased rows later than their ERASE entry, so it checks each time.
         if not more and through == self._hidden_through and self._journal.leads:
             return 0
-        if self._is_of() < EVERYTHING:  # what it calls erased may be other messages here
+        if self._is_of() < EVERYTHING:  # offsets that the journal calls erased may have other messages here
             return 0
         self._again = more
         runs, failed = self._hot.hide_erased([row for row in (*_rows(catalog), *more) if self._is_ours(row[0])])

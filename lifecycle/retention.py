@@ -2,15 +2,16 @@
 
 Expiry is decided in `neve.archive.policy.expiry`.
 
-Times are milliseconds. A time below 0 is unknown, and what is of unknown age is kept.
+Times are milliseconds. A time below 0 is unknown, and data of unknown age is kept.
 
-Local disk, by its fill. What is archived leaves it early and loses nothing; what no archive takes (all of it without
-`storeUrl`, some system topics with one) goes as in RocketMQ:
+Eviction depends on the fill of the local disk. Archived data is evicted early and nothing is lost. Data that is not
+archived (all of it without `storeUrl`, some system topics with it) is deleted by RocketMQ's rules:
 
-disk_mark    diskMaxUsedSpaceRatio: archived segments go, the oldest first, until the fill is RELIEF below the mark
-             again; what is older than fileReservedTime goes at any hour, not only at `deleteWhen`
-force_mark   diskSpaceCleanForciblyRatio: what no archive takes goes whatever its age. With an archive this is
-             `disk_mark`: a trace record must not keep archived messages on a crowded disk
+disk_mark    diskMaxUsedSpaceRatio. Above it, archived segments are evicted, the oldest first, until the fill is RELIEF
+             below the mark. Unarchived data older than fileReservedTime is deleted at any hour, not only at
+             `deleteWhen`.
+force_mark   diskSpaceCleanForciblyRatio. Above it, unarchived data is deleted whatever its age. With an archive it
+             equals `disk_mark`: a trace record must not keep archived messages on a full disk.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from neve.archive.policy.ttl import HOUR_MS, ttl_ms_of
 
 MINUTE_MS = 60_000
 DAY_MS = 24 * HOUR_MS
-# A crowded disk is relieved until its fill is this far below the mark: brokers that share it don't evict all they have.
+# A full disk is relieved until its fill is this far below the mark, so that brokers on one disk don't evict everything.
 RELIEF = 0.05
-# Archiving is behind when a message waits for so many times archiveMaxAge.
+# Archiving is late when a message has waited for this many times archiveMaxAge.
 _LATE = 2
 
 
 class Pending(msgspec.Struct, frozen=True, gc=False):
-    """What of a topic is not archived yet. A look at ten thousand topics is no business of the garbage collector."""
+    """The unarchived records of a topic. `gc=False`: ten thousand of them should not trigger garbage collections."""
 
     bytes: int
     oldest_ms: int
@@ -43,39 +44,39 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the configuration says about age and room, as the decisions take it: times in ms, marks as shares of the
-    disk.
+    """The configuration of age and disk space for the decisions. Times are milliseconds, marks are shares of the disk.
 
-    The functions answer for one topic: whether it is archived, is the broker's own, where it ended, its TTL in hours.
+    The functions return a property of one topic: whether it is archived or internal, where its deleted records end,
+    its TTL in hours.
     """
 
     archive_min_bytes: int = 8 << 20
     archive_max_age_ms: int = HOUR_MS
     own_max_age_ms: Callable[[str], int | None] = field(default=lambda topic: None)  # archiveMaxAgeByTopic
     reserved_ms: int = 72 * HOUR_MS  # local retention, fileReservedTime
-    delete_hours: frozenset[int] | None = None  # deleteWhen, for what no archive takes; None: at any hour
+    delete_hours: frozenset[int] | None = None  # deleteWhen, for unarchived data; None: at any hour
     disk_mark: float = 0.75  # diskMaxUsedSpaceRatio
     force_mark: float = 0.75
     journal_retention_ms: int = 7 * 24 * HOUR_MS  # archiveJournalRetention
     grace_ms: int = 24 * HOUR_MS  # expireGrace
     replaced_grace_ms: int = HOUR_MS  # archiveReplacedGrace
     upload_bytes_per_second: int = 0  # 0: no limit
-    compaction: bool = False  # by itself
-    compaction_bytes_per_second: int = 0  # of objects that are read; 0: no limit
+    compaction: bool = False  # whether the job runs without a request
+    compaction_bytes_per_second: int = 0  # of the objects that are read; 0: no limit
     delta_topics: tuple[str, ...] = ()  # archiveDeltaTopics
     worker_priority: str = NORMAL  # archiveWorkerPriority
     archived: Callable[[str], bool] = field(default=lambda topic: True)
-    # Topics of the broker's own, of which it needs what is pinned and nothing else.
+    # Internal topics of the broker. It needs only their pinned records.
     internal: Callable[[str], bool] = field(default=lambda topic: False)
-    # The CommitLog offset below which a topic's records are those of a deleted one. Only a deletion says so: a topic
-    # that is missing from a table is not known to be gone.
+    # The CommitLog offset below which a topic's records belong to a deleted topic. Only a deletion sets it: a topic
+    # that is missing from a table is not necessarily deleted.
     gone_below: Callable[[str], int] = field(default=lambda topic: 0)
-    # Whether a table has it now: it may have come again, with no message yet.
+    # Whether the topic exists now. A deleted topic may have been created again and have no message yet.
     exists: Callable[[str], bool] = field(default=lambda topic: False)
     ttl_hours: Callable[[str], int | None] = field(default=lambda topic: None)  # None: for ever
 
     def max_age_ms(self, topic: str) -> int:
-        """How long what a topic has may be in the local copies alone."""
+        """Return how long messages of the topic may exist only in local copies, in milliseconds."""
         own = self.own_max_age_ms(topic)
         return self.archive_max_age_ms if own is None else own
 
@@ -84,7 +85,7 @@ class Policy:
 
 
 def wanted_segments(segments: Iterable[Segment], policy: Policy, now_ms: int, disk_ratio: float) -> list[Segment]:
-    """Sealed segments that should leave the local disk: too old, or the disk is above its mark."""
+    """Return sealed segments that should leave the local disk: they are too old, or the disk is above its mark."""
     crowded = disk_ratio > policy.disk_mark
     return [
         segment
@@ -96,7 +97,7 @@ def wanted_segments(segments: Iterable[Segment], policy: Policy, now_ms: int, di
 def due_topics(
     pending: Mapping[str, Pending], wanted: Iterable[Segment], through: Mapping[str, int], policy: Policy, now_ms: int
 ) -> list[str]:
-    """Topics whose time has come, oldest first."""
+    """Return the topics that are due for offload, oldest first."""
     asked = {
         topic for segment in wanted for topic, (last, _) in segment.topics.items() if last >= through.get(topic, 0)
     }
@@ -114,23 +115,24 @@ def due_topics(
 
 
 def _has_waited(oldest_ms: int, max_age_ms: int, now_ms: int) -> bool:
-    """Whether a message is as old as it may be, or will be before the next day is over.
+    """Whether a message has reached its maximum age, or will before the end of the day.
 
-    An object has messages of one day. Who has a day or more to wait goes when a day has ended: at any other time a
-    round makes an object of what the day before has left, and another of what the day has so far.
+    An object has messages of one day. With a maximum age of a day or more, messages are archived after the end of
+    their day. At any other time, a round would make one object of the day before and another of the day so far.
     """
     if oldest_ms < 0:
         return False
     if not now_ms - max_age_ms < oldest_ms <= now_ms + MINUTE_MS:
-        return True  # from the future: stored while the clock was ahead, of unknown age
+        return True  # a store time in the future: stored while the clock was ahead, so its age is unknown
     midnight = now_ms // DAY_MS * DAY_MS
     return max_age_ms >= DAY_MS and oldest_ms < midnight and oldest_ms + max_age_ms < midnight + DAY_MS
 
 
 def waited_as_by_default(pending: Mapping[str, Pending], policy: Policy, now_ms: int) -> int:
-    """From when a message would be that by archiveMaxAge has waited as many times too long as any by its topic's own.
+    """Return the store time of the oldest unarchived message, normalized to archiveMaxAge.
 
-    Below 0: nothing waits, or it is of unknown age.
+    Topics have different maximum ages (archiveMaxAgeByTopic). The wait of each topic's oldest message is scaled to
+    archiveMaxAge, and the longest scaled wait is subtracted from now. Below 0: nothing waits, or its age is unknown.
     """
     waited = [
         (now_ms - what.oldest_ms) * policy.archive_max_age_ms // policy.max_age_ms(topic)
@@ -141,10 +143,10 @@ def waited_as_by_default(pending: Mapping[str, Pending], policy: Policy, now_ms:
 
 
 def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) -> int:
-    """Bytes per second for uploads, 0 for no limit.
+    """Return the upload rate limit in bytes per second; 0 for no limit.
 
-    The limit rises with the age of the backlog, n times at n times archiveMaxAge, so that offloading keeps up in the
-    end; above the disk's mark there is none.
+    With a backlog of n times archiveMaxAge the limit is n times as high, so that offloading keeps up in the end. Above
+    the disk's mark there is no limit.
     """
     if not policy.upload_bytes_per_second or disk_ratio > policy.disk_mark:
         return 0
@@ -153,20 +155,20 @@ def upload_rate(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float) 
 
 
 def worker_priority(policy: Policy, oldest_ms: int, now_ms: int, disk_ratio: float, *, is_awaited: bool) -> str:
-    """What the encoding worker asks of the processor: who sends comes first, but only as long as archiving keeps up.
+    """Return the processor priority of the worker. Clients come first, but only while archiving keeps up.
 
-    It keeps up no longer when the oldest message waits for twice archiveMaxAge, or the disk is above its mark: what
-    never leaves it ends in refused sends. `is_awaited`: somebody has asked for the round, and waits for its end.
+    Archiving is late if the oldest message has waited for twice archiveMaxAge, or if the disk is above its mark: a
+    full disk ends in rejected sends. `is_awaited`: a caller waits for the end of the round.
     """
     is_late = 0 <= oldest_ms < now_ms - _LATE * policy.archive_max_age_ms
     return NORMAL if is_awaited or is_late or disk_ratio > policy.disk_mark else policy.worker_priority
 
 
 class Moment(NamedTuple):
-    """When, and how full the disk is, as an eviction goes by it.
+    """The time and the fill of the disk for an eviction.
 
-    `expired_by_ms` is the time by which a TTL or fileReservedTime lets go of what no archive has: late rather than
-    early. `crowded`: archived segments go whatever their age; `forced`: so does what no archive takes.
+    `expired_by_ms` is the safe time for TTL and fileReservedTime of unarchived data, rather late than early. `crowded`:
+    archived segments are evicted whatever their age. `forced`: unarchived data is deleted whatever its age.
     """
 
     now_ms: int
@@ -176,19 +178,19 @@ class Moment(NamedTuple):
 
 
 def moment_of(policy: Policy, now_ms: int, expired_by_ms: int, disk_ratio: float, before: Moment | None) -> Moment:
-    """`before`: of the segment that has just gone; what goes for want of room goes on down to the lower mark."""
+    """Return the moment for the next segment. An eviction for space (`before`) continues down to the lower mark."""
     crowded = disk_ratio > policy.disk_mark - (RELIEF if before is not None and before.crowded else 0.0)
     forced = disk_ratio > policy.force_mark - (RELIEF if before is not None and before.forced else 0.0)
     return Moment(now_ms, expired_by_ms, crowded, forced)
 
 
 def may_evict(segment: Segment, through: Mapping[str, int], policy: Policy, moment: Moment, pinned: int | None) -> bool:
-    """Whether the log's oldest segment should go, and nothing is lost by it that is not to be lost.
+    """Whether the log's oldest segment should be evicted without losing data that must be kept.
 
-    Each topic's part is archived, expired, deleted, or what no archive takes and RocketMQ's rule lets go of.
+    Each topic's part must be archived, expired, deleted, or unarchived and released by RocketMQ's rule.
 
-    Waiting timers, half messages and their like are not archived: as long as one waits, it pins its segment. Without
-    one their topics hold nothing up, or a broker with delayed messages could not free a crowded disk.
+    Topics of waiting timers, half messages and the like are not archived: a waiting record pins its segment. Without
+    one, these topics hold up no segment. Otherwise a broker with delayed messages could not relieve a full disk.
     """
     if not segment.sealed or (pinned is not None and pinned < segment.end):
         return False
@@ -216,5 +218,5 @@ def _is_aged(newest_ms: int, policy: Policy, now_ms: int) -> bool:
 
 
 def _is_delete_hour(policy: Policy, now_ms: int) -> bool:
-    """By the machine's own time zone, as RocketMQ has it."""
+    """Whether it is a deleteWhen hour in the machine's time zone, as in RocketMQ."""
     return policy.delete_hours is None or datetime.fromtimestamp(now_ms / 1000).hour in policy.delete_hours  # noqa: DTZ006

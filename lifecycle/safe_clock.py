@@ -1,15 +1,15 @@
-"""The time that deletion goes by: late rather than early.
+"""Time for deletions that is rather late than early.
 
-    wall      may be set by anyone, and a machine may boot with a wrong one
-    steady    the wall time that was trusted last, and what the monotonic clock has counted since
-    store's   the Date of its answers; None where it has no clock of its own
+    wall      The system's wall clock. Anyone may set it, and a machine may boot with a wrong time.
+    steady    The wall time that was trusted last, plus the time that the monotonic clock has counted since.
+    store's   The Date header of the store's answers; None if the store has no clock of its own.
 
-While wall and steady agree, what expires goes by the wall clock; else by the earlier of the two, for then two clocks
-agree that its time has passed. They part when the wall clock is set by more than TOLERANCE_MS, and over a time in which
-the broker was off, if that was longer than ABSENCE_MS: nothing is lost by that, it is kept so much longer. They come
-together when the store's clock agrees with the wall clock, or when an operator says that it is right.
+While wall and steady agree, expiry uses the wall clock. If they disagree, it uses the earlier one, because then both
+clocks agree that the time has passed. They disagree after a step of the wall clock by more than TOLERANCE_MS, or after
+the broker was off for longer than ABSENCE_MS. No message is lost by that, but messages are kept longer. They agree
+again when the store's clock confirms the wall clock, or when an operator does.
 
-    <data directory>/clock    {"version": 1, "trusted_ms": …}, written now and then: where a start goes on
+    <data directory>/clock    {"version": 1, "trusted_ms": …}, written periodically, for the next start
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ log = logging.getLogger(__name__)
 TOLERANCE_MS = 5 * 60_000
 ABSENCE_MS = 60 * 60_000
 _SAVE_S = 10 * 60.0
-_RENEW_S = 24 * 3600.0  # small differences are taken over so often, lest many of them look like one that is large
+_RENEW_S = 24 * 3600.0  # period after which small deviations are accepted, so that they don't add up to a large one
 
 
 class ClocksDisagree(Exception):
-    """The local clock and the store's are more than five minutes apart: nothing expires until they agree."""
+    """The local clock and the store's are more than five minutes apart: no message expires until they agree."""
 
 
 class ClockState(msgspec.Struct, frozen=True):
-    """`behind_ms`: how far the time that expiries go by is behind the wall clock; `since_ms`: by the wall clock."""
+    """The state of the wall clock.
+
+    `behind_ms`: how far the time for expiry is behind it. `since_ms`: when the distrust began, by the wall clock.
+    """
 
     trusted: bool
     jumps: int
@@ -48,7 +51,7 @@ class ClockState(msgspec.Struct, frozen=True):
 
 
 class ClockMark:
-    """The trusted time on the disk."""
+    """The last trusted time, stored on disk."""
 
     class _Content(msgspec.Struct):
         trusted_ms: int
@@ -58,7 +61,7 @@ class ClockMark:
         self._file = VersionedFile(disk, path, self._Content, ValueError)
 
     def read(self) -> int | None:
-        """Return the stored time; None if there is no readable one: the newest message is then the lower bound."""
+        """Return the stored time; None if it is missing or unreadable: the newest message is then the lower bound."""
         try:
             content = self._file.read()
         except ValueError as error:
@@ -71,7 +74,7 @@ class ClockMark:
 
 
 class SafeClock:
-    """Thread-safe. `newest_ms` is the newest store time that the broker knows; 0: none."""
+    """Thread-safe. `newest_ms`: the newest store time that the broker knows; 0: none."""
 
     def __init__(self, clock: Clock, mark: ClockMark | None = None, newest_ms: int = 0) -> None:
         self._clock, self._mark = clock, mark
@@ -86,17 +89,17 @@ class SafeClock:
         self._begin(last if last is not None else newest_ms)
 
     def _begin(self, last_ms: int) -> None:
-        """A start: the wall clock is taken if it goes on about where the last one ended."""
+        """Trust the wall clock at a start only if it continues about where the last run ended."""
         ahead = self._clock.now_ms() - last_ms
         if last_ms and not -TOLERANCE_MS <= ahead <= ABSENCE_MS:
             self._trusted_ms = last_ms
             what = "ahead of" if ahead > 0 else "behind"
             self._begin_doubt(f"at the start the wall clock was {abs(ahead) // 1000} s {what} the last time known")
 
-    # ---- what time it is
+    # ---- time
 
     def now_ms(self, store: ObjectStore | None = None) -> int:
-        """What has expired by this time has expired. Raises ClocksDisagree, or the store's error."""
+        """Return the time for expiry decisions. Raises ClocksDisagree, or the store's error."""
         remote = store.now_ms() if store is not None else None
         with self._lock:
             self._look()
@@ -109,7 +112,7 @@ class SafeClock:
             return min(local, remote)
 
     def look(self) -> None:
-        """Now and then: notices that the clock was set, and writes down how late it is."""
+        """Detect steps of the wall clock, and store the trusted time; called periodically."""
         with self._lock:
             self._look()
             now = self._clock.monotonic()
@@ -119,7 +122,7 @@ class SafeClock:
         self._mark.write(trusted)
 
     def confirm(self) -> ClockState:
-        """An operator says that the wall clock is right; returns what was thought of it."""
+        """Trust the wall clock on an operator's request; returns the state before."""
         with self._lock:
             self._look()
             before = self._state()
@@ -148,7 +151,7 @@ class SafeClock:
             self.jumps += 1
             self._begin_doubt(f"the wall clock was set by {moved / 1000:+.0f} s")
         if abs(wall - self._steady_ms()) > TOLERANCE_MS:
-            if not self._doubt:  # small steps that have added up
+            if not self._doubt:  # an accumulation of small steps
                 self._begin_doubt(f"the wall clock has moved by {(wall - self._steady_ms()) / 1000:+.0f} s")
         elif self._doubt:
             self._confirm("it is where it was before")

@@ -1,8 +1,8 @@
-"""Keeps the broker's state in its bucket: two slots in turn, written when something has changed, and at a clean stop.
+"""Job that stores the broker's state in its bucket, alternating between two slots, on changes and at a clean stop.
 
-Only the holder of the epoch writes: it reads the journal's end first. A holder that is superseded between that look and
-its PUT may still overwrite one slot, once; its lower epoch makes that slot the older one, and the next state of the new
-holder goes there.
+Only the epoch's owner writes: it reads the journal's end first. An owner that is superseded between that read and its
+PUT may still overwrite one slot, once. Its lower epoch makes that slot the older one, and the new owner's next state is
+written there.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
 
-REFRESH_MS = 10 * 60_000  # an unchanged state is written again after this, so that its time says something
+REFRESH_MS = 10 * 60_000  # an unchanged state is written again after this time, so that its time stays current
 
 
 class StateKeeper:
-    """Writes the state slots, one after the other.
+    """Writes the state slots alternately.
 
-    Raises Fenced or the store's error; the newest valid slot stays whole.
+    Raises Fenced or the store's error; the newest valid slot remains intact.
     """
 
     def __init__(self, journal: JournalWriter, clock: Clock) -> None:
         self._journal, self._clock = journal, clock
-        self._slot: int | None = None  # the one to write next; None: the store has not been asked yet
+        self._slot: int | None = None  # the slot to write next; None: not read from the store yet
         self._number = 0
-        self._master_epoch: int | None = 0  # in which the slot was found
+        self._master_epoch: int | None = 0  # the master epoch in which the slot was determined
         self._written: BrokerState | None = None
 
     def run(self, capture: Callable[[], BrokerState]) -> bool:
-        """The job: True if a slot was written. Raises Fenced or the store's error."""
+        """Run the job; returns whether a slot was written. Raises Fenced or the store's error."""
         self._journal.ensure_online()
         self._journal.follow()
-        known = self._journal.catalog.next_seq  # before the capture: a topic deleted meanwhile is then seen as deleted
+        known = self._journal.catalog.next_seq  # before the capture, so that a topic deleted meanwhile is seen as such
         return self.write(capture(), known)
 
     def run_last(self, state: BrokerState) -> bool:
-        """At a clean stop: nothing is given out after this one."""
+        """Write the state at a clean stop, after which no offset is assigned."""
         self._journal.ensure_online()
         self._journal.follow()
         state = msgspec.structs.replace(state, clean=True)
@@ -53,7 +53,7 @@ class StateKeeper:
     def write(self, state: BrokerState, next_seq: int) -> bool:
         now, epoch = self._clock.now_ms(), self._journal.epoch
         if (master_epoch := self._journal.master_epoch) != self._master_epoch:
-            # this member was a slave in between, and another has written
+            # This member was a slave in between, and another member has written.
             self._slot, self._written, self._master_epoch = None, None, master_epoch
         state = msgspec.structs.replace(state, epoch=epoch, next_seq=next_seq, log_uuid=self._journal.log_uuid)
         if self._unchanged(state, now):
@@ -74,7 +74,7 @@ class StateKeeper:
         return msgspec.structs.replace(state, number=last.number, time_ms=last.time_ms, next_seq=last.next_seq) == last
 
     def _next_slot(self) -> int:
-        """Not the one that holds the newest state. After a failed PUT the same one again: the other is whole."""
+        """Return the slot without the newest state. After a failed PUT it is the same: the other slot is intact."""
         if self._slot is None:
             slots = read_slots(self._journal.store, self._journal.broker, self._journal.prefix)
             newest = newest_slot(slots)

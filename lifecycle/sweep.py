@@ -1,4 +1,4 @@
-"""Sweep: objects of this broker that nothing vouches for, and uploads that nobody finished."""
+"""Job that finds this broker's orphan objects and unfinished uploads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ORPHAN_AGE_MS = 48 * HOUR_MS
 
 
 class StaleUploads(Protocol):
-    """Who forgets the unfinished uploads of a broker's dead workers; returns how many."""
+    """Removes unfinished uploads of a broker's dead workers; returns how many."""
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int: ...
 
 
 def objects_of_nobody(journal: JournalWriter, folder: str) -> Iterator[ObjectInfo]:
-    """This broker's objects there that its catalog does not know: nobody reads them, and nobody is making them."""
+    """Yield this broker's orphan objects in a folder: no catalog entry and no open intent names them."""
     for info in journal.store.list(folder):
         parts = keys.parse_data_key(info.key)
         if parts is not None and parts.broker == journal.broker and not journal.catalog.knows(info.key):
@@ -33,21 +33,21 @@ def objects_of_nobody(journal: JournalWriter, folder: str) -> Iterator[ObjectInf
 
 
 class Sweep:
-    """The job; what it finds is told first, and deleted only when a sweep before has told of it."""
+    """The job. It first reports an orphan, and deletes it only if an earlier sweep reported it, too."""
 
     def __init__(self, journal: JournalWriter, uploads: StaleUploads, safe_clock: SafeClock, turns: Turns) -> None:
         self._journal, self._uploads, self._safe_clock, self._turns = journal, uploads, safe_clock, turns
-        self._reported: dict[str, int] = {}  # orphan -> size, as the last sweep found them
+        self._reported: dict[str, int] = {}  # orphan -> size in bytes, as of the last sweep
 
     @property
     def orphan_count(self) -> int:
-        """As the last sweep found them."""
+        """The number of orphans in the last sweep."""
         return len(self._reported)
 
     def run(self, repair: bool = False) -> list[str]:
-        """Orphans older than 48 h. `repair` deletes those reported before.
+        """Return orphans older than 48 hours. With `repair`, delete those that an earlier sweep reported.
 
-        A turn for each topic: of ten thousand the listings take minutes.
+        Each topic has its own turn, because the listings of ten thousand topics take minutes.
         """
         journal = self._journal
         with self._turns:
@@ -64,7 +64,7 @@ class Sweep:
                 old = (one for one in objects_of_nobody(journal, folder) if one.modified_ms + ORPHAN_AGE_MS <= now)
                 found |= {one.key: one.size for one in old}
         with self._turns:
-            journal.follow()  # what came to stand meanwhile is somebody's
+            journal.follow()  # an object that was published meanwhile is not an orphan
             found = {key: size for key, size in found.items() if not journal.catalog.knows(key)}
             for key, size in found.items():
                 if repair and key in self._reported:
@@ -76,7 +76,7 @@ class Sweep:
             return sorted(found)
 
     def _remove_stale_uploads(self) -> None:
-        """Costs room only, so a bucket that does not let us look stops nothing."""
+        """Remove unfinished uploads. They only cost space, so a missing permission is logged and stops nothing."""
         try:
             removed = self._uploads.remove_stale_uploads(self._journal.store.url, self._journal.broker)
         except AccessDenied as error:
@@ -88,7 +88,7 @@ class Sweep:
                 log.warning("removed %d uploads that nobody finished for a day", removed)
 
     def _folders(self) -> list[str]:
-        """One for each topic."""
+        """Return the folder of each topic."""
         journal = self._journal
         top = f"{journal.prefix.strip('/')}/" if journal.prefix.strip("/") else ""
         return [one for one in journal.store.list_prefixes(top) if one.removeprefix(top).startswith("topic=")]

@@ -1,9 +1,9 @@
-"""Trim: a topic's queues begin at an offset of an operator's choice, in both tiers; what lies below is deleted.
+"""Trim on an operator's request: a topic's queues begin at given offsets in both tiers, and messages below are deleted.
 
-What a TTL does by time is done here by offsets, by the same means: an EXPIRE with the queues' minimums, which readers,
-slaves and a restore go by, then the local log's own; objects that lie wholly below go after the grace. Until then
-`unexpire` brings back what is there. An object that holds messages above as well stays until its TTL; what it has below
-is shown to nobody. A trim that was broken off is completed by asking for the same again.
+It works as expiry by a TTL does, but by offsets. An EXPIRE entry records the queues' minimums for readers, slaves and
+restores; then the local minimums rise. Objects that are wholly below are deleted after the grace. Until then `unexpire`
+brings back what still exists. An object that also has messages above remains until its TTL, and its messages below are
+not visible. An interrupted trim is completed by repeating it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tiered.journal.writer import JournalWriter
 
 log = logging.getLogger(__name__)
 
-# Names that go in one entry.
+# Objects named in one entry.
 _BATCH = 500
 _ANY_TIME = 1 << 62
 
 
 class TrimRefused(Exception):
-    """It can't be done as it is asked for; nothing was changed."""
+    """The trim is impossible; nothing was changed."""
 
 
 class Trimmed(NamedTuple):
-    """Where queues begin now, of those that were asked for; and how many objects left the readers' view."""
+    """The new begin of each trimmed queue, and the number of objects that left the readers' view."""
 
     topic: str
     begins: Mapping[int, int]
@@ -41,14 +41,14 @@ class Trimmed(NamedTuple):
 
 
 class TrimLocal:
-    """Without an archive."""
+    """Trim without an archive."""
 
     def __init__(self, hot: HotStore, turns: Turns, *, is_member: bool) -> None:
-        """`is_member`: of a broker set."""
+        """`is_member`: whether the broker is a member of a broker set."""
         self._hot, self._turns, self._is_member = hot, turns, is_member
 
     def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
-        """Raises TrimRefused, TopicUnreadable."""
+        """Trim queues of a topic to the wanted offsets. Raises TrimRefused, TopicUnreadable."""
         if self._is_member:
             raise TrimRefused("a broker set without an archive has nothing by which its slaves would hear of it")
         with self._turns:
@@ -58,7 +58,7 @@ class TrimLocal:
 
 
 class TrimArchived:
-    """In both tiers."""
+    """Trim in both tiers."""
 
     def __init__(
         self,
@@ -70,14 +70,19 @@ class TrimArchived:
         *,
         is_copy: bool,
     ) -> None:
-        """`is_copy`: of another's log, which goes on showing what is hidden here."""
+        """`is_copy`: the log is a copy of another master's, which would still show the messages."""
         self._hot, self._journal, self._policy = hot, journal, policy
         self._safe_clock, self._turns, self._is_copy = safe_clock, turns, is_copy
 
     def run(self, topic: str, wanted: Mapping[int, int]) -> Trimmed:
-        """Raises TrimRefused, StalePlan where the topic was deleted meanwhile, and what an append raises.
+        """Trim queues of a topic to the wanted offsets.
 
-        TopicUnreadable: the local log could not hide the messages; the archive does, and a repetition completes it.
+        Raises:
+            TrimRefused: the trim is impossible.
+            StalePlan: the topic was deleted meanwhile.
+            TopicUnreadable: the local log could not hide the messages. The archive has; repeat to complete it.
+
+        It also raises the errors of an append to the journal.
         """
         if self._is_copy:
             raise TrimRefused("this broker keeps another master's log: its messages are deleted there")
@@ -95,7 +100,7 @@ class TrimArchived:
             return Trimmed(topic, {**_begins(self._hot, topic, wanted), **begins}, objects)
 
     def _expire(self, topic: str, rising: Mapping[int, int], mark: int) -> int:
-        """The minimums come with the first of the objects: readers lose sight of all that lies below in one step."""
+        """Write the EXPIRE entries. The first one has the minimums, so that readers lose all messages in one step."""
         catalog = self._journal.catalog
         below = {queue: max(rising.get(queue, 0), self._recorded(topic, queue)) for queue in catalog.queues(topic)}
         keys = plan_dropped(catalog.topic(topic).names(), below)
@@ -116,10 +121,10 @@ class TrimArchived:
 
 
 def _rising(hot: HotStore, topic: str, wanted: Mapping[int, int]) -> dict[int, int]:
-    """What is asked for, as far as it lies on the disks of all that may be elected: no offset below is given again.
+    """Check the wanted offsets: messages below must be durable on all electable members, so that none is reassigned.
 
     Raises:
-        TrimRefused: there is no such queue, or it does not reach so far.
+        TrimRefused: a queue does not exist, or ends below its offset.
     """
     if missing := sorted(set(wanted) - set(hot.queues_of(topic))):
         raise TrimRefused(f"{topic} has no message in queue {', '.join(map(str, missing))} here")

@@ -1,6 +1,6 @@
-"""Unexpire: takes back what expired by a wrong clock or a wrong TTL, as long as its objects are there: in the grace.
+"""Undo of expiry by a wrong clock or TTL, during the grace, while the objects still exist.
 
-`neve.archive.policy.unexpiry` says what comes back.
+`neve.archive.policy.unexpiry` decides what returns to view.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class UnexpireLocal:
-    """Without an archive: what the local log still has."""
+    """Undo without an archive: show what the local log still has."""
 
     def __init__(self, hot_expiry: HotExpiry, safe_clock: SafeClock, turns: Turns) -> None:
         self._hot_expiry, self._safe_clock, self._turns = hot_expiry, safe_clock, turns
 
     def run(self) -> dict[str, int]:
-        """How much came back."""
+        """Show messages again; returns how many objects and local queues changed."""
         with self._turns:
             now = self._safe_clock.now_ms()
             _, moved = self._hot_expiry.show()
@@ -36,7 +36,7 @@ class UnexpireLocal:
 
 
 class UnexpireArchived:
-    """Both tiers."""
+    """Undo in both tiers."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class UnexpireArchived:
         self._safe_clock, self._turns = safe_clock, turns
 
     def run(self) -> dict[str, int]:
-        """How much came back."""
+        """Show messages again; returns how many objects and local queues changed."""
         with self._turns:
             self._journal.ensure_online()
             self._journal.follow()
