@@ -163,7 +163,7 @@ def test_a_batch_that_is_deleted_is_looked_up_by_its_own_topics(rig: Rig, monkey
         return each(catalog)
 
     monkeypatch.setattr(Catalog, "_each", look)
-    monkeypatch.setattr(Catalog, "_names", lambda of: pytest.fail("no topic is asked for but the batch's"))
+    monkeypatch.setattr(Catalog, "known_topics", lambda of: pytest.fail("no topic is asked for but the batch's"))
     rig.lifecycle.expire._forget = forgotten.extend
     pace = Pace(rig.clock, SYSTEM_THREADS)
     assert rig.lifecycle.expire._delete_expired(rig.clock.now_ms(), pace) == 2, "a batch each"

@@ -145,25 +145,14 @@ def test_a_topic_whose_queues_have_no_file_is_deleted_and_goes_on_where_it_was_t
     assert put_one(again, "u", 1).queue_offset == 10_000_400
 
 
-def test_an_older_broker_refuses_queues_that_begin_without_a_file() -> None:
-    """It would not know of them, and give their offsets again."""
-    disk = SimDisk()
-    store = opened(disk)
-    assert b'"version":1' in image(store)
-    restore(store)
-    assert b'"version":2' in image(store)
-
-
-def test_an_older_broker_refuses_queues_that_a_master_raised() -> None:
-    """It would lower them, and give their offsets again. Those of a deleted topic go on where they ended."""
+def test_raised_queues_of_a_deleted_topic_continue_where_they_ended() -> None:
     store = opened(SimDisk())
     put_one(store, "t", 0)
     store.raise_queues({"t": {0: 9}}, said_at=store.max_physical_offset)
     assert b'"raised":{"t":{"0":[[9,' in image(store)
-    assert b'"version":3' in image(store)
     store.delete_topic("t")
     assert store.deleted_below() == {"t": {0: 9}}
-    assert b'"version":1' in image(store)
+    assert b'"raised":{}' in image(store)
 
 
 def test_what_a_queue_began_with_is_forgotten_once_its_first_message_is_safe() -> None:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from access.model import User
@@ -571,20 +570,13 @@ def test_a_cut_lowers_a_queue_of_which_there_was_nothing_where_it_takes_the_reco
     assert [entry for entry in (cut.store.entry("t", 3, at) for at in range(expected + 1)) if entry] != []
 
 
-@pytest.mark.parametrize("by_older_neve", [False, True])
-def test_no_cut_takes_a_begin_that_an_image_told(tmp_path: Path, by_older_neve: bool) -> None:
-    """What lies below it is in the archive, or was let go of: its offsets would be given a second time."""
+def test_truncation_keeps_a_begin_offset_of_an_image(tmp_path: Path) -> None:
+    """Messages below it are archived or expired, so its offsets must not be assigned again."""
     member = Member(tmp_path, ManualClock(1_700_000_000_000))
     before = member.store.max_physical_offset
     member.topics.create_plain("t", 1)
     member.store.follow()
     member.store.begin_queues({"t": {3: 70}}, member.store.max_physical_offset)
-    if by_older_neve:  # it does not say so of its begins
-        path = Path("/store/queue_state")
-        said = msgspec.json.decode(member.disk.read(path))
-        member.disk.write_atomic(path, msgspec.json.encode({"begins": said["begins"], "version": 2}))
-        member.power_cut()
-        member.store.follow()
     member.store.truncate(before, epoch=1, floor=0)
     for _ in range(2):
         assert member.store.next_offset("t", 3) == 70
