@@ -250,8 +250,7 @@ class PlainSession:
     def stored(self, end: int, synced: int, now: float) -> list[Action]:
         """Acknowledge the log, which now ends at `end`.
 
-        Such a master confirms nothing, so all stored bytes are
-        visible.
+        Such a master confirms nothing, so all stored bytes are visible.
         """
         if self.state is not SlaveState.FOLLOWING or end <= self._end_of_log:
             return []

@@ -39,10 +39,9 @@ class Reign:
         return f"{held.value}: another may be master" if held is Held.CUT_OFF else held.value
 
     def archivable(self, synced: int) -> int:
-        """Return the offset up to which the archive may upload.
+        """Return the offset up to which the archive may upload; -1: unknown, or no master.
 
-        `synced` is the own durable end. -1: unknown, or no
-        master.
+        `synced` is the own durable end.
         """
         confirming = None if self.member is None else self.member.confirming
         return -1 if confirming is None else confirming.archivable(synced)
@@ -50,8 +49,7 @@ class Reign:
     def deposed(self) -> None:
         """Take the news that the archive has a later master's EPOCH.
 
-        The next answer to a 1004 shows which member that
-        is.
+        The next answer to a 1004 shows which member that is.
         """
         log.warning("the archive has a later master: this one archives nothing until it knows who that is")
 

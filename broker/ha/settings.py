@@ -134,8 +134,9 @@ def _faults_of_addresses(controllers: tuple[str, ...]) -> list[str]:
 
 
 def _faults_of_users(config: BrokerConfig) -> list[str]:
-    """Return the faults of authentication: members need it as well, because the log has data that users may not
-    read.
+    """Return the faults of authentication.
+
+    Members have to authenticate as well, because the log has data that users may not read.
     """
     if not config.authentication_enabled:
         return []

@@ -1,19 +1,20 @@
-"""Tables as a master says them to its slaves, each with the place in the log that it belongs to. JSON, on the wire
-deflated: names of topics and groups are much alike.
+"""Snapshots of a master's tables for its slaves, each with its place in the log. JSON, deflated on the wire.
+
+Deflating pays off because names of topics and groups are similar.
 
 MetadataImage    {"v", "logEnd", "position", "topics", "groups", "modes", "users", "delays", "ended", "ends",
                   "settledIn"}
 OffsetsImage     {"v", "logEnd", "position", "offsets", "resets", "frontier"}
 
-logEnd     physical: an image is installed once the slave's own log is confirmed so far, or it would speak of records
-           that nobody may ever have
-position   of the metadata log: what lies below it is in the image, what follows is applied on top
-ended      topic → queue → where it goes on, should the topic come again: none of its offsets is given twice
-frontier   physical: what lies below is needed by nothing that waits, is popped or changed, at `logEnd`: a slave that is
-           confirmed so far may evict it
-ends       topic → queue → the offset that its next message gets: a slave's log may begin behind all that it has had
-settledIn  the epoch in which this master has said last that it has settled its archive: or behind that
-offsets    topic@group → queue → next offset; resets: the same, of what running consumers were not told yet
+logEnd     physical offset: a slave installs an image once its own log is confirmed up to there; before, the image may
+           refer to records that are lost
+position   offset of the metadata log: changes below it are in the image, later ones are applied on top
+ended      topic → queue → base offset if the topic is created again: no offset is assigned twice
+frontier   physical offset: at `logEnd`, nothing below it is needed by waiting or popped messages or by changes; a slave
+           that is confirmed up to `logEnd` may evict it
+ends       topic → queue → offset of its next message: a slave's log may begin above all messages of a queue
+settledIn  the last epoch in which this master has settled its archive, or a later one
+offsets    topic@group → queue → next offset; resets: the same, for resets that running consumers have not received
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from broker.tables.subscription_group_manager import GroupsImage
 from broker.tables.topic_config_manager import TopicsImage
 
 VERSION = 1
-# What one image may be when it is inflated: some millions of topics.
+# Limit for an inflated image: some millions of topics.
 MAX_IMAGE = 1 << 30
 Positions = dict[str, dict[int, int]]
 ModesImage = dict[str, dict[str, dict[str, Any]]]
 
 
 class UsersImage(msgspec.Struct, frozen=True):
-    """Users and policies as `auth.json` has them, with their secrets."""
+    """Users and policies, with their secrets, as in `auth.json`."""
 
     users: dict[str, User]
     policies: dict[str, list[Policy]]
 
 
 class MetadataImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
-    """See the module; the parts are what each table's `image` gives."""
+    """Snapshot of all tables except committed offsets. The module's docstring has the fields."""
 
     v: int = VERSION
     log_end: int
@@ -54,12 +55,12 @@ class MetadataImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     users: UsersImage | None
     delays: dict[int, int]
     ended: Positions
-    ends: Positions = {}  # of a neve that says nothing of it: none
-    settled_in: int = 0  # the same
+    ends: Positions = {}  # empty: the master's version of neve does not send it
+    settled_in: int = 0  # 0: the master's version of neve does not send it
 
 
 class OffsetsImage(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
-    """See the module."""
+    """Snapshot of committed offsets. The module's docstring has the fields."""
 
     v: int = VERSION
     log_end: int
@@ -78,22 +79,22 @@ Image = TypeVar("Image", bound=_Image)
 
 
 def decode_image(data: bytes) -> MetadataImage:
-    """Raises UnreadableChange."""
+    """Return an image. Raise UnreadableChange."""
     return _decoded(data, MetadataImage)
 
 
 def decode_offsets_image(data: bytes) -> OffsetsImage:
-    """Raises UnreadableChange."""
+    """Return an image. Raise UnreadableChange."""
     return _decoded(data, OffsetsImage)
 
 
 def deflated(image: MetadataImage | OffsetsImage) -> bytes:
-    """As it goes over the wire; for a thread."""
+    """Return the image as it is sent. Slow: call it in a thread."""
     return zlib.compress(msgspec.json.encode(image), 1)
 
 
 def inflated(data: bytes) -> bytes:
-    """What was deflated. Raises UnreadableChange."""
+    """Return inflated data. Raise UnreadableChange."""
     inflater = zlib.decompressobj()
     try:
         whole = inflater.decompress(data, MAX_IMAGE)
@@ -122,10 +123,10 @@ def _decoded(data: bytes, shape: type[Decoded]) -> Decoded:
 
 
 class Polled(Generic[Image]):
-    """What a slave was told and may not install yet. Pure.
+    """Images that a slave has received and may not install yet. Pure.
 
-    Each answer is whole, and the newest that may be installed is; the oldest that waits is never pushed out by those
-    that come behind it, or a log that is always a little behind would install none.
+    Each image is complete. The newest that may be installed is. The oldest that waits is never replaced by later ones:
+    otherwise a log that is always slightly behind would never install one.
     """
 
     def __init__(self) -> None:
@@ -133,14 +134,14 @@ class Polled(Generic[Image]):
         self._newest: Image | None = None
 
     def offer(self, image: Image) -> None:
-        """An answer has come; answers come in the order in which they were made."""
+        """Take an image. The caller passes images in the order in which the master made them."""
         if self._first is None:
             self._first = image
         else:
             self._newest = image
 
     def install_when(self, confirm: int) -> Image | None:
-        """What is to be installed now that the own log is confirmed so far; None: nothing."""
+        """Return the image to install now that the own log is confirmed up to `confirm`; None: there is none."""
         ready: Image | None = None
         if self._first is not None and self._first.log_end <= confirm:
             ready, self._first = self._first, None
@@ -151,5 +152,5 @@ class Polled(Generic[Image]):
         return ready
 
     def forget(self) -> None:
-        """The master has changed: what the last one said is nothing to the next."""
+        """Drop all images, because the master has changed."""
         self._first = self._newest = None

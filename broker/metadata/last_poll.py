@@ -1,13 +1,14 @@
-"""What an Apache master said last of what it brings on its way: who becomes master in its place goes on with that.
+"""Delivery positions of an Apache master from the last poll, with which a slave that is made master continues.
 
 config/lastPoll.json    {"poll":{"master":"host:port","logBegin":…,"askedAt":…,"delays":{level:offset},
                         "timers":{"read_ms":…,"next_offset":…} or null,"system":{topic@group:{queue:offset}},
                         "elsewhere":[setting,…]}}
 
-One image, written whole: positions of different polls would not fit each other. An older one is as good, it only
-leaves more to look up: the log ended at `askedAt` when it was asked for, and what was brought on its way since then
-lies above.
-`logBegin` is that of the poll before: what was delivered when it was due may be told of a poll later.
+The image is replaced as a whole, because positions of different polls would be inconsistent. An older image is still
+correct, and only makes a promotion search more of the log. The log ended at `askedAt` when the poll began, so that
+messages delivered since then are above.
+
+`logBegin` is `askedAt` of the poll before: a delivery may be missing from the next poll's positions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SYSTEM = (HALF_TOPIC, OP_HALF_TOPIC, REVIVE_LOG_PREFIX)
 
 
 class LastPoll(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """See the module. `system`: where the master's own groups stood."""
+    """Positions of a poll. `system`: committed offsets of the master's own groups."""
 
     master: str
     log_begin: int
@@ -40,27 +41,27 @@ class LastPoll(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     elsewhere: list[str]
 
     def position(self, topic: str, group: str, queue_id: int) -> int:
-        """Of one of the master's own groups; -1: it had none."""
+        """Return the committed offset of one of the master's own groups; -1: it had none."""
         return self.system.get(f"{topic}@{group}", {}).get(queue_id, -1)
 
 
 class LastPollFile:
-    """On the loop."""
+    """File of the last poll. Runs on the event loop."""
 
     def __init__(self, disk: Disk, path: Path, sync_log: SyncLog | None, threads: Threads = SYSTEM_THREADS) -> None:
         self.current: LastPoll | None = None
-        self._before = -1  # where the log ended when the poll before this one was begun
+        self._before = -1  # end of the log when the poll before this one began
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads)
 
     def load(self) -> None:
-        """ValueError for what can't be read."""
+        """Load the file. Raise ValueError if it is unreadable."""
         value = self.file.load(poll=LastPoll)
         self.current = value.get("poll")
         if self.current is not None:
             self._before = self.current.asked_at
 
     def take(self, master: str, image: StockImage) -> None:
-        """It is installed: the own log has all that it speaks of."""
+        """Take a poll that is installed: the own log contains everything that it refers to."""
         begin = image.log_begin if self._before < 0 else min(self._before, image.log_begin)
         self._before = image.log_begin
         self.current = LastPoll(
@@ -75,23 +76,23 @@ class LastPollFile:
         self.file.touch()
 
     def take_stored(self, master: str, image: StockImage, *, above: int) -> None:
-        """What a master left on its disk, whose log is here: what its tables do not say of it lies above a place."""
+        """Take tables from the disk of a master whose log is here. Deliveries that they lack are above `above`."""
         self._before = above
         self.take(master, image)
 
     def forget(self) -> None:
-        """On the disk when it returns: it is master itself, or the log lost what the poll speaks of."""
+        """Delete the poll durably: this broker is master itself, or a truncated log invalidates the poll."""
         self.current, self._before = None, -1
         self.file.touch()
         self.file.save_now()
 
     @property
     def dirty(self) -> bool:
-        """Whether the file is behind."""
+        """Return whether the file is outdated."""
         return self.current is not None and self.file.dirty
 
     async def save(self) -> None:
-        """Returns when it is on disk."""
+        """Save the file. It is durable when this returns."""
         await self.file.save()
 
     def _snapshot(self) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
 """The only writer of the metadata log: a change is appended here, then its table applies it.
 
-Every broker writes these records, with and without slaves: a start heals by them what a crash left between the append
-and the save of a table, so that one path is walked every day. They cost a record of some hundred bytes where something
-is created, altered or deleted, and no sync: who is answered by the flush rule waits for one anyway.
+Every broker writes these records, with and without slaves. After a crash between the append and the save of a table, a
+start repairs the table with them. The code of slaves therefore runs at every start. A created, altered or deleted row
+costs a record of some hundred bytes and no extra sync: an answer that needs one waits for the flush anyway.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from neve.remoting.names import METADATA_LOG
 
 
 class MetadataJournal:
-    """A table's `Journal`.
+    """`Journal` of the tables.
 
-    Invariant: what the log holds below `position` is in the tables, and what is above it is in none. What is owed lies
-    below all that is recorded after it: a topic's deletion behind what raised its queues, or who follows would have it
-    end lower, and have its queues again.
+    Invariant: changes below `position` in the log are in the tables, and those above are in none. Owed changes are
+    written before any later change. A topic's deletion must not precede the record that raised its queues: slaves would
+    create the queues again, with lower ends.
     """
 
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
         self._store, self._writer, self._clock = store, writer, clock
         self._position = 0
         self._owed: deque[QueuesRaised] = deque()
-        self.settled_in = 0  # the epoch of the last `ArchiveSettled` that was recorded here
+        self.settled_in = 0  # epoch of the last `ArchiveSettled` that was recorded here
 
     @property
     def records(self) -> InternalRecords:
-        """The log as it is read back."""
+        """Return the reader of the internal records."""
         return self._writer.internal
 
     @property
     def position(self) -> int:
-        """The tables hold all changes below this offset of the log."""
+        """Return the offset below which all changes are in the tables."""
         return self._position
 
     def reached(self, position: int) -> None:
-        """The tables have followed the log so far."""
+        """Record that the tables contain all changes below `position`."""
         self._position = position
 
     def owe(self, changes: Iterable[QueuesRaised]) -> None:
-        """They hold already: nothing else is recorded before them. In place of what was owed."""
+        """Set changes that are in force already, and have to be recorded before any other. Replaces earlier ones."""
         self._owed = deque(changes)
 
     def record_owed(self) -> None:
-        """As much of it as the log takes. Raises as `record`; the rest is owed still."""
+        """Record all owed changes. Raise as `record`; the changes that are left remain owed."""
         while self._owed:
             self._put(self._owed[0])
             self._owed.popleft()
 
     def record(self, change: Change) -> None:
-        """Its next record. Raises BrokerError where the log takes nothing now: then nothing may change."""
+        """Append a change. Raise BrokerError if the log accepts no record now: then the change must not be made."""
         self.record_owed()
         self._put(change)
 

@@ -1,15 +1,17 @@
-"""The metadata log as it is followed: by a start, behind what each table's file holds, and by a slave, as far as its
-log is confirmed. Both go the same way, `catch_up`; a record is applied once, in the order of the log.
+"""Application of the metadata log to the tables, at a start and on a slave.
 
-    config/metadataImage.json   an image that is being installed; the next start does it again, whole
+    config/metadataImage.json   an image that is being installed; the next start installs it again, as a whole
 
-A table's file says which changes it holds (`broker.tables.state_file`), so what a crash left in the log alone is
-applied at the start, and what is in a file already is not applied to that table again. A deletion removes a topic's
-queues below its record, and nothing that a later life of the topic has. One that only a start could finish begins none
-of them at 0: what the archive has named since the record was written is not known there.
+A start applies the changes that are missing in each table's file. A slave applies changes as far as its log is
+confirmed. Both apply each record once, in the order of the log.
+
+A table's file records which changes it contains (`broker.tables.state_file`). A change that is in the log only is
+applied at the start. A change in a file is not applied to that table again. A deletion removes the topic's queues below
+its record, and nothing of a later topic with the same name. If only a start could complete a deletion, no queue begins
+again at 0, because archived offsets since the record was written are unknown there.
 
 Only records that a neve broker wrote are applied (`broker.intake.internal_records`). Foreign records, which clients of
-an Apache master can store in this topic, are passed over.
+an Apache master can store in this topic, are skipped.
 """
 
 from __future__ import annotations
@@ -53,16 +55,16 @@ from neve.remoting.names import METADATA_LOG, SYSTEM_GROUPS, is_internal
 
 log = logging.getLogger(__name__)
 
-# Changes that are applied in one turn of the event loop where tables are read again.
+# Changes that are applied in one iteration of the event loop while tables are loaded again.
 _CHANGES_IN_A_TURN = 50
 
 
 class ImageNeeded(Exception):
-    """Changes that this broker's tables lack are not in its log any more: only an image of its master's helps."""
+    """Changes that the tables lack are no longer in the log: an image of the master's tables is needed."""
 
 
 class Followed(NamedTuple):
-    """A change in its place."""
+    """A change and its place in the log."""
 
     offset: int  # in the queue of changes
     record_end: int  # in the log
@@ -70,71 +72,71 @@ class Followed(NamedTuple):
 
 
 class Table(Protocol):
-    """What changes are applied to."""
+    """A table to which changes are applied."""
 
     def apply(self, change: Change) -> None:
-        """What the change makes of it; of most, nothing."""
+        """Apply a change. A table ignores changes that don't concern it."""
 
 
 class Modes(Table, Protocol):
-    """Which groups pop."""
+    """Request modes: groups that pop."""
 
     file: StateFile
 
     def load_parts(self) -> Parts[None]:
-        """As the file has it, which stays suspended."""
+        """Load the file, which stays suspended."""
 
     def image(self) -> ModesImage:
-        """All of them, as `install` takes them."""
+        """Return all rows, as `install` takes them."""
 
     def install(self, image: ModesImage) -> None:
-        """Take another's in place of these."""
+        """Replace all rows."""
 
 
 class Users(Protocol):
     """Users and policies."""
 
     def stands_at(self, end: int) -> int:
-        """The file holds the changes below this offset of the log, which ends there."""
+        """Return the offset below which the file contains all changes. `end` is the end of the log."""
 
     def apply(self, change: UserChange) -> None:
-        """What the change makes of them, on disk when it returns."""
+        """Apply a change durably."""
 
     def image(self) -> UsersImage:
-        """All of them, as `install` takes them."""
+        """Return all rows, as `install` takes them."""
 
     def install(self, image: UsersImage) -> None:
-        """Take another's in place of these."""
+        """Replace all rows."""
 
 
 class Delays(Protocol):
-    """How far delayed messages are delivered."""
+    """Delivery positions of delayed messages."""
 
     def load_parts(self) -> Parts[None]:
         """Read the positions of the log, or of the file if the log has none. The file stays suspended."""
 
     def positions(self) -> dict[int, int]:
-        """Level → the next one, as `install` takes them."""
+        """Map each level to its next offset, as `install` takes it."""
 
     def install(self, positions: Mapping[int, int]) -> None:
-        """Take another's in place of these."""
+        """Replace all positions."""
 
     def follow(self) -> None:
-        """They are where the log says last."""
+        """Take the last positions in the log."""
 
 
 class Pops(Protocol):
-    """What is popped."""
+    """Popped messages."""
 
     def forget(self, *, topic: str = "", group: str = "") -> bool:
-        """Of a topic or a group that is gone; whether there was anything."""
+        """Drop the state of a deleted topic or group. Return whether there was any."""
 
     def tell_offsets(self) -> None:
-        """Where groups that pop stand, the book knows best."""
+        """Set the committed offsets of popping groups, which this book knows best."""
 
 
 class MetadataLog:
-    """See the module. On the loop, and at a start before there is one."""
+    """Follower of the metadata log. Runs on the event loop, and at a start before there is one."""
 
     def __init__(
         self,
@@ -153,26 +155,27 @@ class MetadataLog:
         on_settled: Callable[[int], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`users`: None where this broker asks nobody who he is; what changes of them then goes by it.
+        """Create a follower.
 
-        `on_settled` is told of a slave's master that it has settled its archive, and in which epoch. `on_lost` is told,
-        and has to keep, that files of tables hold changes which the log has lost: it can't say what was before them.
+        `users` is None without authentication; changes of users are skipped then. `on_settled` is called with the epoch
+        in which a slave's master has settled its archive. `on_lost` is called if files of tables contain changes that
+        the log has lost, and has to save that fact: the state before these changes is unknown.
         """
         self._journal, self._store, self._disk, self._image_path = journal, store, disk, image_path
         self._topics, self._groups, self._offsets, self._modes = topics, groups, offsets, modes
         self._users, self._delays, self._pops = users, delays, pops
-        # Deleted behind what the files held at the start, before the book of pops was read.
+        # Deleted topics and groups that the files still had at the start, until the book of pops is loaded.
         self._gone: list[TopicGone | GroupGone] = []
-        # The end of the queue of delay positions when they were read last.
+        # End of the queue of delay positions when they were read last.
         self._delays_followed = -1
         self._on_settled, self._on_lost = on_settled, on_lost
-        # The same of that of who has settled.
+        # End of the queue of settled epochs when it was read last.
         self._settled_followed = -1
 
-    # ---- a start
+    # -- start
 
     def load(self) -> None:
-        """Behind the tables' own `load`: what the log has and they have not. Raises UnreadableChange."""
+        """Apply changes that the loaded tables lack. Raise UnreadableChange."""
         run_here(self._load_parts())
 
     def _load_parts(self) -> Parts[None]:
@@ -190,33 +193,34 @@ class MetadataLog:
             if number % _CHANGES_IN_A_TURN == 0:
                 yield nothing
         self._journal.reached(end)
-        # A slave then looks for it only behind this point, in a turn of the loop.
+        # A slave then searches only above this point, in a callback of the event loop.
         self._journal.records.last(METADATA_LOG, SETTLED, _settled)
         last = self._store.next_offset(METADATA_LOG, CHANGES)
         if any(file.log_offset is not None and file.log_offset > last for file in self._files):
-            self._on_lost()  # before a file says so no more
+            self._on_lost()  # before a file is saved, which hides the loss
         if self._store.has_unsaved_deletions:
-            yield self._store.save_deletions  # before a file is saved from which on their records are not read again
+            # before a file is saved, after which a start does not read these records again
+            yield self._store.save_deletions
         for file in self._files:
             if file.log_offset is None or file.log_offset > end:
-                # it speaks of changes that a power cut took: what comes in their places is not in it
+                # it contains changes that a power cut took from the log, and would not get the ones written in their
+                # place
                 yield from file.save_parts()
 
     def reload_parts(self) -> Parts[None]:
-        """Read all tables again, where the log shows less than it did: of a deposed master, or after a cut.
+        """Load all tables again, after the log was truncated: on a deposed master, or a slave.
 
-        The files are suspended until the caller resumes them, and nothing is applied to the tables meanwhile. Changes
-        that only a file has are dropped with the next master's image; `on_lost` is called first.
-        Raises as `load`.
+        The caller resumes the files, which are suspended until then, and applies nothing meanwhile. Changes that only a
+        file contains are dropped with the next master's image; `on_lost` is called first. Raise as `load`.
         """
         for table in (self._topics, self._groups, self._offsets, self._modes, self._delays):
             yield from table.load_parts()
         yield from self._load_parts()
-        self._gone.clear()  # the book is read anew, and follows the log
+        self._gone.clear()  # the book of pops is loaded again, and follows the log
         self._delays_followed = self._settled_followed = -1
 
     def settle(self) -> None:
-        """Once the book of pops is read, too: what is gone is gone there, and where the book has put it back."""
+        """Delete topics and groups from the book of pops, once it is loaded, and offsets that it has restored."""
         for change in self._gone:
             if isinstance(change, TopicGone):
                 is_gone = self._topics.select(change.topic) is None and self._pops.forget(topic=change.topic)
@@ -230,15 +234,15 @@ class MetadataLog:
     def _files(self) -> Sequence[StateFile]:
         return (self._topics.file, self._groups.file, self._offsets.file, self._modes.file)
 
-    # ---- a slave
+    # -- slave
 
     def catch_up(self) -> int:
-        """Apply what the log shows by now; how many changes that were.
+        """Apply visible changes. Return their number.
 
-        Raises UnreadableChange, and ImageNeeded: nothing from there on was applied, and the slave must not go on.
+        Raise UnreadableChange or ImageNeeded: later changes were not applied, and the slave must not continue.
         """
         start, end = self._journal.position, self._store.max_offset(METADATA_LOG, CHANGES)
-        if start != end:  # asked for with each frame of a master: mostly there is nothing
+        if start != end:  # called for each frame of a master; mostly there is nothing
             self._follow_changes(start, end)
         said = self._store.max_offset(METADATA_LOG, DELAYS)
         if said != self._delays_followed:
@@ -251,14 +255,14 @@ class MetadataLog:
         lowest = self._store.min_offset(METADATA_LOG, CHANGES)
         if start < min(lowest, end):
             raise ImageNeeded(f"the changes from {start} to {lowest} are not in this log")
-        if start > end:  # others are to come in the places of those that these tables have: they would be passed over
+        if start > end:  # changes written in place of those that the tables have would be skipped
             raise ImageNeeded(f"the tables have changes up to {start}, this log ends at {end}")
         for followed in self._read(start, end):
             self._apply(followed, [True] * len(self._files), users=True)
-        self._journal.reached(end)  # foreign records behind the last change are passed over
+        self._journal.reached(end)  # foreign records after the last change are skipped
 
     def _follow_settled(self) -> None:
-        """The last that settled: behind it all changes that it needed are here, and followed by now."""
+        """Publish the last settled epoch. All changes that it depends on precede it, and are applied by now."""
         said = self._store.max_offset(METADATA_LOG, SETTLED)
         if said == self._settled_followed:
             return
@@ -268,22 +272,23 @@ class MetadataLog:
         self._settled_followed = said
 
     def lead(self) -> list[str]:
-        """All of the log is this broker's own from now on: follow it to its end, and let nobody stand above a queue's.
+        """Follow the log to its end, as master. Clip committed offsets that are above the end of a queue.
 
-        Returns what stood above. Where groups pop, the book that followed the log beats what was polled.
+        Return a line for each clipped offset. For groups that pop, the book of pops, which followed the log, overrides
+        polled offsets.
         """
         clipped = at_once(self.lead_steps())
         self._pops.tell_offsets()
         return clipped
 
     def lead_steps(self) -> Steps[list[str]]:
-        """The part of `lead` that takes its time, while the log does not grow and no offset changes."""
+        """Run the slow part of `lead`, while the log does not grow and no offset changes."""
         self.catch_up()
         end = self._store.next_offset(METADATA_LOG, CHANGES)
         assert self._journal.position == end, "a master's log is confirmed to its end before it takes anything"
         return (yield from self._offsets.clip_steps(self._store.max_offset))
 
-    # ---- the log
+    # -- log
 
     def _read(self, first: int, end: int, queue: int = CHANGES) -> Iterator[Followed]:
         first = max(first, self._store.min_offset(METADATA_LOG, queue))
@@ -296,7 +301,7 @@ class MetadataLog:
             raise UnreadableChange(f"{METADATA_LOG} can't be read at {reached}, below its end at {end}")
 
     def _apply(self, followed: Followed, behind: Sequence[bool], *, users: bool, at_start: bool = False) -> None:
-        """The tables stand behind it then; where it can't be applied, they stand at it."""
+        """Apply a change. Set the journal's position after it, or at it if that fails."""
         self._journal.reached(followed.offset + 1)
         try:
             self._apply_change(followed, behind, users=users, at_start=at_start)
@@ -325,13 +330,13 @@ class MetadataLog:
             self._hide_rows(change)
 
     def _raise_queues(self, change: QueuesRaised, at: int) -> None:
-        """May be done again: a queue that is as high stays, and a topic that was deleted behind it stays deleted."""
+        """Raise queues. Idempotent: queues that are as high stay, and topics deleted after this record stay deleted."""
         store = self._store
         raised = {topic: ends for topic, ends in change.queues.items() if store.gone_below(topic) < at}
         store.raise_queues(raised, said_at=at)
 
     def _hide_rows(self, change: RowsErased) -> None:
-        """Raises OSError if the files of a queue can't be read: the change is applied again."""
+        """Hide erased rows. Raise OSError if the files of a queue can't be read: the change is applied again."""
         places = ((topic, queue, spans) for topic, queues in change.rows.items() for queue, spans in queues.items())
         rows = [(topic, queue, first, last) for topic, queue, spans in places for first, last in spans]
         hidden = erased_rows.hide(self._store, rows, erased_rows.at_once)
@@ -346,7 +351,7 @@ class MetadataLog:
             store.delete_topic(topic, begin_again=begin_again, below=below)
 
     def oldest_needed_physical(self) -> int | None:
-        """The first log position that a start reads: its segment must not be evicted."""
+        """Return the first physical offset that a start reads: its segment must not be evicted."""
         needed = [file.needs_log_from for file in self._files]
         first = min((offset for offset in needed if offset is not None), default=None)
         if first is None:
@@ -355,15 +360,18 @@ class MetadataLog:
         return None if entry is None else entry[0]
 
     async def save(self) -> None:
-        """Then a start needs none of what the log has said by now."""
+        """Save the tables, so that a start needs no change that is in the log by now."""
         for file in self._files:
             if file.needs_log_from is not None:
                 await file.save()
 
-    # ---- images
+    # -- images
 
     def image(self) -> MetadataImage:
-        """All tables but the positions, for a member that begins, or comes again; on the loop, at once."""
+        """Return all tables except committed offsets, for a member that joins or reconnects.
+
+        Fast enough for the event loop.
+        """
         return MetadataImage(
             log_end=self._store.max_physical_offset,
             position=self._journal.position,
@@ -378,11 +386,11 @@ class MetadataLog:
         )
 
     def install(self, image: MetadataImage) -> None:
-        """Take a master's tables in place of these, all or none, also through a crash; then follow the log from there.
+        """Replace all tables by a master's, atomically even through a crash; then follow the log from there.
 
-        For a slave whose log is confirmed as far as the image's. Raises as `catch_up`.
+        For a slave whose log is confirmed up to the image's end. Raise as `catch_up`.
 
-        A slave that followed the former master mostly has the same tables: then no file is written, because each takes
+        A slave that followed the former master mostly has the same tables. Then no file is written, because each takes
         two syncs on the event loop.
         """
         if self._has_tables_of(image):
@@ -395,7 +403,7 @@ class MetadataLog:
             self._on_settled(image.settled_in)
 
     def _has_tables_of(self, image: MetadataImage) -> bool:
-        """Whether the tables that the log brings are equal, at the same place of the log."""
+        """Return whether the tables that the log contains are equal, at the same position."""
         users = image.users if self._users is None else self._users.image()
         return (
             self._journal.position == image.position
@@ -407,7 +415,7 @@ class MetadataLog:
         )
 
     def _adopt(self, image: MetadataImage) -> None:
-        """Take the parts of an image that no record of the log brings."""
+        """Take the parts of an image that are not in the log."""
         for table, version in ((self._topics, image.topics.version), (self._groups, image.groups.version)):
             if table.data_version.to_wire() != version:
                 table.data_version.read(version)
@@ -429,7 +437,7 @@ class MetadataLog:
         if self._users is not None and image.users is not None:
             self._users.install(image.users)
         self._take_positions(image)
-        if not at_start:  # else the book of pops is not read yet
+        if not at_start:  # at a start the book of pops is not loaded yet
             self.settle()
         if self._store.has_unsaved_deletions:
             self._store.save_deletions()
@@ -439,7 +447,7 @@ class MetadataLog:
         self._disk.fsync_dir(self._image_path.parent)
 
     def _follow_queues(self, below: int, *, at_start: bool) -> None:
-        """What this log says of its queues and the image has passed: it says nothing of those that are here."""
+        """Apply changes of queues below the image's position: the image does not contain the queues of this broker."""
         first = max(self._journal.position, self._store.min_offset(METADATA_LOG, CHANGES))
         for followed in self._read(first, min(below, self._store.max_offset(METADATA_LOG, CHANGES))):
             change = followed.change
@@ -453,10 +461,10 @@ class MetadataLog:
                 self._hide_rows(change)
 
     def offsets_image(self) -> Steps[OffsetsImage]:
-        """Where groups stand, with the end of the log that this belongs to.
+        """Return committed offsets, with the end of the log at that time.
 
-        The place in the log is that of the first step, so that no change made meanwhile is missed: one that is in it
-        already is applied again. The end is that of the last, so that no group stands above it.
+        The position in the metadata log is that of the first step, so that no later change is missed; a change that is
+        in the image already is applied again. The log end is that of the last step, so that no offset is above it.
         """
         position = self._journal.position
         offsets = yield from self._offsets.copied()
@@ -468,10 +476,10 @@ class MetadataLog:
         )
 
     def install_offsets(self, image: OffsetsImage) -> None:
-        """Take what a master said of groups in place of what is here; what the log has said since holds on top of it.
+        """Replace committed offsets by a master's, then apply later changes of the log.
 
-        For a slave that has caught up with the log as far as the image's. Never merged: a group that was set back would
-        not go back.
+        For a slave that has applied the log up to the image's position. Offsets are never merged: a group that was
+        reset to a lower offset would not go back.
         """
         assert image.position <= self._journal.position, "older changes would be applied on top of newer offsets"
         self._offsets.install(image.offsets, image.resets)
@@ -479,17 +487,17 @@ class MetadataLog:
             self._offsets.apply(followed.change)
 
     def install_stock(self, image: StockImage) -> None:
-        """Take what an Apache master said in place of what is here; equal versions mean equal tables.
+        """Replace tables by an Apache master's. Equal versions mean equal tables.
 
-        What every broker makes for itself stays. For a slave whose log is confirmed as far as the image's: changes that
-        the log has are of a time before that master's.
+        Rows that every broker creates for itself stay. For a slave whose log is confirmed up to the image's end.
+        Changes in the log are from a time before that master.
         """
         self._journal.reached(self._store.max_offset(METADATA_LOG, CHANGES))
         topics, groups = self._topics, self._groups
         if image.topics.version != topics.data_version.to_wire():
             own = {name: topics.topics[name] for name in topics.system if name in topics.topics}
-            # An Apache broker creates a row for any `rmq_sys_` topic that a client sends to: none of an internal topic
-            # is taken over.
+            # An Apache broker creates a row for any `rmq_sys_` topic that a client sends to. Rows of internal topics
+            # are not taken.
             others = {name: row for name, row in image.topics.topics.items() if not is_internal(name)}
             topics.install(msgspec.structs.replace(image.topics, topics=own | others))
         if image.groups.version != groups.data_version.to_wire():

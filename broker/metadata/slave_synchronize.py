@@ -1,15 +1,16 @@
-"""A slave's tables, as its master has them. RocketMQ's SlaveSynchronize.
+"""Synchronization of a slave's tables with its master. RocketMQ's SlaveSynchronize.
 
-    topics, groups, modes, users, delay positions    an image at each connect; from then on the log says what changes
-    group offsets                                    polled, all of them, each answer with the end of the log it is of
+    topics, groups, modes, users, delay positions    an image at each connect; later changes are in the log
+    group offsets                                    polled, all of them; each answer has the log end of that time
 
-An Apache master keeps none of this in its log: of it everything is polled, as stock slaves do (`stock_tables`).
+An Apache master has none of this in its log. All its tables are polled, as stock slaves do (`stock_tables`).
 
-An answer is of one master in one epoch, and what a former one said is nothing to the next: an answer that was asked for
-before the change is thrown away when it comes. It is installed once the own log is confirmed as far as the answer's,
-and whole: a position above the log's end would pass over messages, and a group that was set back would not go back.
+An answer belongs to one master in one epoch, and is dropped if the master has changed meanwhile. It is installed as a
+whole, once the own log is confirmed up to the answer's log end. Before that, an offset above the log's end would skip
+messages. Merged, a group that was reset to a lower offset would not go back.
 
-What the log says that this neve can't follow ends it: a slave whose tables stand still must not become master.
+A change in the log that this version can't read ends the synchronization: a slave with outdated tables must not become
+master.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from neve.remoting.codes import RequestCode
 
 log = logging.getLogger(__name__)
 
-POLL_S = 3.0  # as RocketMQ's slaves wake; what is lost of a group's progress at a failover is no more than that
-STOCK_POLL_S = 9.0  # all tables each time: no more often than a stock slave asks, each 10 s
-#: Of the request: the epoch of the master who is to answer. Of its answer: it is an image.
+POLL_S = 3.0  # as RocketMQ's slaves; a failover loses at most this much of groups' progress
+STOCK_POLL_S = 9.0  # all tables each time: about as often as a stock slave, which polls every 10 s
+#: Request header: the epoch of the master that has to answer. Answer header: it is an image.
 MASTER_EPOCH, IS_IMAGE = "masterEpoch", "image"
 
 
 class Master(msgspec.Struct, frozen=True):
-    """Whom to ask."""
+    """A master to query."""
 
     address: str
     epoch: int
@@ -55,30 +56,30 @@ class Master(msgspec.Struct, frozen=True):
 
 
 class Api(Asked, Protocol):
-    """How a master is asked, while there is one."""
+    """Client of a master."""
 
     def close(self) -> None:
-        """Nobody is asked any more."""
+        """Close all connections."""
 
 
 class Followed(Protocol):
     """The tables that follow the log."""
 
     def catch_up(self) -> int:
-        """Apply what the log shows. Raises UnreadableChange and ImageNeeded."""
+        """Apply visible changes. Raise UnreadableChange or ImageNeeded."""
 
     def install(self, image: MetadataImage) -> None:
-        """Take all of it in place of what is here. Raises as `catch_up`."""
+        """Replace all tables. Raise as `catch_up`."""
 
     def install_offsets(self, image: OffsetsImage) -> None:
-        """Take where groups stand in place of what is here."""
+        """Replace committed offsets."""
 
     def install_stock(self, image: StockImage) -> None:
-        """Take what an Apache master said in place of what is here."""
+        """Replace tables by an Apache master's."""
 
 
 class SlaveSynchronize:
-    """See the module. On the loop; one task, `run`, asks."""
+    """Synchronization with a master. Runs on the event loop; the task `run` sends the queries."""
 
     def __init__(
         self,
@@ -90,32 +91,31 @@ class SlaveSynchronize:
         on_frontier: Callable[[int], None] = lambda _: None,
         on_stock: Callable[[str, StockImage], None] = lambda _, __: None,
     ) -> None:
-        """`confirmed`: the own log is confirmed, and shown, so far.
+        """Create the synchronization.
 
-        `on_frontier` is told what nothing needs any more below, as the master's image says it.
-
-        `on_stock` is told an Apache master's address and its image, once that is installed.
-
-        `on_unreadable` is told why the log can't be followed: this slave has to stop following its master.
+        `confirmed` returns the offset up to which the own log is confirmed and visible. `on_frontier` is called with
+        the offset below which nothing is needed any longer, from the master's image. `on_stock` is called with an
+        Apache master's address and its image after that is installed. `on_unreadable` is called with the reason why the
+        log can't be followed: the slave has to stop following its master.
         """
         self._tables, self._api, self._confirmed, self._on_unreadable = tables, master, confirmed, on_unreadable
         self._on_frontier, self._on_stock = on_frontier, on_stock
         self._master: Master | None = None
         self._images, self._offsets = Polled[MetadataImage](), Polled[OffsetsImage]()
         self._stock = Polled[StockImage]()
-        # An image is to be asked for; one is to be installed before anything else may be.
+        # The next poll has to request an image. Nothing else may be installed before an image is.
         self._is_image_due = self._is_image_needed = False
         self._wake = asyncio.Event()
         self.failures = 0
-        self.installed = 0  # answers
-        self.images = 0  # of them, those that are all tables of a master
-        self.has_image = False  # of the master that is followed: all of its tables are here
+        self.installed = 0  # number of installed answers
+        self.images = 0  # number of them that are all tables of a master
+        self.has_image = False  # all tables of the present master are here
         self.trouble: str | None = None  # why the last poll failed
 
-    # ---- whom
+    # -- master
 
     def follow(self, master: Master) -> None:
-        """The master is this one from now on, or is connected to again: its tables are asked for anew."""
+        """Synchronize with a master, after it was elected or reconnected: its tables are requested again."""
         if master != self._master:
             self.forget()
             self._master = master
@@ -123,7 +123,7 @@ class SlaveSynchronize:
         self._wake.set()
 
     def forget(self) -> None:
-        """There is no master, or this broker becomes it: what was polled and waits is nothing any more."""
+        """Drop all pending answers: there is no master, or this broker becomes it."""
         self._master = None
         self.has_image = False
         self._images.forget()
@@ -132,10 +132,10 @@ class SlaveSynchronize:
         self._is_image_due = self._is_image_needed = False
         self._api.close()
 
-    # ---- asking
+    # -- queries
 
     async def run(self) -> None:
-        """Never ends: asks each `POLL_S`, and sooner where there is a new master."""
+        """Poll every `POLL_S`, and at once after a change of the master. Never returns."""
         while True:
             master = self._master
             with contextlib.suppress(TimeoutError):
@@ -145,7 +145,7 @@ class SlaveSynchronize:
             await self.poll()
 
     async def poll(self) -> None:
-        """Ask the master once, and install what may be installed by then."""
+        """Query the master once, and install the answers that may be installed by then."""
         master = self._master
         if master is None:
             return
@@ -168,7 +168,7 @@ class SlaveSynchronize:
 
     async def _ask_offsets(self, master: Master) -> None:
         offsets = await self._image(master, RequestCode.GET_ALL_CONSUMER_OFFSET, decode_offsets_image)
-        if self._master is master:  # else it is nobody's
+        if self._master is master:  # otherwise the master has changed
             self._offsets.offer(offsets)
 
     async def _ask_image(self, master: Master) -> None:
@@ -188,16 +188,16 @@ class SlaveSynchronize:
         return await asyncio.to_thread(lambda: decode(inflated(bytes(answer.body))))
 
     def _failed(self, master: Master, reason: str, before: str | None) -> None:
-        """Told once for each reason that is new."""
+        """Log a reason, unless the poll before or this one had it."""
         self.failures += 1
         if reason not in {before, self.trouble}:
             log.warning("the tables of the master at %s: %s", master.address, reason)
         self.trouble = reason
 
-    # ---- installing
+    # -- installation
 
     def advance(self) -> None:
-        """The own log may be confirmed further: follow it, and install what had to wait for that."""
+        """Follow the log, and install pending answers, as far as the log is confirmed by now."""
         master = self._master
         if master is None:
             return
@@ -207,7 +207,7 @@ class SlaveSynchronize:
             log.error("the master's changes can't be followed: %s", error)
             self.forget()
             self._on_unreadable(str(error))
-        except OSError as error:  # of the disk: what was not installed is asked for again
+        except OSError as error:  # a fault of the disk: the image is requested again
             self._is_image_due = True
             self._failed(master, f"can't be kept here: {error}", self.trouble)
 
@@ -223,7 +223,8 @@ class SlaveSynchronize:
             else:
                 self._tables.catch_up()
         except ImageNeeded as error:
-            if image is not None or not self._is_image_needed:  # not again before the one that is asked for has come
+            # not again before the one that was requested has arrived
+            if image is not None or not self._is_image_needed:
                 self._is_image_due = True
             if not self._is_image_needed:
                 log.info("waits for its master's tables: %s", error)
@@ -238,7 +239,7 @@ class SlaveSynchronize:
             self.installed += 1
 
     def _follow_stock(self, master: Master) -> None:
-        """Its log has changes only of a time when a neve broker was master: what it says of tables is newer."""
+        """Follow an Apache master. Its tables are newer than changes in the log, of a neve master's time."""
         stock = self._stock.install_when(self._confirmed())
         with contextlib.suppress(ImageNeeded):
             self._tables.catch_up()

@@ -1,4 +1,4 @@
-"""Tables as Apache RocketMQ's masters say them to their slaves: everything is polled, in RocketMQ's JSON.
+"""Tables of an Apache RocketMQ master, as its slaves poll them: RocketMQ's JSON.
 
 request  table           body                                                    version
 21       topics          {"topicConfigTable":{topic:row},"dataVersion":…}        its own
@@ -6,15 +6,15 @@ request  table           body                                                   
 402      request modes   {"messageRequestModeMap":{topic:{group:row}}}           none
 45       delay levels    {"offsetTable":{level:offset}}                          none
 43       group offsets   {"offsetTable":{topic@group:{queue:offset}}}            none
-60       timers          8 bytes each: all due before this time (ms) are delivered | - | the next one to look at | -
-26       settings        properties: what it keeps elsewhere than in its log
+60       timers          8 bytes each: all due before this time (ms) are delivered | - | the next offset to read | -
+26       settings        properties: show which state is not in the log
 907      end of the log  {"master":true,"masterCommitLogMaxOffset":offset}
 
-The end is asked for last: no position in the tables is above it. So an image of all of them waits for the own log as a
-neve master's does, and is installed at once; RocketMQ's own slave takes the tables apart entry by entry, and loses
-topics at a switch that comes between.
+The end of the log is queried last, so no offset in the tables is above it. An image of all tables waits until the own
+log has reached that end, as with a neve master, and is installed at once. RocketMQ's own slave merges the tables entry
+by entry, and loses topics at a failover in between.
 
-It is asked for first, too: what the master brought on its way without a position here saying so lies above that.
+The end of the log is also queried first: deliveries that are not in these positions are above it.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ from neve.remoting.codes import RequestCode, ResponseCode
 from neve.remoting.headers import Int64
 
 _CHECK_POINT = Struct(">4q")
-# Where pops are kept in a store of their own, of which no slave hears.
+# Settings that keep popped messages in a store of their own, which slaves don't get.
 _ELSEWHERE = ("popConsumerKVServiceEnable",)
 
 
 class TimerCheckPoint(msgspec.Struct, frozen=True):
-    """Messages for a moment: those due before `read_ms` and below `next_offset` of their queue are delivered."""
+    """Progress of timers: those due before `read_ms` and below `next_offset` of their queue are delivered."""
 
     read_ms: int
     next_offset: int
 
 
 class StockImage(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module. `timers`: None of a master without; `elsewhere`: settings that keep things from slaves."""
+    """Tables of an Apache master.
+
+    `timers`: None if it has no timers. `elsewhere`: settings that keep state from slaves.
+    """
 
     log_begin: int
     log_end: int
@@ -65,14 +68,14 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class StockTopics(msgspec.Struct, rename="camel"):
-    """Of 21, and of `topics.json`. Each of these is, on the disk, what it is on the wire."""
+    """Answer to 21, and `topics.json`. The files have the same format as the answers, also for the classes below."""
 
     topic_config_table: dict[str, TopicConfig]
     data_version: DataVersion
 
 
 class StockGroups(msgspec.Struct, rename="camel"):
-    """Of 201, and of `subscriptionGroup.json`."""
+    """Answer to 201, and `subscriptionGroup.json`."""
 
     subscription_group_table: dict[str, SubscriptionGroupConfig]
     data_version: DataVersion
@@ -80,25 +83,25 @@ class StockGroups(msgspec.Struct, rename="camel"):
 
 
 class StockModes(msgspec.Struct, rename="camel"):
-    """Of 402, and of `messageRequestMode.json`."""
+    """Answer to 402, and `messageRequestMode.json`."""
 
     message_request_mode_map: dict[str, dict[str, dict[str, Any]]]
 
 
 class StockDelays(msgspec.Struct, rename="camel"):
-    """Of 45, and of `delayOffset.json`."""
+    """Answer to 45, and `delayOffset.json`."""
 
     offset_table: dict[Int64, _Offset]
 
 
 class StockOffsets(msgspec.Struct, rename="camel"):
-    """Of 43, and of `consumerOffset.json`."""
+    """Answer to 43, and `consumerOffset.json`."""
 
     offset_table: dict[str, dict[Int64, Int64]]
 
 
 class StockTables(msgspec.Struct, frozen=True, kw_only=True):
-    """All that are in files, too."""
+    """All tables that are also in files."""
 
     topics: StockTopics
     groups: StockGroups
@@ -116,7 +119,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 async def ask_stock_master(api: Asked, address: str) -> StockImage:
-    """All of its tables. Raises OSError, TimeoutError and NeveError: then nothing of what was heard counts."""
+    """Return all tables of a master. Raise OSError, TimeoutError or NeveError; then no partial result counts."""
 
     async def ask(code: RequestCode, kind: type[Body]) -> Body:
         answer = await api.ask(address, code, {})
@@ -141,7 +144,7 @@ async def ask_stock_master(api: Asked, address: str) -> StockImage:
 def image_of(
     tables: StockTables, *, log_begin: int, log_end: int, timers: TimerCheckPoint | None, elsewhere: list[str]
 ) -> StockImage:
-    """What a master's tables say, as neve's take it. Raises ProtocolError for a row that does not fit."""
+    """Convert a master's tables to an image. Raise ProtocolError for an invalid row."""
     topics, groups = tables.topics, tables.groups
     return StockImage(
         log_begin=log_begin,
@@ -192,7 +195,7 @@ class _Mode(msgspec.Struct, rename="camel"):
 
 
 def _known_modes(rows: ModesImage) -> ModesImage:
-    """As neve's own table has them."""
+    """Convert request modes to the rows of neve's table."""
     known: ModesImage = {}
     for topic, groups in rows.items():
         for group, row in groups.items():

@@ -1,7 +1,7 @@
-"""Users and policies in the metadata log: what a change of `auth.json` is as records, and what records make of it.
+"""Users and policies in the metadata log: conversion between changes of `auth.json` and records.
 
-The file may be shared by servers of one machine, so it says in which log its position is: of another log's, or one that
-nobody says, the file counts as it stands.
+Several servers on a machine may share the file, so it names the log of its position. If it names another log, or none,
+it counts as complete.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from broker.tables.journal import Journal
 
 
 class UserJournal:
-    """Told by the store of users before a change is in force (`access.store.ChangeLog`)."""
+    """`access.store.ChangeLog` of the store of users, which calls it before a change is in force."""
 
     def __init__(self, journal: Journal, log_uuid: Callable[[], str], settled: Callable[[], Awaitable[None]]) -> None:
-        """`settled` returns when what was put into the log is as safe as what is answered."""
+        """`settled` returns when records in the log are as durable as answers promise."""
         self._journal, self._log_uuid, self._settled = journal, log_uuid, settled
 
     def record(self, before: AuthTables, after: AuthTables) -> None:
-        """Raises BrokerError where the log takes nothing now."""
+        """Record a change. Raise BrokerError if the log accepts no record now."""
         for change in changes_between(before, after):
             self._journal.record(change)
         after.log = LogPlace(self._log_uuid(), self._journal.position)
 
     async def settled(self) -> None:
-        """The log's part of an answer."""
+        """Wait until an answer may be sent."""
         await self._settled()
 
 
 def changes_between(before: AuthTables, after: AuthTables) -> Iterator[UserChange]:
-    """Deletions first."""
+    """Yield the changes between two states, deletions first."""
     for name in before.users.keys() - after.users.keys():
         yield UserGone(name=name)
     for subject in before.policies.keys() - after.policies.keys():
@@ -50,20 +50,20 @@ def changes_between(before: AuthTables, after: AuthTables) -> Iterator[UserChang
 
 
 class FollowedUsers:
-    """The store of users as the metadata log sees it."""
+    """Store of users, as the metadata log's follower sees it."""
 
     def __init__(self, store: AuthStore, journal: Journal, log_uuid: Callable[[], str]) -> None:
         self._store, self._journal, self._log_uuid = store, journal, log_uuid
 
     def stands_at(self, end: int) -> int:
-        """The file holds the changes below this offset of the log, which ends there."""
+        """Return the offset below which the file contains all changes. `end` is the end of the log."""
         place = self._store.tables.log
         if isinstance(place, LogPlace) and place.uuid == self._log_uuid():
             return min(place.offset, end)
         return end
 
     def apply(self, change: UserChange) -> None:
-        """What the change makes of them, on disk when it returns. Raises UnreadableChange."""
+        """Apply a change durably. Raise UnreadableChange."""
 
         def edit(tables: AuthTables) -> None:
             match change:
@@ -80,12 +80,12 @@ class FollowedUsers:
         self._store.change_now(edit)
 
     def image(self) -> UsersImage:
-        """All of them, as `install` takes them."""
+        """Return all rows, as `install` takes them."""
         tables = self._store.tables
         return UsersImage(tables.users, tables.policies)
 
     def install(self, image: UsersImage) -> None:
-        """Take another's in place of these."""
+        """Replace all rows."""
 
         def edit(tables: AuthTables) -> None:
             tables.users, tables.policies = dict(image.users), dict(image.policies)
