@@ -1,1 +1,1 @@
-"""What an Apache broker left on its disk becomes a neve broker's: its log, its tables, where its groups stood."""
+"""Import of an Apache broker's data directory: its log, its tables, its committed offsets."""

@@ -1,13 +1,13 @@
-"""An empty data directory filled from an Apache broker's: `--import-from DIR`, before the broker's own start.
+"""Import of an Apache broker's directory into an empty one: `--import-from DIR`, before the broker's own start.
 
-    <root>/import.json   {"source":…,"version":1}: an import is under way; its last step removes it
+    <root>/import.json   {"source":…,"version":1}: an import is in progress; its last step removes it
 
-marker → log, record by record as a slave takes it → tables and groups' offsets → `ha/followed.json` → marker removed.
-What is then here is what a slave of that broker would have; the start that comes next is its promotion, which finds
-what waits for its time, is half, or is popped (`promotion`).
+marker → log, record by record as a slave takes it → tables and committed offsets → `ha/followed.json` → marker removed.
+The result is the directory of that broker's slave. The start that follows is its promotion, which finds delayed, half
+and popped messages (`promotion`).
 
-Invariant: while the marker stands nothing was served, and the log is a part of the source's. So an import that was cut
-short goes on from where its log ends. The source is only read.
+Invariant: while the marker exists, no client was served, and the log is a part of the source's. An interrupted import
+therefore resumes at the end of its log. The source is only read.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _FLUSH_EVERY = 256 << 20
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What an import brings, or brought.
+    """Result of an import, or its preview.
 
-    `cut`: bytes behind the last whole record of a broker that was killed, up to the end of what it wrote.
+    `cut`: bytes after the last valid record of a broker that was killed, up to the end of its writes.
     """
 
     source: str
@@ -63,50 +63,50 @@ class Marker(msgspec.Struct):
 
 
 class Tables(Protocol):
-    """All that follow a master's."""
+    """All tables that follow a master's."""
 
     def install_stock(self, image: StockImage) -> None:
-        """Take them in place of what is here."""
+        """Replace all tables."""
 
 
 class Flush(Protocol):
-    """How the log comes to the disk."""
+    """Flusher of the log."""
 
     async def flush_now(self) -> None:
-        """All that it has is there; RuntimeError where it can't be."""
+        """Make the whole log durable. Raise RuntimeError if that fails."""
 
     async def upkeep_now(self) -> None:
-        """The checkpoint that is due is there, and the next file."""
+        """Write a due checkpoint, and prepare the next file."""
 
 
 class Save(Protocol):
-    """How tables come to the disk."""
+    """Saver of the tables."""
 
     async def run(self) -> None:
-        """All that changed are there."""
+        """Save all changed tables."""
 
 
 class StoreImport:
-    """One import, from the marker to its removal; what fails is raised as StartupError. On the loop."""
+    """One import, from the marker to its removal. Faults are raised as StartupError. Runs on the event loop."""
 
     def __init__(self, config: BrokerConfig, disk: Disk, source: Path) -> None:
         self._config, self._disk, self._source = config, disk, StoredBroker(disk, source)
         self._marker = _marker(config, disk)
         self._log: StoredLog | None = None
         self._tables: StockImage | None = None
-        self._end = 0  # of what is whole
+        self._end = 0  # end of the valid part of the log
 
-    # ---- what is there
+    # -- preview
 
     def look(self) -> Report:
-        """What there is to import, read from the source alone; nothing is written anywhere."""
+        """Return a preview of the import. Only the source is read, and nothing is written."""
         try:
             return self._look()
         except OSError as error:
             raise refused(f"{self._source.root} can't be read: {error}") from error
 
     def master(self) -> str:
-        """Where the broker listened, by what is whole of its log. It was looked at before."""
+        """Return the address of the broker, from the valid part of its log. Called after `look`."""
         assert self._log is not None, "looked at"
         return self._source.store_host(self._log)
 
@@ -123,7 +123,7 @@ class StoreImport:
             raise refused(f"its files have {found.file_size} bytes: set mappedFileSizeCommitLog={found.file_size}")
         self._tables = tables = source.tables(found)
         made = {config.broker_name: "brokerName", config.broker_cluster_name: "brokerClusterName"}
-        for name, key in made.items():  # every broker makes a topic of each
+        for name, key in made.items():  # every broker creates a topic with each of these names
             if name not in tables.topics.topics:
                 raise refused(f"{source.root} is of another broker than {key}={name}")
         return self._report(dry_run=True)
@@ -143,10 +143,10 @@ class StoreImport:
             dry_run=dry_run,
         )
 
-    # ---- the steps, in order
+    # -- steps, in order
 
     def begin(self) -> None:
-        """Before anything in the directory is opened."""
+        """Begin or resume an import. Called before any file of the directory is opened."""
         self.look()
         begun = self._marker.read()
         if begun is None:
@@ -159,7 +159,7 @@ class StoreImport:
         log.warning("going on with the import of %s", begun.source)
 
     async def copy(self, store: MessageStore, flush: Flush) -> None:
-        """The log, from where it ends here; every record is looked at as if a master had sent it."""
+        """Copy the log, from its end here. Every record is checked as if a master had sent it."""
         try:
             await self._copy(store, flush)
         except StoreFull as error:
@@ -189,7 +189,7 @@ class StoreImport:
         await flush.upkeep_now()
 
     def _goes_on_at(self, store: MessageStore, found: StoredLog) -> int:
-        """What is here of an import that was cut short is the source's."""
+        """Return where the copy resumes, after a check that the log so far is the source's."""
         end = store.max_physical_offset
         newest = store.last_record(end) if end > 0 else None
         if newest is None:
@@ -200,9 +200,9 @@ class StoreImport:
         return end
 
     def _cut_at(self, end: int, found: StoredLog, why: str) -> None:
-        """The log of a killed broker ends before its first damage if what lies there need not have come to the disk.
+        """End the log of a killed broker before its first damage, if bytes there may not have been durable.
 
-        Its own start would cut there in any case.
+        RocketMQ's own start would truncate there in any case.
         """
         source = self._source
         damaged = f"the log of {source.root} is damaged at {end}: {why}"
@@ -218,7 +218,7 @@ class StoreImport:
         log.warning("the broker was killed: %d bytes behind %d of its log are torn (%s)", found.behind - end, end, why)
 
     async def take_tables(self, store: MessageStore, tables: Tables, last_poll: LastPollFile, save: Save) -> None:
-        """Behind the log, which has all that they speak of."""
+        """Install the tables, after the log, which contains everything that they refer to."""
         image, newest = self._tables, store.newest_record()
         assert image is not None, "begun"
         if newest is None:
@@ -233,7 +233,7 @@ class StoreImport:
             raise StartupError(f"{self._config.root}: {group.exceptions[0]}", EXIT_DISK) from group
 
     def _above(self, newest_ms: int, end: int) -> int:
-        """What no table says yet was brought on its way above this."""
+        """Return the offset above which deliveries may be missing from the tables."""
         found = self._log
         assert found is not None, "begun"
         for base, first in self._source.first_records(end, found):
@@ -242,7 +242,7 @@ class StoreImport:
         return found.begin
 
     def finish(self, store: MessageStore) -> Report:
-        """From here on it is a slave's directory, whose master is gone."""
+        """Make the directory that of a slave whose master is gone."""
         config, disk = self._config, self._disk
         newest = store.newest_record()
         assert newest is not None, "its tables are here"
@@ -260,7 +260,7 @@ class StoreImport:
 
 
 def refuse_unfinished_import(config: BrokerConfig, disk: Disk) -> None:
-    """A start without `--import-from` must not take half an import for a broker."""
+    """Raise StartupError for a start without `--import-from` on an unfinished import."""
     begun = _marker(config, disk).read()
     if begun is not None:
         raise StartupError(

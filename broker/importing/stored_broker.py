@@ -1,17 +1,16 @@
-"""What an Apache RocketMQ broker left on its disk. It is only read.
+"""Data directory of an Apache RocketMQ broker. It is only read.
 
     commitlog/<base, 20 digits>     its log: files of one size; records, an END record, and zeros above the log's end
-    abort                           there while the broker runs, and behind one that was killed
-    checkpoint                      tells it from any other directory (`rocketmqs_store`); its first number is the store
-                                    time up to which the log had surely come to the disk, written a minute late or less
-    config/topics.json              as request 21 says it       config/consumerOffset.json        as 43
+    abort                           exists while the broker runs, and after it was killed
+    checkpoint                      identifies the directory (`rocketmqs_store`); its first number is the store time up
+                                    to which the log was durable, written a minute late or less
+    config/topics.json              as the answer to 21         config/consumerOffset.json        as 43
     config/subscriptionGroup.json   as 201                      config/delayOffset.json           as 45
     config/messageRequestMode.json  as 402                      config/timercheck                 as 60, in a page
-    config/<name>.json.bak          the one before, for a file that is missing, empty or torn
+    config/<name>.json.bak          the previous one, for a file that is missing, empty or torn
 
-A table is written behind what it tells of: of delays each 10 s, of groups each 5 s, of timers each second; topics and
-groups at every change. So what a killed broker brought on its way without a table saying so lies in the last of its
-log.
+A table is written after the events that it records: delays every 10 s, groups every 5 s, timers every second; topics
+and groups at every change. Deliveries of a killed broker that no table has are therefore in the last part of its log.
 
 Source: RocketMQ's ConfigManager, TimerCheckpoint, MappedFileQueue, StorePathConfigHelper.
 """
@@ -55,9 +54,9 @@ _PLACE = struct_of("size", "physical_offset")
 _RECORD_MAGIC = re.compile(
     b"|".join(re.escape(magic.to_bytes(4, "big", signed=True)) for magic in (MAGIC_V1, MAGIC_V2))
 )
-#: Behind this no table is: RocketMQ's slowest is ten seconds, and a disk may take its time.
+#: No table is further behind: RocketMQ's slowest is saved every ten seconds, and a disk may be slow.
 TABLES_LAG_MS = 600_000
-# Where it keeps what neve would have to have in stores of other kinds.
+# Files with which it keeps state in stores of other kinds.
 _ELSEWHERE = {
     "kvStore": "who has popped what (popConsumerKVServiceEnable)",
     "config/rdb": "its tables (configManagerVersion=v2)",
@@ -69,16 +68,16 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class LogPiece(msgspec.Struct, frozen=True):
-    """Bytes of the log, from an offset on."""
+    """Bytes of the log at an offset."""
 
     offset: int
     data: bytes
 
 
 class StoredLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Its extent. `end` is behind the last record that is whole by its frame.
+    """Extent of a log. `end` is the end of the last record with a valid frame.
 
-    `behind`: where records that are hidden by a damaged frame end, which is above `end`; `end`: there are none.
+    `behind`: end of the last record after a damaged frame at `end`; equal to `end` if there is none.
     """
 
     begin: int
@@ -89,13 +88,13 @@ class StoredLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredBroker:
-    """See the module. Each method reads anew; StartupError says why it can't be imported."""
+    """Reader of the directory. Each method reads again. StartupError has the reason why it can't be imported."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk, self.root = disk, root
 
     def check(self) -> None:
-        """That it is such a directory, and has all of it in files that are read here."""
+        """Check that it is such a directory, and that all its state is in files that are read here."""
         disk, root = self._disk, self.root
         if not disk.exists(root):
             raise refused(f"{root}: there is no such directory")
@@ -110,17 +109,17 @@ class StoredBroker:
 
     @property
     def was_killed(self) -> bool:
-        """Or is running still."""
+        """Return whether the broker was killed, or is running."""
         return self._disk.exists(self.root / "abort")
 
     def synced_ms(self) -> int:
-        """All that was stored before that had come to the disk; 0: nothing is known."""
+        """Return the store time in ms before which all records were durable; 0: unknown."""
         return int(_SYNCED_MS.unpack_from(self._disk.read(self.root / "checkpoint"))[0])
 
     # ---- the log
 
     def log(self) -> StoredLog:
-        """Where it begins and ends. An empty one begins and ends at 0."""
+        """Return the extent of the log. An empty one begins and ends at 0."""
         bases = self._bases()
         if not bases:
             return StoredLog(begin=0, end=0, behind=0, file_size=0, files=0)
@@ -138,7 +137,7 @@ class StoredBroker:
         return StoredLog(begin=bases[0], end=end, behind=behind, file_size=size, files=len(used))
 
     def pieces(self, start: int, log: StoredLog) -> Iterator[LogPiece]:
-        """The log from a record's start on, no piece over the end of a file."""
+        """Yield the log from a record's start on. No piece crosses the end of a file."""
         while start < log.end:
             base = start - start % log.file_size
             size = min(_CHUNK, base + log.file_size - start, log.end - start)
@@ -146,16 +145,16 @@ class StoredBroker:
             start += size
 
     def grew_above(self, log: StoredLog) -> bool:
-        """Whether somebody has written behind the end that was found: the broker runs."""
+        """Return whether the log has changed since `log` was read: the broker is running."""
         now = self.log()
         return (now.end, now.behind) != (log.end, log.behind)
 
     def raw_at(self, offset: int, size: int, log: StoredLog) -> bytes:
-        """Bytes of one file."""
+        """Return bytes of one file."""
         return self._read(offset, size, log.file_size)
 
     def time_before(self, offset: int, log: StoredLog) -> int:
-        """When the record before the one at an offset was stored, all before it being whole; -1: there is none."""
+        """Return the store time of the last record before `offset`, if all before it are valid; -1: there is none."""
         while offset > log.begin:
             base = offset - 1 - (offset - 1) % log.file_size
             newest, _ = self._end_of(base, log.file_size, offset)
@@ -165,16 +164,16 @@ class StoredBroker:
         return -1
 
     def first_records(self, below: int, log: StoredLog) -> Iterator[tuple[int, MessageRecord]]:
-        """Where each file begins that does so below an offset, and its first record; the newest first."""
+        """Yield base and first record of each file below an offset, the newest first."""
         for number in reversed(range(log.files)):
             base = log.begin + number * log.file_size
             if base < below:
                 yield base, self._record_at(base, log.file_size)
 
     def store_host(self, log: StoredLog) -> str:
-        """Where the broker listened when it stored the first record of its newest file, or of the one before."""
+        """Return the address of the broker from the first record of its newest file, or of an earlier one."""
         for number in reversed(range(log.files)):
-            # of a killed broker it may be torn: who takes it looks at it
+            # in a killed broker's file it may be torn: the copy checks it
             with contextlib.suppress(StartupError):
                 return self._record_at(log.begin + number * log.file_size, log.file_size).store_host
         raise refused(f"no file of the log of {self.root} begins with a record that is whole")
@@ -196,7 +195,7 @@ class StoredBroker:
         if odd:
             raise refused(f"{self.root / 'commitlog' / odd[0]}: no file of a log has such a name")
         bases = sorted(map(int, names))
-        while bases and self._disk.size(self._file(bases[-1])) == 0:  # RocketMQ's own start takes it away
+        while bases and self._disk.size(self._file(bases[-1])) == 0:  # RocketMQ's own start deletes it
             bases.pop()
         return bases
 
@@ -207,7 +206,7 @@ class StoredBroker:
         return any(self._disk.read_at(self._file(base), 0, SIZE_AND_MAGIC.size))
 
     def _end_of(self, base: int, file_size: int, below: int | None = None) -> tuple[int, int]:
-        """Where the last record is whose frame is whole, or -1, and behind it: what it is, who takes it looks at."""
+        """Return the start of the last record with a valid frame, or -1, and its end. Contents are not checked here."""
         path, position, newest = self._file(base), 0, -1
         buffer, begins = b"", 0
         last = file_size if below is None else below - base
@@ -227,19 +226,19 @@ class StoredBroker:
         try:
             return self._record_at(offset, file_size).store_timestamp
         except StartupError:
-            return -1  # torn, perhaps: then any record is as young
+            return -1  # perhaps torn: then no record counts as older
 
     def _behind(self, start: int, end: int, file_size: int, newest_ms: int) -> int:
-        """Behind the last record above a place that says of itself that it lies there, and is no older than the newest.
+        """Return the end of the last record above `start` that has its own offset and is no older than the newest.
 
-        An older one a start of RocketMQ's has cut off: it stays in the file until it is written over.
+        Older ones were truncated by a start of RocketMQ, and remain in the file until they are overwritten.
         """
         behind = position = start
         while position < end:
             size = min(_CHUNK, file_size - position % file_size)
             buffer, following = self._read(position, size, file_size), position + size
             if position % file_size + size < file_size:
-                following -= _PLACE.size  # a head that lies over two reads
+                following -= _PLACE.size  # a head that is split between two reads
             for found in _RECORD_MAGIC.finditer(buffer, 4):
                 at = found.start() - 4
                 if at + _PLACE.size > len(buffer) or position + at < behind:
@@ -259,7 +258,7 @@ class StoredBroker:
     # ---- the tables
 
     def tables(self, log: StoredLog) -> StockImage:
-        """As the broker would have told them to a slave."""
+        """Return the tables as the broker would have sent them to a slave."""
         topics = self._table("topics", StockTopics)
         if topics is None:
             raise refused(f"{self.root / 'config' / 'topics.json'} is missing: nobody knows which topics there were")
@@ -277,7 +276,7 @@ class StoredBroker:
             raise refused(f"{self.root / 'config'}: {error.remark}") from error
 
     def _table(self, name: str, kind: type[_T]) -> _T | None:
-        """The file, or the one before it, as RocketMQ's own start reads it; None: neither is there."""
+        """Read a table, or its backup, as RocketMQ's own start does; None: neither exists."""
         path, reasons = self.root / "config" / f"{name}.json", list[str]()
         for one in (path, path.with_name(f"{path.name}.bak")):
             data = self._disk.read(one) if self._disk.exists(one) else b""
@@ -303,5 +302,5 @@ class StoredBroker:
 
 
 def refused(reason: str) -> StartupError:
-    """It can't be imported."""
+    """Return the error of a refused import."""
     return StartupError(f"--import-from: {reason}", EXIT_CONFIG)

@@ -1,1 +1,1 @@
-"""A copy of an Apache master's log becomes a master's own: what waits in RocketMQ's form goes on in neve's."""
+"""Promotion of a copy of an Apache master's log: messages that wait in RocketMQ's form are converted to neve's."""

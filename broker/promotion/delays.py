@@ -1,7 +1,7 @@
-"""Delay levels: RocketMQ's queues are neve's, one a level in the order of delivery; only the position is polled.
+"""Delay levels: neve uses RocketMQ's queues, one per level in the order of delivery. Only positions are polled.
 
-What a poll has not told of is delivered if its copy is in the log, and what lies behind one that is not delivered is
-none either.
+A message after the last poll's position is delivered if its copy is in the log. After the first message of a level that
+is not delivered, none of the level is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from neve.remoting.names import SCHEDULE_TOPIC
 
 
 class Delayed(NamedTuple):
-    """One that may have been delivered since."""
+    """A message that may have been delivered since the last poll."""
 
     level: int
     offset: int
@@ -26,7 +26,7 @@ class Delayed(NamedTuple):
 
 
 def perhaps_delivered(store: MessageStore, schedule: ScheduleMessage, poll: LastPoll, horizon: int) -> list[Delayed]:
-    """Of each level those that were due by a time (ms), in their order."""
+    """Return the messages of each level that were due by `horizon` (ms), in order."""
     found = list[Delayed]()
     for level in range(1, schedule.max_level + 1):
         for record in of_queue(store, SCHEDULE_TOPIC, level - 1, poll.delays.get(level, 0)):
@@ -37,7 +37,7 @@ def perhaps_delivered(store: MessageStore, schedule: ScheduleMessage, poll: Last
 
 
 def positions(poll: LastPoll, candidates: Sequence[Delayed], delivered: Delivered) -> dict[int, int]:
-    """Level → the next one to deliver."""
+    """Map each level to the offset of its next message to deliver."""
     found, behind = dict(poll.delays), set[int]()
     for one in candidates:
         if one.level in behind:

@@ -1,10 +1,11 @@
-"""Half messages: RocketMQ's two queues are neve's, and its marks of ends read the same.
+"""Half messages: neve uses RocketMQ's two queues, and reads its marks of ended transactions.
 
-    waits    it lies at or above the master's floor in RMQ_SYS_TRANS_HALF_TOPIC (CID_RMQ_SYS_TRANS), no mark names it,
-             and it was not committed
+    waiting    at or above the master's committed offset in RMQ_SYS_TRANS_HALF_TOPIC (CID_RMQ_SYS_TRANS), not committed,
+               and without a mark
 
-A commit is stored first and its mark up to three seconds later: so the committed message counts, too. What a producer
-is asked about is appended again: of one transaction the newest waits. How often it was asked about is in it.
+A commit is stored first, and its mark up to three seconds later. Therefore the committed message counts, too. A half
+message is appended again when its producer is queried: of one transaction only the newest waits, and contains the
+number of queries.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ _CHECKS, _PREPARED_QUEUE_OFFSET = "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEU
 
 
 class Halves(NamedTuple):
-    """What waits, with how often it was asked about; all else above the first of these."""
+    """Waiting half messages, each with its number of queries, and the offsets of all others above the first of them."""
 
     waiting: list[tuple[MessageRecord, int]]
     ended: list[int]
 
 
 class Prepared(NamedTuple):
-    """Those above the master's floor: that no mark names; and the queue's offsets of the others."""
+    """Half messages above the master's committed offset: those without a mark, and the queue offsets of the others."""
 
     unmarked: list[MessageRecord]
     marked: list[int]
 
 
 def prepared(store: MessageStore, poll: LastPoll) -> Prepared:
-    """By the marks above the master's floor for these."""
+    """Return the half messages that the marks above the master's committed offset leave."""
     marked = set[int]()
     for mark in of_queue(store, OP_HALF_TOPIC, 0, poll.position(OP_HALF_TOPIC, GROUP, 0)):
         marked.update(int(part) for part in mark.body.split(b",") if part.isdigit())
@@ -52,7 +53,7 @@ def prepared(store: MessageStore, poll: LastPoll) -> Prepared:
 
 
 def sort_out(found: Prepared, delivered: Delivered) -> Halves:
-    """What waits of them, and what does not."""
+    """Return which of them wait."""
     candidates = found.unmarked
     newest = {_id(record) or ("", str(record.queue_offset)): record for record in candidates}
     waiting = [

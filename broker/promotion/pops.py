@@ -1,16 +1,16 @@
-"""Pops: RocketMQ writes a check point for what it hands out, and what is acknowledged, as timers of its revive log.
+"""Pops: RocketMQ stores check points of popped messages, and acknowledgements, as timers of its revive log.
 
-rmq_sys_REVIVE_LOG_<cluster>, JSON, by TAGS; in rmq_sys_wheel_timer until a second before, or until, it is in view again
+rmq_sys_REVIVE_LOG_<cluster>, JSON, by TAGS; in rmq_sys_wheel_timer until, or until a second before, it is visible again
     ck      {"so":first offset,"pt":pop time,"it":invisible ms,"bm":bits of those acknowledged,"n":count,"q":queue,
              "t":topic,"c":group,"d":[offset - so,…],"bn":broker}                               handed out
     ack     {"ao":offset,"so":…,"c":…,"t":…,"q":…,"pt":…,"bn":…}                                  acknowledged
     bAck    the same with "aol":[offset,…]
 
-A check point is done with when CID_RMQ_SYS_REVIVE_GROUP has passed it in the revive log: what was not acknowledged of
-it is in the group's pop-retry topic then, perhaps above what the last poll told. Of the others what nobody has
-acknowledged is out. RocketMQ's receipts name offset and pop time, as neve's do: who holds one acknowledges it here.
+A check point is finished when CID_RMQ_SYS_REVIVE_GROUP has passed it in the revive log. Its unacknowledged messages are
+in the group's pop-retry topic then, perhaps above the last poll. Of all other check points, the unacknowledged messages
+are in flight. RocketMQ's receipt handles contain offset and pop time, as neve's do: clients can acknowledge here.
 
-What is popped in order has no check point: its group stands at the first that is not acknowledged.
+Ordered pops have no check point: the group's committed offset is the first unacknowledged message.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from neve.remoting.names import RETRY_PREFIX
 log = logging.getLogger(__name__)
 
 GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
-# A check point is written after the time that it names.
+# A check point is written at most this long after the pop time that it contains.
 _WRITTEN_WITHIN_MS = 2000
-# Behind what the group has passed: a check point that waits by the timers' poll may have come there by the groups'.
+# Records below the revive group's committed offset that are read as well: a check point that is waiting by the poll of
+# timers may be in the revive log by the poll of groups.
 _LOOK_BACK = 4096
 _CHECK_POINT, _ACKS = "ck", ("ack", "bAck")
 
@@ -72,7 +73,7 @@ class _Ack(msgspec.Struct):
 
 
 class _LongAck(msgspec.Struct, rename="camel"):
-    """As RocketMQ before 5.0 writes it."""
+    """Acknowledgement as RocketMQ before 5.0 writes it."""
 
     topic: str
     consumer_group: str
@@ -86,16 +87,16 @@ _Pop = tuple[str, str, int, int, int]  # topic, group, queue, first offset, pop 
 
 
 class Out(NamedTuple):
-    """One message that nobody has acknowledged."""
+    """An unacknowledged message."""
 
     key: Key
     offset: int
     flight: Flight
-    back_at: tuple[Bound, ...]  # where it would be if it had come back
+    back_at: tuple[Bound, ...]  # where it would be if it had been revived
 
 
 class Pops(NamedTuple):
-    """What is out by the log; how far each queue was handed out since the last poll."""
+    """Messages in flight by the log, and the next offset of each queue that was popped since the last poll."""
 
     out: list[Out]
     handed_out: dict[Key, int]
@@ -104,7 +105,7 @@ class Pops(NamedTuple):
 def not_acknowledged(
     store: MessageStore, poll: LastPoll, revive_log: str, broker: str, timers: Sequence[Timer]
 ) -> Pops:
-    """By all records that no poll says to be done with."""
+    """Return the messages in flight: those of all check points that no poll shows as finished."""
     check_points = dict[_Pop, tuple[_CheckPoint, int]]()
     acknowledged = dict[_Pop, set[int]]()
     passed = set[_Pop]()
@@ -124,7 +125,8 @@ def not_acknowledged(
         if pop in passed:
             continue
         key = (check_point.group, check_point.topic, check_point.queue_id)
-        if place >= poll.asked_at and check_point.pop_time >= since:  # else the poll tells, also that it was set back
+        # otherwise the poll has its offset, also after a reset
+        if place >= poll.asked_at and check_point.pop_time >= since:
             handed_out[key] = max(handed_out.get(key, 0), max(check_point.offsets, default=-1) + 1)
         for one in _out(store, check_point, key, acknowledged.get(pop, set())):
             known = out.get((key, one.offset))
@@ -134,14 +136,17 @@ def not_acknowledged(
 
 
 def perhaps_back(pops: Pops, horizon: int) -> list[Bound]:
-    """Where those would be that were in view again by a time (ms)."""
+    """Return where the messages would be that became visible again by `horizon` (ms)."""
     return [place for one in pops.out if one.flight.visible_at <= horizon for place in one.back_at]
 
 
 def sort_out(
     pops: Pops, positions: Mapping[Key, int], delivered: Delivered, horizon: int
 ) -> list[tuple[Key, int, list[tuple[int, Flight]]]]:
-    """Each queue's next offset, and what of it is out; `positions`: where the groups stood by the last poll."""
+    """Return the next offset of each queue, and its messages in flight.
+
+    `positions`: committed offsets of the groups at the last poll.
+    """
     flights = dict[Key, list[tuple[int, Flight]]]()
     for one in pops.out:
         if one.flight.visible_at <= horizon and any(delivered.take(place) for place in one.back_at):
@@ -151,15 +156,15 @@ def sort_out(
     for key in flights.keys() | pops.handed_out.keys():
         out, stood = flights.get(key, []), positions.get(key, -1)
         following = max(stood, pops.handed_out.get(key, -1))
-        if following < 0:  # no poll knows the group: nothing of it may be passed over
+        if following < 0:  # no poll has the group: none of its messages may be skipped
             following = min((offset for offset, _ in out), default=0)
-        # a group that was set back gets what lies above again, as new
+        # a group that was reset gets the messages above again, as new ones
         found.append((key, following, [one for one in out if one[0] < following]))
     return sorted(found, key=lambda one: one[0])
 
 
 def _asked_ms(store: MessageStore, poll: LastPoll) -> int:
-    """The store time where the master's log ended when it was asked."""
+    """Return the store time of the last record when the master's log was polled."""
     raw = next(store.records_from(poll.asked_at - 1), None)
     last = None if raw is None else decode_record(raw)
     return 0 if last is None or last.physical_offset >= poll.asked_at else last.store_timestamp
@@ -168,7 +173,7 @@ def _asked_ms(store: MessageStore, poll: LastPoll) -> int:
 def _records(
     store: MessageStore, poll: LastPoll, revive_log: str, timers: Sequence[Timer]
 ) -> Iterator[tuple[MessageRecord, bool]]:
-    """And whether the group has passed it."""
+    """Yield the records, and whether the revive group has passed each."""
     for queue_id in store.queues_of(revive_log):
         position = poll.position(revive_log, GROUP, queue_id)
         for record in of_queue(store, revive_log, queue_id, position - _LOOK_BACK):
@@ -206,7 +211,7 @@ def _out(store: MessageStore, check_point: _CheckPoint, key: Key, acknowledged: 
 
 
 def _back_at(store: MessageStore, key: Key, offset: int) -> tuple[Bound, ...]:
-    """In the group's pop-retry topic, of either form of its name; what is not at hand can't be looked up."""
+    """Return its places in the group's pop-retry topics, for both forms of the name; empty: it is unreadable."""
     group, topic, queue_id = key
     entry = store.entry(topic, queue_id, offset)
     raw = None if entry is None else store.record_at(entry[0])

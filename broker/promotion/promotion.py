@@ -1,17 +1,18 @@
-"""A copy of an Apache master's log becomes a master's own: the start of a slave's directory as ASYNC_MASTER.
+"""Promotion of a copy of an Apache master's log to a master's: the start of a slave's directory as ASYNC_MASTER.
 
-    ha/promotion.json    {"end":…}: it was begun, and the master's log ended there; what lies above is of a try that a
-                         crash ended, nobody has seen it, and it is cut off
-    ha/followed.json     whose copy it is; gone once it is done, and the directory is a master's as any other
+    ha/promotion.json    {"end":…}: a promotion has begun, and the master's log ended there. Bytes above are of a try
+                         that a crash ended; no client has seen them, and the next try truncates them
+    ha/followed.json     whose copy it is; deleted at the end, and the directory is a master's as any other
 
-asked      nobody may listen where the master did, and no name server may know another master of the name: both would
-           give the same offsets
-read       what waits, by the master's last poll and the log (`delays`, `timers`, `halves`, `pops`)
-written    marks in neve's form, that say the same to every later start; topics younger than the last poll; synced
-archive    what may speak against a master of this log: it was overtaken, a topic began again (`archiving.attach`)
-done       the files above go
+ask        no process may listen at the master's address, and no name server may know another master of this name: both
+           would assign the same offsets
+read       find waiting messages by the master's last poll and the log (`delays`, `timers`, `halves`, `pops`)
+write      marks in neve's form, with which every later start finds the same; topics younger than the last poll; sync
+archive    check whether it has another master's log: it was fenced, or a topic began again (`archiving.attach`)
+finish     delete the files above
 
-Nothing is served meanwhile. What can't be told is refused, and the directory stays a slave's.
+No client is served meanwhile. If anything is undecidable, the promotion is refused, and the directory remains a
+slave's.
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ from neve.remoting.names import SYSTEM_PREFIX, SYSTEM_TOPICS
 log = logging.getLogger(__name__)
 
 _NAME = "promotion.json"
-# Due so soon behind the master's last record it may have been delivered by a clock that is a little ahead.
+# A message that is due this many ms after the master's last record may have been delivered by a fast clock.
 _AHEAD_MS = 3000
 
 
 class Api(Asked, Protocol):
-    """How servers are asked, and whether they are there."""
+    """Client that queries servers, and checks whether they are reachable."""
 
     async def reaches(self, address: str) -> bool:
-        """Whether somebody takes connections there."""
+        """Return whether a process accepts connections at the address."""
 
     def close(self) -> None:
-        """Nobody is asked any more."""
+        """Close all connections."""
 
 
 class _Begun(msgspec.Struct):
@@ -79,7 +80,7 @@ class _Cluster(msgspec.Struct, rename="camel"):
 
 
 class Promotion:
-    """See the module."""
+    """Promotion of a slave's directory. The module's docstring has the steps."""
 
     def __init__(
         self,
@@ -104,13 +105,13 @@ class Promotion:
 
     @property
     def is_due(self) -> bool:
-        """The directory is a slave's that is to serve alone."""
+        """Return whether the directory is a slave's that is configured as a master."""
         return self._followed.is_there
 
-    # ---- asked
+    # -- ask
 
     async def check(self, api: Api, own: tuple[str, str, str], name_servers: Sequence[str]) -> None:
-        """StartupError where it must not be, or can't be; `own`: cluster, name and address of this broker."""
+        """Raise StartupError if the promotion must be refused. `own`: cluster, name and address of this broker."""
         cluster, broker, address = own
         self._life = life = self._followed.load()
         try:
@@ -129,10 +130,10 @@ class Promotion:
             )
         await refuse_present(api, poll.master, (broker, address), name_servers)
 
-    # ---- read, and written
+    # -- read and write
 
     def begin(self) -> None:
-        """Behind the log's recovery: what a try that failed has left is cut off. StartupError."""
+        """Truncate the remains of a failed try. Called after recovery of the log. Raise StartupError."""
         store, end = self._store, self._store.max_physical_offset
         try:
             begun = self._file.read()
@@ -144,9 +145,10 @@ class Promotion:
             raise StartupError(f"{self._file.path}: {error}", EXIT_FAILED) from error
 
     def take_back(self) -> None:
-        """As `begin`, of a slave that is to go on as one: it has its master's log again, and no more. StartupError.
+        """Undo a failed try, for a slave that remains one. Raise StartupError.
 
-        A log that nobody follows is this broker's own: a crash came behind the promotion, and nothing of it is cut.
+        If the directory is no slave's any longer, a crash followed the promotion: the log is this broker's own, and is
+        not truncated.
         """
         if self._file.exists:
             if self._followed.is_there:
@@ -154,7 +156,10 @@ class Promotion:
             self._file.remove()
 
     def run(self) -> None:
-        """Behind the tables' `load`, before what waits is loaded. StartupError; another start does it anew."""
+        """Do the steps "read" and "write". Called after `load` of the tables, and before waiting messages are loaded.
+
+        Raise StartupError; another start does them again.
+        """
         assert self._last_poll.current is not None, "checked"
         try:
             self._run(self._last_poll.current)
@@ -165,7 +170,7 @@ class Promotion:
         store, offsets = self._store, self._offsets
         newest = store.newest_record()
         horizon = _AHEAD_MS + (0 if newest is None else decode_record(newest).store_timestamp)
-        # what may have been brought on its way since the last poll
+        # messages that may have been delivered since the last poll
         delayed = delays.perhaps_delivered(store, self._schedule, poll, horizon)
         waiting = timers.not_delivered(store, poll)
         if isinstance(waiting, timers.Unreadable):
@@ -209,10 +214,10 @@ class Promotion:
             sum(len(flights) for _, _, flights in out),
         )
 
-    # ---- done
+    # -- finish
 
     def finish(self) -> None:
-        """Behind the archive, where nothing speaks against it any more: there is no way back. StartupError."""
+        """Make the promotion final, after the archive is attached. Raise StartupError."""
         poll = self._last_poll.current
         assert poll is not None, "checked"
         try:
@@ -234,7 +239,7 @@ class Promotion:
 
 
 def new_topics(store: MessageStore, asked_at: int, known: Collection[str]) -> list[str]:
-    """Those that no table has, and that began behind it; one that began before is deleted."""
+    """Return the topics that no table has, and that began above `asked_at`. One that began before is deleted."""
     found = list[str]()
     for topic, queues in store.queues().items():
         if topic in known or topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX):
@@ -246,7 +251,7 @@ def new_topics(store: MessageStore, asked_at: int, known: Collection[str]) -> li
 
 
 async def refuse_present(api: Api, master: str, own: tuple[str, str], name_servers: Sequence[str]) -> None:
-    """StartupError while a master is there whose place is to be taken, or nobody says that it is gone.
+    """Raise StartupError if the former master is present, or if no name server confirms that it is gone.
 
     `own`: name and address of this broker. The api is closed.
     """
@@ -261,7 +266,7 @@ async def refuse_present(api: Api, master: str, own: tuple[str, str], name_serve
 
 
 async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Sequence[str]) -> None:
-    """One has to answer, and none may know another master."""
+    """Raise StartupError unless at least one name server answers, and none knows another master."""
     reasons = list[str]()
     for server in name_servers:
         try:
@@ -278,7 +283,7 @@ async def _ask_name_servers(api: Api, broker: str, own: str, name_servers: Seque
 
 
 def refused(reason: str, exit_code: int = EXIT_CONFIG) -> StartupError:
-    """A promotion that may not be, or can't be."""
+    """Return the error of a refused promotion."""
     return StartupError(
         f"this is the copy of an Apache master's log, and can't become master: {reason}. As brokerRole=SLAVE it goes "
         f"on as it is",

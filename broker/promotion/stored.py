@@ -1,7 +1,7 @@
-"""What an Apache master stored, as the copy of its log has it.
+"""Messages of an Apache master, in the copy of its log.
 
-A message that it brought on its way lies in the log twice: where it waited, and where it was bound. So what no poll has
-told is looked up: the copies above the place where the last poll began. Nothing is taken twice for one copy.
+A message that was delivered later is in the log twice: where it waited, and in its target queue. For deliveries after
+the last poll, the copies above the start of that poll are looked up. No copy counts for two messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from neve.remoting.names import CHECK_MAX_TOPIC
 
 
 class Bound(NamedTuple):
-    """What tells a message that comes to a queue from any other."""
+    """Identity of a message that is delivered to a queue."""
 
     topic: str
     queue_id: int
@@ -36,19 +36,20 @@ def bound(record: MessageRecord, topic: str, queue_id: int, reconsume_times: int
 
 
 def target(record: MessageRecord) -> tuple[str, int]:
-    """Where what waits belongs; an empty topic: it names none."""
+    """Return the target queue of a waiting message; an empty topic: it has none."""
     properties = record.properties
     queue = properties.get("REAL_QID", "0")
     return properties.get("REAL_TOPIC", ""), int(queue) if queue.isascii() and queue.isdigit() else 0
 
 
 class Delivered:
-    """Of those that are asked for, which came where they were bound, above a place; and how transactions ended."""
+    """Deliveries of the given messages above an offset, and the ends of transactions."""
 
     def __init__(self, store: MessageStore, asked: Collection[Bound], *, above: int, ended_above: int) -> None:
-        """`ended_above`: where the search for transactions' ends begins."""
+        """Search the log. `ended_above`: start of the search for ends of transactions."""
         self._copies = Counter[Bound]()
-        #: Where the half messages of what was committed lie, and what was committed or given up, by target and id.
+        #: Offsets of the half messages of committed messages, and (target, id) of transactions that were committed or
+        #: dropped.
         self.committed_places: set[int] = set()
         self.ended_ids: set[tuple[str, str]] = set()
         names, keys = {one[:2] for one in asked}, frozenset(asked)
@@ -62,7 +63,7 @@ class Delivered:
                     self._copies[key] += 1
 
     def take(self, key: Bound) -> bool:
-        """Whether there is a copy that nobody has taken."""
+        """Use up a copy of this message. Return False if none is left."""
         found = self._copies[key] > 0
         if found:
             self._copies[key] -= 1
@@ -70,7 +71,7 @@ class Delivered:
 
     def _note_end(self, record: MessageRecord) -> None:
         committed = record.sys_flag & TRANSACTION_BITS == TRANSACTION_COMMIT
-        if committed and record.prepared_transaction_offset:  # of a copy that was delivered later it is 0
+        if committed and record.prepared_transaction_offset:  # it is 0 in a copy that was delivered later
             self.committed_places.add(record.prepared_transaction_offset)
         if committed or record.topic == CHECK_MAX_TOPIC:
             properties = record.properties

@@ -1,16 +1,15 @@
-"""Messages for a moment: RocketMQ's queue is neve's; what it has delivered lies in its wheel, as a checkpoint tells.
+"""Timers: neve uses RocketMQ's queue. Its timing wheel and checkpoint show which messages are delivered.
 
-    delivered    due before the checkpoint's time and below its offset, or its copy is in the log
-    done         a longer wait than the wheel has, and so appended again with TIMER_ROLL_TIMES one higher
+    delivered    due before the checkpoint's time and below its offset, or the copy is in the log
+    finished     its delay exceeded the wheel, so it was appended again with TIMER_ROLL_TIMES one higher
 
-neve has one mark: all that is due up to a time is delivered, all below a log position is done. So the mark's time is
-behind the latest that was delivered, its position behind the last that is done; what waits on the wrong side of the
-mark is appended again.
+neve has one mark: all messages due up to a time are delivered, all below a log offset are finished. The mark's time is
+therefore after the latest delivered one, and its offset above the last finished one. Messages that wait on the wrong
+side of the mark are appended again.
 
-RocketMQ's pops come by timers, too: their check points and acknowledgements wait there until they are due (`pops`).
+RocketMQ's pops use timers, too: their check points and acknowledgements wait here until they are due (`pops`).
 
-There may be millions of them, so of each only where it lies is kept, and what it is told apart by; who needs the
-message reads it again.
+There may be millions of timers. Each is kept as its offset and identity only, and is read again when it is needed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ROLLS = "TIMER_ROLL_TIMES"
 
 
 class Timer(NamedTuple):
-    """One that the checkpoint does not say to be delivered."""
+    """A timer that is not delivered according to the checkpoint."""
 
     due: int  # ms, negative for a recall
     physical_offset: int
@@ -46,13 +45,13 @@ class Timer(NamedTuple):
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """Of timers nobody can say which were delivered."""
+    """Timers without a checkpoint: it is unknown which of them are delivered."""
 
     count: int
 
 
 def not_delivered(store: MessageStore, poll: LastPoll) -> list[Timer] | Unreadable:
-    """By the checkpoint; in the order of their queue."""
+    """Return the timers that are not delivered according to the checkpoint, in the order of their queue."""
     run = store.entries(WHEEL_TIMER_TOPIC, store.min_physical_offset, store.max_physical_offset).get(0)
     if run is None:
         return []
@@ -74,14 +73,14 @@ def _waits(check_point: TimerCheckPoint, due: int, offset: int) -> bool:
 
 
 def perhaps_delivered(timers: Sequence[Timer], horizon: int) -> list[Bound]:
-    """Where those are bound that were due by a time (ms)."""
+    """Return the targets of the timers that were due by `horizon` (ms)."""
     return [timer.bound for timer in timers if 0 <= timer.due <= horizon and not timer.is_of_pops]
 
 
 def sort_out(
     store: MessageStore, timers: Sequence[Timer], check_point: TimerCheckPoint, delivered: Delivered, horizon: int
 ) -> TimersTakenOver:
-    """Where the mark is, and what is to be appended again."""
+    """Return the mark, and the timers to append again."""
     rolled = Counter((timer.bound, timer.due, timer.rolls - 1) for timer in timers if timer.rolls)
     read_ms, below, waiting = check_point.read_ms, 0, list[Timer]()
     for timer in timers:
@@ -103,7 +102,7 @@ def sort_out(
         again=[
             (one.physical_offset, one.due)
             for one in waiting
-            # appended again it would come behind its recall, which is due at the same time
+            # appended again, it would follow its recall, which is due at the same time
             if not (_stays(one, read_ms, below) or _recalled_by(one) in recalls)
         ],
         is_empty=not stays,
@@ -111,7 +110,7 @@ def sort_out(
 
 
 def _recalls(store: MessageStore, timer: Timer) -> str | None:
-    """Which one, of a recall."""
+    """Return the message that a recall cancels."""
     raw = store.record_at(timer.physical_offset)
     return None if raw is None else decode_record(raw).properties.get(RECALL_KEY)
 
