@@ -1,1 +1,1 @@
-"""What is kept of topics, groups and positions, and how it is saved."""
+"""Tables of topics, groups and committed offsets, and the files in which they are stored."""

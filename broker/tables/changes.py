@@ -1,38 +1,39 @@
-"""What changes in the broker's tables, as records of the metadata log: one JSON object for each change.
+"""Changes of the broker's tables, as records of the metadata log: one JSON object for each change.
 
-    topic     rmq_sys_METADATA_LOG; in no table, so that clients neither see nor read it. A record counts only if a neve
-              broker wrote it: preparedTransactionOffset proves that (`broker.intake.internal_records`)
-    queue 0   changes, in the order in which they hold
-    queue 1   delay positions, each record all of them: the last one counts
-    queue 2   of a broker set: which master has settled its archive; the last one counts. A neve that knows nothing of
-              this queue passes it by
+    topic     rmq_sys_METADATA_LOG; in no table, so that clients neither see nor read it. Only records that a neve
+              broker wrote count: preparedTransactionOffset proves that (`broker.intake.internal_records`)
+    queue 0   changes, in the order in which they apply
+    queue 1   delay offsets; each record contains all of them, the last record counts
+    queue 2   of a broker set: the master that has settled its archive; the last record counts. Older versions of neve
+              ignore this queue
 
     {"v":1,"kind":…, …}
-    v      format of the record; one above ours, or a kind that we don't know, was written by a newer neve
-    kind   what changed, with these fields:
+    v      format of the record; a higher one, or an unknown kind, was written by a newer neve
+    kind   the change, with these fields:
 
-    topic           config, version             made or altered; the row as in topics.json, the table's version after it
-    topic gone      topic, ends, beginsAgain, version     ends: queue → where it ended; beginsAgain: its offsets, too
+    topic           config, version             created or updated; the row as in topics.json, the new table version
+    topic gone      topic, ends, beginsAgain, version     ends: queue → end offset; beginsAgain: offsets restart at 0
     group           config, version             as in subscriptionGroup.json
     group gone      group, withOffsets, version
-    forbidden       group, topic, forbidden, version      what a group may not read
+    forbidden       group, topic, forbidden, version      whether a group is denied to read a topic
     mode            topic, group, mode, neighbours        as in messageRequestMode.json
-    reset           group, topic, offsets       where a group is sent; its running consumers are told
-    offsets         group, topic, offsets       all its offsets there: copied from another group, or what the pop book
-                                                had of queues that leave it
-    user            name, user                  as in auth.json, its secret as it stands there
+    reset           group, topic, offsets       new committed offsets; running consumers are notified
+    offsets         group, topic, offsets       all offsets of the group in the topic: copied from another group, or
+                                                those of queues that leave the pop book
+    user            name, user                  as in auth.json, including the stored secret
     user gone       name
     policies        subject, policies           as in auth.json, all of the subject's
     policies gone   subject
     delays          offsets                     delay level → queue offset of the next message to deliver
-    raised          queues                      topic → queue → where it goes on, above what the archive has named
-    erased          rows                        topic → queue → [[first, last], …] of internal topics: hidden from all
-                                                requests; those of archived topics are in the archive's journal
-    settled         epoch                       of a master, whose log has, or goes on above, all that the archive names
+    raised          queues                      topic → queue → next offset, above all that the archive names
+    erased          rows                        topic → queue → [[first, last], …] of internal topics, hidden from all
+                                                requests; erased rows of archived topics are in the archive's journal
+    settled         epoch                       epoch of a master whose log contains, or resumes above, all that the
+                                                archive names
 
-`settled` lies behind the `raised` that it needed: whoever has it in his log has what its master settled. A topic's
-deletion lies behind its last record, and its re-creation before the first new one. Whoever meets a record
-that it can't read stops there and says so: what follows may rest on it.
+A `settled` record follows the `raised` records that it needs, so a log with it has all that its master settled. A
+topic's deletion follows the topic's last record, and its re-creation precedes the first new one. A reader stops at an
+unreadable record and reports it, because later records may depend on it.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 VERSION = 1
-#: The queues of the metadata log.
+#: Queues of the metadata log.
 CHANGES, DELAYS, SETTLED = 0, 1, 2
 
 
 class UnreadableChange(ValueError):
-    """A record of the metadata log that this neve can't follow."""
+    """A record of the metadata log that this version of neve can't apply."""
 
 
 class _Change(msgspec.Struct, rename="camel", tag_field="kind", frozen=True, kw_only=True):
@@ -56,14 +57,14 @@ class _Change(msgspec.Struct, rename="camel", tag_field="kind", frozen=True, kw_
 
 
 class TopicPut(_Change, tag="topic", frozen=True):
-    """See the module."""
+    """A topic is created or updated."""
 
     config: dict[str, Any]
     version: dict[str, int]
 
 
 class TopicGone(_Change, tag="topic gone", frozen=True):
-    """See the module."""
+    """A topic is deleted; `ends` are the end offsets of its queues."""
 
     topic: str
     ends: dict[int, int]
@@ -72,14 +73,14 @@ class TopicGone(_Change, tag="topic gone", frozen=True):
 
 
 class GroupPut(_Change, tag="group", frozen=True):
-    """See the module."""
+    """A group is created or updated."""
 
     config: dict[str, Any]
     version: dict[str, int]
 
 
 class GroupGone(_Change, tag="group gone", frozen=True):
-    """See the module."""
+    """A group is deleted, on request with its committed offsets."""
 
     group: str
     with_offsets: bool
@@ -87,7 +88,7 @@ class GroupGone(_Change, tag="group gone", frozen=True):
 
 
 class GroupForbidden(_Change, tag="forbidden", frozen=True):
-    """See the module."""
+    """A group's right to read a topic is revoked or restored."""
 
     group: str
     topic: str
@@ -96,7 +97,7 @@ class GroupForbidden(_Change, tag="forbidden", frozen=True):
 
 
 class ModePut(_Change, tag="mode", frozen=True):
-    """See the module."""
+    """The request mode (pull or pop) of a topic and group is set."""
 
     topic: str
     group: str
@@ -105,7 +106,7 @@ class ModePut(_Change, tag="mode", frozen=True):
 
 
 class OffsetsReset(_Change, tag="reset", frozen=True):
-    """See the module."""
+    """Committed offsets of a group in a topic are reset, by queue."""
 
     group: str
     topic: str
@@ -113,7 +114,7 @@ class OffsetsReset(_Change, tag="reset", frozen=True):
 
 
 class OffsetsCopied(_Change, tag="offsets", frozen=True):
-    """See the module."""
+    """All committed offsets of a group in a topic are replaced, by queue."""
 
     group: str
     topic: str
@@ -121,39 +122,39 @@ class OffsetsCopied(_Change, tag="offsets", frozen=True):
 
 
 class UserPut(_Change, tag="user", frozen=True):
-    """See the module."""
+    """A user is created or updated."""
 
     name: str
     user: dict[str, Any]
 
 
 class UserGone(_Change, tag="user gone", frozen=True):
-    """See the module."""
+    """A user is deleted."""
 
     name: str
 
 
 class PoliciesPut(_Change, tag="policies", frozen=True):
-    """See the module."""
+    """All policies of a subject are replaced."""
 
     subject: str
     policies: list[dict[str, Any]]
 
 
 class PoliciesGone(_Change, tag="policies gone", frozen=True):
-    """See the module."""
+    """All policies of a subject are deleted."""
 
     subject: str
 
 
 class DelayPositions(_Change, tag="delays", frozen=True):
-    """See the module."""
+    """Next queue offset of each delay level."""
 
     offsets: dict[int, int]
 
 
 class QueuesRaised(_Change, tag="raised", frozen=True):
-    """See the module."""
+    """Queues resume above their last record; topic → queue → next offset."""
 
     queues: dict[str, dict[int, int]]
 
@@ -165,7 +166,7 @@ class RowsErased(_Change, tag="erased", frozen=True):
 
 
 class ArchiveSettled(_Change, tag="settled", frozen=True):
-    """See the module."""
+    """The master of this epoch has settled its archive."""
 
     epoch: int
 
@@ -191,17 +192,17 @@ _decoder: msgspec.json.Decoder[Change] = msgspec.json.Decoder(Change)
 
 
 def queue_of(change: Change) -> int:
-    """Of the metadata log."""
+    """Return the queue of the metadata log for a change."""
     return _QUEUES.get(type(change), CHANGES)
 
 
 def encode_change(change: Change) -> bytes:
-    """The body of its record."""
+    """Return the body of the change's record."""
     return msgspec.json.encode(change)
 
 
 def decode_change(data: bytes | memoryview) -> Change:
-    """Raises UnreadableChange; its text tells the kind, and nothing of what the record holds."""
+    """Decode a change. Raises UnreadableChange, whose text names the kind but contains no data of the record."""
     try:
         head = _head.decode(data)
         if head.v == VERSION and head.kind in KINDS:
@@ -217,7 +218,7 @@ Row = TypeVar("Row")
 
 
 def row_of(config: Mapping[str, Any] | Sequence[Any], shape: type[Row]) -> Row:
-    """A table's row out of a change, read as its file is. Raises UnreadableChange."""
+    """Convert a table row of a change, as it is read from the table's file. Raises UnreadableChange."""
     try:
         return msgspec.convert(config, shape, strict=False, str_keys=True)
     except msgspec.ValidationError as error:

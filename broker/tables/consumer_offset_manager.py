@@ -1,4 +1,4 @@
-"""What each group has consumed: topic@group → queue → next offset to consume. Written every few seconds, whole."""
+"""Committed offsets of groups: topic@group → queue → next offset to consume. The whole table is saved periodically."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -16,9 +16,9 @@ from neve.errors import BrokerError
 from neve.remoting.codes import ResponseCode
 
 SEPARATOR = "@"
-# Consumer offsets that requests may add unless a limit is given; each takes about 100 bytes.
+# Default limit of the offsets that requests may add; each takes about 100 bytes.
 LIMIT = 2_000_000
-# Rows taken for the file before others get their turn: some 0.3 ms, twice that where no cache has them any more.
+# Rows copied for the file in one step of the event loop: about 0.3 ms, twice that without cache hits.
 _SLICE = 250
 # Rows that are taken from the file in one turn of the event loop, about 1 ms.
 _LOADED_SLICE = 500
@@ -27,13 +27,15 @@ _NOWHERE: Mapping[int, int] = {}
 
 
 class ConsumerOffsetManager:
-    """Commits are not monotonic: a client may set a group back.
+    """Table of committed offsets (RocketMQ's ConsumerOffsetManager).
 
-    Where a group pops, the pop book is the truth and tells this table (`follow`); who sets such a group elsewhere tells
-    the book first (`on_set`), or the book would put the old position back.
+    Commits are not monotonic: a client may move a group back.
 
-    Requests name groups, topics and queues in any combination: they add at most `limit` offsets. Offsets from the log,
-    from a file or from another broker are always taken.
+    For groups that pop, the pop book is authoritative and updates this table (`follow`). Code that moves such a group
+    notifies the book first (`on_set`), because the book would otherwise restore the old offset.
+
+    Requests may name any combination of groups, topics and queues, so they add at most `limit` offsets. Offsets from
+    the log, a file or another broker are always accepted.
     """
 
     def __init__(
@@ -47,26 +49,26 @@ class ConsumerOffsetManager:
         limit: Callable[[], int] = lambda: LIMIT,
     ) -> None:
         self._journal, self._limit = journal, limit
-        # Offsets in `_offsets` and in `_pulls`.
+        # Number of offsets in `_offsets` and in `_pulls`.
         self.count = self.pull_count = 0
         self._offsets: dict[str, dict[int, int]] = {}
-        # The names in `_offsets` from either side: who asks for one group or topic doesn't look at all of them.
+        # Index of the names in `_offsets`, so that a query for one group or topic does not scan all of them.
         self._topics: dict[str, dict[str, None]] = {}
         self._groups: dict[str, dict[str, None]] = {}
-        # Where the last pull of a group ended; only for statistics, not kept on disk.
+        # Offset where the last pull of a group ended; for statistics only, not saved.
         self._pulls: dict[str, dict[int, int]] = {}
-        # Where an administrator sent a group; until its next pull hears it, the group's own commits are stale.
+        # Offsets of resets by an administrator. Until the next pull receives one, the group's own commits are stale.
         self._resets: dict[str, dict[int, int]] = {}
         self.on_set: Callable[[str, str, int, int], object] = _nobody_pops
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
-        """As the file has it, at a start."""
+        """Load the file at a start."""
         run_here(self.load_parts())
         self.file.resume()
 
     def load_parts(self) -> Parts[None]:
-        """As `load`, where a master becomes a slave: the file stays suspended."""
+        """Run `load` in parts when a master becomes a slave; the file stays suspended."""
         value = yield from self.file.load_parts(offsetTable=dict[str, dict[int, int]])
         former, self._offsets = self._offsets, {}
         for part in (self._topics, self._groups, self._resets):
@@ -79,7 +81,7 @@ class ConsumerOffsetManager:
             yield nothing
 
     def _snapshot(self) -> Steps[Mapping[str, Any]]:
-        """What a group begins or loses meanwhile is in it or not; it counts as a change that is not saved yet."""
+        """Return the table for its file, in steps; concurrent changes are included or not, and are saved once more."""
         rows = Rows([{}])
         for topic, group in self.pairs():
             name = topic + SEPARATOR + group
@@ -91,11 +93,11 @@ class ConsumerOffsetManager:
         return {"offsetTable": rows}
 
     def table(self) -> dict[str, dict[int, int]]:
-        """topic@group → queue → next offset to consume."""
+        """Return a copy: topic@group → queue → next offset to consume."""
         return {name: dict(queues) for name, queues in self._offsets.items()}
 
     def copied(self) -> Steps[dict[str, dict[int, int]]]:
-        """As `table`; what changes between two steps is in it or not, each row whole."""
+        """Return a copy in steps; concurrent changes are included or not, each row as a whole."""
         table: dict[str, dict[int, int]] = {}
         for topic, group in self.pairs():
             name = topic + SEPARATOR + group
@@ -106,12 +108,12 @@ class ConsumerOffsetManager:
         return table
 
     def restore(self, table: Mapping[str, Mapping[int, int]]) -> None:
-        """Take a whole table, as `table` gave it."""
+        """Merge a whole table, as returned by `table`."""
         self._take(table)
         self.file.touch()
 
     def install(self, table: Mapping[str, Mapping[int, int]], resets: Mapping[str, Mapping[int, int]]) -> None:
-        """Take another's table in place of this one, and what running consumers are still to be told."""
+        """Replace the table by that of another broker, with the resets that running consumers have not received yet."""
         for part in (self._offsets, self._topics, self._groups, self._resets):
             part.clear()
         self.count = 0
@@ -120,7 +122,7 @@ class ConsumerOffsetManager:
         self.file.touch()
 
     def resets(self) -> dict[str, dict[int, int]]:
-        """topic@group → queue → where running consumers are still to be sent."""
+        """Return the resets that running consumers have not received yet: topic@group → queue → offset."""
         return {name: dict(queues) for name, queues in self._resets.items()}
 
     def _take(self, table: Mapping[str, Mapping[int, int]]) -> None:
@@ -134,7 +136,7 @@ class ConsumerOffsetManager:
         self.count += len(queues) - before
 
     def _queues(self, group: str, topic: str) -> dict[int, int]:
-        """Where the group stands in the topic, to be written to."""
+        """Return the writable row of a group in a topic."""
         name = topic + SEPARATOR + group
         queues = self._offsets.get(name)
         if queues is None:
@@ -166,20 +168,21 @@ class ConsumerOffsetManager:
             )
 
     def follow(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Where the pop book says that the group stands."""
+        """Set the offset that the pop book reports."""
         self._merge(self._queues(group, topic), {queue: offset})
         self.file.touch()
 
     def reset(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """As `reset_all`, of one queue."""
+        """Reset the offset of one queue; see `reset_all`."""
         at_once(self.reset_all(group, topic, {queue: offset}))
 
     def reset_all(self, group: str, topic: str, offsets: Mapping[int, int]) -> Steps[None]:
-        """Set a group to offsets, and its running consumers with their next pull or pop.
+        """Reset committed offsets of a group; running consumers receive them with their next pull or pop.
 
-        The first step changes the table and the log; the others tell the pop book, which must not be left out.
-        An offset that the group has already is set too: what it was given above comes again. Raises BrokerError in the
-        first step if the log takes nothing now or there is no room for more offsets; nothing has changed then.
+        The first step changes the log and the table. The other steps notify the pop book and must not be skipped.
+        Offsets that are equal to the committed ones are set as well: messages in flight above them are then
+        redelivered. Raises BrokerError in the first step if the log refuses the record or there is no room for more
+        offsets. Nothing has changed then.
         """
         self._require_room_for(group, topic, offsets)
         change = OffsetsReset(group=group, topic=topic, offsets=dict(offsets))
@@ -194,7 +197,7 @@ class ConsumerOffsetManager:
                 yield
 
     def take_reset(self, group: str, topic: str, queue: int) -> int | None:
-        """Where this pull is to go on instead, told once; a pop goes on there by itself."""
+        """Return the reset offset for this pull once, None without a reset. Pops start at the reset offset anyway."""
         if not self._resets:
             return None
         name = topic + SEPARATOR + group
@@ -209,7 +212,7 @@ class ConsumerOffsetManager:
             self.require_room(more)
 
     def clone(self, source: str, target: str, topic: str) -> Steps[None]:
-        """Copy the offsets of a group in a topic to another group. Raises and takes steps as `reset_all`."""
+        """Copy the offsets of a group in a topic to another group, in steps and with the errors of `reset_all`."""
         queues = self._offsets.get(topic + SEPARATOR + source)
         if queues is not None:
             self._require_room_for(target, topic, queues)
@@ -221,8 +224,8 @@ class ConsumerOffsetManager:
     def log_standing(self, group: str, topic: str) -> Mapping[int, int]:
         """Log the offsets of a group in a topic, and return them by queue.
 
-        Slaves have them then without a poll, also on top of a poll that was answered before. Raises BrokerError if the
-        log takes nothing now.
+        Slaves then have them without a poll. The record also overrides the answer to an earlier poll. Raises
+        BrokerError if the log refuses the record.
         """
         change = OffsetsCopied(group=group, topic=topic, offsets=self.queues_of(group, topic))
         self._journal.record(change)
@@ -230,7 +233,7 @@ class ConsumerOffsetManager:
         return change.offsets
 
     def apply(self, change: Change) -> None:
-        """What a change that is in the log makes of the table; what is popped is the book's to know."""
+        """Apply a change that is in the log; the pop book applies its own changes."""
         match change:
             case OffsetsReset():
                 self._merge(self._queues(change.group, change.topic), change.offsets)
@@ -252,20 +255,20 @@ class ConsumerOffsetManager:
         return dict(self._offsets.get(topic + SEPARATOR + group, {}))
 
     def standing(self, group: str, topic: str) -> Mapping[int, int]:
-        """The same, as it is now: for who looks and keeps nothing."""
+        """Return the live row of a group in a topic, for callers that do not keep it."""
         return self._offsets.get(topic + SEPARATOR + group, _NOWHERE)
 
     def stands(self, group: str, topic: str) -> bool:
-        """It has an offset in some queue of the topic."""
+        """Return whether a group has a committed offset in any queue of a topic."""
         return topic + SEPARATOR + group in self._offsets
 
     def query(self, group: str, topic: str, queue: int) -> int:
-        """-1: the group has none."""
+        """Return the committed offset, -1 without one."""
         queues = self._offsets.get(topic + SEPARATOR + group)
         return -1 if queues is None else queues.get(queue, -1)
 
     def commit_pull(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Remember where a pull ended; a new queue only while there is room, because it is only for statistics."""
+        """Remember where a pull ended. A new queue is dropped without room, because this is only for statistics."""
         queues = self._pulls.get(topic + SEPARATOR + group)
         if queues is None or queue not in queues:
             if self.pull_count >= self._limit():
@@ -294,11 +297,14 @@ class ConsumerOffsetManager:
         self._forget(lambda name: name.endswith(SEPARATOR + group))
 
     def clip(self, maximum: Callable[[str, int], int]) -> list[str]:
-        """After an unclean stop no group may stand above its queue's end: it would miss what is sent next."""
+        """Limit all offsets to the ends of their queues after an unclean stop; return a text for each change.
+
+        A group above the end would miss the next messages.
+        """
         return at_once(self.clip_steps(maximum))
 
     def clip_steps(self, maximum: Callable[[str, int], int]) -> Steps[list[str]]:
-        """As `clip`, while nothing changes an offset."""
+        """Run `clip` in steps; no offset may change meanwhile."""
         clipped, looked_at = [], 0
         for name, queues in list(self._offsets.items()):
             topic = name.partition(SEPARATOR)[0]
@@ -315,7 +321,7 @@ class ConsumerOffsetManager:
         return clipped
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Topic and group wherever a group stands. There may be changes between two of them, seen or not."""
+        """Yield topic and group of all rows; rows that change during the iteration may be included or not."""
         for topic in list(self._groups):
             for group in self.groups_of(topic):
                 yield topic, group
@@ -336,7 +342,7 @@ class ConsumerOffsetManager:
 
 
 def _nobody_pops(group: str, topic: str, queue: int, offset: int) -> None:
-    """Until a pop book listens."""
+    """Ignore a change of an offset: no pop book listens."""
 
 
 def _drop(table: dict[str, dict[int, int]]) -> None:

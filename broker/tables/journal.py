@@ -1,4 +1,4 @@
-"""The door through which a table's change goes before it holds: into the metadata log (`broker.metadata`)."""
+"""Interface to the metadata log (`broker.metadata`), which records each change before it applies to a table."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from broker.tables.changes import Change
 
 
 class Journal(Protocol):
-    """Each change is in the log before it is in its table."""
+    """Metadata log of the tables. Invariant: each change is in the log before it is in its table."""
 
     @property
     def position(self) -> int:
-        """The tables hold all changes below this offset of the log."""
+        """Offset of the log below which the tables include all changes."""
 
     def record(self, change: Change) -> None:
-        """Its next record. Raises BrokerError where the log takes nothing now: then nothing may change."""
+        """Append a change. Raises BrokerError if the log refuses it; the table must not change then."""
 
 
 class NoJournal:
-    """Of a table without a log: its file says everything."""
+    """Journal of a table without a log: its file has all changes."""
 
     position = 0
 
     def record(self, change: Change) -> None:
-        """Nobody follows."""
+        """Do nothing."""
 
 
 NO_JOURNAL = NoJournal()

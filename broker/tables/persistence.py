@@ -1,4 +1,4 @@
-"""All tables that changed are saved together: one sync of the log serves them."""
+"""Joint saving of all changed tables, so that one fsync of the log serves them all."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class Saved(Protocol):
 
     @property
     def dirty(self) -> bool:
-        """Whether the file is behind."""
+        """Whether the table has unsaved changes."""
 
     def save(self) -> Coroutine[Any, Any, None]:
-        """Returns when what it held at this call is on disk."""
+        """Save the table; returns when its content at this call is on disk."""
 
 
 class Persistence:
-    """One that fails keeps back no other."""
+    """Saves all changed tables; one that fails does not prevent the others."""
 
     def __init__(self, tables: Sequence[Saved]) -> None:
         self._tables = tuple(tables)
 
     async def run(self) -> None:
-        """ExceptionGroup of what failed."""
+        """Save all changed tables. Raises ExceptionGroup of the failures."""
         results = await asyncio.gather(*(each.save() for each in self._tables if each.dirty), return_exceptions=True)
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:

@@ -1,13 +1,13 @@
-"""Where a group's retries lie, and what the name of such a topic means.
+"""Names of retry topics, and the groups and topics that they denote.
 
-    %RETRY%group          what members sent back, under the name that all clients know
-    %RETRY%group_topic    popped from the topic and not acknowledged in time (V1)
-    %RETRY%group+topic    the same (V2, `enableRetryTopicV2`); neither a group's nor a topic's name has a +
+    %RETRY%group          messages that consumers sent back; all clients know this name
+    %RETRY%group_topic    messages popped from the topic and not acknowledged in time (V1)
+    %RETRY%group+topic    the same in V2 (`enableRetryTopicV2`); names of groups and topics contain no +
 
-A V1 name with more than one underscore, or one that is a group's own, may mean several things: %RETRY%a_b is what group
-a_b sent back, or what group a popped from b. Which of these there are, the tables of topics and groups say. Where more
-than one is possible, a pair's retries get the V2 name, so that no group reads what is another's; what a group has in
-its V1 topic from before, it still gets from there.
+A V1 name is ambiguous if it has several underscores or is a group's own name. %RETRY%a_b holds what group a_b sent
+back, or what group a popped from b. The tables of topics and groups decide which of these exist. If more than one is
+possible, the V2 name is used, so that no group reads another's messages. Messages that a group already has in its V1
+topic are still read from there.
 """
 
 from collections.abc import Callable, Collection, Container
@@ -19,14 +19,14 @@ _V1, _V2 = "_", "+"
 
 
 class Owner(NamedTuple):
-    """Whose a retry topic is: the group's own, or of what it popped from a topic."""
+    """Owner of a retry topic: a group, with the topic from which it popped; without a topic for messages sent back."""
 
     group: str
     topic: str | None = None
 
 
 class RetryNames:
-    """Reads and makes the names of retry topics (RocketMQ's KeyBuilder), by the topics and groups that there are."""
+    """Parses and creates names of retry topics (RocketMQ's KeyBuilder), based on the existing topics and groups."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class RetryNames:
         stands: Callable[[str, str], bool],
         prefers_v2: Callable[[], bool],
     ) -> None:
-        """`stands(group, topic)`: the group has a position there."""
+        """Create it; `stands` returns whether the group has a committed offset in the topic."""
         self._topics, self._groups, self._stands, self._prefers_v2 = topics, groups, stands, prefers_v2
 
     def owners(self, name: str) -> list[Owner]:
-        """Everything that the name of a retry topic can mean here; nothing if no table knows it."""
+        """Return all meanings of a retry topic's name on this broker; none if no table contains its parts."""
         rest = name.removeprefix(RETRY_PREFIX)
         group, plus, topic = rest.partition(_V2)
         if plus:
@@ -50,12 +50,12 @@ class RetryNames:
         return owners + [pair for pair in pairs if pair.group in self._groups and pair.topic in self._topics]
 
     def group_of(self, name: str) -> str:
-        """Whose settings hold for the messages of a retry topic."""
+        """Return the group whose settings apply to the messages of a retry topic."""
         owners = self.owners(name)
         return owners[0].group if owners else name.removeprefix(RETRY_PREFIX)
 
     def of_pair(self, group: str, topic: str) -> str:
-        """Where goes what the group popped from the topic; out of a retry topic it goes there again."""
+        """Return the topic for redeliveries of messages that a group popped from a topic; a retry topic is its own."""
         if topic.startswith(RETRY_PREFIX):
             return topic
         v1 = real_topic(topic, group, RETRY_V1)
@@ -64,7 +64,7 @@ class RetryNames:
         return v1
 
     def to_read(self, group: str, topic: str) -> list[str]:
-        """Those topics that there are with what the group popped from that one."""
+        """Return the existing retry topics with messages that the group popped from the topic."""
         if topic.startswith(RETRY_PREFIX):
             return []
         v1, v2 = (real_topic(topic, group, version) for version in (RETRY_V1, RETRY_V2))
@@ -74,9 +74,10 @@ class RetryNames:
         return found
 
     def unread_by(self, name: str, topics_of: Callable[[str], Collection[str]]) -> list[str]:
-        """Who reads a retry topic and has no position in it yet: `to_read`, and the group's own, asked from its side.
+        """Return the groups that read a retry topic and have no committed offset in it yet.
 
-        `topics_of`: where a group has positions.
+        This inverts `to_read` and includes the group's own retry topic. `topics_of` returns the topics in which a group
+        has committed offsets.
         """
         rest = name.removeprefix(RETRY_PREFIX)
         own = [rest] if topics_of(rest) else []
@@ -84,7 +85,10 @@ class RetryNames:
         return [group for group in dict.fromkeys(found) if not self._stands(group, name)]
 
     def _pairs_of(self, name: str) -> list[tuple[str, str]]:
-        """Whose retries lie there: a group that has a position in the topic, and no other to be told from it."""
+        """Return the pairs whose retries are in a retry topic.
+
+        Such a group has a committed offset in the original topic, and the name denotes no other pair.
+        """
         rest = name.removeprefix(RETRY_PREFIX)
         group, plus, topic = rest.partition(_V2)
         if plus:
@@ -93,7 +97,7 @@ class RetryNames:
         return [pair for pair in cuts if self._stands(*pair) and self._is_alone(name, *pair)]
 
     def gone_with(self, group: str, topic: str) -> list[str]:
-        """Those topics that mean nothing else than a pair that there was: they go when the topic goes."""
+        """Return the retry topics that denote only this pair; they are deleted with the topic."""
         names = (real_topic(topic, group, version) for version in (RETRY_V1, RETRY_V2))
         found = [name for name in names if name in self._topics and self._is_alone(name, group, topic)]
         return [name for name in found if self._stands(group, topic) or self._stands(group, name)]

@@ -1,17 +1,17 @@
-"""A JSON table on disk: written whole, atomically, in a thread; a newer format is refused, not guessed.
+"""JSON table on disk, written as a whole, atomically and in a thread. A newer format is rejected.
 
 {
  "neveFormat":1,
- "logOffset":n,       changes below this offset of the metadata log are in it; without it: all that the log has
+ "logOffset":n,       includes the changes below this offset of the metadata log; if missing, all changes of the log
  part:{
-  key:row,            the rows of a table, one a line
+  key:row,            the rows of a table, one per line
  ...
 
-The loop only copies the references to the rows, in slices where they may be very many; each is encoded by itself, in a
-thread, so that a table of ten thousand topics holds neither the loop nor the interpreter.
+The event loop only copies the references to the rows, for very large tables in slices. A thread encodes each row
+separately, so that a table of ten thousand topics blocks neither the event loop nor the interpreter.
 
-A table of positions claims what the log holds: it is captured, then the log is synced, then it is written. In any other
-order a power cut finds a position above the log's end, and what was delivered or acknowledged below it is gone.
+A table of offsets refers to messages of the log. It is captured, then the log is fsynced, then it is written. In any
+other order, a power failure could leave an offset above the log's end. The group would then miss new messages below it.
 """
 
 import asyncio
@@ -34,20 +34,20 @@ from neve.remoting.codes import ResponseCode
 
 FORMAT = 1
 _LOG_OFFSET = "logOffset"
-# A file that is so many changes behind is written again, though none is its own: a start reads no more than that.
+# Changes of the metadata log after which a file is written again, even without own changes. Limits replay at a start.
 _BEHIND = 1024
 
-#: Returns when all that the log had at its call is on the disk; raises when no sync succeeds any more.
+#: Returns when the log's content at the call is on disk. Raises if no fsync can succeed any longer.
 SyncLog = Callable[[], Awaitable[None]]
 Snapshot = Callable[[], Mapping[str, Any] | Steps[Mapping[str, Any]]]
 
 
 class Rows(list[dict[str, Any]]):
-    """Those of one table, taken a slice at a time: a table that is copied at once holds the loop for all that it is."""
+    """Rows of one table, copied in slices, because copying a large table in one step would block the event loop."""
 
 
 class StateFile:
-    """`save` returns when what the table held at its call is on disk; calls that wait together share one write."""
+    """File of a table. Concurrent calls of `save` share one write."""
 
     def __init__(
         self,
@@ -59,13 +59,14 @@ class StateFile:
         threads: Threads = SYSTEM_THREADS,
         journal: Journal = NO_JOURNAL,
     ) -> None:
-        """`journal`: where the table's changes are before they are in it.
+        """Create the file's state; nothing is read yet.
 
-        `sync_log` is what a table of positions needs, one that says nothing of the log has none; and in a broker set
-        every table, whose file must not have what the set may yet lose.
-
-        `snapshot` gives dictionaries that nobody changes any more; a row may be written as it is a moment later. It may
-        take steps: each row is then captured in one of them, and all of them before the log is synced.
+        Args:
+            snapshot: returns the table's parts as dictionaries that do not change any longer. A row may be written as
+                it is a moment later. If it takes steps, each one captures whole rows. The last one precedes the fsync.
+            sync_log: fsyncs the log before a write. Tables of offsets need it, tables without references to the log do
+                not. In a broker set all tables have it, because a file must not include changes that the set may lose.
+            journal: the log that contains the table's changes before they are applied.
         """
         self._disk, self._path, self._snapshot, self._sync_log = disk, path, snapshot, sync_log
         self._threads, self._journal = threads, journal
@@ -73,8 +74,8 @@ class StateFile:
         self._writing = threads.lock()
         self._changes = 0
         self._saved = 0
-        # Of the metadata log: what the file says that it holds, None: nothing; this table's own changes behind that, if
-        # there are any: the first, and behind the last.
+        # Offsets of the metadata log: what the file includes (None: no offset stored). Then the range of this table's
+        # own changes after that: the first, and the one after the last.
         self._log_offset: int | None = 0
         self._own_first = self._own_end = 0
         self._is_suspended = False
@@ -90,21 +91,21 @@ class StateFile:
 
     @property
     def log_offset(self) -> int | None:
-        """The file holds the changes below this offset of the metadata log; None: it does not say, so all there were.
+        """Offset of the metadata log below which the file includes all changes; None if the file has no offset.
 
-        A file that is missing holds none.
+        A file without it includes all changes that existed. A missing file includes none: 0.
         """
         return self._log_offset
 
     @property
     def needs_log_from(self) -> int | None:
-        """The first change that a start may need; None: none."""
+        """Offset of the first change that a start may need, None without one."""
         saved = self._log_offset or 0
         return max(saved, self._own_first) if self._own_end > saved else None
 
     @property
     def changes(self) -> int:
-        """So many; `is_saved` of this number tells whether the latest is on disk."""
+        """Number of changes so far; `is_saved` of this number returns whether the latest one is on disk."""
         return self._changes
 
     def is_saved(self, change: int) -> bool:
@@ -114,7 +115,7 @@ class StateFile:
         self._changes += 1
 
     def touch_logged(self) -> None:
-        """By a change that was in the log first."""
+        """Note a change that is already in the log."""
         self._changes += 1
         if self._own_end <= (self._log_offset or 0):
             self._own_first = self._journal.position - 1
@@ -129,13 +130,16 @@ class StateFile:
         self._is_suspended = False
 
     def load(self, **shapes: Any) -> dict[str, Any]:
-        """The table; what `shapes` names has that type. ValueError with the file's name for anything else."""
+        """Read the table; `shapes` are the types of its parts.
+
+        Raises ValueError with the file's name if it is invalid.
+        """
         value = run_here(self.load_parts(**shapes))
         self.resume()
         return value
 
     def load_parts(self, **shapes: Any) -> Parts[dict[str, Any]]:
-        """As `load`, without `resume`: the yielded part reads and decodes the file."""
+        """Run `load` in parts, without `resume`; the yielded part reads and decodes the file in a thread."""
         found: list[tuple[dict[str, Any], int | None] | None] = []
         yield lambda: found.append(self._read(shapes))
         self._loads += 1
@@ -173,9 +177,9 @@ class StateFile:
         return value | shaped, position
 
     async def save(self) -> None:
-        """Capture, sync, save: what changes while the log is synced is for the next call.
+        """Capture the table, fsync the log, write the file; changes during the fsync are left to the next call.
 
-        BrokerError where the table is read anew instead.
+        Raises BrokerError if the table is loaded again meanwhile.
         """
         wanted = self._changes
         async with self._lock:
@@ -193,15 +197,15 @@ class StateFile:
             await self._threads.run(self._write, captured, position, data)
 
     def save_now(self) -> None:
-        """Before an answer that rests on the table, where nothing may come between; waits for a write under way.
+        """Write the file synchronously, without yielding to the event loop; waits for a write in progress.
 
-        Of positions only at the start, when all of the log is on the disk.
+        For tables of offsets only at the start, when the whole log is on disk.
         """
         position = self._journal.position
         self._write(self._changes, position, self._encode(self._snapshot_now(), position))
 
     def save_parts(self) -> Parts[None]:
-        """As `save_now`, of a table that nothing changes meanwhile; the yielded part encodes and writes it."""
+        """Run `save_now` in parts; the yielded part encodes and writes the table, which must not change meanwhile."""
         position, changes = self._journal.position, self._changes
         parts = self._snapshot_now()
         yield lambda: self._write(changes, position, self._encode(parts, position))
@@ -222,7 +226,7 @@ class StateFile:
 
 
 def encode_table(parts: Mapping[str, Any]) -> bytes:
-    """JSON of a table, row by row; for a thread."""
+    """Encode a table as JSON row by row; runs in a thread."""
     encode, pieces = msgspec.json.encode, list[bytes]()
     for name, part in parts.items():
         pieces.append(b"%b\n %b:" % (b"," if pieces else b"{", encode(name)))
@@ -236,13 +240,13 @@ def encode_table(parts: Mapping[str, Any]) -> bytes:
 
 
 class DataVersion:
-    """RocketMQ's stamp of a table: name servers compare it to see a change."""
+    """Version of a table (RocketMQ's DataVersion); name servers compare it to detect changes."""
 
     def __init__(self, now_ms: int) -> None:
         self.timestamp, self.counter, self.state_version = now_ms, 0, 0
 
     def after(self, now_ms: int) -> dict[str, int]:
-        """What it becomes with a change now, as `read` takes it."""
+        """Return the version after a change at `now_ms`, in the form that `read` accepts."""
         return {"counter": self.counter + 1, "stateVersion": self.state_version, "timestamp": now_ms}
 
     def read(self, value: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Consumer groups' settings: the table, its file, automatic creation."""
+"""Settings of consumer groups: the table, its file, and automatic creation."""
 
 import logging
 import sys
@@ -22,12 +22,12 @@ from neve.remoting.headers import Int32, Int64
 
 log = logging.getLogger(__name__)
 
-# Bit of RocketMQ's forbidden table that takes the right to read.
+# Bit of RocketMQ's forbidden table that revokes the right to read.
 _FORBIDDEN_READ = 4
 
 
 class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
-    """One group, by RocketMQ's field names; fields that neve doesn't act on are kept as they came."""
+    """Settings of one group, by RocketMQ's field names; fields that neve does not use are preserved."""
 
     group_name: str
     consume_enable: bool = True
@@ -52,7 +52,7 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class GroupsImage(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole table; `forbidden`: group → topics that it may not read."""
+    """Copy of the whole table; `forbidden` maps groups to the topics that they may not read."""
 
     groups: dict[str, SubscriptionGroupConfig]
     forbidden: dict[str, list[str]]
@@ -60,10 +60,10 @@ class GroupsImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionGroupManager:
-    """The table of consumer groups and its file (RocketMQ's SubscriptionGroupManager).
+    """Table of consumer groups and its file (RocketMQ's SubscriptionGroupManager).
 
-    A change is in the metadata log before it is here, holds at once and is saved by the next persist. BrokerError for a
-    group that is not there, and where the log takes nothing now: nothing has changed then.
+    A change is in the metadata log before it is in the table. It applies immediately and is saved periodically. Raises
+    BrokerError for a missing group, or if the log refuses the record. Nothing has changed then.
     """
 
     def __init__(
@@ -78,21 +78,24 @@ class SubscriptionGroupManager:
         journal: Journal = NO_JOURNAL,
         sync_log: SyncLog | None = None,
     ) -> None:
-        """`auto_create`: whether a group that a client names is made with the defaults."""
+        """Create the table; `auto_create` returns whether unknown groups are created with default settings."""
         self._clock, self._limit, self._auto_create, self._journal = clock, limit, auto_create, journal
         self.groups: dict[str, SubscriptionGroupConfig] = {}
-        # group → topics it may not read (request 353).
+        # Group → topics that it may not read (request 353).
         self._forbidden: dict[str, set[str]] = {}
         self.data_version = DataVersion(clock.now_ms())
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
-        """As the file has it, at a start."""
+        """Load the file at a start."""
         run_here(self.load_parts())
         self.file.resume()
 
     def load_parts(self) -> Parts[None]:
-        """As `load`, where a master becomes a slave: the file stays suspended. Other objects hold the table itself."""
+        """Run `load` in parts when a master becomes a slave; the file stays suspended.
+
+        The dictionary `groups` is refilled and not replaced, because other objects reference it.
+        """
         value = yield from self.file.load_parts(
             subscriptionGroupTable=dict[str, SubscriptionGroupConfig],
             forbiddenTable=dict[str, dict[str, int]],
@@ -117,13 +120,14 @@ class SubscriptionGroupManager:
 
     @property
     def room(self) -> int:
-        """So many groups more may clients name."""
+        """Number of groups that clients may still create."""
         return self._limit() - len(self.groups)
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's settings; made with the defaults where the broker creates groups by itself.
+        """Return a group's settings; create the group with default settings if automatic creation is enabled.
 
-        While the log takes nothing a new group has them, too, and is not kept: a full disk, or a slave, may be read.
+        If the log refuses the record, the settings are returned but not stored: clients may read from a broker with a
+        full disk, or from a slave.
         """
         found = self.groups.get(group)
         if found is None and self._auto_create() and self.room > 0 and names.group_fault(group) is None:
@@ -135,7 +139,7 @@ class SubscriptionGroupManager:
         return found
 
     def require(self, group: str) -> SubscriptionGroupConfig:
-        """As `find`; BrokerError where there is no such group."""
+        """Return a group's settings as `find` does. Raises BrokerError if there is no such group."""
         config = self.find(group)
         if config is None:
             raise BrokerError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist")
@@ -145,11 +149,11 @@ class SubscriptionGroupManager:
         self._record(GroupPut(config=config.to_wire(), version=self._next_version()))
 
     def deletion(self, group: str, *, with_offsets: bool) -> GroupGone:
-        """The change that deletes it, for who deletes what goes with it; `apply` does it here."""
+        """Return the change that deletes a group. The caller logs it and applies it to all tables."""
         return GroupGone(group=group, with_offsets=with_offsets, version=self._next_version())
 
     def put_back(self, config: SubscriptionGroupConfig) -> None:
-        """As it is without a change: out of a bucket."""
+        """Store a group's settings without logging a change, as a restore does."""
         self.groups[config.group_name] = config
         self._put_back()
 
@@ -161,7 +165,7 @@ class SubscriptionGroupManager:
         self.apply(change)
 
     def apply(self, change: Change) -> None:
-        """What a change that is in the log makes of the table. Raises UnreadableChange."""
+        """Apply a change that is in the log. Raises UnreadableChange."""
         match change:
             case GroupPut():
                 config = row_of(change.config, SubscriptionGroupConfig)
@@ -176,12 +180,12 @@ class SubscriptionGroupManager:
         self._changed(change.version)
 
     def image(self) -> GroupsImage:
-        """The whole table, as `install` takes it."""
+        """Return a copy of the whole table, in the form that `install` accepts."""
         return GroupsImage(groups=dict(self.groups), forbidden=self.forbidden(), version=self.data_version.to_wire())
 
     def install(self, image: GroupsImage) -> None:
-        """Take another's table in place of this one."""
-        self.groups.clear()  # others hold the table itself
+        """Replace the table by that of another broker."""
+        self.groups.clear()  # other parts reference the dictionary itself
         self.groups.update(image.groups)
         self._forbidden = {group: set(topics) for group, topics in image.forbidden.items()}
         self._changed(image.version)
@@ -202,11 +206,11 @@ class SubscriptionGroupManager:
             del self._forbidden[group]
 
     def forbidden(self) -> dict[str, list[str]]:
-        """Group → topics that it may not read."""
+        """Return the forbidden topics of each group."""
         return {group: sorted(topics) for group, topics in sorted(self._forbidden.items())}
 
     def forbid(self, table: Mapping[str, Iterable[str]]) -> None:
-        """Take a whole table, as `forbidden` gave it; without a change."""
+        """Add a whole table, as returned by `forbidden`, without logging a change."""
         self._forbidden.update({group: set(topics) for group, topics in table.items()})
         self._put_back()
 

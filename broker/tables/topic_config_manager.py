@@ -1,4 +1,4 @@
-"""The broker's topics: the table, its file, automatic creation by a send."""
+"""Topics of the broker: the table, its file, and automatic creation by sends."""
 
 import logging
 import sys
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
-    """One topic, with what the broker asks of it."""
+    """Settings of one topic, as the broker uses them."""
 
     @property
     def queue_nums(self) -> int:
@@ -37,18 +37,20 @@ class TopicConfig(body.TopicConfig, rename="camel", kw_only=True):
 
 
 class TopicsImage(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole table."""
+    """Copy of the whole table."""
 
     topics: dict[str, TopicConfig]
     version: dict[str, int]
 
 
 class TopicConfigManager:
-    """Reads are plain dictionary look-ups; each change advances the version and marks the file for writing.
+    """Table of topics and its file (RocketMQ's TopicConfigManager).
 
-    A topic that is new is on disk before anything that rests on it is acknowledged: `is_saved`, `save`, `keep`. A
-    change is in the metadata log before it is here; BrokerError where the log takes nothing now, and nothing has
-    changed then.
+    A read is one dictionary lookup. A change advances the version and marks the file as dirty.
+
+    A new topic must be on disk before anything that depends on it is acknowledged: see `is_saved`, `keep` and
+    `create_saved`. A change is in the metadata log before it is in the table. Raises BrokerError if the log refuses the
+    record. Nothing has changed then.
     """
 
     def __init__(
@@ -63,26 +65,30 @@ class TopicConfigManager:
         sync_log: SyncLog | None = None,
         sync_changes: SyncLog | None = None,
     ) -> None:
-        """`limit` is for what clients name; what the broker itself needs, and a restore, is always taken.
+        """Create the table.
 
-        `sync_changes`: brings the journal to where `save` would bring the file; without it the file is written.
+        `limit` applies to topics that clients create, not to the broker's own topics or to a restore. `sync_changes`
+        fsyncs the log, which makes changes as durable as `save` does; without it, the file is written instead.
         """
         self._clock, self._limit, self._journal, self._waits_for_set = clock, limit, journal, sync_log is not None
         self._sync_changes = sync_changes
         self.topics: dict[str, TopicConfig] = {}
         self.data_version = DataVersion(clock.now_ms())
         self.system: set[str] = set()
-        # New since the file was written, as far as somebody asked: topic → its change.
+        # Topics created since the file was written and not known to be saved: topic → its change number.
         self.unsaved: dict[str, int] = {}
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads, journal=journal)
 
     def load(self) -> None:
-        """As the file has it, at a start."""
+        """Load the file at a start."""
         run_here(self.load_parts())
         self.file.resume()
 
     def load_parts(self) -> Parts[None]:
-        """As `load`, where a master becomes a slave: the file stays suspended. Other objects hold the table itself."""
+        """Run `load` in parts when a master becomes a slave; the file stays suspended.
+
+        The dictionary `topics` is refilled and not replaced, because other objects reference it.
+        """
         value = yield from self.file.load_parts(topicConfigTable=dict[str, TopicConfig], dataVersion=dict[str, int])
         self.topics.clear()
         self.unsaved.clear()
@@ -97,11 +103,11 @@ class TopicConfigManager:
 
     @property
     def room(self) -> int:
-        """So many topics more may clients name."""
+        """Number of topics that clients may still create."""
         return self._limit() - len(self.topics)
 
     def is_saved(self, topic: str) -> bool:
-        """Whether a restart would know it."""
+        """Return whether the topic would exist after a restart."""
         change = self.unsaved.get(topic)
         if change is not None and self.file.is_saved(change):
             del self.unsaved[topic]
@@ -109,9 +115,9 @@ class TopicConfigManager:
         return change is None
 
     async def keep(self) -> None:
-        """A restart knows all changes so far when it returns: by their records in the log, which a start reads.
+        """Make all changes so far durable by fsyncing their log records, which a start replays.
 
-        The file follows at its period: it has all topics, and is not written for each that comes.
+        The file is saved periodically: it contains all topics, so it is not written for each new one.
         """
         if self._sync_changes is None:
             await self.file.save()
@@ -131,14 +137,17 @@ class TopicConfigManager:
         return None if config is None else config.read_queue_nums
 
     def require(self, topic: str) -> TopicConfig:
-        """BrokerError where there is no such topic."""
+        """Return a topic's settings. Raises BrokerError if there is no such topic."""
         config = self.topics.get(topic)
         if config is None:
             raise BrokerError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
         return config
 
     def ensure_system(self, configs: Iterable[TopicConfig]) -> None:
-        """What a stock broker has at start; a user's own change of one stays. Each member of a set makes its own."""
+        """Create the system topics of a RocketMQ broker; existing ones keep their settings.
+
+        Each member of a broker set creates its own.
+        """
         for config in configs:
             self.system.add(config.topic_name)
             if config.topic_name not in self.topics:
@@ -148,7 +157,7 @@ class TopicConfigManager:
         return topic in self.system or names.is_system_topic(topic)
 
     def update(self, config: TopicConfig) -> bool:
-        """True if anything changed."""
+        """Store a topic's settings; return whether anything changed."""
         if self.topics.get(config.topic_name) == config:
             return False
         change = TopicPut(config=config.to_wire(), version=self.data_version.after(self._clock.now_ms()))
@@ -157,7 +166,7 @@ class TopicConfigManager:
         return True
 
     def put_back(self, config: TopicConfig) -> None:
-        """As it is without a change: at a start, or out of a bucket."""
+        """Store a topic's settings without logging a change, as a start or a restore does."""
         if names.is_hidden(config.topic_name):
             return
         self.topics[config.topic_name] = config
@@ -165,12 +174,12 @@ class TopicConfigManager:
         self.file.touch()
 
     def deletion(self, topic: str, ends: Mapping[int, int], *, begins_again: bool) -> TopicGone:
-        """The change that deletes it, for who deletes what goes with it; `apply` does it here."""
+        """Return the change that deletes a topic. The caller logs it and applies it to all tables."""
         version = self.data_version.after(self._clock.now_ms())
         return TopicGone(topic=topic, ends=dict(ends), begins_again=begins_again, version=version)
 
     def apply(self, change: Change) -> None:
-        """What a change that is in the log makes of the table. Raises UnreadableChange."""
+        """Apply a change that is in the log. Raises UnreadableChange."""
         if isinstance(change, TopicPut):
             self._put(row_of(change.config, TopicConfig), change.version)
         elif isinstance(change, TopicGone):
@@ -187,25 +196,25 @@ class TopicConfigManager:
             self.unsaved[config.topic_name] = self.file.changes
 
     def lead(self, epoch: int) -> None:
-        """The set's master of this epoch says the table from now on: name servers believe the highest."""
+        """Advance the version to a new master's epoch, because name servers accept the table with the highest one."""
         version = self.data_version.after(self._clock.now_ms())
         self.data_version.read({**version, "stateVersion": max(epoch, self.data_version.state_version)})
         self.file.touch()
 
     def image(self) -> TopicsImage:
-        """The whole table, as `install` takes it."""
+        """Return a copy of the whole table, in the form that `install` accepts."""
         return TopicsImage(topics=dict(self.topics), version=self.data_version.to_wire())
 
     def install(self, image: TopicsImage) -> None:
-        """Take another's table in place of this one."""
-        self.topics.clear()  # others hold the table itself
+        """Replace the table by that of another broker."""
+        self.topics.clear()  # other parts reference the dictionary itself
         self.topics.update(_visible(image.topics))
         self.unsaved.clear()
         self._changed(image.version)
         self.unsaved.update(dict.fromkeys(self.topics, self.file.changes))
 
     def create_in_send(self, topic: str, default_topic: str, queue_nums: int, *, enabled: bool) -> TopicConfig | None:
-        """Automatic creation: the new topic inherits from the default one, if that may be inherited from."""
+        """Create a topic for a send by the settings of the default topic; None if that does not allow inheritance."""
         default = self.topics.get(default_topic)
         if default is None or not default.perm & PERM_INHERIT or (default_topic == DEFAULT_TOPIC and not enabled):
             return None
@@ -222,7 +231,7 @@ class TopicConfigManager:
         return config
 
     def create_plain(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
-        """A retry or dead-letter topic, made when it is first needed."""
+        """Return a retry or dead-letter topic, created when it is first needed."""
         found = self.topics.get(topic)
         if found is not None:
             return found
@@ -239,21 +248,24 @@ class TopicConfigManager:
         return self.update(msgspec.structs.replace(found, read_queue_nums=read, write_queue_nums=write))
 
     def create_now(self, topic: str, queue_nums: int) -> TopicConfig:
-        """On disk when it returns, in a set in the log. It holds the loop: for what a broker does once in its life."""
+        """Create a topic synchronously and return when it is on disk, in a broker set when it is in the log.
+
+        It blocks the event loop, so use it only for topics that a broker creates once.
+        """
         config = self.create_plain(topic, queue_nums)
         if not self.is_saved(topic) and not self._waits_for_set:
             self.file.save_now()
         return config
 
     async def create_saved(self, topic: str, queue_nums: int) -> TopicConfig:
-        """The same, on disk when it returns."""
+        """Create a topic and return when it is on disk."""
         config = self.create_plain(topic, queue_nums)
         if not self.is_saved(topic):
             await self.file.save()
         return config
 
     def to_wire(self) -> dict[str, Any]:
-        """To be encoded beside the loop: with thousands of topics that takes its time."""
+        """Return the table for encoding in a thread, because that is slow with thousands of topics."""
         return {
             "dataVersion": self.data_version.to_wire(),
             "mappingDataVersion": DataVersion(0).to_wire(),
@@ -276,7 +288,7 @@ def _visible(rows: Mapping[str, TopicConfig]) -> Mapping[str, TopicConfig]:
 
 
 def system_topics(broker: str, cluster: str, *, auto_create: bool, queues: int, trace: bool) -> list[TopicConfig]:
-    """The topics of a stock broker at its start."""
+    """Return the system topics that a RocketMQ broker has at its start."""
 
     def plain(name: str, nums: int, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
         return TopicConfig(topic_name=name, read_queue_nums=nums, write_queue_nums=nums, perm=perm, attributes={})
