@@ -1,1 +1,1 @@
-"""The archive as mechanism: encode, publish, fence, cold read."""
+"""Mechanisms of the archive: encoding, publication, fencing and cold reads."""

@@ -1,1 +1,1 @@
-"""From sealed segments to objects: plan, encode, upload, commit."""
+"""Writing of the archive, from sealed segments to objects: plan, encode, upload, commit."""

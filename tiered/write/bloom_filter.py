@@ -1,14 +1,14 @@
-"""The bloom filters of a data object: whether a row group may hold a word as `msg_id` or among its `keys`.
+"""Bloom filters of a data object: whether a row group may have a word as `msg_id` or among its `keys`.
 
-pyarrow writes them and reads only where they lie, in the footer; their bytes are those of Parquet's BloomFilter.md:
+pyarrow writes the filters, but can only read their places from the footer. Their format is Parquet's BloomFilter.md:
 
     0x15, zigzag varint      length of the bitset                        header, in Thrift's compact protocol
     1c 1c 00 00 (3 times)    algorithm BLOCK, hash XXHASH, compression UNCOMPRESSED
     00
     bitset                   blocks of 8 little-endian u32; a word has one bit in each of the 8
 
-A word that is there is always found; one that is not, in one of a hundred row groups. Parquet has no checksum over a
-filter: what is no whole filter is refused here, a bit that flipped in the bitset is not seen.
+A filter has no false negatives, and false positives in one of a hundred row groups. Parquet has no checksum for
+filters: an incomplete filter is rejected here, but a flipped bit in the bitset is not detected.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ import xxhash
 
 from neve.archive.rows.schema import FILTERED, FILTERS_MARK, DamagedObject
 
-# Filters of neighbouring row groups are one read up to so many bytes.
+# Filters of neighbouring row groups are read by one request up to this many bytes.
 _READ_MAX = 256 << 10
 _SALT = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 _BLOCK = Struct("<8I")
@@ -29,14 +29,14 @@ _VARINT_MAX = 5
 
 
 class FilterRead(NamedTuple):
-    """One range of the object, and the filters in it: for each row group their (start, length) in the range."""
+    """A range of the object with filters: for each row group, their (start, length) within the range."""
 
     start: int
     length: int
     groups: dict[int, list[tuple[int, int]]]
 
     def may_hold(self, data: bytes, word: bytes) -> frozenset[int]:
-        """The row groups that may hold the word. Raises DamagedObject."""
+        """Return the row groups that may have the word. Raises DamagedObject."""
         hashed = xxhash.xxh64_intdigest(word)
         return frozenset(
             group
@@ -46,7 +46,10 @@ class FilterRead(NamedTuple):
 
 
 def filter_reads(metadata: pq.FileMetaData) -> Iterator[FilterRead]:
-    """Always the same for the same object, so that what was read can be cached. A row group may be in none of them."""
+    """Yield the ranges with filters. A row group without filters is in none.
+
+    The ranges are the same for each call, so that their bytes can be cached.
+    """
     if FILTERS_MARK.encode() not in (metadata.metadata or {}):
         return
     part: dict[int, list[tuple[int, int]]] = {}
@@ -62,7 +65,7 @@ def filter_reads(metadata: pq.FileMetaData) -> Iterator[FilterRead]:
 
 
 def _places(group: pq.RowGroupMetaData) -> list[tuple[int, int]]:
-    """(offset, length) in the object of the filters; none unless all of them are there."""
+    """Return (offset, length) of a row group's filters in the object; empty if any is missing."""
     chunks = [group.column(index) for index in range(group.num_columns)]
     places = [
         (chunk.bloom_filter_offset, chunk.bloom_filter_length) for chunk in chunks if chunk.path_in_schema in FILTERED
@@ -94,7 +97,7 @@ def _holds(data: bytes, hashed: int) -> bool:
 
 
 def _bitset(data: bytes) -> bytes:
-    """Raises DamagedObject for anything but a whole filter of the only kind that there is."""
+    """Return the bitset of a filter. Raises DamagedObject unless it is complete and of the only supported kind."""
     number = at = 0
     while at < _VARINT_MAX and data[1 + at : 2 + at]:
         number |= (data[1 + at] & 0x7F) << 7 * at

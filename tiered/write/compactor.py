@@ -1,15 +1,16 @@
-"""Makes one data object of several: their rows in the order of the result -> a verified Parquet file.
+"""Compaction: the rows of several data objects, in the order of the result -> one verified Parquet file.
 
     inputs ── by queue, in a queue by offset ──▶ row groups of GroupSizes ──▶ file ── read back ──▶ upload
        └─ rebuilt: SHA-256 of all of an input's rows, against the journal's       └─ rebuilt: a hash of each row group
 
-What the journal says of an input is the hash of the sealed log's bytes, so a made object holds those, not what somebody
-read of them. An input's rows lie by queue and offset as the result's do: taken in the result's order, each input's come
-in its own, and its hash is known when they all have come, also those that are left out.
+The journal has the hash of the sealed log's bytes for each input. So the result is verified against the original
+bytes, and not against a possibly wrong decoding. An input has its rows by queue and offset, as the result does. So
+reading in the result's order yields each input's rows in their order, including dropped rows. The input's hash is
+complete after its last row.
 
-Memory: one row group that is being filled, and GROUPS_BYTES of those that were read last. A small object has the rows
-of several queues in one row group, which is then read for one queue after the other. What is taken of a row group is
-copied where it is the smaller part of it: a row group made of a few rows each of many would hold all of those.
+Memory is bounded by one row group being filled, and by GROUPS_BYTES of the row groups read last. A small object has
+rows of several queues in one row group, which is then read once for each queue. Rows are copied if they are the smaller
+part of their row group: otherwise a result of a few rows from each of many groups would keep all of them in memory.
 """
 
 from __future__ import annotations
@@ -39,29 +40,29 @@ GROUPS_BYTES = 64 << 20
 
 
 class NotWanted(ValueError):
-    """Nobody wants the object any more."""
+    """The object is no longer wanted."""
 
 
 class Input(NamedTuple):
-    """A copy of an object, and what the journal says of it."""
+    """A local copy of an object, and its description in the journal."""
 
     path: Path
     name: CommittedObject
 
 
 class _Part(NamedTuple):
-    """A run of a queue in a row group of an input; sorted, they are in the order of the result."""
+    """A run of a queue in a row group of an input. Parts sort in the order of the result."""
 
     queue: int
     first: int
     last: int
-    number: int  # of the input
+    number: int  # index of the input
     group: int
-    row: int  # in the group, of `first`
+    row: int  # row of `first` in the group
 
 
 class _Mark(NamedTuple):
-    """Of a written row group: what its rows must rebuild to."""
+    """The expected records of a written row group: the hash of their bytes, and their sizes."""
 
     digest: bytes
     sizes: npt.NDArray[np.int64]
@@ -78,10 +79,10 @@ def compact(
     sizes: GroupSizes = GROUP_SIZES,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> CommittedObject:
-    """The inputs' rows in one verified object, but for those below these offsets of their queues, and those erased.
+    """Write the inputs' rows to one verified object, without rows below the queues' offsets and erased rows.
 
-    Nothing stays behind on failure. Raises DamagedObject where an input does not hold what the journal says,
-    NotWanted where the object is not wanted any more.
+    Leaves no file behind on failure. Raises DamagedObject if an input differs from its description in the journal, and
+    NotWanted if the object is no longer wanted.
     """
     try:
         wire_bytes = sum(one.name.wire_bytes for one in inputs)
@@ -102,7 +103,7 @@ def compact(
     return name
 
 
-# ---- reading
+# ---- input
 
 
 def _rows_left(inputs: Sequence[Input], below: Mapping[int, int], erased: Spans) -> int:
@@ -115,7 +116,7 @@ def _rows_left(inputs: Sequence[Input], below: Mapping[int, int], erased: Spans)
 
 
 def _parts(inputs: Sequence[Input]) -> list[_Part]:
-    """Raises DamagedObject where two inputs hold the same offset."""
+    """Return all parts in the order of the result. Raises DamagedObject if two inputs have the same offset."""
     parts = []
     for number, one in enumerate(inputs):
         for index, group in enumerate(one.name.row_groups):
@@ -131,7 +132,7 @@ def _parts(inputs: Sequence[Input]) -> list[_Part]:
 
 
 def _rows(inputs: Sequence[Input], below: Mapping[int, int], erased: Spans) -> Iterator[tuple[int, pa.Table, Records]]:
-    """(queue, rows, the records that they rebuild to). Raises DamagedObject at the end where an input is another."""
+    """Yield (queue, rows, their rebuilt records). Raises DamagedObject at the end if an input's hash differs."""
     groups = _Groups(inputs)
     digests = [hashlib.sha256() for _ in inputs]
     for part in _parts(inputs):
@@ -160,7 +161,7 @@ def _check_rows(table: pa.Table, part: _Part, key: str) -> None:
 
 
 class _Groups:
-    """Row groups of the inputs, those that were read last at hand."""
+    """Row groups of the inputs, with a cache of those read last."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self._inputs = inputs
@@ -168,7 +169,7 @@ class _Groups:
         self._bytes = 0
 
     def read(self, number: int, index: int) -> tuple[pa.Table, Records]:
-        """Raises DamagedObject where it can't be read, or is not what the journal says."""
+        """Return a row group. Raises DamagedObject if it is unreadable or differs from the journal."""
         place = (number, index)
         if place in self._held:
             self._held.move_to_end(place)
@@ -190,11 +191,11 @@ class _Groups:
         return table, records
 
 
-# ---- writing
+# ---- output
 
 
 class _Writer:
-    """Rows in their order -> row groups; each is written when it is full."""
+    """Collects rows in order into row groups, and writes each when it is full."""
 
     def __init__(self, file: pq.ParquetWriter, path: Path, facts: ObjectFacts, sizes: GroupSizes) -> None:
         self._file, self._path, self._facts, self._sizes = file, path, facts, sizes
@@ -212,8 +213,10 @@ class _Writer:
         return self._digest.hexdigest()
 
     def add(self, queue: int, table: pa.Table, records: Records) -> None:
-        """A row group ends before the row that would make it too large, and at a change of queue when it is large
-        enough."""
+        """Add rows. A row group ends before a row that would make it too large.
+
+        It also ends at a change of queue if it is large enough.
+        """
         if self._runs and self._runs[-1][0] != queue and self._bytes >= self._sizes.at_queue_change:
             self._end_group()
         done, count = 0, len(table)
@@ -278,7 +281,7 @@ class _Writer:
 
 
 def _read_back(path: Path, name: CommittedObject, marks: Sequence[_Mark]) -> None:
-    """Raises DamagedObject where the file's rows do not rebuild to the records that went into it."""
+    """Read the file back. Raises DamagedObject if its rows do not rebuild to the records that were written."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for index, mark in enumerate(marks):

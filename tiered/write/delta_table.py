@@ -1,11 +1,12 @@
-"""The log of one topic's Delta table, as one broker writes to it.
+"""One broker's writer of a topic's Delta table log.
 
-A commit is an object that is put if it is absent, under the next version. It carries a `txn` of its broker with the
-number of the journal's entry that it tells: so whoever goes on, after a crash or on another machine, finds how far the
-table is. What it says follows from the journal and from the table before it: it needs no lock, whoever writes it first.
+A commit is an object that is put only if it is absent, under the next version. Its `txn` action has the number of the
+journal entry that it reflects, so that a process after a crash or on another machine finds how far the table is
+complete. The content of a commit is determined by the journal and the table before it. So no lock is needed: the first
+writer may be any process.
 
-Other brokers of the topic write to the same log. Where one was first, ours goes under the version after it: each speaks
-of its own objects alone.
+Other brokers of the topic write to the same log. If one of them takes a version first, this broker uses the next one:
+each broker's commits concern only its own objects.
 """
 
 from __future__ import annotations
@@ -42,28 +43,28 @@ from neve.archive.delta.table import (
 )
 from neve.entropy import Entropy, system_entropy, unique_name
 
-#: Commits from one checkpoint to the next; of a table of many files more, since a checkpoint names them all.
+#: Commits between two checkpoints. Tables with many files have more, because a checkpoint names all files.
 CHECKPOINT_COMMITS = 100
 _FILES_A_COMMIT = 10
-#: Files in one commit of who brings a table up to date: what is made in memory at a time.
+#: Files per commit when a table is brought up to date, which limits the memory.
 BATCH = 5_000
-_HINT = "_last_checkpoint"  # another program may write one; neve does not, and readers do without
+_HINT = "_last_checkpoint"  # other programs may write this file; neve does not, and readers don't need it
 
 
 class Overtaken(Exception):
-    """Another process tells this broker's journal in this table, or what we knew of its log has been cleaned up.
+    """Another process writes this broker's journal to the table, or the known part of its log was cleaned up.
 
-    Whoever reads the log again can go on.
+    A caller that reads the log again can continue.
     """
 
 
 class DeltaTable:
-    """`synced`: the journal's entry through which the table says what the journal says; −1: of none."""
+    """A topic's table. `synced`: the journal entry through which the table is complete; -1 for none."""
 
     def __init__(
         self, store: ObjectStore, topic: str, broker: str, *, prefix: str = "", entropy: Entropy = system_entropy
     ) -> None:
-        """Reads the log. Raises ForeignTable, and the store's errors."""
+        """Read the log. Raises ForeignTable, Overtaken, and the store's errors."""
         self._store, self.topic, self._broker = store, topic, broker
         self.root, self._app, self._entropy = table_root(prefix, topic), app_id(broker), entropy
         try:
@@ -74,19 +75,19 @@ class DeltaTable:
             raise ForeignTable(f"{log_folder(self.root)} is of another program's table")
         self.version, self.synced = state.version, state.transactions.get(self._app, -1)
         self._since_checkpoint, self._file_count = state.since_checkpoint, len(state.files)
-        self._files: dict[Key, dict[str, Any]] | None = state.of_broker(broker)  # until it is level
+        self._files: dict[Key, dict[str, Any]] | None = state.of_broker(broker)  # None after `level`
         self.commits = 0  # made by this process
 
     @property
     def is_level(self) -> bool:
-        """Whether its files have been held against the journal."""
+        """Whether the table's files have been compared with the journal."""
         return self._files is None
 
     def level(self, files: Iterable[VisibleFile], seq: int, time_ms: int) -> None:
-        """Make the table's files of this broker these, as they are after entry `seq`; nothing is written if they are.
+        """Make the table's files of this broker equal to `files`, the state after entry `seq`; writes only differences.
 
-        Where files have to go for that, it is not told which of the rows that come were there before: the commit says
-        that data changes, so that who follows the table stops, rather than take rows twice or miss any.
+        If files are removed, it is unknown which rows of the added ones were in the table before. The commit then
+        states a change of data, so that a reader of changes stops instead of reading rows twice or missing some.
         """
         assert self._files is not None and seq >= self.synced
         wanted = {file_key(action["add"]): action for action in (self._add(file, True) for file in files)}
@@ -94,7 +95,7 @@ class DeltaTable:
         came = [action for key, action in wanted.items() if key not in self._files]
         removed = [remove(told, time_ms=time_ms, data_change=True) for told in gone]
         if removed or came:
-            # A file that goes and comes with other rows hidden does so in one commit.
+            # A file that is removed and added again with other hidden rows must be in a single commit.
             whole = [*removed, *came]
             step = len(whole) if removed else BATCH
             parts = [whole[at : at + step] for at in range(0, len(whole), step)]
@@ -105,7 +106,7 @@ class DeltaTable:
         self._files = None
 
     def tell(self, change: Change, seq: int, time_ms: int, entry: str) -> None:
-        """What an entry changes. Rows that come in other files, or go by their age, are no change of data to Delta."""
+        """Commit the changes of one entry. Rows that move to other files or expire are no change of data to Delta."""
         assert self.is_level and seq > self.synced
         was = [remove(self._add(file, False)["add"], time_ms=time_ms, data_change=False) for file in change.gone]
         self._commit([*was, *(self._add(file, change.is_new) for file in change.came)], seq, time_ms, entry)
@@ -115,7 +116,10 @@ class DeltaTable:
         return add(self.root, self._broker, file, data_change=data_change)
 
     def _commit(self, actions: Sequence[Action], seq: int, time_ms: int, entry: str) -> None:
-        """Raises Overtaken, and the store's errors: whether it stands is then known by who reads the log again."""
+        """Commit under the next free version. After any error the outcome is unknown until the log is read again.
+
+        Raises Overtaken, ForeignTable, and the store's errors.
+        """
         data = self._encoded(actions, seq, time_ms, entry)
         while True:
             key = commit_key(self.root, self.version + 1)
@@ -125,7 +129,7 @@ class DeltaTable:
             except PreconditionFailed:
                 stands = self._got(key)
             if stands == data:
-                break  # by an earlier attempt
+                break  # written by an earlier attempt
             is_first = self.version == NO_VERSION
             self._take_notice(stands, key)
             if is_first:
@@ -159,7 +163,7 @@ class DeltaTable:
             raise Overtaken(f"{key} stood, and does not any more") from error
 
     def _take_notice(self, data: bytes, key: str) -> None:
-        """Of a commit that somebody else has put where ours was to be."""
+        """Check a commit that another writer has put under the version of ours, and continue after it."""
         for action in decode_lines(data):
             if "protocol" in action and not is_locked(action["protocol"]):
                 raise ForeignTable(f"{key} is of another program's table")
@@ -169,10 +173,10 @@ class DeltaTable:
         self._since_checkpoint += 1
 
     def _check_position(self) -> None:
-        """The version before ours stands, so nothing from there on has been cleaned up, and ours is the log's next.
+        """Check that the version before ours exists: then none after it has been cleaned up, and ours is the next one.
 
-        A process that slept, or had nothing to tell, for as long as old versions are kept may else have put one where
-        no reader looks. Before the first version none stands: there it is asked whether any stands behind it.
+        A process that was suspended or idle for longer than old versions are kept might otherwise have written a
+        version that no reader finds. Before the first version, it checks instead that no later version exists.
         """
         if self.version == NO_VERSION:
             behind = (version_in(one.key) for one in self._store.list(log_folder(self.root)))
@@ -184,26 +188,26 @@ class DeltaTable:
         except NotFound as error:
             raise Overtaken(f"{self.root}: version {self.version} has been cleaned up") from error
 
-    # ---- keeping the log short
+    # ---- checkpoints and clean-up
 
     @property
     def is_checkpoint_due(self) -> bool:
         return self._since_checkpoint >= max(CHECKPOINT_COMMITS, self._file_count // _FILES_A_COMMIT)
 
     def checkpoint(self, kept_since_ms: int) -> None:
-        """Write all that the log says, so that nobody has to read what is before.
+        """Write a checkpoint of the whole table, so that readers need no earlier version.
 
-        `kept_since_ms`: what was removed before this is not told any more.
+        `kept_since_ms`: files that were removed before this time are left out.
         """
-        state = read_table(self._store, self.root)  # of all brokers
+        state = read_table(self._store, self.root)  # includes all brokers
         key = checkpoint_file_key(self.root, state.version, unique_name(self._entropy))
         self._store.put(key, encode_lines(state.checkpoint(kept_since_ms)), if_absent=True)
         self._since_checkpoint, self._file_count = 0, len(state.files)
 
     def clean_up(self, until_ms: int) -> int:
-        """Delete what nobody needs who asks for the table as it was at this time, or later; how many objects.
+        """Delete versions that are not needed to read the table as of this time or later; returns how many objects.
 
-        All is kept from the newest checkpoint on that was there by then; the lowest versions go first.
+        Keeps everything from the newest checkpoint that existed then. Deletes the lowest versions first.
         """
         listed = sorted(self._store.list(log_folder(self.root)), key=lambda one: one.key)
         known = [parse_log_key(one.key) for one in listed if one.modified_ms <= until_ms]
@@ -211,14 +215,14 @@ class DeltaTable:
         due = [one.key for one in listed if (version := version_in(one.key)) is not None and version < kept_from]
         hint = log_folder(self.root) + _HINT
         if due and any(one.key == hint for one in listed):
-            due.insert(0, hint)  # it may name one of those that go
+            due.insert(0, hint)  # it may name one of the deleted versions
         for key in due:
             self._store.delete(key)
         return len(due)
 
 
 def _broker_of(action: Action) -> str | None:
-    """Whose journal a commit of neve's tells."""
+    """Return the broker whose journal a commit by neve reflects; None for other programs' commits."""
     parameters = action.get("commitInfo", {}).get("operationParameters") or {}
     broker = parameters.get("broker")
     return broker if isinstance(broker, str) else None

@@ -1,4 +1,4 @@
-"""What the local log says of one queue: where its records lie, one behind another without a hole."""
+"""Runs of ConsumeQueue entries: the places of consecutive records of one queue in the local log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class EntryRun(Protocol):
-    """Consecutive ConsumeQueue entries of one queue, as the store's `entries` gives them."""
+    """Consecutive ConsumeQueue entries of one queue, as returned by the store's `entries`."""
 
     @property
     def first_offset(self) -> int: ...
@@ -22,7 +22,7 @@ class EntryRun(Protocol):
 
 
 class PartOfRun(NamedTuple):
-    """Some of them: those that a name holds, or that a worker was given."""
+    """A part of a run: the entries of one name, or those that a worker received."""
 
     first_offset: int
     physical: npt.NDArray[np.int64]

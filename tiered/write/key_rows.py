@@ -1,7 +1,7 @@
-"""Which rows of an object have a key: its bloom filters say in which row groups they may be, those are read whole.
+"""Search for the rows of an object with a key: row groups that pass the bloom filters are read whole.
 
-What is found as bytes is decoded, and the caller says what is meant. For who changes the archive: nothing is left out
-for time or number, and what can't be read raises.
+Records with the key's bytes are decoded, and the caller judges them. The search is for changes of the archive: it has
+no limit of time or number, and raises if something can't be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 
 
 class Rows(Protocol):
-    """A row group as records, one behind another: the bytes of all, and where each begins, and the last one ends."""
+    """A row group's concatenated records: their bytes, and the positions of their begins and of the last end."""
 
     @property
     def wire(self) -> memoryview: ...
@@ -29,14 +29,14 @@ class Rows(Protocol):
 
 
 class Candidates(Protocol):
-    """Row groups that may hold something."""
+    """Row groups that may have a match."""
 
     @property
     def groups(self) -> list[int]: ...
 
 
 class GroupReader(Protocol):
-    """A worker's reading half; each raises its failure."""
+    """The reading methods of a worker; each raises its errors."""
 
     def read_group(self, store_url: str, name: CommittedObject, index: int) -> Rows: ...
 
@@ -44,7 +44,7 @@ class GroupReader(Protocol):
 
 
 class KeyRows(NamedTuple):
-    """(queue, offset) of the rows that are meant, and of those of which nobody can tell."""
+    """(queue, offset) of the matching rows, and of those that can't be judged."""
 
     meant: list[tuple[int, int]]
     unknown: list[tuple[int, int]]
@@ -53,7 +53,7 @@ class KeyRows(NamedTuple):
 def rows_with_key(
     reader: GroupReader, store_url: str, name: CommittedObject, key: str, judge: Callable[[MessageRecord], Verdict]
 ) -> KeyRows:
-    """Raises what the reader does."""
+    """Return the rows of an object that `judge` accepts. Raises the reader's errors."""
     word = key.encode("utf-8", "surrogatepass")
     pattern = re.compile(re.escape(word))
     found = KeyRows([], [])
@@ -70,14 +70,14 @@ def rows_with_key(
 
 
 def rows_with(group: Rows, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(number, record) of those that have the bytes anywhere, in their order."""
+    """Yield (row number, record) of the records that contain the bytes anywhere, in order."""
     hits = np.fromiter((match.start() for match in pattern.finditer(group.wire)), np.int64)
     for row in np.unique(np.searchsorted(group.positions, hits, "right") - 1).tolist():
         yield row, bytes(group.wire[int(group.positions[row]) : int(group.positions[row + 1])])
 
 
 def _verdict(raw: bytes, judge: Callable[[MessageRecord], Verdict]) -> Verdict:
-    """A damaged record has the bytes somewhere."""
+    """Judge a record; a damaged one is unknown, because it has the bytes but can't be decoded."""
     try:
         return judge(decode_record(raw))
     except MalformedRecord:

@@ -1,6 +1,7 @@
-"""Objects that become one, and whether the one that was made holds their rows, each once. Pure.
+"""Merge of objects, and the check whether the merged object has their rows, each once.
 
-What is not taken over: rows `below` an offset of their queue, which nobody can see again, and `erased` ones.
+Two kinds of rows are left out: rows `below` an offset of their queue, which can't become visible again, and `erased`
+ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ NOTHING: Final[Spans] = {}
 
 
 class Merge(NamedTuple):
-    """Objects that become one, in log order, and which of their rows are left out."""
+    """Objects to merge, in log order, and the rows to leave out."""
 
     inputs: tuple[CommittedObject, ...]
     below: dict[int, int]
@@ -44,14 +45,14 @@ class Merge(NamedTuple):
 
     @property
     def queues(self) -> dict[int, tuple[int, int]]:
-        """queue -> (first, last) of the rows that are left."""
+        """Queue -> (first, last) of the remaining rows."""
         return {queue: (spans[0][0], spans[-1][1]) for queue, spans in _spans(self)[0].items()}
 
 
 def mismatch(merge: Merge, made: CommittedObject, minimum: Mapping[int, int]) -> str:
-    """Why the made object must not take the place of its inputs; empty: it holds their rows, each once.
+    """Return why the merged object must not replace its inputs; empty if it has their rows, each once.
 
-    `minimum`: what is recorded of each queue now. An expiry may have been taken back since the rows were chosen.
+    `minimum`: the recorded minimum of each queue now. An expiry may have been undone since the rows were chosen.
     """
     if (made.topic, made.day, made.start, made.end) != (merge.topic, merge.day, merge.start, merge.end):
         return f"it is of {made.topic}, {made.day}, {made.start}-{made.end}"
@@ -73,9 +74,9 @@ def mismatch(merge: Merge, made: CommittedObject, minimum: Mapping[int, int]) ->
 
 
 def _spans(merge: Merge) -> tuple[dict[int, list[tuple[int, int]]], int]:
-    """queue -> (first, last) of what follows without a hole, as the row groups have it, and how many rows are dropped.
+    """Return queue -> (first, last) of rows without a hole by the row groups, and the number of dropped rows.
 
-    What comes twice stays apart.
+    Rows that occur twice remain separate spans.
     """
     spans: dict[int, list[tuple[int, int]]] = {}
     dropped = 0
@@ -93,6 +94,6 @@ def _spans(merge: Merge) -> tuple[dict[int, list[tuple[int, int]]], int]:
 
 
 def rows_left(first: int, last: int, below: int, erased: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What is taken over of a run, piece by piece; what is erased lies apart, in order."""
+    """Return the remaining parts of a run. `erased` spans are disjoint and in order."""
     begin = max(first, below)
     return without(begin, last, touching(erased, begin, last)) if begin <= last else []

@@ -1,10 +1,10 @@
 """One offload round: plan → INTENT → encode, verify, upload → COMMIT.
 
-Names are on their way side by side (`round_names` says which, and what became of each); what is uploaded gathers for a
-COMMIT. The log is read, and the journal written, in a turn; while uploads are waited for other jobs have theirs.
+Several names are in progress at a time (`round_names` tracks them). Uploaded objects are collected for a COMMIT. The
+log is read and the journal is written in a turn; other jobs have theirs during the uploads.
 
-A crash anywhere leaves an open intent or an orphan object. The next round completes the intent under the same names,
-or closes it where the local log no longer has what it named. COMMIT is the one moment at which an object counts.
+A crash at any point leaves an open intent or an orphan object. The next round completes the intent under the same
+names, or closes it if the local log no longer has what it names. An object becomes visible only by its COMMIT.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RoundReport:
-    """What became of a round's names: published, failed (and why), closed without an object."""
+    """Outcome of a round's names: published, failed with a reason, or closed without an object."""
 
     round: int
     committed: list[CommittedObject] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)  # key -> why
+    failed: dict[str, str] = field(default_factory=dict)  # key -> reason
     aborted: list[str] = field(default_factory=list)
     gaps: int = 0
 
 
 class OffloadRound:
-    """Each step takes a turn of its own, so that other jobs have theirs while a long round goes on."""
+    """Runs rounds. Each step takes a turn of its own, so that a long round does not block other jobs."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -72,28 +72,28 @@ class OffloadRound:
         self._journal, self._hot, self._worker, self._clock = journal, hot, worker, clock
         self._turn, self._stopping = turn, stopping
         self._cluster = cluster
-        self._master_epoch: int | None = None  # in which all is seen that goes into the journal
+        self._master_epoch: int | None = None  # the term in which the log was read for the journal's entries
         self.set_aside = SetAside("archived")
 
     def begin(self) -> None:
-        """Before anything is seen of the log. Raises NotMaster where this broker has to follow."""
+        """Note the leadership term before the log is read. Raises NotMaster if this broker is not the master."""
         self._master_epoch = self._journal.master_epoch
         if self._master_epoch is None:
             raise NotMaster(f"archive of {self._journal.broker}: rounds are the master's")
 
     def _append(self, entry: AnyEntry, plan: int | None = None) -> None:
-        """A member that was a slave in between sees another log: what it saw before must not be recorded."""
+        """Append in the noted term only: a member that was a slave in between may have had another log before."""
         self._journal.append(entry, plan=plan, master_epoch=self._master_epoch)
 
     def resume(self, progress: Progress | None = None) -> list[RoundReport]:
-        """Complete or close what earlier rounds, of this process or a former one, left open."""
+        """Complete or close open rounds, of this process or an earlier one."""
         reports = []
         for number, names in self._journal.catalog.rounds.open_intents().items():
             reports.append(self._complete(number, names, progress))
         return reports
 
     def run(self, topics: Iterable[TopicRange], progress: Progress | None = None) -> RoundReport | None:
-        """One round for the given ranges; None where they hold no entry."""
+        """Run one round for the ranges; None if they have no entry."""
         with self._turn:
             begun = self._begin(list(topics), progress)
         if begun is None:
@@ -106,7 +106,7 @@ class OffloadRound:
     def _begin(
         self, topics: Sequence[TopicRange], progress: Progress | None
     ) -> tuple[int, list[PlannedObject], int] | None:
-        """The round's number, its names and how many gaps it found."""
+        """Write the INTENT. Returns the round's number, its names and the number of gaps."""
         plan = self._journal.named.mark()
         key_parts = KeyParts(self._journal.prefix, self._journal.broker, self._journal.epoch)
         names: list[PlannedObject] = []
@@ -124,7 +124,7 @@ class OffloadRound:
         if not names:
             return None
         if any(name.key in self._journal.aborted for name in names):
-            # A name is written at most once, so a closed one is not tried again: a new epoch gives new names.
+            # A name is written at most once, so a closed one is not tried again; a new epoch yields new names.
             self._journal.renew_epoch()
             return self._begin(topics, progress)
         for gap in gaps:
@@ -148,7 +148,7 @@ class OffloadRound:
             self._upload_all(of_round, uploads, report, progress)
         except Exception:
             uploads.give_up()
-            while uploads.done():  # a name must not be on its way twice when the next round comes to it
+            while uploads.done():  # a name must not be in progress twice when the next round resumes it
                 pass
             raise
         for name, reason in of_round.lost:
@@ -168,7 +168,7 @@ class OffloadRound:
         while True:
             if self._stopping():
                 if not given_up:
-                    uploads.give_up()  # what is left stays open: the next round, or process, goes on with it
+                    uploads.give_up()  # the rest stays open: the next round, or process, completes it
                     given_up = True
             else:
                 with self._turn:
@@ -185,9 +185,9 @@ class OffloadRound:
     def _begin_uploads(
         self, names: RoundNames, entries: Iterator[Found | TopicUnreadable], uploads: Uploads, report: RoundReport
     ) -> None:
-        """As many as may be on their way: a large name by a request of its own, small ones by one together.
+        """Begin as many uploads as allowed: one request for a large name, a shared one for small names.
 
-        `entries`: of each name in turn.
+        `entries`: the entries of each name, in order.
         """
         small: list[NamedEntries] = []
         while (name := names.next()) is not None:
@@ -217,7 +217,7 @@ class OffloadRound:
     def _read(
         self, name: PlannedObject, found: Found | TopicUnreadable, names: RoundNames, report: RoundReport
     ) -> NamedEntries | None:
-        """None: it stays open, or is lost."""
+        """Return a name with its entries; None if it failed and stays open, or if the log lost its entries."""
         if isinstance(found, TopicUnreadable):
             names.failed(name)
             self._fail(name, found, report)
@@ -231,7 +231,7 @@ class OffloadRound:
     def _take(
         self, name: PlannedObject, outcome: Outcome, names: RoundNames, report: RoundReport, progress: Progress | None
     ) -> None:
-        """What became of an upload. Raises where the store is away."""
+        """Record the outcome of an upload. Raises if the store is unavailable."""
         if isinstance(outcome, CommittedObject):
             written = {queue: (first, last) for queue, (first, last, _) in outcome.queues.items()}
             if outcome.key == name.key and written == name.queues:
@@ -249,7 +249,7 @@ class OffloadRound:
             names.failed(name)
             log.error("round %d, %s: %s", report.round, name.key, outcome)
             report.failed[name.key] = str(outcome)
-            self._journal.follow()  # raises where it is the store: the names behind this one would fail as well
+            self._journal.follow()  # raises if the store is unavailable: all further names would fail as well
         else:
             names.failed(name)
             self._fail(name, outcome, report)
@@ -269,14 +269,15 @@ class OffloadRound:
         tell(progress, event="commit", round=report.round, objects=len(ready))
 
     def _fail(self, name: PlannedObject, error: Exception, report: RoundReport) -> None:
-        """It stays open: the next round tries it again, under the same name."""
+        """Report a failed name; it stays open, and the next round tries it again under the same name."""
         self.set_aside.note(name.topic, error)
         report.failed[name.key] = str(error)
 
     def _abort(self, number: int, name: PlannedObject, reason: str, report: RoundReport) -> None:
-        """Close a name without an object. What is still in the local log is planned again; the rest is a GAP.
+        """Close a name without an object. Entries still in the local log are planned again; others become a GAP.
 
-        The gaps come first: once the name is closed nobody looks for what it lacks, should this end in between.
+        The gaps are written first: after a crash in between, nothing would look for the missing offsets of a closed
+        name.
         """
         log.error("round %d: %s is closed without an object: %s", number, name.key, reason)
         held = _bounds(_cut(name, self._hot.entries(name.topic, name.start, name.end)))
@@ -287,7 +288,7 @@ class OffloadRound:
             else:
                 missing = [(first, min(have[0] - 1, last)), (max(have[1] + 1, first), last)]
             for low, high in missing:
-                if self._journal.catalog.queue(name.topic, queue).count_existing(low, high + 1):  # not all told by now
+                if self._journal.catalog.queue(name.topic, queue).count_existing(low, high + 1):  # not all recorded yet
                     gap = Gap(topic=name.topic, queue=queue, first=low, last=high, reason=reason)
                     log.error("topic %s queue %d: offsets %d-%d are lost: %s", *_gap_fields(gap))
                     self._append(gap)
@@ -297,7 +298,7 @@ class OffloadRound:
 
 
 def _cut(name: PlannedObject, runs: Mapping[int, EntryRun]) -> dict[int, EntryRun]:
-    """The entries that the name holds, cut to its offsets."""
+    """Return the entries within the name's CommitLog range."""
     found: dict[int, EntryRun] = {}
     for queue, run in runs.items():
         low, high = (int(index) for index in np.searchsorted(run.physical, [name.start, name.end]))

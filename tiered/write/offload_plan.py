@@ -1,7 +1,7 @@
-"""What a round writes: a pure function of the hot log, the catalog and the bounds of the round.
+"""Plan of an offload round: a pure function of the hot log, the catalog and the range of the round.
 
-One object per topic, round and UTC day of the store time, in log order; a topic's round ends with the segment in which
-its first unarchived record lies, so that each run of a queue is whole.
+It has one object per topic and UTC day of the store time, in log order. A topic's range ends with the segment of its
+first unarchived record, so that each run of a queue is whole.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DAY_MS = 86_400_000
 
 
 class TopicUnreadable(Exception):
-    """What the local log holds of a topic contradicts itself, or its files can't be read."""
+    """The local files of a topic contradict each other, or can't be read."""
 
 
 class TopicRange(msgspec.Struct, frozen=True, gc=False):
-    """CommitLog offsets [start, end) that a round takes of a topic."""
+    """CommitLog offsets [start, end) of a topic for a round."""
 
     topic: str
     start: int
@@ -35,19 +35,19 @@ class TopicRange(msgspec.Struct, frozen=True, gc=False):
 
 
 class Found(NamedTuple):
-    """What the log has of a range."""
+    """The entries of a range in the log."""
 
-    runs: Mapping[int, EntryRun]  # by queue; of those alone that have entries there
-    oldest_ms: int = -1  # store time of the first of them; below 0: unknown, or not asked for
+    runs: Mapping[int, EntryRun]  # by queue, only queues with entries in the range
+    oldest_ms: int = -1  # store time of the first record; below 0: unknown, or not requested
 
 
 class HotLog(Protocol):
-    """What a round reads of the local log. What asks of a topic raises TopicUnreadable."""
+    """The local log as a round reads it. Methods with a topic raise TopicUnreadable."""
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
 
     def entries_of(self, ranges: Sequence[TopicRange], *, timed: bool = False) -> Iterator[Found | TopicUnreadable]:
-        """Of each range in turn. Small ones are looked up many at a time, before they are asked for."""
+        """Yield the entries of each range in order. Small ranges are looked up in batches, ahead of the consumer."""
         ...
 
     def files(self, start: int, end: int) -> Sequence[tuple[str, int, int]]: ...
@@ -57,7 +57,7 @@ class HotLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyParts:
-    """Where names go: the parts of a key that a round doesn't decide."""
+    """The parts of object keys that are the same for all names of a round."""
 
     prefix: str
     broker: str
@@ -67,7 +67,7 @@ class KeyParts:
 def plan_topic(
     hot: HotLog, catalog: Catalog, wanted: TopicRange, found: Found, key_parts: KeyParts
 ) -> tuple[list[PlannedObject], list[Gap]]:
-    """`found`: what the log has of it, with its time."""
+    """Plan the objects and gaps of one topic. `found`: the range's entries, with the time of the first one."""
     runs = found.runs
     if not runs:
         return [], []
@@ -87,8 +87,11 @@ def plan_topic(
 
 
 def _refuse_begun_again(catalog: Catalog, wanted: TopicRange, runs: Mapping[int, EntryRun]) -> None:
-    """Two messages of one offset can't be in an archive. Offsets rise with the log, but not in the copy of an Apache
-    master's: a topic that is deleted there and made again begins at 0."""
+    """Raise TopicUnreadable if a queue begins below archived offsets: an archive can't have an offset twice.
+
+    Offsets rise with the log, except in a copy of an Apache master's log: a topic that is deleted and created again
+    there begins at 0.
+    """
     for queue, run in sorted(runs.items()):
         older = [
             one.last
@@ -100,7 +103,7 @@ def _refuse_begun_again(catalog: Catalog, wanted: TopicRange, runs: Mapping[int,
 
 
 def begun_again(topic: str, queue: int, last: int) -> str:
-    """What operators are told."""
+    """Return the reason text for operators."""
     return (
         f"queue {queue} of {topic} has begun again: the archive has had offsets up to {last} of one that was deleted; "
         "nothing of the topic is archived here any more, and its segments stay"
@@ -117,7 +120,7 @@ def _bounds(runs: Mapping[int, EntryRun], start: int, end: int) -> dict[int, tup
 
 
 def _gaps(catalog: Catalog, topic: str, runs: Mapping[int, EntryRun]) -> list[Gap]:
-    """A queue continues where the archive ended; what is missing in between is said, not hidden."""
+    """Return the offsets between the archived end of each queue and the run's begin: their loss is recorded."""
     named = catalog.named_offsets(topic)
     found = []
     for queue, run in sorted(runs.items()):
@@ -129,9 +132,9 @@ def _gaps(catalog: Catalog, topic: str, runs: Mapping[int, EntryRun]) -> list[Ga
 
 
 def _day_borders(hot: HotLog, topic: str, found: Found) -> list[tuple[str, int]]:
-    """(day, CommitLog offset of its first record), in log order.
+    """Return (day, CommitLog offset of its first record) in log order.
 
-    Store times run backwards only where the clock was set back; what follows stays with the later day then.
+    Store times decrease only if the clock was set back; later records then stay with the later day.
     """
     runs = found.runs
     physical = np.concatenate([run.physical for run in runs.values()])
@@ -144,7 +147,7 @@ def _day_borders(hot: HotLog, topic: str, found: Found) -> list[tuple[str, int]]
         nonlocal last_known
         row = order[position]
         time = hot.store_time(topic, int(queues[row]), int(offsets[row])) if position else found.oldest_ms
-        if time < 0:  # a damaged record stays with the day found last: its column is null anyway
+        if time < 0:  # a damaged record stays with the last day found; its time column is null
             return last_known
         last_known = time // DAY_MS
         return last_known
@@ -154,7 +157,7 @@ def _day_borders(hot: HotLog, topic: str, found: Found) -> list[tuple[str, int]]
     while position < count:
         day = day_at(position)
         borders.append((_day_name(day), int(physical[order[position]])))
-        # The first position of a later day lies in here; nearly always there is none, which the last one tells.
+        # Find the first record of a later day by bisection. Mostly there is none, which the last record shows.
         low, high = position + 1, count
         if low < high and 0 <= hot.store_time(topic, int(queues[order[-1]]), int(offsets[order[-1]])) // DAY_MS <= day:
             break

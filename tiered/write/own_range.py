@@ -1,13 +1,13 @@
-"""Whether a log is the one that an archive is of: a committed range is built again from it, and the hashes compared.
+"""Check whether an archive was made from this log: rebuild a committed range from the log, and compare the hashes.
 
-A name is no proof: two clusters, say staging and production, may have brokers of one name on one bucket. Of the objects
-that the log should have whole the highest is taken, for two logs of one origin differ at their ends. Two things are no
-sign of another log, and the next lower object is asked:
+Broker names do not prove it: two clusters, say staging and production, may use the same broker name on one bucket.
+The check uses the highest object that the log should have whole, because two logs of common origin differ at their
+ends. Two differences do not prove another log, and then the next lower object is checked:
 
-    a log that went on above its archive    lacks the end of what it names: offsets that it has nowhere
-    a damaged record, here or there         the same offsets at the same places, of the same time, and other bytes
+    a log that continued above its archive    lacks the end of what the object names: these offsets are nowhere
+    a damaged record, here or there           same offsets at the same places with the same times, but other bytes
 
-What was erased from the archive the log may still have: what a gap holds is not compared.
+The log may still have records that were erased from the archive, so offsets in gaps are not compared.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from tiered.write.offload_plan import TopicUnreadable
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 4 << 20
-#: Of a queue: (first, last) of what exists nowhere, as its archive says.
+#: Returns the (first, last) spans of a queue that the archive records as gaps.
 GapSpans = Callable[[int], Sequence[tuple[int, int]]]
-_MOST_DAMAGED = 4  # objects of other bytes; then it is another log
+_MOST_DAMAGED = 4  # objects with other bytes; as many prove another log
 
 
 class _Likeness(Enum):
-    """Of a committed range and what the log has in its place."""
+    """Result of comparing a committed range with the log."""
 
     SAME = auto()
     OTHER = auto()
     DAMAGED = auto()
-    NOT_COMPARABLE = auto()  # not all of it is here
+    NOT_COMPARABLE = auto()  # the log does not have all of it
 
 
 class OwnLog(Protocol):
-    """The local log, as far as readers see it. What asks of a topic raises TopicUnreadable."""
+    """The visible part of the local log. Methods with a topic raise TopicUnreadable."""
 
     def confirmed_range(self) -> tuple[int, int]:
-        """The CommitLog offsets that it has, all entries of which are visible."""
+        """Return the range of CommitLog offsets in which all entries are visible."""
         ...
 
     def gone_below(self, topic: str) -> int:
-        """Below it the topic's records are of one that was deleted."""
+        """Return the offset below which the topic's records belong to a deleted topic."""
         ...
 
     def entries(self, topic: str, start: int, end: int) -> Mapping[int, EntryRun]: ...
 
     def first_offsets(self, topic: str, start: int) -> Mapping[int, int]:
-        """Of each queue the first offset that lies at or above `start`; its end where none does."""
+        """Return queue -> its first offset at or above `start`; the queue's end if there is none."""
         ...
 
     def store_time(self, topic: str, queue: int, offset: int) -> int: ...
@@ -65,13 +65,13 @@ class OwnLog(Protocol):
 
 
 class ReadAt(Protocol):
-    """Some bytes of a file."""
+    """Reads bytes of a file."""
 
     def __call__(self, path: Path, offset: int, size: int) -> bytes: ...
 
 
 def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None:
-    """None: nothing that is in the archive is in the log as well."""
+    """Return whether the archive was made from this log; None if no object can be compared."""
     damaged = 0
     for name in _candidates(catalog, hot):
         try:
@@ -92,7 +92,7 @@ def is_archive_of(catalog: Catalog, hot: OwnLog, read_at: ReadAt) -> bool | None
 
 
 def _candidates(catalog: Catalog, hot: OwnLog) -> Iterator[CommittedObject]:
-    """The highest first; of an archive of a million objects the first few mostly tell."""
+    """Yield the objects that the log should have, highest first. Lazy: the first few of a million mostly decide."""
     begin, end = hot.confirmed_range()
     return catalog.from_highest(lambda topic: max(begin, hot.gone_below(topic)), end)
 
@@ -116,7 +116,7 @@ def _likeness(name: CommittedObject, hot: OwnLog, read_at: ReadAt, gaps: GapSpan
     for queue, (first, last, _) in name.queues.items():
         run = runs.get(queue)
         if run is None:
-            is_whole = False  # the queue's files here no longer reach so far down, or its end is lacking
+            is_whole = False  # the queue's files here begin above, or its end is missing
             continue
         have = run.first_offset + len(run.physical) - 1
         if run.first_offset < first or have > last or (have < last and above[queue] <= last):
@@ -126,7 +126,7 @@ def _likeness(name: CommittedObject, hot: OwnLog, read_at: ReadAt, gaps: GapSpan
 
 
 def _outside(run: EntryRun, gaps: Sequence[tuple[int, int]]) -> Iterable[PartOfRun]:
-    """What of a run is in none of the gaps, piece by piece."""
+    """Yield the parts of a run outside the gaps."""
     begin, end = run.first_offset, run.first_offset + len(run.physical)
     for first, last in without(begin, end - 1, [gap for gap in gaps if gap[0] < end and begin <= gap[1]]):
         part = slice(first - begin, last + 1 - begin)
@@ -138,7 +138,7 @@ def _bounds(parts: Iterable[tuple[int, EntryRun]]) -> list[tuple[int, int, int]]
 
 
 def _runs_of(name: CommittedObject) -> list[tuple[int, int, int]]:
-    """(queue, first, last) of what an object has without a hole, as its rows lie."""
+    """Return an object's runs of rows without a hole: (queue, first, last)."""
     found: list[tuple[int, int, int]] = []
     for queue, first, last in name.runs:
         if found and (found[-1][0], found[-1][2] + 1) == (queue, first):
@@ -163,7 +163,7 @@ def _likeness_of_bytes(
 
 
 def _is_of_its_time(name: CommittedObject, parts: Sequence[tuple[int, EntryRun]], hot: OwnLog) -> bool:
-    """Other messages would have come at other times. Of a damaged record the archive knows none."""
+    """Whether first and last store times match: other messages would have other times. Damaged records have none."""
     places = sorted(
         (place, queue, run.first_offset + index)
         for queue, run in parts
@@ -176,7 +176,7 @@ def _is_of_its_time(name: CommittedObject, parts: Sequence[tuple[int, EntryRun]]
 
 
 def _spans(run: EntryRun) -> Iterable[tuple[int, int]]:
-    """CommitLog ranges in the order of the rows, records that lie next to each other in one."""
+    """Yield CommitLog ranges in the order of the rows; adjacent records share a range."""
     start = end = -1
     for physical, size in zip(run.physical.tolist(), run.sizes.tolist(), strict=True):
         if physical != end:

@@ -1,4 +1,4 @@
-"""What a long job tells of itself while somebody waits: events, each a flat mapping."""
+"""Progress reports of long jobs to a waiting caller: events, each a flat mapping."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 def tell(progress: Progress | None, **event: Any) -> None:
-    """Where nobody waits, to nobody."""
+    """Report an event if a caller waits for it."""
     if progress is not None:
         progress(event)

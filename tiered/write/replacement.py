@@ -1,12 +1,12 @@
-"""One object made of others: INTENT → the worker reads, merges, verifies and uploads → checks → REPLACE, or ERASE.
+"""Replacement of objects: INTENT → the worker reads, merges, verifies and uploads → checks → REPLACE, or ERASE.
 
-That is the one moment at which the made object counts and its inputs do not; they stay in the store for a grace, and go
-as what expired does. A crash before it leaves an open INTENT: whoever holds the epoch next closes it and deletes what
-it made. Nothing is completed: what was read and checked is not known any more.
+The last entry atomically makes the new object visible and its inputs invisible. The inputs are kept for a grace and
+then deleted like expired objects. A crash before the last entry leaves an open INTENT. The next owner of the epoch
+closes it and deletes its object. It is not completed, because the results of the reads and checks are lost.
 
-What stands under the made object's name is deleted only behind the ABORT that closes it. A REPLACE whose answer was
-lost may still come to stand until another entry has its number; with the ABORT there it can't, or it stood before, and
-then the object is live and stays.
+The object under the new name is deleted only after the ABORT that closes its INTENT. A REPLACE without an answer may
+still be stored until another entry has its number. If the ABORT has that number, the REPLACE can't be stored. If the
+REPLACE was stored before, the object is live and is kept.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _BACK = "it is in view, with rows that stay"
 
 
 class Merger(Protocol):
-    """Makes one object of several and uploads it; raises ContentConflict, EncodeFailed or a store's error."""
+    """Makes one object of several and uploads it. Raises ContentConflict, EncodeFailed or a store's error."""
 
     def compact(
         self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
     ) -> CommittedObject: ...
 
     def give_up_compaction(self) -> None:
-        """For good: one that is under way fails soon."""
+        """Stop compaction for good; one in progress fails soon."""
         ...
 
 
-#: The entry by which the made objects, none or one, take the place of what they were made of; may ask the store.
+#: Returns the entry that replaces the inputs by the new objects (none or one); may send requests to the store.
 Swap = Callable[[Merge, list[CommittedObject]], AnyEntry]
 
 
 class Fate(Enum):
-    """What became of one."""
+    """Outcome of a replacement."""
 
-    STANDS = auto()  # its entry does
-    OVERTAKEN = auto()  # its inputs left the view meanwhile, or came back
-    NEEDLESS = auto()  # there was nothing to write
+    STANDS = auto()  # its entry is in the journal
+    OVERTAKEN = auto()  # its inputs left the view meanwhile, or returned to it
+    NEEDLESS = auto()  # nothing had to be written
     FAILED = auto()
 
 
 class Outcome(NamedTuple):
-    """`made`: the object that took the place of others. `reason`: of a failure."""
+    """`made`: the object that replaced others. `reason`: the reason of a failure."""
 
     fate: Fate
     made: CommittedObject | None = None
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 class Replacement:
-    """Each step with the journal takes a turn; reading, merging and uploading take none."""
+    """Replaces objects. Steps with the journal take a turn; reads, merges and uploads take none."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class Replacement:
         *,
         cluster: str = "DefaultCluster",
     ) -> None:
-        """`kind`: of its INTENTs, which nobody else here makes."""
+        """`kind`: the kind of its INTENT entries, which no other component here writes."""
         self._journal, self._worker, self._kind = journal, worker, kind
         self._turn, self._cluster = turn, cluster
         self._master_epoch: int | None = None
 
     def begin(self) -> None:
-        """Before anything is planned. Raises NotMaster where this broker has to follow."""
+        """Note the leadership term before anything is planned. Raises NotMaster if this broker is not the master."""
         self._master_epoch = self._journal.master_epoch
         if self._master_epoch is None:
             raise NotMaster(f"archive of {self._journal.broker}: its objects are the master's")
@@ -92,14 +92,14 @@ class Replacement:
         self._journal.append(entry, master_epoch=self._master_epoch)
 
     def close_open(self) -> int:
-        """Close what was begun before, by this process or another, and not ended; how many. In a turn."""
+        """Close unfinished replacements of this or another process; returns how many. In a turn."""
         found = [(n, one) for n, one in self._journal.catalog.rounds.open_rewrites().items() if one.kind == self._kind]
         for number, rewrite in found:
             self._abort(number, [name.key for name in rewrite.names], "its writer did not end it")
         return len(found)
 
     def run(self, merge: Merge, swap: Swap) -> Outcome:
-        """Raises where the store or the archive is not to be had: what is open then, `close_open` closes."""
+        """Replace objects. Raises if the store or the archive is unavailable; `close_open` closes what is open then."""
         with self._turn:
             begun = self._begin(merge)
         if begun is None:
@@ -120,10 +120,11 @@ class Replacement:
         return Outcome(Fate.OVERTAKEN if failure == _GONE else Fate.FAILED, reason=failure)
 
     def withdraw(self, merge: Merge, decide: Callable[[], Sequence[AnyEntry]]) -> Outcome:
-        """Where no object is made: nothing of them is left, or they are out of view. Not of what is deleted by now.
+        """Write entries that withdraw objects without making a new one; nothing is written for deleted objects.
 
-        `decide`: the entries, by what the journal says in this turn. Nothing is written while rows that stay are in
-        view: an expiry may have been taken back since they were read, and those rows would be nowhere.
+        For objects without remaining rows, or out of view. `decide` returns the entries by the journal's state in this
+        turn. Nothing is written while the objects are in view with remaining rows. An expiry may have been undone since
+        they were read, and those rows would be lost.
         """
         with self._turn:
             self._journal.follow()
@@ -133,7 +134,7 @@ class Replacement:
             if not all(catalog.knows(one.key) for one in merge.inputs) or not (entries := decide()):
                 return Outcome(Fate.NEEDLESS)
             try:
-                for entry in entries:  # all of them, before the first is written
+                for entry in entries:  # check all before the first is written
                     self._journal.check_rows(entry)
             except WouldLoseRows as error:
                 return Outcome(Fate.FAILED, reason=str(error))
@@ -166,7 +167,7 @@ class Replacement:
         return number, name
 
     def _publish(self, merge: Merge, name: PlannedObject, made: CommittedObject, swap: Swap) -> str:
-        """The swap, decided by what the journal says now; why not, or nothing."""
+        """Write the replacing entry if the journal's state still allows it; returns why not, or an empty string."""
         catalog, store = self._journal.catalog, self._journal.store
         if made.key != name.key:
             return f"the worker made {made.key}"
@@ -196,7 +197,7 @@ class Replacement:
         failpoint.hit("compact.after_abort")
         for key in keys:
             if self._journal.catalog.knows(key):
-                continue  # a REPLACE that was sent before came to stand before
+                continue  # a REPLACE that was sent earlier has been stored
             try:
                 self._journal.store.delete(key)
             except ObjectStoreError as error:

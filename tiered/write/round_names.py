@@ -1,19 +1,18 @@
-"""What has become of each name of a round, as a table, and which of them may be on their way. Pure.
+"""States of a round's names, and the selection of names to upload and to publish.
 
-    OPEN       named by the round's INTENT; nothing is done for it now
-    UNDER_WAY  a worker has it: it may be in the store already
-    UPLOADED   it is in the store whole, and no COMMIT says so yet
-    COMMITTED  published: it counts
-    FAILED     tried in vain. Its INTENT stays open, and the next round tries it under the same name
+    OPEN       named by the round's INTENT; not in progress
+    UNDER_WAY  being encoded or uploaded by a worker; may already be in the store
+    UPLOADED   complete in the store, not in a COMMIT yet
+    COMMITTED  published by a COMMIT, visible
+    FAILED     its INTENT stays open, and the next round tries it again under the same name
     LOST       there will be no object under this name
-    CLOSED     an ABORT says so
+    CLOSED     closed by an ABORT
 
-Of a topic names are published in the log's order: one that is UPLOADED waits for those before it that are OPEN or
-UNDER_WAY, so that who reads the bucket finds no hole that is filled later. Behind one that FAILED none waits: that may
-take long.
+The names of a topic are published in log order. An UPLOADED name waits for earlier ones that are OPEN or UNDER_WAY, so
+that no reader of the bucket finds a hole that is filled later. It does not wait for a FAILED one, which may take long.
 
-Whatever ends the round leaves what is not COMMITTED or CLOSED open in the journal. A pair that the table marks None is
-a fault of this program.
+If a round ends early, names that are neither COMMITTED nor CLOSED stay open in the journal. A transition that the table
+marks None is a defect of the program.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from neve.archive.format.journal import CommittedObject, PlannedObject
 
 
 class State(Enum):
-    """See above."""
+    """State of a name; the module docstring explains each."""
 
     OPEN = auto()
     UNDER_WAY = auto()
@@ -40,13 +39,13 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a name."""
+    """Event of a name."""
 
     BEGUN = auto()
     UPLOADED = auto()
     GIVEN_UP = auto()  # before its upload began
     FAILED = auto()
-    LOST = auto()  # the log does not have its records, or an object of other content has its key
+    LOST = auto()  # the log lacks its records, or an object with other content has its key
     COMMITTED = auto()
     CLOSED = auto()
 
@@ -65,11 +64,11 @@ _COMING = {State.OPEN, State.UNDER_WAY}
 
 
 class Limits(NamedTuple):
-    """Of what is on its way at the same time, and of what a COMMIT publishes."""
+    """Limits of the work in progress and of a COMMIT."""
 
-    group: int = 64  # small names that one request asks for
-    names: int = 256  # under way: while some are uploaded others are encoded
-    bytes: int = 256 << 20  # wire bytes under way; a name that is larger goes beside others that are less
+    group: int = 64  # small names in one request
+    names: int = 256  # names in progress: some are encoded while others are uploaded
+    bytes: int = 256 << 20  # wire bytes in progress; a name may exceed it if those before it do not reach it
     commit_names: int = 256
     commit_s: float = 10.0
 
@@ -86,14 +85,14 @@ class RoundNames:
         self._states = {name.key: State.OPEN for name in names}
         self._left = deque(names)
         self._under_way: dict[str, int] = {}  # key -> wire bytes
-        self._bytes = 0  # the sum of them
-        self._ahead: dict[str, deque[PlannedObject]] = defaultdict(deque)  # topic -> from the first on that is _COMING
+        self._bytes = 0  # sum of `_under_way`
+        self._ahead: dict[str, deque[PlannedObject]] = defaultdict(deque)  # topic -> from its first _COMING name on
         for name in sorted(names, key=_start):
             self._ahead[name.topic].append(name)
-        self._waiting: dict[str, list[tuple[CommittedObject, float]]] = {}  # topic -> in the store, behind such a one
-        self._uploaded: list[CommittedObject] = []  # what may be published
-        self._uploaded_at = 0.0  # when the oldest of them was
-        self.lost: list[tuple[PlannedObject, str]] = []  # and why
+        self._waiting: dict[str, list[tuple[CommittedObject, float]]] = {}  # topic -> uploaded, behind a _COMING name
+        self._uploaded: list[CommittedObject] = []  # ready to publish
+        self._uploaded_at = 0.0  # upload time of the oldest of them
+        self.lost: list[tuple[PlannedObject, str]] = []  # with the reason
 
     @property
     def is_under_way(self) -> bool:
@@ -101,11 +100,11 @@ class RoundNames:
 
     @property
     def is_left(self) -> bool:
-        """Names that nobody has looked at yet."""
+        """Whether there are names that were not returned by `next` yet."""
         return bool(self._left)
 
     def next(self) -> PlannedObject | None:
-        """The name to read next; None: there is none, or no room for one."""
+        """Return the name to read next; None if there is none, or if the limits are reached."""
         has_room = len(self._under_way) < self._limits.names and self._bytes < self._limits.bytes
         return self._left.popleft() if self._left and has_room else None
 
@@ -132,7 +131,7 @@ class RoundNames:
         self._happens(name.key, Event.CLOSED)
 
     def to_commit(self, now: float, *, at_end: bool) -> list[CommittedObject]:
-        """What a COMMIT should publish now."""
+        """Return the objects that a COMMIT should publish now."""
         due = at_end or len(self._uploaded) >= self._limits.commit_names
         return self._uploaded if due or now - self._uploaded_at >= self._limits.commit_s else []
 
@@ -147,7 +146,7 @@ class RoundNames:
         self._release(name.topic)
 
     def _release(self, topic: str) -> None:
-        """What waited for a name that has come, or does not come any more."""
+        """Release names that waited for one that is now uploaded, failed or lost."""
         ahead, waiting = self._ahead[topic], self._waiting.pop(topic, [])
         while ahead and self._states[ahead[0].key] not in _COMING:
             ahead.popleft()

@@ -1,9 +1,9 @@
-"""Writes one data object: queue entries and the log files they point into -> a verified Parquet file.
+"""Writing of one data object: queue entries and the log files they point into -> a verified Parquet file.
 
-The file is read back whole, with page checksums, and what it rebuilds is compared with the sealed bytes before any
-upload: the borders of the records, and for each row group a hash of 128 bits. Rows of the common shape are not
-compared before they are written: should one of them not rebuild its record, the read-back says so, and the object is
-written again with every row compared.
+Before the upload, the whole file is read back with page checksums, and the rebuilt records are compared with the sealed
+bytes: their borders, and a 128-bit hash of each row group. Rows of the common shape are not compared before they are
+written. If one of them does not rebuild to its record, the read-back detects it. Then the object is written again with
+each row compared.
 """
 
 import hashlib
@@ -40,23 +40,23 @@ from tiered.write.entry_run import EntryRun
 
 
 class MissingBytes(ValueError):
-    """A queue entry points outside the files that were named."""
+    """A queue entry points outside the given files."""
 
 
 _Mapped = tuple[int, int, mmap.mmap]  # base, end
 
 
 class WrittenObject(NamedTuple):
-    """A verified file, on the disk or in memory, described as the journal will once it has its etag."""
+    """A verified file, on disk or in memory, with its description for the journal, which lacks only the etag."""
 
     content: Path | pa.Buffer
     name: CommittedObject
-    wire_rows: int  # rows that needed `wire`
+    wire_rows: int  # rows that need the column `wire`
     damaged_rows: int
 
 
 class _Written(NamedTuple):
-    """What was written: the hash of all sealed bytes, and one of each row group's."""
+    """The hash of all sealed bytes, and the hash of each row group."""
 
     sha256: str
     marks: list[bytes]
@@ -65,7 +65,7 @@ class _Written(NamedTuple):
 
 
 def in_order(runs: Mapping[int, EntryRun]) -> Entries:
-    """All rows of an object as they will stand in it."""
+    """Return the entries of all rows of an object, in its order."""
     filled = [(queue, run) for queue, run in sorted(runs.items()) if len(run.physical)]
     if not filled:
         raise MissingBytes("an object without rows is not written")
@@ -91,7 +91,7 @@ class LogFiles:
                 os.close(descriptor)
 
     def records(self, entries: Entries) -> Records:
-        """The bytes of these entries one after another."""
+        """Return the concatenated bytes of these entries."""
         ends = entries.physical + entries.size
         positions = np.concatenate([[0], np.cumsum(entries.size, dtype=np.int64)])
         parts, done = [], 0
@@ -106,7 +106,7 @@ class LogFiles:
         return Records(memoryview(wire).cast("B"), positions)
 
     def _within(self, begins: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> tuple[_Mapped, int]:
-        """The file that holds the first record, and how many from it on lie in that file."""
+        """Return the file with the first record, and how many records from it on are in that file."""
         for mapped in self._maps:
             outside = (begins < mapped[0]) | (ends > mapped[1]) | (ends <= begins)
             if not outside[0]:
@@ -117,12 +117,12 @@ class LogFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Dropping the references unmaps: an explicit close would fail while a slice is still held somewhere.
+        # Dropping the references unmaps the files; an explicit close would fail while a slice is still referenced.
         self._maps = []
 
 
 class GroupSizes(NamedTuple):
-    """Wire bytes of a row group: at most so many, and enough to end one where the queue changes."""
+    """Wire bytes of a row group: the maximum, and the size from which it ends at a change of queue."""
 
     most: int = GROUP_BYTES
     at_queue_change: int = GROUP_BYTES_AT_QUEUE_CHANGE
@@ -140,7 +140,7 @@ def encode(
     key: str,
     sizes: GroupSizes = GROUP_SIZES,
 ) -> WrittenObject:
-    """Writes and verifies the object; nothing stays behind on failure."""
+    """Write and verify the object. Leaves no file behind on failure."""
     entries = in_order(runs)
     try:
         with LogFiles(files) as log:
@@ -182,7 +182,7 @@ def _write(
 
 
 def _rebuilds(path: Path, name: CommittedObject, entries: Entries, marks: Sequence[bytes]) -> bool:
-    """Whether the file's rows rebuild to the sealed bytes. Raises DamagedObject where it can't be read back."""
+    """Whether the file's rows rebuild to the sealed bytes. Raises DamagedObject if it can't be read back."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, read_dictionary=list(REPEATED)) as file:
             for index, group in enumerate(name.row_groups):
@@ -198,7 +198,7 @@ def _rebuilds(path: Path, name: CommittedObject, entries: Entries, marks: Sequen
 
 
 def _gathered(source: mmap.mmap, begins: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> pa.Buffer:
-    """source[begin:begin + size] for each, joined; they may lie in any order."""
+    """Join source[begin:begin + size] for each entry; the entries may be in any order."""
     if len(source) > np.iinfo(np.int32).max:
         view = memoryview(source)
         spans = zip(begins.tolist(), sizes.tolist(), strict=True)
@@ -207,7 +207,7 @@ def _gathered(source: mmap.mmap, begins: npt.NDArray[np.int64], sizes: npt.NDArr
 
 
 def plan_groups(entries: Entries, sizes: GroupSizes = GROUP_SIZES) -> Iterator[tuple[int, int]]:
-    """Row ranges of the row groups: by wire bytes, and at a change of queue when enough has come together."""
+    """Yield the row ranges of the row groups: by wire bytes, and at a change of queue if the group is large enough."""
     ends = np.cumsum(entries.size.astype(np.int64))
     borders = [*(np.flatnonzero(np.diff(entries.queue_id)) + 1).tolist(), len(ends)]
     start, base = 0, 0
@@ -235,7 +235,7 @@ def _group(part: Entries, table: pa.Table, first_row: int) -> RowGroup:
 
 
 def describe_file(path: Path, key: str, etag: str = "") -> CommittedObject:
-    """The journal's description of a file on disk."""
+    """Return the journal's description of a file on disk."""
     size, crc = 0, 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

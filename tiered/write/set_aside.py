@@ -1,7 +1,7 @@
-"""Topics that jobs leave out because what the log holds of them can't be read: one must not stop the others.
+"""Topics that jobs skip because their local files can't be read, so that one topic does not stop the others.
 
-Each is told when it is set aside and when it is back, and is tried again at each look. Meanwhile nothing of it is
-archived or expired, and the segments that hold its messages stay.
+A topic is logged when it becomes unreadable and when it is readable again. Each look tries it again. Meanwhile its
+messages are not archived or expired, and their segments are not evicted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class SetAside:
-    """Written by one job at a time; read from any thread."""
+    """The skipped topics of a job. Written by one thread at a time, read by any."""
 
     def __init__(self, what: str) -> None:
-        """`what` the job does with topics, for the log."""
+        """`what`: what the job does with topics, for the log lines."""
         self._what = what
         self._reasons: dict[str, str] = {}
 
@@ -27,12 +27,12 @@ class SetAside:
         self._reasons[topic] = reason
 
     def clear(self, topic: str) -> None:
-        """It went well, or there is nothing to do for it."""
+        """Note that the topic was processed, or that nothing was due."""
         if self._reasons.pop(topic, None) is not None:
             log.info("topic %s is %s again", topic, self._what)
 
     def keep(self, existing: Container[str]) -> None:
-        """Forget topics that are gone."""
+        """Drop topics that no longer exist."""
         for topic in [topic for topic in self._reasons if topic not in existing]:
             self._reasons.pop(topic, None)
 

@@ -1,9 +1,9 @@
-"""Many small objects at once: their columns are made together, and what they rebuild is proved together.
+"""Encoding of many small objects together: their columns are built and verified in one batch.
 
-Of an object of few rows nearly all the work is the same whatever is in it, so it is done once for a whole group. Each
-becomes a file of its own, in memory, that `segment_writer.encode` would write in the same way, and is read back with
-page checksums as there; what all of them rebuild is compared with the sealed bytes. One with a row that is not of the
-common shape, or that does not rebuild, is left to `encode`.
+For an object with few rows, nearly all work is independent of the rows, so it is done once per group. Each object
+becomes a file of its own in memory, equal to the one that `segment_writer.encode` would write. It is read back with
+page checksums as there, and its rebuilt records are compared with the sealed bytes. An object with a row of uncommon
+shape, or one that does not rebuild, is left to `encode`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from tiered.write.uploader import SMALL_BYTES
 
 
 class SmallObject(NamedTuple):
-    """What an object is of, and which entries it has: queue, first offset, count, in the order of the queues."""
+    """An object's name and facts, and its entries: queue, first offset, count, in the order of the queues."""
 
     key: str
     facts: ObjectFacts
@@ -38,7 +38,7 @@ class SmallObject(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A file that was read back, and the bytes that its rows have to rebuild."""
+    """A file that was read back, and the bytes that its rows must rebuild to."""
 
     number: int
     content: pa.Buffer
@@ -48,12 +48,12 @@ class _Made(NamedTuple):
 
 
 def is_small(wire_bytes: int, sizes: GroupSizes) -> bool:
-    """Whether so many wire bytes make an object of one row group, which may be made beside others."""
+    """Whether an object of this many wire bytes has one row group and may be encoded with others."""
     return 0 < wire_bytes <= SMALL_BYTES and wire_bytes < sizes.at_queue_change
 
 
 def encode_small(objects: Sequence[SmallObject], entries: Entries, log: LogFiles) -> list[WrittenObject | None]:
-    """For each the verified object, or None where it has to be made alone. `entries`: of all, one after the other.
+    """Return a verified object for each, or None if it must be encoded alone. `entries`: of all objects, in order.
 
     Raises MissingBytes.
     """
@@ -61,14 +61,14 @@ def encode_small(objects: Sequence[SmallObject], entries: Entries, log: LogFiles
     borders = np.concatenate([[0], np.cumsum(counts)])
     sealed = log.records(entries)
     table, found = _common(entries, sealed, objects, counts)
-    first = np.searchsorted(found, borders)  # where each object's rows begin in the table
+    first = np.searchsorted(found, borders)  # first row of each object in the table
     made: list[_Made] = []
     for number in np.flatnonzero(np.diff(first) == counts).tolist():
         wire = sealed.wire[sealed.positions[borders[number]] : sealed.positions[borders[number + 1]]]
         try:
             made.append(_make(number, objects[number], table.slice(first[number], counts[number]), wire))
         except (DamagedObject, pa.ArrowException):
-            continue  # what is wrong with it says `encode`
+            continue  # `encode` reports the fault
     written: list[WrittenObject | None] = [None] * len(objects)
     for one in _proved(made, np.diff(sealed.positions), borders):
         written[one.number] = WrittenObject(one.content, one.name, 0, 0)
@@ -78,7 +78,7 @@ def encode_small(objects: Sequence[SmallObject], entries: Entries, log: LogFiles
 def _common(
     entries: Entries, sealed: Records, objects: Sequence[SmallObject], counts: npt.NDArray[np.int64]
 ) -> tuple[pa.Table, npt.NDArray[np.int64]]:
-    """The rows of the common shape, in order, and which they are."""
+    """Return the rows of the common shape, in order, and their indices."""
     topics = TopicFields.of_each([one.facts.topic for one in objects], counts)
     parts, rows = common_tables(entries, sealed, topics)
     if not parts:
@@ -115,7 +115,7 @@ def _make(number: int, one: SmallObject, table: pa.Table, wire: memoryview) -> _
 
 
 def _proved(made: Sequence[_Made], sizes: npt.NDArray[np.int64], borders: npt.NDArray[np.int64]) -> list[_Made]:
-    """Those whose rows rebuild to the sealed bytes; `sizes` of all records, `borders` of all objects among them."""
+    """Return the objects that rebuild to the sealed bytes. `sizes`: of all records; `borders`: of the objects."""
     if not made:
         return []
     counts = [len(one.rows) for one in made]

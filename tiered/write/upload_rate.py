@@ -1,6 +1,6 @@
-"""How fast uploads may go: a token bucket in whose debt one large take may go, so that the next one waits for it.
+"""Token bucket for uploads. A large take may overdraw it; the next take waits until the debt is paid.
 
-A change of the rate holds at once, for those who wait already too: what is owed is paid at the new rate.
+A change of the rate takes effect at once, also for waiting takes: the debt is paid at the new rate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BURST_SECONDS = 1.0
 
 
 class UploadRate:
-    """Thread-safe. `wait` is Condition.wait; a test moves its clock there."""
+    """The token bucket. Thread-safe. `wait` is Condition.wait; a test moves its clock there."""
 
     def __init__(
         self, clock: Clock, wait: Callable[[threading.Condition, float], object] = threading.Condition.wait
@@ -22,10 +22,10 @@ class UploadRate:
         self._clock, self._wait = clock, wait
         self._changed = threading.Condition()
         self._rate = 0
-        self._paid_at = 0.0  # when all that was taken has been paid for; invariant: only meaningful with a rate
+        self._paid_at = 0.0  # time at which all takes are paid; meaningful only with a rate
 
     def set(self, bytes_per_second: int) -> None:
-        """0 is no limit."""
+        """Set the rate in bytes per second; 0 for no limit."""
         assert bytes_per_second >= 0
         with self._changed:
             now = self._clock.monotonic()
@@ -35,9 +35,9 @@ class UploadRate:
             self._changed.notify_all()
 
     def take(self, count: int) -> float:
-        """Wait until what was taken before has been paid for but for a second's worth, then take so many bytes.
+        """Wait until all earlier takes but one second's worth are paid, then take `count` bytes.
 
-        Returns how many seconds it waited.
+        Returns the seconds waited.
         """
         with self._changed:
             begun = self._clock.monotonic()

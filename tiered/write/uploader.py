@@ -1,4 +1,4 @@
-"""Who makes objects of names and uploads them: what a round asks of its worker, and how that may fail."""
+"""Interface between an offload round and the worker that makes and uploads its objects, with its errors."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tiered.write.entry_run import EntryRun
 
 
 class ContentConflict(Exception):
-    """An object of other content stands under the name."""
+    """An object with other content exists under the name."""
 
 
 class EncodeFailed(Exception):
-    """The worker could not encode, verify or upload a name; the round tries it again next time."""
+    """The worker could not encode, verify or upload a name; the next round tries it again."""
 
 
 class GivenUp(Exception):
-    """The upload had not begun when `give_up` came: nothing is known against the name."""
+    """The upload was cancelled by `give_up` before it began; the name itself did not fail."""
 
 
 class RowCounts(NamedTuple):
-    """Rows of objects that were written since the start; `wire` and `damaged`: those with these columns set."""
+    """Rows written since the start, and how many of them have the columns `wire` and `damaged` set."""
 
     rows: int = 0
     wire: int = 0
@@ -33,7 +33,7 @@ class RowCounts(NamedTuple):
 
 
 class NamedEntries(NamedTuple):
-    """A name, and the entries that its object holds."""
+    """A name, and the entries of its object."""
 
     name: PlannedObject
     entries: Mapping[int, EntryRun]
@@ -43,36 +43,36 @@ class NamedEntries(NamedTuple):
         return sum(int(run.sizes.sum()) for run in self.entries.values())
 
 
-#: How many uploads a worker has on their way at the same time.
+#: Number of concurrent uploads of a worker.
 UPLOADS = 32
-#: Wire bytes of an object that may be made beside others, by one request.
+#: Largest wire size of an object that may be encoded together with others, by one request.
 SMALL_BYTES = 64 << 10
 
-#: The object as COMMIT publishes it, or why there is none: one of the exceptions above, or an error of the store.
+#: The object as COMMIT publishes it, or the reason why there is none: an exception above, or an error of the store.
 Outcome = CommittedObject | Exception
 
 
 class Uploads(Protocol):
-    """Objects on their way, of one round: those that were begun together become one request."""
+    """Uploads in progress of one round. Objects that begin together are one request."""
 
     def begin(self, objects: Sequence[NamedEntries], files: Sequence[tuple[str, int, int]]) -> None:
-        """Encode, verify and upload them; returns at once. `files`: path, first CommitLog offset, length."""
+        """Encode, verify and upload objects; returns at once. `files`: path, first CommitLog offset, length."""
         ...
 
     def done(self) -> Sequence[tuple[PlannedObject, Outcome]]:
-        """Wait for a request that was begun to end; empty where none is under way."""
+        """Wait for the end of a request, and return its outcomes; empty if none is in progress."""
         ...
 
     def give_up(self) -> None:
-        """What is not uploaded yet stays undone, as GivenUp; what is on its way ends as it does."""
+        """Cancel uploads that have not begun, with GivenUp as their outcome; others complete."""
         ...
 
 
 class Uploader(Protocol):
-    """`upload_waited` is how many seconds its rate has held uploads back; 0 as the rate is no limit. `starved`: in
-    how many its worker was waited for, and wanted a processor and had none.
+    """A worker that encodes and uploads, and removes unfinished uploads of a broker's dead workers.
 
-    Also forgets the unfinished uploads of a broker's dead workers.
+    `upload_waited`: seconds for which the rate has delayed uploads. `starved`: seconds for which callers waited for a
+    worker that wanted a processor and had none.
     """
 
     upload_waited: float
@@ -84,11 +84,11 @@ class Uploader(Protocol):
     def set_upload_rate(self, bytes_per_second: int) -> None: ...
 
     def set_priority(self, priority: str) -> None:
-        """Set a priority (`infra.process.priority`) from the first request with nothing but a compaction in flight."""
+        """Set a priority (`infra.process.priority`), effective once only a compaction or nothing is in progress."""
         ...
 
     def uploads(self, store_url: str, metadata: Mapping[str, str]) -> Uploads:
-        """For the objects of one round."""
+        """Return the uploads of one round."""
         ...
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int: ...
