@@ -1,16 +1,16 @@
-"""The queues of the store, those that are, and what is known of those that were.
+"""Table of the store's queues, and the state of existing and deleted queues that their files do not contain.
 
-floor      a minimum that was asked for: what lies below is hidden, for good
-ended      where a deleted queue goes on, should it come again: none of its offsets is given twice
-begins     where a queue begins whose messages are all elsewhere; it has no file before its first one here
-deleted    the physical offset below which a topic's records belong to an earlier life of it
-raised     where a queue goes on at least while the log has the record that says so, by which a master raised it; or
-           for good, where it was begun by an image
-erased     what of a queue no request returns, though its minimum lies below: for good, whatever becomes of that
-dirty      the queues whose files a checkpoint still has to bring to the disk
+    floor      requested minimum offset: messages below it are permanently hidden
+    ended      end offset of a deleted queue, where it continues if it is created again: no offset is assigned twice
+    begins     first offset of a queue whose messages are all elsewhere; it has no file before its first local message
+    deleted    physical offset below which a topic's records belong to a deleted topic of the same name
+    raised     minimum end offset of a queue that its master raised; it holds while the log has the record that sets
+               it, or permanently if a state image set it
+    erased     offsets that no request returns although they are above the minimum; permanent
+    dirty      queues whose files the next checkpoint has to sync
 
-Invariant: both tables hold the same queues; a queue that was appended to since the last `take_dirty` is among the dirty
-ones; what is erased of a queue lies below its end. What is asked for is for good once the state is saved.
+Invariants: `by_name` and the table by topic contain the same queues. A queue that was appended to since the last
+`take_dirty` is dirty. Erased offsets of a queue are below its end. A change is durable once the state is saved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class QueueTable:
-    """See the module."""
+    """Queues of one store, with their persistent state."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class QueueTable:
         *,
         file: QueueStateFile | None = None,
     ) -> None:
-        """`file`: the state's, where another table of this directory has it: their writes are one after the other."""
+        """`file`: the state file of another table of this directory, so that writes of the two are serialized."""
         self._config, self._disk, self._log, self._tails = config, disk, log, tails
         self._root = config.root / "consumequeue"
         self.removal = QueueRemoval(config, disk, new_lock)
@@ -58,27 +58,31 @@ class QueueTable:
         self.rooms = self._maps.rooms
         self._file = file or QueueStateFile(config.root, disk, new_lock)
         self._state = QueueState()
-        self._forgetting: set[str] = set()  # the disk may know nothing of them any more
-        self._left_out: set[str] = set()  # of the last `image_without`
-        self._loaded_below = 0  # the records of all topics whose tail is not known lie below
-        self._deletions: StateImage | None = None  # of the last deletion: the state that has to get to the disk
+        # deleted topics that the state file may already lack, although they are not forgotten yet
+        self._forgetting: set[str] = set()
+        self._left_out: set[str] = set()  # topics omitted from the last `image_without`
+        self._loaded_below = 0  # the records of all topics without a known tail are below this physical offset
+        self._deletions: StateImage | None = None  # the state image of the last deletion, which has to become durable
         self._by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: list[ConsumeQueue] = []
         self.by_name: dict[tuple[str, int], ConsumeQueue] = {}
 
     @property
     def state_file(self) -> QueueStateFile:
-        """Where the state is written."""
+        """File of the queue state."""
         return self._file
 
     # -- start
 
     def take_maps(self) -> list[mmap.mmap]:
-        """Forget the maps of all queues and return them, for a thread to unmap: the files are soon mapped by others."""
+        """Remove and return all maps, so that a thread can unmap them before another table maps the files."""
         return self._maps.take_all()
 
     def exchange(self, other: QueueTable) -> None:
-        """Take the queues that another table has loaded: who holds one of the old ones holds none of the store's."""
+        """Exchange the queues with a table that has loaded the same directory.
+
+        Queue objects obtained before become invalid.
+        """
         assert self._file is other._file, "an older state of one would replace a newer of the other"
         self.removal, other.removal = other.removal, self.removal
         self._maps, other._maps = other._maps, self._maps
@@ -90,7 +94,7 @@ class QueueTable:
         self._dirty, other._dirty = other._dirty, self._dirty
 
     def close(self) -> None:
-        """Close all queues, on a thread: the table is not in use."""
+        """Close all queues, on a thread, after the table is no longer used."""
         self._by_topic.clear()
         self._dirty.clear()
         while self.by_name:
@@ -98,9 +102,9 @@ class QueueTable:
             queue.close()
 
     def load(self, below: int, *, scrub: bool, unsynced: bool) -> None:
-        """Read what the files have of records below a physical offset.
+        """Load the entries of records below a physical offset from the files.
 
-        `unsynced`: they may be other than on the disk, so that the next checkpoint has to bring all of them there.
+        If `unsynced`, the content read may not be durable, so the next checkpoint syncs all queues.
         """
         self._disk.make_dirs(self._root)
         self.removal.load()
@@ -115,7 +119,7 @@ class QueueTable:
         self._load_begins()
 
     def _load(self, topic: str, name: str, below: int, *, scrub: bool, unsynced: bool) -> bool:
-        """Whether the queue is one whose removal a stop has interrupted."""
+        """Load one queue; return whether it was deleted and its removal was interrupted by a stop."""
         queue = self.add(topic, int(name))
         queue.load(below, scrub=scrub)
         queue.dirty |= unsynced
@@ -130,7 +134,7 @@ class QueueTable:
         return is_deleted
 
     def _is_left_over(self, queue: ConsumeQueue) -> bool:
-        """Whether all that is loaded of it is of a life of its topic that is deleted; the log has what came since."""
+        """Return whether all loaded entries belong to a deleted topic; the log still has any that came since."""
         mark = self.gone_below(queue.topic)
         if not mark:
             return False
@@ -139,7 +143,10 @@ class QueueTable:
         return queue.end <= self.ended_at(queue.topic, queue.queue_id)
 
     def _load_begins(self) -> None:
-        """Of queues without a file; those that have entries from below the checkpoint need no begin any more."""
+        """Add the queues without a file.
+
+        A queue with entries from below the checkpoint no longer needs its `begins`.
+        """
         begins: dict[str, dict[str, int]] = {}
         for topic, offsets in self._state.begins.items():
             for name, offset in offsets.items():
@@ -151,13 +158,13 @@ class QueueTable:
         self._state.begins = begins
 
     def load_state(self) -> None:
-        """Read the state file; called before the queues' own files are read."""
+        """Read the state file; call it before the queues' files are read."""
         self._state = self._file.read()
 
     def lower_marks(self, end: int) -> None:
-        """A deleted topic's mark may lie above a log that lost its end: what comes next there is a new message.
+        """Lower deletion marks that are above the end of a log that lost its tail, because new records will come there.
 
-        And none of what it lost raises a queue: what comes in its place may be anything.
+        Also drop `raised` offsets set by lost records, because different records may replace those.
         """
         above = [topic for topic, mark in self._state.deleted.items() if mark > end]
         raised = {
@@ -171,9 +178,9 @@ class QueueTable:
             self.save()
 
     def lower_all(self) -> None:
-        """What a master's lost records left behind: queues and empty files that begin higher, minimums above the end.
+        """Undo effects of a master's lost records: raised queues, empty files at high offsets, too high minimums.
 
-        After `lower_marks`: where a queue was raised by a record that is there, it goes on.
+        Call it after `lower_marks`. Where the record that raised a queue still exists, the queue stays raised.
         """
         lowered = False
         for queue in list(self.by_name.values()):
@@ -198,7 +205,7 @@ class QueueTable:
         return self._state.begins.get(queue.topic, {}).get(str(queue.queue_id), 0)
 
     def _lower_begin(self, queue: ConsumeQueue, to: int) -> None:
-        """Nothing that is here says any more that it begins so high; all that it had from there on is cut."""
+        """Lower the first offset of a queue: no remaining record justifies it, and its messages were truncated."""
         topic, name, state = queue.topic, str(queue.queue_id), self._state
         if queue.files:
             queue.go_to(to)
@@ -216,85 +223,88 @@ class QueueTable:
         said = self._state.raised.get(queue.topic, {}).get(str(queue.queue_id), [])
         return max((offset for offset, _ in said), default=0)
 
-    # -- which there are
+    # -- lookup
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, if there is one."""
+        """Return the queue; None if there is none."""
         return self.by_name.get((topic, queue_id))
 
     def names(self) -> dict[str, list[int]]:
-        """The queues of each topic."""
+        """Return the queue ids of each topic."""
         return {topic: self.names_of(topic) for topic in sorted(self._by_topic)}
 
     def topics(self) -> list[str]:
-        """Those that have queues."""
+        """Return the topics that have queues."""
         return list(self._by_topic)
 
     def names_of(self, topic: str) -> list[int]:
-        """The queues of one topic."""
+        """Return the queue ids of one topic, sorted."""
         return sorted(self._by_topic.get(topic, ()))
 
     def by_id(self, topic: str) -> Mapping[int, ConsumeQueue]:
-        """The queues of a topic, until one comes or goes."""
+        """Return a view of a topic's queues; it may become stale when a queue is created or deleted."""
         return self._by_topic.get(topic, {})
 
     def of_topic(self, topic: str) -> list[ConsumeQueue]:
-        """The same, as they are."""
+        """Return the queues of a topic as a list."""
         return list(self._by_topic.get(topic, {}).values())
 
     @property
     def gone(self) -> Mapping[str, int]:
-        """`gone_below` of the topics that had an earlier life."""
+        """`gone_below` of all topics with a deleted predecessor."""
         return self._state.deleted
 
     def gone_below(self, topic: str) -> int:
-        """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
+        """Return the physical offset below which a topic's records belong to a deleted topic of its name; 0 if none."""
         return self._state.deleted.get(topic, 0)
 
-    # -- their ends
+    # -- end offsets
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the queue's next message gets; of a deleted queue, should it come again."""
+        """Return the offset of the queue's next message; for a deleted queue, the one it would get if created again."""
         queue = self.get(topic, queue_id)
         return queue.end if queue is not None else self._state.ended.get(topic, {}).get(str(queue_id), 0)
 
     def ends(self) -> dict[str, dict[int, int]]:
-        """Topic -> queue -> the offset that its next message gets, of the queues that exist."""
+        """Return topic -> queue -> the offset of the next message, for existing queues."""
         return {
             topic: {queue_id: queue.end for queue_id, queue in queues.items()}
             for topic, queues in self._by_topic.items()
         }
 
     def following_topics(self) -> list[str]:
-        """Those that have queues here, or had."""
+        """Return the topics that have or had queues here."""
         return list(self._state.ended.keys() | self._by_topic.keys())
 
     def following_of(self, topic: str) -> dict[int, int]:
-        """Queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
+        """Return queue -> the offset of the next message, confirmed or not; includes deleted queues."""
         ended = {int(name): end for name, end in self._state.ended.get(topic, {}).items()}
         return ended | {queue_id: queue.end for queue_id, queue in self._by_topic.get(topic, {}).items()}
 
     def ended_at(self, topic: str, queue_id: int) -> int:
-        """Where the queue ended when its topic was deleted last: below is an earlier life. 0: it was not."""
+        """Return the end of the queue at the last deletion of its topic; 0 if none.
+
+        Lower offsets belong to the deleted topic.
+        """
         ended = self._state.ended.get(topic)
         return 0 if ended is None else ended.get(str(queue_id), 0)
 
     def deleted(self) -> list[str]:
-        """Topics that were, and of which something is kept here: they may have come again."""
+        """Return the deleted topics that still have state here; they may exist again."""
         return sorted(self._state.ended.keys() | self._state.deleted.keys())
 
     def ended(self) -> dict[str, dict[int, int]]:
-        """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
+        """Return topic -> queue -> its end at the last deletion of the topic, unless it restarted at 0."""
         return {
             topic: {int(queue_id): end for queue_id, end in ends.items()} for topic, ends in self._state.ended.items()
         }
 
-    # -- a queue comes
+    # -- creation
 
     def create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Make the queue of a first message; above an earlier life of it. Raises as a put, or `NotThisTurn`."""
+        """Create the queue of a first message, above the end of a deleted one. Raises as a put does, or NotThisTurn."""
         self.rooms.take()
-        if topic in self._forgetting:  # it goes on above, so the disk has to know where
+        if topic in self._forgetting:  # the queue continues above its former end, so the disk must know that end
             self.save()
             self._forgetting = set()
         self._save_deletion_of(topic)
@@ -309,7 +319,7 @@ class QueueTable:
         return queue
 
     def add(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Put an empty queue into the table, without a file."""
+        """Add an empty queue without a file to the table."""
         _check_name(topic, queue_id)
         assert (topic, queue_id) not in self.by_name
         queue = ConsumeQueue(self._config, self._maps, topic, queue_id, self._tails.of(topic))
@@ -320,7 +330,10 @@ class QueueTable:
         return queue
 
     def go_to(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | None:
-        """The queue of a record to which its master gave an offset; None: it has an entry there. Raises as a put."""
+        """Return the queue of a record with an offset set by its master; None if it has that offset already.
+
+        Raises as a put does.
+        """
         queue = self.get(topic, queue_id)
         if queue is None:
             self._save_deletion_of(topic)
@@ -338,10 +351,10 @@ class QueueTable:
         return queue
 
     def begin_again(self, topic: str, queue_id: int) -> None:
-        """The topic has come again at its master, which had deleted it behind this queue's last record.
+        """Drop the queues of a topic that an Apache master deleted, after this queue's last record, and created again.
 
-        Its other queues go with it if they have nothing from above that record; those that have begin again by
-        themselves, or have done so: no record of a new life lies below one of an old.
+        Other queues of the topic are dropped too, unless they have records from above that one. Those restart on their
+        own, or have done so already, because no record of a new topic is below one of the deleted topic.
         """
         queue = self.by_name[topic, queue_id]
         last = queue.entry(queue.used_end - 1)
@@ -349,10 +362,10 @@ class QueueTable:
         self.delete(topic, max(last[0] + last[1], self.gone_below(topic)), begin_again=True)
 
     def begin_at(self, following: Iterable[tuple[str, int, int]], *, by_image: bool = False) -> None:
-        """Make queues go on at offsets, behind a hole; recovery takes one only from below its checkpoint.
+        """Let queues continue at higher offsets, behind a hole. Recovery accepts a hole only below its checkpoint.
 
-        `by_image`: no record of the log says so, and no cut takes it back. For good when this returns. Where it fails a
-        queue stands where it stood, and is asked for again.
+        If `by_image`, no record of the log sets the offsets, and no truncation removes them. Durable when this returns.
+        If it fails, the queue that failed is unchanged, and the call may be repeated.
         """
         files: list[tuple[ConsumeQueue, int]] = []
         empty: list[tuple[str, int, int]] = []
@@ -377,7 +390,7 @@ class QueueTable:
         if by_image:
             for topic, queue_id, offset in empty:
                 self._say_begin(state, topic, str(queue_id), offset)
-        self._file.write(self._file.image_of(state))  # where it fails no queue begins there
+        self._file.write(self._file.image_of(state))  # if this fails, no queue is changed
         self._state = state
         for topic, queue_id, offset in empty:
             (self.get(topic, queue_id) or self.add(topic, queue_id)).begin_at(offset)
@@ -395,15 +408,16 @@ class QueueTable:
         self.mark_dirty(queue)
 
     def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
-        """The log says up to a place that queues go on at offsets; for good once the state is saved; whether it is new.
+        """Record that the log, up to the physical offset `said_at`, raises queues; return whether this is new.
 
-        Of a queue each that is kept says more than all below it: what says less goes with any cut that takes the other.
+        Durable once the state is saved. Of each queue, only offsets higher than all earlier ones are kept: a lower one
+        is redundant, because every truncation that removes the higher one removes it too.
         """
         is_new = False
         for topic, offsets in following.items():
             for queue_id, offset in offsets.items():
                 if self.get(topic, queue_id) is None:
-                    continue  # its topic is gone again: it goes on where it ended
+                    continue  # its topic was deleted again: the queue continues at its former end
                 said = self._state.raised.get(topic, {}).get(str(queue_id), [])
                 if any(to >= offset and at <= said_at for to, at in said):
                     continue
@@ -414,9 +428,9 @@ class QueueTable:
         return is_new
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> bool:
-        """Where the queues of topics go on that another store had; for good once the state is saved.
+        """Set the end offsets of deleted topics of another store; return whether anything changed.
 
-        Returns whether anything changed.
+        Durable once the state is saved.
         """
         named = {topic: {str(queue_id): end for queue_id, end in ends.items()} for topic, ends in ended.items()}
         if all(self._state.ended.get(topic) == ends for topic, ends in named.items()):
@@ -424,13 +438,14 @@ class QueueTable:
         self._state.ended.update(named)
         return True
 
-    # -- a topic goes
+    # -- deletion
 
     def delete(self, topic: str, below: int, *, begin_again: bool) -> None:
         """Drop the queues of a topic, whose records below a physical offset no longer belong to it.
 
-        Those that have messages from above it stay: the topic has come again by now. This does no I/O. The deletion
-        is durable when `write_deletions` or any later `save` returns; until then no queue of the topic is created.
+        Queues with messages from above that offset stay, because the topic was created again meanwhile. This does no
+        I/O. The deletion is durable when `write_deletions` or any later `save` returns; until then no queue of the
+        topic is created.
         """
         queues = self.of_topic(topic)
         gone = (
@@ -445,7 +460,7 @@ class QueueTable:
             ends |= {name: self.by_name[topic, int(name)].first_at(below) for name in kept}
             state.ended[topic] = self._state.ended.get(topic, {}) | ends
         elif gone:
-            # The offsets are going to be other messages'. None is erased but of a topic that an Apache master has.
+            # The offsets will be assigned to other messages. Only topics of an Apache master have erased offsets here.
             state.erased = _without(state.erased, topic, kept)
         self._state = state
         self._deletions = image = self._file.image_of(state)
@@ -457,23 +472,23 @@ class QueueTable:
         self.removal.add(topic, names, state=image.number, open_queues=gone)
 
     def _may_have_from(self, topic: str, below: int) -> bool:
-        """Whether a queue of the topic may have a record at or above a physical offset, without a look at each."""
+        """Return whether a queue of the topic may have a record at or above the offset, without checking each."""
         newest = self._tails.of(topic).physical_offset
         return newest >= below or (newest < 0 and below < self._loaded_below)
 
     @property
     def has_unsaved_deletions(self) -> bool:
-        """Whether a deletion is not on the disk."""
+        """Whether a deletion is not durable yet."""
         return self._deletions is not None and self._deletions.number > self._file.written
 
     def write_deletions(self) -> None:
-        """Make all deletions durable that are decided by now. On any thread."""
+        """Make all deletions decided so far durable; any thread."""
         image = self._deletions
         if image is not None:
             self._file.write(image)
 
     def _save_deletion_of(self, topic: str) -> None:
-        """Before a queue of a deleted topic is created: a start that did not know of the deletion would mix the two."""
+        """Save a deletion before a queue of the topic is created. Otherwise a start could mix old and new messages."""
         if self.removal.state_needed(topic) > self._file.written:
             try:
                 self.save()
@@ -481,11 +496,11 @@ class QueueTable:
                 raise StoreFull(f"the deletion of {topic!r} can't be saved: {error}") from error
 
     def remove_deleted(self) -> None:
-        """Remove files of deleted queues from the disk, a bounded number of them. For a thread. Raises OSError."""
+        """Remove a bounded number of files of deleted queues; for a thread. Raises OSError."""
         self.removal.run(self._file.written)
 
     def _without(self, topic: str, below: int, kept: Set[str]) -> QueueState:
-        """The state without a topic, of which nothing is to come again from below a physical offset."""
+        """Return the state without a topic, whose records below a physical offset must not reappear."""
         state = self._state
         return QueueState(
             floors=_without(state.floors, topic, kept),
@@ -503,16 +518,16 @@ class QueueTable:
         return found | {topic: left} if left else found
 
     def image_without(self, topics: Iterable[str], log_begin: int) -> StateImage | None:
-        """Of these, without the names of those that have no queue, and no record from an earlier life in the log.
+        """Return an image without those topics that have no queue, and no record in the log from before a deletion.
 
-        They are forgotten when it is written and `forget_deleted` was told so. None: there are none.
+        They are forgotten once the image is written and passed to `forget_deleted`. Returns None if there are none.
         """
         state = self._state
         gone = {
             topic
             for topic in topics
             if topic not in self._by_topic and self.gone_below(topic) <= log_begin
-            if not self.removal.is_pending_of(topic)  # by its mark a start finds what is to be removed
+            if not self.removal.is_pending_of(topic)  # a start needs its mark to find what has to be removed
             if topic in state.ended or topic in state.deleted
         }
         if not gone:
@@ -522,9 +537,9 @@ class QueueTable:
         return self._file.image_of(_without_names(state, gone))
 
     def forget_deleted(self, image: StateImage) -> int:
-        """Its image is on the disk: how many names are forgotten now, for good.
+        """Forget the topics omitted from a written image; return their number.
 
-        None, if there is a newer one, which has them: a topic may have come again.
+        None are forgotten if a newer image exists, because it contains them: a topic may have been created again.
         """
         if not self._file.is_newest(image):
             return 0
@@ -539,10 +554,10 @@ class QueueTable:
         if not of_topic:
             del self._by_topic[queue.topic]
 
-    # -- minimums
+    # -- minimum offsets
 
     def minimum(self, queue: ConsumeQueue) -> int:
-        """The first offset that the local log has and that is not hidden."""
+        """Return the lowest offset that the local log has and that is not hidden."""
         return queue.min_offset(max(self._log.min_offset, self.gone_below(queue.topic)))
 
     def shows(self, topic: str, queue_id: int, offset: int, physical_offset: int) -> bool:
@@ -561,12 +576,12 @@ class QueueTable:
         )
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """As `minimum`, and no higher than readers see; 0 of an unknown queue."""
+        """Return `minimum`, limited to the visible end; 0 of an unknown queue."""
         queue = self.get(topic, queue_id)
         return 0 if queue is None else min(self.minimum(queue), queue.visible)
 
     def show_to(self, following: Mapping[str, Mapping[int, int]]) -> None:
-        """Readers see queues up to offsets, below which nothing is to come: where they are told that a hole ends."""
+        """Raise the visible end of queues to offsets below which no message will come: readers skip the hole."""
         for topic, offsets in following.items():
             for queue_id, offset in offsets.items():
                 queue = self.get(topic, queue_id)
@@ -574,7 +589,10 @@ class QueueTable:
                     queue.visible = max(queue.visible, min(offset, queue.end))
 
     def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
-        """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
+        """Hide the messages of queues below offsets; return whether any are newly hidden.
+
+        Durable once the state is saved.
+        """
         found = False
         for queue_id, offset in offsets.items():
             queue = self.get(topic, queue_id)
@@ -584,9 +602,9 @@ class QueueTable:
         return found
 
     def show_from(self, topic: str, queue_id: int, offset: int) -> int:
-        """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
+        """Make hidden messages visible again, from an offset on, as far down as the queue has no hole.
 
-        Returns the queue's minimum then.
+        Returns the queue's new minimum.
         """
         queue = self.get(topic, queue_id)
         if queue is not None and offset < queue.floor:
@@ -605,26 +623,26 @@ class QueueTable:
         queue.floor = floor
         self._state.floors.setdefault(queue.topic, {})[str(queue.queue_id)] = floor
 
-    # -- what is erased
+    # -- erased offsets
 
     @property
     def has_erased(self) -> bool:
-        """Whether anything here was."""
+        """Whether the store has erased offsets."""
         return bool(self._state.erased)
 
     def erased_places(self) -> list[tuple[str, int]]:
-        """Of which something was."""
+        """Return the topics and queues with erased offsets."""
         return [(topic, int(name)) for topic, queues in self._state.erased.items() for name in queues]
 
     def erased_of(self, topic: str, queue_id: int) -> Spans:
-        """What was erased of a queue, also of one that is gone: its records are here as long as the log's files."""
+        """Return the erased offsets of a queue, also of a deleted one while the log has its records."""
         of_topic = self._state.erased.get(topic)
         return erased.NONE if of_topic is None else of_topic.get(str(queue_id), erased.NONE)
 
     def erasable(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The offsets [low, end) of which records are here, shown or not; what comes above may be anything.
+        """Return the range [low, end) of offsets whose local records may be erased; later ones may be reassigned.
 
-        Of a queue that is gone, or whose topic was, all below counts as here while the log has records of that life.
+        For a queue that was deleted, alone or with its topic, `low` is 0 while the log has records of that time.
         """
         queue, was_gone = self.get(topic, queue_id), self.gone_below(topic) > self._log.min_offset
         end = self._last_end(topic, queue_id)
@@ -633,14 +651,15 @@ class QueueTable:
         return 0 if was_gone else queue.first_here(self._log.min_offset), end
 
     def _last_end(self, topic: str, queue_id: int) -> int:
-        """Behind the last record that is here, or was; a queue that was raised goes on higher."""
+        """Return the offset behind the last record that is or was here; a raised queue continues higher."""
         queue, ended = self.get(topic, queue_id), self.ended_at(topic, queue_id)
         return ended if queue is None else max(queue.used_end, ended)
 
     def set_erased(self, topic: str, queue_id: int, before: Spans, spans: Spans) -> bool:
-        """No request returns these; for good once the state is saved.
+        """Set the erased offsets of a queue; durable once the state is saved.
 
-        False: it has not come to that, it is not as it was `before` any more.
+        Returns False and changes nothing if they are no longer `before`, or if the new ones reach above the last
+        record.
         """
         is_above = bool(spans) and spans[-1][1] >= self._last_end(topic, queue_id)
         if is_above or self.erased_of(topic, queue_id) is not before:
@@ -659,10 +678,10 @@ class QueueTable:
             queue.erased = spans
 
     def cut_erased(self) -> None:
-        """What is erased lies below the last record, or goes: an offset that was lost may be given to another message.
+        """Limit erased offsets to those below the last record: a lost offset may be assigned to another message.
 
-        Rounds take what surely stays, and what is erased was archived before: only a log that lost what was on its disk
-        comes to this, or one that an operator cut below what its set has confirmed.
+        Only archived messages are erased, and archiving waits for confirmation. So this changes something only after
+        a loss of durable data, or after an operator truncated below the confirmed offset.
         """
         is_cut = False
         for topic, queue_id in self.erased_places():
@@ -674,17 +693,17 @@ class QueueTable:
         if is_cut:
             self.save()
 
-    # -- what is saved
+    # -- saving
 
     def mark_dirty(self, queue: ConsumeQueue) -> None:
-        """The next checkpoint has to bring its files to the disk."""
+        """Mark a queue whose files the next checkpoint has to sync."""
         if not queue.dirty:
             queue.dirty = True
             self._dirty.append(queue)
             self._tails.touched.add(queue.topic)
 
     def take_dirty(self) -> list[ConsumeQueue]:
-        """Those that a checkpoint has to bring to the disk; they are clean from here on."""
+        """Return the queues that a checkpoint has to sync, and mark them clean."""
         dirty, self._dirty = self._dirty, []
         for queue in dirty:
             queue.dirty = False
@@ -692,24 +711,24 @@ class QueueTable:
         return dirty
 
     def dirty_topics(self) -> set[str]:
-        """Those of the queues that the next checkpoint brings to the disk."""
+        """Return the topics of the queues that the next checkpoint syncs."""
         return {queue.topic for queue in self._dirty}
 
     def save(self) -> None:
-        """What was asked for is for good. On the thread that asks."""
+        """Make all changes so far durable, on the calling thread."""
         self._file.write(self.image())
 
     def image(self) -> StateImage:
-        """What `save` would save, for `write`."""
+        """Return an image of the current state, for `write`."""
         return self._file.image_of(self._state)
 
     def write(self, image: StateImage) -> None:
-        """On any thread; an older image never replaces a newer one."""
+        """Write an image; any thread. An older image never replaces a newer one."""
         self._file.write(image)
 
     @property
     def mapped_files(self) -> int:
-        """How many files of queues are mapped."""
+        """The number of mapped files of queues."""
         return len(self._maps)
 
 
@@ -719,7 +738,7 @@ def _check_name(topic: str, queue_id: int) -> None:
 
 
 def _without(table: Mapping[str, dict[str, T]], topic: str, kept: Set[str]) -> dict[str, dict[str, T]]:
-    """What a table says, of one topic only of the queues that stay."""
+    """Return the table with only the queues `kept` of one topic."""
     found = {name: queues for name, queues in table.items() if name != topic}
     left = {name: value for name, value in table.get(topic, {}).items() if name in kept}
     return found | {topic: left} if left else found
@@ -743,7 +762,7 @@ def _without_all(table: Mapping[str, T], gone: Set[str]) -> dict[str, T]:
 def _said_in(
     queues: Mapping[str, Sequence[tuple[int, int]]], is_there: Callable[[int], bool]
 ) -> dict[str, list[tuple[int, int]]]:
-    """What raised queues, of the records that are there; none of a queue of which none is."""
+    """Return the entries of `raised` whose records still exist; queues without any are omitted."""
     found = {name: [one for one in said if is_there(one[1])] for name, said in queues.items()}
     return {name: said for name, said in found.items() if said}
 

@@ -1,4 +1,4 @@
-"""Reads: entries of a queue to slices of the log, times to offsets."""
+"""Reads: entries of a queue to slices of the log, and times to offsets."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from neve.record.layout import (
 )
 from neve.remoting.codes import GetMessageStatus
 
-Entry = tuple[int, int, int]  # as QUEUE_ENTRY
+Entry = tuple[int, int, int]  # physical offset, size, tags code; as QUEUE_ENTRY
 _ENTRY_TYPE = np.dtype([("physical", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 assert _ENTRY_TYPE.itemsize == QUEUE_ENTRY_SIZE
-_READ_TOGETHER = 1 << 13  # records whose times are looked at in one turn of the event loop: each may be in another page
+_READ_TOGETHER = 1 << 13  # records whose times are read in one turn of the event loop: each may be on another page
 
 
 class GetResult(msgspec.Struct, frozen=True):
-    """The answer to a read. Each buffer holds one or more whole records, back to back."""
+    """Answer to a read. Each buffer contains one or more whole records, back to back."""
 
     status: GetMessageStatus
     next_offset: int
@@ -48,13 +48,13 @@ class GetResult(msgspec.Struct, frozen=True):
     max_offset: int
     buffers: list[memoryview] = []
     count: int = 0
-    # Where each buffer lies in the log: physical offset of its first byte and after its last. Only of an old read.
+    # Physical begin and end offset of each buffer. Only set for a read below `old_below`.
     runs: list[tuple[int, int]] = []
-    is_archived: bool = False  # out of the archive: who reads on there had better ask a slave
+    is_archived: bool = False  # read from the archive: the reader should continue at a slave
 
 
 class EntryRun(msgspec.Struct, frozen=True):
-    """Entries of one queue, without a hole, as arrays of native integers."""
+    """Contiguous entries of one queue, as arrays of native integers."""
 
     first_offset: int
     physical: npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class EntryRun(msgspec.Struct, frozen=True):
     tags: npt.NDArray[np.int64]
 
 
-def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each question costs a comparison and no call
+def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each case costs a comparison and no call
     log: CommitLog,
     queue: ConsumeQueue,
     minimum: int,
@@ -74,7 +74,7 @@ def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each question costs
     scan_entries: int,
     old_below: int,
 ) -> GetResult:
-    """Read a queue from an offset on."""
+    """Read a queue from an offset on; see `MessageStore.get`."""
     maximum = queue.visible
     if maximum == 0:
         if 0 < offset <= queue.end:
@@ -90,7 +90,7 @@ def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each question costs
         return GetResult(GetMessageStatus.OFFSET_OVERFLOW_BADLY, maximum, minimum, maximum)
     gone = queue.erased
     if gone and (shown := erased.behind(gone, offset)) != offset:
-        # As of a gap of the archive: readers go on behind it at once.
+        # As for a gap of the archive: readers skip it at once.
         return GetResult(GetMessageStatus.NO_MATCHED_MESSAGE, min(shown, maximum), minimum, maximum)
     limit = max_count if tag_codes is None else scan_entries
     if gone:
@@ -115,12 +115,18 @@ def read(  # noqa: PLR0912, PLR0917 - as `MessageStore.get`; each question costs
 
 
 def _not_shown_yet(offset: int, minimum: int, maximum: int) -> GetResult:
-    """Who stands where the set has not confirmed yet was there before, with another master: it is not moved back."""
+    """Return an empty result at the reader's own offset, which is not confirmed here yet.
+
+    The reader got there with another master. It must not be moved back.
+    """
     return GetResult(GetMessageStatus.OFFSET_OVERFLOW_ONE, offset, minimum, maximum)
 
 
 def _matches(view: memoryview, codes: frozenset[int] | None, first: int, gone: erased.Spans) -> list[int]:
-    """The numbers of the entries with these codes; None: of all. `first`: the offset of the first entry."""
+    """Return the indexes of the entries with these codes, or of all if None, without erased ones.
+
+    `first` is the offset of the first entry.
+    """
     tags = np.frombuffer(view, _ENTRY_TYPE)["tags"]
     if codes is None:
         found = np.ones(len(tags), np.bool_)
@@ -135,10 +141,10 @@ def _matches(view: memoryview, codes: frozenset[int] | None, first: int, gone: e
 
 
 def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[memoryview], int]:
-    """The mapped records of the first entries, neighbours together, and how many fit; one always does.
+    """Return the mapped records of the first entries, adjacent ones merged, and how many fit; at least one.
 
-    A view keeps an evicted file's map. No record crosses a file: an END record lies between. Raises StoreError for an
-    entry that names bytes outside the log.
+    A view keeps the map of an evicted file alive. No record crosses a file border, because an END record precedes it.
+    Raises StoreError for an entry that refers to bytes outside the log.
     """
     found: list[memoryview] = []
     base = file_size = count = 0
@@ -172,7 +178,7 @@ def _slices(log: CommitLog, entries: list[Entry], max_bytes: int) -> tuple[list[
 
 
 def _runs(entries: list[Entry]) -> list[tuple[int, int]]:
-    """What `_slices` gave, as offsets."""
+    """Return the physical offset ranges of the buffers that `_slices` returns."""
     runs: list[tuple[int, int]] = []
     for physical_offset, size, _ in entries:
         if runs and runs[-1][1] == physical_offset:
@@ -183,9 +189,9 @@ def _runs(entries: list[Entry]) -> list[tuple[int, int]]:
 
 
 def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | None:
-    """The record that begins exactly at an offset; the offset may come from anyone.
+    """Return the record that begins exactly at an offset, which may come from a client; None if there is none.
 
-    What a set has confirmed may end within a record: that one is not confirmed.
+    The confirmed offset may be inside a record. That record is not confirmed.
     """
     file = log.at(physical_offset)
     if file is None or physical_offset + RECORD_SIZE_MIN > (limit := min(confirmed, file.end)):
@@ -199,9 +205,9 @@ def record_at(log: CommitLog, physical_offset: int, confirmed: int) -> bytes | N
 
 
 def find_text(log: CommitLog, physical_offset: int, text: bytes) -> tuple[int, bool]:
-    """Size of the record at an offset known to be one, and whether its bytes contain a text; copies nothing.
+    """Return the size of the record at an offset, and whether its bytes contain a text; copies nothing.
 
-    The size is 0 if the log no longer has the record.
+    A record must have begun at the offset. The size is 0 if the log no longer has the record.
     """
     file = log.at(physical_offset)
     if file is None or physical_offset + RECORD_SIZE_MIN > file.end:
@@ -212,7 +218,7 @@ def find_text(log: CommitLog, physical_offset: int, text: bytes) -> tuple[int, b
 
 
 def store_time_at(log: CommitLog, physical_offset: int) -> int:
-    """Store time of the record at an offset known to be one; -1 if the log no longer has it."""
+    """Return the store time of the record at an offset where one began; -1 if the log no longer has it."""
     file = log.at(physical_offset)
     if file is None:
         return -1
@@ -223,7 +229,7 @@ def store_time_at(log: CommitLog, physical_offset: int) -> int:
 
 
 def store_time(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
-    """Store time of a message; -1 if the local log has none there."""
+    """Return the store time of a message; -1 if the local log does not have it."""
     entry = queue.entry(offset) if offset < queue.visible else None
     return -1 if entry is None else store_time_at(log, entry[0])
 
@@ -231,9 +237,9 @@ def store_time(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
 def first_stored(log: CommitLog, queue: ConsumeQueue, start: int, wanted: int) -> tuple[int, bool]:
     """Search a queue from an offset on for the first message that was stored at or after a time.
 
-    Returns its offset, or the end of the queue. Times run backwards where the clock was set back. There messages are
-    read one after the other, a bounded number by one call: with False all below the returned offset are older, and the
-    search resumes there.
+    Returns its offset, or the end of the queue. In files where the clock was set back, store times are not sorted.
+    There messages are read one after the other, a bounded number per call. If the second value is False, all messages
+    below the returned offset are older, and the search resumes there.
     """
     end = queue.visible
     entry = queue.entry(queue.next_existing(start))
@@ -244,7 +250,7 @@ def first_stored(log: CommitLog, queue: ConsumeQueue, start: int, wanted: int) -
         low, stop = max(queue.first_at(file.base), start), min(queue.first_at(file.end), end)
         if low >= stop:
             continue
-        # no record is older than one before it that was stored after `high_time`
+        # store times above `high_time` are sorted: no record is older than an earlier one above it
         if wanted > file.high_time:
             if (found := _first_by_halving(log, queue, low, stop, wanted)) < stop:
                 return found, True
@@ -266,7 +272,7 @@ def _first_by_halving(log: CommitLog, queue: ConsumeQueue, low: int, high: int, 
 
 
 def _first_by_reading(file: LogFile, queue: ConsumeQueue, low: int, stop: int, wanted: int) -> int:
-    """In a file in which the clock was set back: no order helps."""
+    """Search linearly in a file whose store times are not sorted because the clock was set back."""
     data = np.frombuffer(file.map, np.uint8)
     for first, view in queue.looked_at(low, stop):
         places = np.frombuffer(view, _ENTRY_TYPE)["physical"].astype(np.int64) - file.base
@@ -277,7 +283,7 @@ def _first_by_reading(file: LogFile, queue: ConsumeQueue, low: int, stop: int, w
 
 
 def _store_times(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """As `store_time_at`, of many records at once."""
+    """Return `store_time_at` of many records at once."""
     flags = data[places + SYS_FLAG_AT + INT.size - 1]
     hosts = np.where(flags & BORN_HOST_V6, HOST_V6_SIZE, HOST_V4_SIZE)
     begins = places + BORN_HOST_AT + hosts
@@ -286,10 +292,10 @@ def _store_times(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]) -> 
 
 
 def log_bytes(log: CommitLog, start: int, end: int, limit: int, *, padding: bool) -> tuple[int, memoryview]:
-    """The log's bytes of [start, end) as they are: where they begin, and so many as one file has, at most `limit`.
+    """Return bytes of the log in [start, end), and the offset where they begin; from one file, at most `limit`.
 
-    None are there where nothing is to be had yet. What lies between files is nothing: the bytes begin higher then. Nor,
-    without `padding`, is the rest of a file behind its END record.
+    They are empty if nothing is available yet. Holes between files are skipped, so that the bytes may begin above
+    `start`. Without `padding`, the unused rest of a file behind its END record is skipped too.
     """
     file = log.at(start)
     if file is not None and file.sealed and not padding and start - file.base >= log.used_size(file):
@@ -306,7 +312,7 @@ def log_bytes(log: CommitLog, start: int, end: int, limit: int, *, padding: bool
 
 
 def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
-    """The visible entries of [first, end) as arrays of their own; stops at a hole."""
+    """Return the visible entries of [first, end) as copies, up to a hole."""
     for start, view in queue.looked_at(first, end):
         parts = [np.frombuffer(view, _ENTRY_TYPE)]
         following = start + len(parts[0])
@@ -326,7 +332,7 @@ def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
 
 
 class EntrySlice(msgspec.Struct, frozen=True):
-    """Entries of a queue; they follow those of the slice before, or (`anew`) begin its run again."""
+    """Entries of a queue. They continue the slice before, or begin a new run if `anew`."""
 
     queue_id: int
     run: EntryRun
@@ -334,7 +340,10 @@ class EntrySlice(msgspec.Struct, frozen=True):
 
 
 def entry_slices(queue: ConsumeQueue, first: int, end: int, most: int) -> Iterator[EntrySlice]:
-    """The visible entries of [first, end), at most so many at a time. Raises StoreError for a hole in view."""
+    """Yield the visible entries of [first, end), at most `most` per slice.
+
+    Raises StoreError for a hole above the minimum.
+    """
     end, at = min(end, queue.visible), first
     while at < end:
         run = entry_run(queue, at, min(end, at + most))
@@ -344,12 +353,12 @@ def entry_slices(queue: ConsumeQueue, first: int, end: int, most: int) -> Iterat
         if run is None:
             at = start
             continue
-        yield EntrySlice(queue.queue_id, run, at == first or start > at)  # what lies below a hole is hidden for good
+        yield EntrySlice(queue.queue_id, run, at == first or start > at)  # messages below a hole are permanently hidden
         at = start + len(run.sizes)
 
 
 def joined(slices: Iterable[EntrySlice]) -> dict[int, EntryRun]:
-    """One run for each queue."""
+    """Return one run for each queue."""
     parts: dict[int, list[EntryRun]] = {}
     for piece in slices:
         if piece.anew:

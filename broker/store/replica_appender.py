@@ -1,25 +1,26 @@
-"""The append of a slave: bytes that its master laid out, with the queue entries and keys that they imply.
+"""Append of a slave: bytes of its master's log, with the consume queue entries and keys that they imply.
 
-    master's bytes ─▶ records, as far as one write goes: each has its place, lengths, body CRC, its queue's next offset
-                   ─▶ one write to the log, CRC entries, queue entries, keys, tails ─▶ visibility, as far as confirmed
+    master's bytes ─▶ records, as many as one write can take: position, lengths, body CRC and queue offset are checked
+                   ─▶ one write to the log, CRC entries, queue entries, keys, tails ─▶ visibility, up to the confirmed
+                      offset
 
-What comes is a stream that may be cut anywhere. Of a record whose rest is still to come the begin is held back in
-memory, and is nowhere else: whoever asks again from the log's end gets it whole. The first byte that can't be the
-master's raises LogMismatch; what came before it is stored, it and what follows is not.
+The input is a stream that may be split anywhere. The first part of an incomplete record is kept in memory only: a
+request from the log's end offset gets the whole record again. The first byte that cannot be the master's raises
+LogMismatch. Records before it are stored; the record with it and everything after it are not.
 
-Files end where the master's do, by its END records: the log's end is that of the file then, whether the rest of the
-file comes as bytes or not (a member of the same kind leaves it out). The next file begins with the next byte; where it
-begins higher, behind a hole of the master's log, `go_on_at` says so first.
+Files end where the master's do, marked by END records. The rest of a file may be sent or not; neve's members omit it.
+The next file begins with the next byte. If it begins higher, behind a hole in the master's log, `go_on_at` is called
+first.
 
-Store times are the master's. They are compared with nothing: the clock of the next master may be an hour behind.
+Store times come from the master. They are not checked, because the clock of the next master may be an hour behind.
 
-Where the master tells what it knows of an append (`described`), the records are not looked at one by one: the CRC of
-all of it vouches for them. Where something has to be made way for they are, as ever, and where the last record of a
-queue says of itself another place than is told.
+If the master sends a description of an append (`described`), its CRC replaces the check of each record. The records are
+still parsed if a file or a queue has to be prepared first, or if the last record of a queue contradicts the
+description.
 
-A queue may go on higher than it ended, as its master's does that goes on above an archive; never lower. But for this:
-where the configuration says so (`queues_may_begin_again`), offset 0 of a queue that has it already is the first of a
-topic that was deleted and made again.
+A queue may continue at a higher offset than it ended, because the master's queue may continue above its archive; never
+at a lower one. The exception is `queues_may_begin_again`: offset 0 of a non-empty queue is then the first message of a
+topic that was deleted and created again.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from neve.record.properties import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE
 
 _RECORD_OVERHEAD = 64 << 10
 _NAMES_KEPT = 10_000
-# What is looked at of a head: size, magic, body CRC, queue, queue offset, physical offset, flags, store time, body.
+# Fields of a head that are not read.
 _UNSEEN = ("flag", "born_timestamp", "born_host", "store_host", "reconsume_times", "prepared_transaction_offset")
 _HEAD = struct_without(*_UNSEEN)
 _unpack_head = _HEAD.unpack_from
@@ -82,7 +83,7 @@ def _code_in(properties: bytes) -> int:
 
 
 class _Topic(msgspec.Struct, frozen=True, gc=False):
-    """What the records of a topic share."""
+    """Values that all records of a topic share."""
 
     name: str
     key_start: int
@@ -99,9 +100,9 @@ def _head_of(sizes: tuple[int, int]) -> Struct:
 
 
 class ReplicaAppender:
-    """See the module. All of it runs on the broker's loop."""
+    """Parser of a master's byte stream; appends its records. Runs on the event loop."""
 
-    def __init__(  # noqa: PLR0917 - each has an owner
+    def __init__(  # noqa: PLR0917 - each is owned by another module
         self,
         config: StoreConfig,
         end: LogEnd,
@@ -116,26 +117,30 @@ class ReplicaAppender:
         self._may_begin_again = config.queues_may_begin_again
         self._max_record = config.max_message_size + _RECORD_OVERHEAD
         self._names: dict[bytes, _Topic] = {}
-        # Where the next byte of the stream belongs; the begin of a record, of which so many bytes say what is to come.
+        # Offset of the next byte of the stream; first part of a record, and the size up to which bytes must be
+        # collected.
         self._next = -1
         self._held = bytearray()
         self._wanted = 0
 
     @property
     def next_offset(self) -> int:
-        """Where the next bytes of the same stream begin, if the rest of a file that has ended is among them.
+        """Offset of the next bytes of the same stream, including the padding of a file that has ended.
 
-        Those of another stream, and else the next file's, begin at the end of the log.
+        The bytes of another stream, and those of the next file, begin at the end of the log.
         """
         return self._end.appended if self._next < 0 else self._next
 
     def forget(self) -> None:
-        """The stream ended: what it began comes again, from the end of the log on."""
+        """Forget the stream and any incomplete record, which is sent again from the end of the log on."""
         self._next, self._wanted = -1, 0
         self._held.clear()
 
     def go_on_at(self, physical_offset: int) -> None:
-        """The master's next file begins here, above the end of this log, which ends with a file. Raises `StoreFull`."""
+        """Continue at the begin of the master's next file, above the end of this log. Raises StoreFull or LogMismatch.
+
+        This log must end at the end of a file.
+        """
         end = self._end
         end.check_following()
         if not (end.is_at_a_border or end.position == 0) or physical_offset < end.appended:
@@ -144,23 +149,23 @@ class ReplicaAppender:
         end.begin_file(physical_offset)
 
     def append(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
-        """Store what the master has from an offset on: `next_offset`, or the end of the log.
+        """Store bytes of the master from an offset on, which is `next_offset` or the end of the log.
 
-        `description`: of just these bytes, as `described` has it. Raises LogMismatch, StoreNotWritable, StoreFull. What
-        was stored then stays so, and `next_offset` says how far.
+        `description` describes exactly these bytes; see `described`. Raises LogMismatch, StoreNotWritable or StoreFull.
+        Records stored before the error stay stored, and `next_offset` shows how far.
         """
         end = self._end
         end.check_following()
         if at == end.appended and end.file is not None:
             self.forget()
         elif end.file is None and self._next < 0:
-            end.begin_file(at)  # an empty log begins where its master's is said to
+            end.begin_file(at)  # an empty log begins at the offset that the master names
         elif at != self._next:
             raise LogMismatch(
                 f"bytes at {at}, where {self.next_offset} is the next of the log that ends at {end.appended}"
             )
         self._next = at + len(data)
-        skipped = min(max(end.appended - at, 0), len(data))  # the rest of a file that has ended
+        skipped = min(max(end.appended - at, 0), len(data))  # padding of a file that has ended
         if self._held:
             self._held += data
             if len(self._held) < self._wanted:
@@ -187,9 +192,10 @@ class ReplicaAppender:
             at = following
 
     def _take_first(self, data: bytes, at: int) -> int:
-        """What no run begins with: the end of a file, a record to make way for, the begin of one, or wrong bytes.
+        """Process bytes with which `_append_run` cannot begin, and return the next position.
 
-        Returns where to go on; the same place: the rest has to come first.
+        These are an END record, a record whose queue or file needs preparation, an incomplete record, or wrong bytes.
+        If the position is unchanged, more bytes are needed.
         """
         end, file, rest = self._end, self._end.file, len(data) - at
         assert file is not None
@@ -218,7 +224,7 @@ class ReplicaAppender:
         return following
 
     def _make_way(self, raw: bytes) -> None:
-        """See to it that a record has its place in the log, in the CRC file and in its queue, or raise."""
+        """Ensure that a record has room in the log, the CRC file and its queue, or raise."""
         end, queues = self._end, self._queues
         try:
             record = decode_record(raw)
@@ -256,7 +262,7 @@ class ReplicaAppender:
         return LogMismatch(f"at {self._end.appended} the master sent {what}")
 
     def _append_run(self, data: bytes, start: int) -> int:
-        """Store the records from a place on, as far as they need nothing but one write; returns the place behind."""
+        """Store the records from a position on that need only one write; return the position behind them."""
         end = self._end
         file = end.file
         if file is None or file.writer is None:
@@ -269,7 +275,7 @@ class ReplicaAppender:
         return at
 
     def _write(self, run: _Run, records: bytes | memoryview, marks: list[int] | bytes) -> None:
-        """The records of a run, whose queue entries are made already, and what comes of them."""
+        """Write a run whose queue entries exist already, then update tails, dirty queues, keys and visibility."""
         end = self._end
         try:
             end.write(records, marks)
@@ -288,10 +294,14 @@ class ReplicaAppender:
         if run.shown:
             self._visibility.appended(run.shown, run.ends)
 
-    # -- records that the master tells of
+    # -- described records
 
     def _append_described(self, data: bytes | memoryview, description: bytes | memoryview, at: int) -> bool:
-        """Whether they are stored. If not nothing is, and they have to be looked at. Raises LogMismatch."""
+        """Store described records; return whether this was possible.
+
+        If not, nothing was stored, and the records have to be parsed. Raises LogMismatch if the bytes or the
+        description are damaged.
+        """
         end, file = self._end, self._end.file
         try:
             told = described.told(description, data)
@@ -302,7 +312,7 @@ class ReplicaAppender:
         if end.position + len(data) > file.size - END_SIZE or file.crc_position + len(told.crc_entries) > file.crc_size:
             return False
         if told.marks[0] != end.position + 1:
-            return False  # of a file that begins elsewhere
+            return False  # the CRC entries are for a file that begins elsewhere
         run = self._told_run(told, data)
         if run is None:
             return False
@@ -310,7 +320,7 @@ class ReplicaAppender:
         return True
 
     def _told_run(self, told: described.Told, data: bytes | memoryview) -> _Run | None:
-        """With its queue entries; None: something has to be made way for. Raises LogMismatch."""
+        """Return a run with its queue entries; None if a file or queue has to be prepared first. Raises LogMismatch."""
         end, marks, size = self._end, told.marks, len(data)
         sizes = list(map(sub, (*marks[1:], marks[0] + size), marks))
         begin = end.appended
@@ -331,7 +341,7 @@ class ReplicaAppender:
             queue = queues[whose]
             entry_position, offset = queue.position, queue.end
             assert queue.map is not None
-            # Nobody sees the entry before the record is written: readers stop at `visible`.
+            # No reader sees this entry before the record is written: readers stop at `visible`.
             _entry_pack_into(queue.map, entry_position, start, length, code)
             queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
             shown.append((queue, offset, code))
@@ -345,7 +355,7 @@ class ReplicaAppender:
         return run
 
     def _told_queues(self, told: described.Told) -> list[ConsumeQueue] | None:
-        """Those of the records; None: not all of them are here, with room, and go on as it is told."""
+        """Return the queues of described records; None unless all exist, have room, and continue as described."""
         queues, gone, begin = list[ConsumeQueue](), self._queues.gone, self._end.appended
         for number, (name, queue_id, first) in enumerate(told.queues):
             topic = self._names.get(name, _NO_TOPIC)
@@ -358,14 +368,14 @@ class ReplicaAppender:
             queues.append(queue)
         return queues
 
-    # -- records that are looked at
+    # -- parsed records
 
     def _collect(self, run: _Run, data: bytes, start: int, file: LogFile) -> int:
-        """Look at records and make their queue entries, as far as nothing has to be made way for."""
+        """Parse records and make their queue entries, up to the first one that needs preparation."""
         names, gone = self._names, self._queues.gone
         last_time = run.last_time
         view = memoryview(data)
-        begin = self._end.position - start  # of the file, counted in the bytes at hand
+        begin = self._end.position - start  # offset of `data` relative to the begin of the file
         shift = file.base + begin
         length = min(len(data), file.size - END_SIZE - begin)
         room = (file.crc_size - file.crc_position) // CRC_ENTRY_SIZE
@@ -391,7 +401,7 @@ class ReplicaAppender:
                 entry_map, entry_position = queue.map, queue.position
                 if entry_map is None or entry_position + QUEUE_ENTRY_SIZE > queue.limit:
                     break
-                # Nobody sees the entry before the record is written: readers stop at `visible`.
+                # No reader sees this entry before the record is written: readers stop at `visible`.
                 _entry_pack_into(entry_map, entry_position, physical, following - at, code)
                 queue.position, queue.end = entry_position + QUEUE_ENTRY_SIZE, offset + 1
                 run.shown.append((queue, offset, code))
@@ -414,7 +424,7 @@ class ReplicaAppender:
 
 
 class _Run:
-    """What one write stores, and what is to be done then."""
+    """Records of one write, and the follow-up work."""
 
     __slots__ = ("ends", "hashes", "high_time", "last", "last_time", "marks", "newest", "places", "shown", "times")
 
@@ -423,26 +433,27 @@ class _Run:
         self.marks: list[int] = []
         self.shown: list[VisibleEntry] = []
         self.ends: list[int] = []
-        self.last = 0, 0  # the place of the last record, its store time
-        self.newest: dict[str, tuple[int, int]] = {}  # of each topic; also of one that ended behind it
-        # Of each key: its hash, where its record lies, the store time.
+        self.last = 0, 0  # physical offset and store time of the last record
+        # topic -> its newest record; includes records of topics deleted later
+        self.newest: dict[str, tuple[int, int]] = {}
+        # For each key: its hash, the physical offset of its record, the store time.
         self.hashes: list[int] = []
         self.places: list[int] = []
         self.times: list[int] = []
 
     def take_back(self) -> None:
-        """The queue entries: the records are not stored."""
+        """Undo the queue entries, because the records were not stored."""
         for queue, offset, _ in reversed(self.shown):
             queue.position, queue.end = queue.position - QUEUE_ENTRY_SIZE, offset
         self.shown.clear()
 
     def add_keys(self, start: int, properties: bytes, physical: int, store_time: int) -> None:
-        """Of most messages it is an id alone, of letters that are the same in every coding."""
+        """Add the keys of a record. Most have only a unique id, of characters that every encoding shares."""
         at = properties.rfind(_UNIQUE)
         unique = b""
         if at == 0 or (at > 0 and properties[at - 1] == _PAIR_END):
             at += len(_UNIQUE)
-            end = properties.find(_PAIR_END_BYTE, at)  # RocketMQ stores properties without the last one
+            end = properties.find(_PAIR_END_BYTE, at)  # RocketMQ omits the last separator
             unique = properties[at:] if end < 0 else properties[at:end]
         if properties.find(_KEYS) < 0 and unique.isalnum():
             self.hashes.append(crc32(unique, start))
@@ -455,13 +466,13 @@ class _Run:
         self.times += [store_time] * len(hashes)
 
 
-# Where the body, the topic's length, the topic and the properties' length begin, and the next record; the queue, the
-# offset in it and in the log, the store time: a tuple, because an object would cost more than all the checks.
+# Begin of the body, of the topic's length, of the topic, of the properties' length, and of the next record; then queue
+# id, queue offset, physical offset and store time. A tuple, because an object would cost more than all the checks.
 _Look = tuple[int, int, int, int, int, int, int, int, int]
 
 
 def _look(data: bytes, view: memoryview, at: int, length: int) -> _Look | None:
-    """What has to be known of the record at a place; None: none that is whole and right begins there."""
+    """Return the fields of the record at a position; None if no complete and valid record begins there."""
     if length - at < RECORD_SIZE_MIN:
         return None
     size, magic, body_crc, queue_id, offset, physical, sys_flag, store_time, body_length = _unpack_head(data, at)
