@@ -1,1 +1,1 @@
-"""Who is connected: members of groups, queue locks, the name servers."""
+"""Connected clients: members of groups, queue locks, and the registration with name servers."""

@@ -1,4 +1,4 @@
-"""Registration with every name server: at start, every 30 s and when topics change; taken back at the end."""
+"""Requests to all name servers: registration at start, every 30 s and when topics change, and unregistration."""
 
 import asyncio
 import logging
@@ -20,44 +20,48 @@ from neve.remoting.command import RemotingCommand
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 6.0
-# A client waits 3 s for what this is asked for.
+# Shorter than the 3 s after which clients time out.
 _ROUTE_TIMEOUT = 2.0
 
 
 class BrokerOuterApi:
-    """One connection to each name server, made again when it is gone; one that fails doesn't hold the others."""
+    """Connections to the name servers (RocketMQ's BrokerOuterAPI), one each and reopened on demand.
+
+    A name server that fails does not delay the others.
+    """
 
     def __init__(
         self, config: BrokerConfig, address: tuple[str, int], *, ha_port: Callable[[], int] | None = None
     ) -> None:
-        """`address` is the one that clients dial; `ha_port` the one that slaves do."""
+        """Create it without connecting; `address` is for clients, `ha_port` for slaves."""
         self._config, self._address = config, address
         self._ha_port = ha_port or (lambda: address[1] + 1)
-        #: As what it is known: a master is 0.
+        #: Registered broker id; a master has 0.
         self.broker_id = config.broker_id
-        #: Told with each registration of a slave for which a name server knows a master: its address, its HA port's.
+        #: Called after each registration of a slave, with the master's address and HA address if a name server has
+        #: them.
         self.on_master: Callable[[str, str], None] = lambda address, ha_address: None
         self._security = peer_security(config)
         self._peers = dict[str, RemotingPeer]()
         self.registered: set[str] = set()
-        #: Of the last try: who did not answer, or refused, and why.
+        #: Name servers that did not answer or refused the last request, with the reason.
         self.unanswered: dict[str, str] = {}
-        self._whole_only: set[str] = set()  # those that take no topic by itself: older ones, or it may not be told so
+        self._whole_only: set[str] = set()  # name servers that reject single topics: older releases, or no permission
         self.failures = 0
 
     @property
     def are_there(self) -> bool:
-        """Whether the configuration names any."""
+        """Whether the configuration names name servers."""
         return bool(self._config.name_servers)
 
     async def register(self, topics: dict[str, Any]) -> int:
-        """The whole topic table to all name servers; how many took it."""
+        """Register the whole topic table with all name servers; return how many accepted it."""
         body, checksum = await asyncio.to_thread(_registration, topics)
         host, _ = self._address
         ext = {
             **self._identity(),
             "haServerAddr": f"{host}:{self._ha_port()}",
-            "enableActingMaster": "false",  # said at all: while there is no master a slave tells the topics
+            "enableActingMaster": "false",  # required, so that a slave registers its topics while there is no master
             "compressed": "false",
             "bodyCrc32": str(checksum),
         }
@@ -69,9 +73,9 @@ class BrokerOuterApi:
         return sum(answer is not None for answer in answers)
 
     async def register_topics(self, names: Sequence[str], row: Callable[[str], TopicConfig | None]) -> bool:
-        """These alone, to name servers that know this broker; False where one does not, or does not take them so.
+        """Register single topics with the name servers that know this broker; return whether all accepted them.
 
-        `row`: as the topic is now, None: it is gone.
+        `row` returns the current settings of a topic, None if it was deleted.
         """
         servers = self._config.name_servers
         if not all(self._takes_topics(server) for server in servers):
@@ -82,11 +86,14 @@ class BrokerOuterApi:
         return True
 
     async def _register_topic(self, server: str, name: str, row: Callable[[str], TopicConfig | None]) -> bool:
-        """Whether it took it. Behind a deletion's registration nothing is sent that was read before it."""
+        """Register a topic with a name server; return whether it was accepted or deleted meanwhile.
+
+        A request with settings read before a deletion must not follow the deletion's registration.
+        """
         try:
             peer = self._peer(server)
             connection = await peer.connect()
-            # From here to the send without await: what is read is so when it is sent.
+            # No await between here and the send: the settings are current when they are sent.
             config = row(name)
             if config is None:
                 return True
@@ -112,7 +119,7 @@ class BrokerOuterApi:
         return peer.request(RequestCode.REGISTER_TOPIC_IN_NAMESRV, ext, body)
 
     def _takes_topics(self, server: str) -> bool:
-        """One that was started anew does not know this broker, and has ended its connection."""
+        """Return whether a name server accepts single topics; a restarted one does not know this broker."""
         is_known = server in self.registered and self._peer(server).is_connected
         return is_known and server not in self._whole_only
 
@@ -123,7 +130,7 @@ class BrokerOuterApi:
             peer.close()
 
     async def route(self, topic: str) -> list[QueueData] | None:
-        """The topic's queues on all brokers, from the first name server that answers; None if none does."""
+        """Return a topic's queues on all brokers, from the first name server that answers; None without an answer."""
         for server in self._config.name_servers:
             try:
                 request = RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}
@@ -162,7 +169,7 @@ class BrokerOuterApi:
         self.failures += 1
         self.registered.discard(server)
         self._peer(server).drop()
-        if server not in self.unanswered:  # it is asked each half minute
+        if server not in self.unanswered:  # log only the first of the failures, which repeat every 30 s
             log.warning("name server %s: %s", server, reason)
         self.unanswered[server] = reason
 
@@ -170,19 +177,19 @@ class BrokerOuterApi:
         if server not in self._peers:
 
             async def on_connect(_: Connection) -> None:
-                self._whole_only.discard(server)  # another release may listen there by now
+                self._whole_only.discard(server)  # the name server may have been upgraded
 
             self._peers[server] = RemotingPeer(server, self._security, connect_s=_TIMEOUT, on_connect=on_connect)
         return self._peers[server]
 
 
 def _master(ext: Mapping[str, str]) -> tuple[str, str] | None:
-    """Out of the answer to a slave's registration; None: no master is known there."""
+    """Return the master's address and HA address from the answer to a slave's registration; None without a master."""
     address, ha_address = ext.get("masterAddr"), ext.get("haServerAddr")
     return (address, ha_address) if address and ha_address else None
 
 
 def _registration(topics: dict[str, Any]) -> tuple[bytes, int]:
-    """The body of REGISTER_BROKER and its checksum."""
+    """Return the body of REGISTER_BROKER and its checksum."""
     body = b'{"filterServerList":[],"topicConfigSerializeWrapper":%b}' % encode_table(topics)
     return body, crc32(body) & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""Who is connected: producers and consumers by group, as their heartbeats say, gone with their connection."""
+"""Connected producers and consumers by group, registered by heartbeats and removed with their connection."""
 
 import itertools
 import sys
@@ -15,10 +15,10 @@ from neve.remoting.codes import ResponseCode
 
 EXPIRE_SECONDS = 120.0
 MAX_CLIENT_ID = 1024
-# What a row costs beside the texts in it.
+# Memory of a table row, without the texts in it.
 _ROW_BYTES = 200
-# Subscriptions compared before others get their turn: a tenth of a millisecond. Each comparison begins anew when the
-# group has changed meanwhile; the last of so many takes no pauses.
+# Subscriptions compared in one turn of the event loop, about 0.1 ms. A comparison restarts if the group has changed
+# meanwhile. The last attempt does not yield, so that it ends.
 _SLICE = 500
 _COMPARISONS = 4
 BROADCASTING = "BROADCASTING"
@@ -29,7 +29,7 @@ TAG = "TAG"
 class ClientChannel:
     """One client's connection as its heartbeats describe it (RocketMQ's ClientChannelInfo).
 
-    `last_update` is monotonic seconds and decides when it is gone; `last_update_ms` is for people.
+    `last_update` is in monotonic seconds and decides about expiry; `last_update_ms` is wall clock time for display.
     """
 
     connection: Connection
@@ -38,7 +38,7 @@ class ClientChannel:
     version: int
     last_update: float
     last_update_ms: int
-    # Who signed its heartbeat.
+    # User that signed the heartbeat.
     user: str = ""
 
     def to_wire(self) -> dict[str, Any]:
@@ -53,9 +53,10 @@ class ClientChannel:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """Who of a group is connected, and what they subscribe to (RocketMQ's ConsumerGroupInfo).
+    """Connected members of a group and their subscriptions (RocketMQ's ConsumerGroupInfo).
 
-    `size` counts what is kept of it against the limit; `revision` changes with each change that members are told of.
+    `size` is the memory that counts against the limit. `revision` changes with each change of settings or
+    subscriptions.
     """
 
     name: str
@@ -64,8 +65,8 @@ class ConsumerGroup:
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     channels: dict[Connection, ClientChannel] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-    size: int = 0  # of the subscriptions
-    revision: int = -1  # of all but the members
+    size: int = 0  # of the subscriptions, in bytes
+    revision: int = -1  # of everything but the members
 
     @property
     def kinds(self) -> tuple[str, str, str]:
@@ -80,20 +81,21 @@ class ConsumerGroup:
 
 @dataclass(slots=True)
 class Changes:
-    """What of a group's subscriptions a heartbeat changes, as long as the group is as it was."""
+    """Changes of a group's subscriptions by a heartbeat; valid while the group has the same revision."""
 
     of: ConsumerGroup | None
     revision: int
     newer: dict[str, SubscriptionData] = field(default_factory=dict)
     gone: Sequence[str] = ()
-    size: int = 0  # so much more is said
+    size: int = 0  # growth of the group's size, in bytes
     topics_changed: bool = False
 
 
 class ClientManager:
-    """`on_change(group)` is called when its members or its topics change: the consumers then share out anew.
+    """Table of connected clients (RocketMQ's ProducerManager and ConsumerManager).
 
-    What heartbeats say costs memory until their connection ends: no more than `limit` bytes of it are taken.
+    `on_change(group)` is called when members or topics of a group change, so that its consumers rebalance. Data of
+    heartbeats stays in memory until the connection ends, so at most `limit` bytes are accepted.
     """
 
     def __init__(
@@ -104,14 +106,14 @@ class ClientManager:
         self._turn = itertools.count()
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[Connection, ClientChannel]] = {}
-        # The way back, so that a connection's end costs its own groups only.
+        # Groups by connection, so that a closing connection costs only its own groups.
         self._consumers_of: dict[Connection, set[str]] = {}
         self._producers_of: dict[Connection, set[str]] = {}
         self._watched: set[Connection] = set()
         self.bytes = 0
 
     def register_producer(self, group: str, channel: ClientChannel) -> None:
-        """BrokerError when the table is full."""
+        """Register a producer. Raises BrokerError if the table is full."""
         channels = self.producers.get(group, {})
         if channel.connection not in channels:
             self._take(_cost(group))
@@ -120,12 +122,12 @@ class ClientManager:
         channels[channel.connection] = channel
 
     def find_producer(self, client_id: str) -> ClientChannel | None:
-        """The client's channel in any of its groups."""
+        """Return a client's channel in any of its producer groups."""
         channels = (channel for group in self.producers.values() for channel in group.values())
         return next((channel for channel in channels if channel.client_id == client_id), None)
 
     def next_producer(self, group: str, may: Callable[[ClientChannel], bool]) -> ClientChannel | None:
-        """A live channel of the group that may, each in its turn."""
+        """Return a live channel of the group for which `may` returns True, in round-robin order."""
         channels = [
             channel
             for connection, channel in self.producers.get(group, {}).items()
@@ -134,9 +136,9 @@ class ClientManager:
         return channels[next(self._turn) % len(channels)] if channels else None
 
     def compare(self, group: str, subs: Sequence[SubscriptionData] | None) -> Steps[Changes]:
-        """What `subs` change in the group; None keeps what it had (a heartbeat without its subscriptions).
+        """Return the changes that `subs` make to the group; None keeps its subscriptions (a heartbeat without any).
 
-        True of the group at the end, until others get the loop: `register_consumer` follows at once.
+        The result is valid until the caller yields to the event loop, so `register_consumer` must follow immediately.
         """
         for turn in itertools.count(1):
             info = self.consumers.get(group)
@@ -157,7 +159,10 @@ class ClientManager:
     def register_consumer(
         self, group: str, channel: ClientChannel, kinds: tuple[str, str, str], changes: Changes
     ) -> ConsumerGroup:
-        """A member, and what its heartbeat changes: all or, with a BrokerError when the table is full, nothing."""
+        """Register a member and apply the changes of its heartbeat.
+
+        Raises BrokerError if the table is full. Nothing has changed then.
+        """
         assert self._stands(group, changes)
         info = changes.of or ConsumerGroup(group)
         is_new = channel.connection not in info.channels
@@ -177,7 +182,7 @@ class ClientManager:
         return info
 
     def says_the_same(self, group: str, channel: ClientChannel, revision: int) -> bool:
-        """A member says again what it said when the group was at `revision`. False: that is something new now."""
+        """Renew a member whose heartbeat has not changed since `revision`; return False if the group has changed."""
         info = self.consumers.get(group)
         if info is None or info.revision != revision or channel.connection not in info.channels:
             return False
@@ -185,7 +190,7 @@ class ClientManager:
         return True
 
     def unregister(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
-        """What came over this connection: anybody can say another's client id."""
+        """Remove groups of this connection only, because clients can send any client id."""
         if producer_group:
             self._remove_producer(producer_group, connection)
         info = self.consumers.get(consumer_group or "")
@@ -193,7 +198,7 @@ class ClientManager:
             self._remove(info, connection)
 
     def watch(self, connection: Connection) -> None:
-        """Forget its clients when it is gone."""
+        """Remove the connection's clients when it closes."""
         if connection not in self._watched:
             self._watched.add(connection)
             connection.on_close(self.connection_closed)
@@ -206,7 +211,7 @@ class ClientManager:
             self._remove(self.consumers[group], connection)
 
     def expire(self) -> None:
-        """Clients that were silent for 120 s; their connection may be held open by something between."""
+        """Remove clients without a heartbeat for 120 s; a proxy may keep their connection open."""
         limit = self._clock.monotonic() - EXPIRE_SECONDS
         for group, producers in list(self.producers.items()):
             for connection in [c for c, channel in producers.items() if channel.last_update < limit]:
@@ -243,7 +248,7 @@ class ClientManager:
 
 
 def _cost(group: str) -> int:
-    """Of a member; the same whatever its heartbeats say."""
+    """Return the size in bytes that a member counts, whatever its heartbeats contain."""
     return 2 * _ROW_BYTES + MAX_CLIENT_ID + len(group)
 
 
@@ -262,7 +267,7 @@ def _size(sub: SubscriptionData) -> int:
 
 
 def _compare(changes: Changes, wanted: Sequence[SubscriptionData] | None) -> Steps[None]:
-    """Fills `changes` in: what is new or newer than what is known, and the topics that are no longer wanted."""
+    """Fill in `changes`: new and newer subscriptions, and the topics that are no longer subscribed to."""
     if wanted is None:
         return
     known = changes.of.subscriptions if changes.of is not None else {}
@@ -286,7 +291,7 @@ def _compare(changes: Changes, wanted: Sequence[SubscriptionData] | None) -> Ste
 
 
 def subscription_to_wire(sub: SubscriptionData) -> dict[str, Any]:
-    """As RocketMQ's admin tools read it."""
+    """Convert a subscription to the form of RocketMQ's admin tools."""
     return {
         "classFilterMode": False,
         "codeSet": sorted(set(sub.code_set)),

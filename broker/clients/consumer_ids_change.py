@@ -1,4 +1,4 @@
-"""A group's members are told when they, or their topics, change: they share out their queues anew."""
+"""Notifications to members of a group when its members or topics change, so that they rebalance their queues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from neve.remoting.command import RemotingCommand
 
 
 class ConsumerIdsChangeListener:
-    """A group may have been set up not to be told."""
+    """Notifies the members of groups, unless a group's settings disable it."""
 
     def __init__(self, groups: SubscriptionGroupManager) -> None:
         self._groups = groups

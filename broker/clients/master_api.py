@@ -1,4 +1,4 @@
-"""The requests of a slave to its master (a part of RocketMQ's BrokerOuterAPI)."""
+"""Requests of a slave to its master (a part of RocketMQ's BrokerOuterAPI)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONNECT_S, _ANSWER_S = 3.0, 10.0
 
 
 class MasterApi:
-    """One connection, to the address that was asked last."""
+    """Connection to the master's address of the last request."""
 
     def __init__(self, config: SecurityConfig) -> None:
         self._security = peer_security(config)

@@ -1,4 +1,4 @@
-"""Queue locks of orderly consumers: one client of a group holds a queue for 60 s from its last renewal."""
+"""Queue locks of ordered consumers: a client holds a queue for 60 s after its last renewal."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,18 +9,18 @@ QueueKey = tuple[str, str, int]
 
 
 class RebalanceLock:
-    """What nobody renewed is forgotten; more than `limit` are not given."""
+    """Queue locks by group (RocketMQ's RebalanceLockManager), at most `limit`. Locks without renewal expire."""
 
     def __init__(self, clock: Clock, limit: Callable[[], int]) -> None:
         self._clock, self._limit = clock, limit
         self._locks: dict[str, dict[QueueKey, tuple[str, float]]] = {}
-        # When a group was last renewed, and last searched for queues that it has given up.
+        # Times of a group's last renewal, and of the last search for expired locks.
         self._renewed: dict[str, float] = {}
         self._searched: dict[str, float] = {}
         self.count = 0
 
     def lock(self, group: str, client: str, queues: Iterable[QueueKey]) -> list[QueueKey]:
-        """Those of the queues that the client holds from now on."""
+        """Lock queues for a client; return those that it holds now."""
         now, limit = self._clock.monotonic(), self._limit()
         if now - self._searched.get(group, now) > LOCK_SECONDS:
             self._search(group, now)
@@ -55,7 +55,7 @@ class RebalanceLock:
         return any(now - since <= LOCK_SECONDS for _, since in self._locks.get(group, {}).values())
 
     def expire(self) -> None:
-        """Forget groups that nobody renews; what a living one has given up is found when it locks again."""
+        """Remove groups without renewals. Expired locks of other groups are removed when the group locks again."""
         limit = self._clock.monotonic() - LOCK_SECONDS
         for group in [group for group, renewed in self._renewed.items() if renewed < limit]:
             self._forget(group)

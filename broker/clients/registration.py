@@ -1,4 +1,4 @@
-"""This broker and its topics at the name servers: at the start, at their period, and when topics change."""
+"""Registration of this broker with the name servers: at start, periodically, and when topics change."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from broker.clients.broker_outer_api import BrokerOuterApi
 from broker.tables.topic_config_manager import TopicConfigManager
 
 MASTER_ID = 0
-#: So many topics are told one by one.
+#: Maximum number of topics that are registered one by one.
 _FEW = 8
-#: After that the whole table is told: what a name server has that was started anew, or lost one of them.
+#: Delay until the whole table follows, for name servers that restarted or missed a single topic.
 _LATER_S = 1.0
 
 
 class Registration:
-    """Says what there is now to all name servers; without any it has nothing to do."""
+    """Registers the current topics with all name servers; does nothing without name servers."""
 
     def __init__(
         self,
@@ -24,17 +24,17 @@ class Registration:
         topics: TopicConfigManager,
         broker_id: Callable[[], int | None] | None = None,
     ) -> None:
-        """`broker_id`: as what this broker is known now, None: nobody may come to it; without it, as configured."""
+        """Create it; `broker_id` returns the id to register, None to skip it; without it, the configured id is used."""
         self._name_servers, self._topics, self._broker_id = name_servers, topics, broker_id
         self._wanted = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
 
     def soon(self) -> None:
-        """The topics have changed; nobody waits for the name servers to hear it."""
+        """Request a registration after a change of topics, without waiting for it."""
         self._wanted.set()
 
     async def now(self) -> None:
-        """Returns when each name server has answered or failed."""
+        """Register now; returns when each name server has answered or failed."""
         if not self._name_servers.are_there:
             return
         if self._broker_id is not None:
@@ -45,9 +45,10 @@ class Registration:
         await self._name_servers.register(self._topics.to_wire())
 
     async def topics(self, names: Sequence[str]) -> None:
-        """New or changed ones: as `now`. A few are told by themselves, and all of the table a moment later.
+        """Register new or changed topics now. A few are registered one by one, followed by the whole table a moment
+        later.
 
-        Else each of ten thousand topics that are made one after another would send all that are there.
+        Otherwise, ten thousand topics created one after another would each send the whole table.
         """
         few = names if len(names) <= _FEW else ()
         if not (self._is_master and few and await self._name_servers.register_topics(few, self._topics.select)):
@@ -64,20 +65,20 @@ class Registration:
         self.soon()
 
     async def keep(self) -> None:
-        """Never ends: does what was wanted soon, and saves the topics that it told."""
+        """Process requested registrations, and save the registered topics; never returns."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
             try:
                 await self.now()
-                if self._broker_id is None:  # in a set that may wait for others; what is there the log says as well
+                if self._broker_id is None:  # in a set, saving may wait for other members, and the log has the topics
                     await self._topics.file.save()
             except Exception:
-                self._wanted.set()  # for the next try
+                self._wanted.set()  # retried at the next call
                 raise
 
     async def take_back(self) -> None:
-        """The broker ends."""
+        """Unregister the broker, which stops."""
         if self._later is not None:
             self._later.cancel()
             self._later = None

@@ -1,1 +1,1 @@
-"""Messages that wait: delay levels, timers, half messages and their check-back."""
+"""Messages that wait for delivery: delay levels, timers, half messages and their check-back."""

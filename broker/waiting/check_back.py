@@ -1,4 +1,4 @@
-"""The round that asks producers how their transactions ended, and gives up what nobody answers for."""
+"""Transaction check-back: asks producers for the outcome of half messages, and abandons those without an answer."""
 
 import asyncio
 import logging
@@ -26,16 +26,17 @@ from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
 
 log = logging.getLogger(__name__)
 
-# Half messages looked at before other requests get their turn.
+# Half messages checked in one turn of the event loop.
 _SLICE = 64
 _HOUR_MS = 3_600_000
 
 
 class CheckBack:
-    """Asks producers about half messages that nobody ended (RocketMQ's TransactionalMessageCheckService).
+    """Asks producers about unresolved half messages (RocketMQ's TransactionalMessageCheckService).
 
-    After `transactionCheckMax` questions, or too long a time, one is given up: it moves to TRANS_CHECK_MAX_TIME_TOPIC.
-    `trusted_ms`: the time by which what waits may be given up: late rather than early.
+    After `transactionCheckMax` checks, or fileReservedTime hours, a half message is moved to
+    TRANS_CHECK_MAX_TIME_TOPIC. `trusted_ms` returns the time for that decision. It errs towards the past, so that none
+    is abandoned too early.
     """
 
     def __init__(
@@ -63,13 +64,13 @@ class CheckBack:
         self._quarantine = Quarantine(store, HALF_TOPIC, faults)
 
     async def run(self) -> None:
-        """One round over all that wait; each is asked about at most once. A slave asks nobody."""
+        """Check all due half messages, each at most once. A slave does nothing."""
         if not self._life.accepting or self._store.is_following:
             return
         self._transactions.write_marks()
         asked: list[Half] = []
         for number, half in enumerate(self._transactions.waiting(), 1):
-            # It may have ended while others had their turn.
+            # It may have ended while this coroutine yielded.
             if self._transactions.find(half.queue_offset) is half and self._is_due(half) and self._try(half):
                 asked.append(half)
             if number % _SLICE == 0:
@@ -82,14 +83,18 @@ class CheckBack:
         wish = half.immunity_ms
         quiet = self._config.transaction_time_out if wish is None else wish
         age = self._age_ms(half)
-        # A half message of the future was stored while the clock was ahead: asked early rather than late.
+        # A store time in the future was set while the clock was ahead, so the message is checked early rather than
+        # late.
         return age >= quiet or age < -STANDS_STILL_MS or self._is_too_old(half)
 
     def _age_ms(self, half: Half) -> int:
         return self._clock.now_ms() - half.store_ms
 
     def _is_too_old(self, half: Half) -> bool:
-        """As RocketMQ's needSkip, whatever quiet time its producer wished for: it would keep its segment for ever."""
+        """Return whether a half message is too old to wait (RocketMQ's needSkip).
+
+        A producer's immunity time does not matter here, because the message would pin its log segment for ever.
+        """
         age = self._trusted_ms() - half.store_ms
         return age > self._config.file_reserved_time * _HOUR_MS
 
@@ -101,17 +106,17 @@ class CheckBack:
         """
         try:
             return self._check(half)
-        except OSError as error:  # a disk fault does not count as a check
+        except OSError as error:  # a disk error does not count as a check
             self._faults.add("a half message", error, f"at {half.physical_offset}")
             return False
-        except Exception as error:  # noqa: BLE001 - one half message, of which anything may be odd
+        except Exception as error:  # noqa: BLE001 - any content of one message must not stop the others
             if not self._quarantine.failed("a half message", 0, half.queue_offset, error):
                 return True
             self._transactions.end(half, ROLLBACK)
             return False
 
     def _check(self, half: Half) -> bool:
-        """True if it counts as asked: as in RocketMQ also when no producer of the group is there."""
+        """Check one half message; return whether it counts as a check, in RocketMQ even without a producer."""
         store = self._store
         raw = store.record_at(half.physical_offset)
         if raw is None:
@@ -124,7 +129,7 @@ class CheckBack:
             self._give_up(half, record)
             return False
         properties = record.properties
-        # Anybody may call itself a producer of the group; the message is for who may send such.
+        # Any client can register as a producer of the group, but only one that may publish gets the message.
         channel = self._clients.next_producer(
             properties.get("PGROUP", ""),
             lambda producer: self._guard.may_use_topic(
@@ -158,7 +163,7 @@ class CheckBack:
         return RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, ext=ext, body=body)
 
     def _give_up(self, half: Half, record: MessageRecord) -> None:
-        """Kept where an operator finds it."""
+        """Move a half message to TRANS_CHECK_MAX_TIME_TOPIC, where an operator finds it."""
         properties = record.properties
         self._topics.create_now(CHECK_MAX_TOPIC, 1)
         try:

@@ -1,7 +1,7 @@
-"""Where a parked message goes when its time has come: a delayed message, a timer message, a committed half message.
+"""Delivery target of a waiting message: a delayed message, a timer message, or a committed half message.
 
-The record names its topic and queue (REAL_TOPIC, REAL_QID). It may have been parked for days, or by another broker, so
-the names are checked against the present table of topics.
+The record contains its topic and queue (REAL_TOPIC, REAL_QID). It may have waited for days, or come from another
+broker, so both are checked against the current table of topics.
 
     quarantine/<topic>-<queue>-<offset>.record    the record of a message whose delivery failed with an unexpected error
 """
@@ -21,14 +21,14 @@ from neve.record.codec import MalformedRecord
 from neve.record.properties import PROPERTY_REAL_QUEUE_ID, PROPERTY_REAL_TOPIC
 from neve.remoting.names import is_internal
 
-#: Returns how many queues consumers read of a topic, or None for a topic that does not exist.
+#: Returns the number of queues that consumers read of a topic, None if the topic does not exist.
 ReadQueues = Callable[[str], int | None]
 #: A message that can never be delivered, because of its topic or its size.
 UNDELIVERABLE = (MessageIllegal,)
 _QUEUE_DIGITS = 9
-#: Errors of the disk, the log or the machine. The message is not their cause: it is retried until it is delivered.
+#: Errors of the disk, the log or the machine. The message does not cause them, so it is retried until delivery.
 TRANSIENT = (OSError, StoreError, MemoryError)
-# Any other error: deliveries that fail before the message is quarantined. A round takes place ten times a second.
+# Failed deliveries with any other error before the message is quarantined. There are ten rounds per second.
 TRIES = 20
 _QUARANTINE = "quarantine"
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def quarantined(disk: Disk, root: Path) -> Iterator[tuple[Path, bytes]]:
-    """Yield the files of quarantined messages with their contents, but for those that an operator deletes meanwhile."""
+    """Yield the files of quarantined messages and their contents; skips files that an operator deletes meanwhile."""
     directory = root / _QUARANTINE
     for name in sorted(disk.list_dir(directory)) if disk.exists(directory) else ():
         with suppress(FileNotFoundError):
@@ -44,16 +44,16 @@ def quarantined(disk: Disk, root: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 class TopicMissing(MessageIllegal):
-    """The topic of a parked message does not exist: it was deleted meanwhile."""
+    """The topic of a waiting message has been deleted."""
 
 
 def delivery_target(properties: Mapping[str, str], read_queues: ReadQueues) -> tuple[str, int]:
-    """Return the topic and queue of a parked message.
+    """Return the topic and queue of a waiting message.
 
     Consumers read the queues below the topic's readQueueNums. If the topic has shrunk below the message's queue, the
-    message goes to one of those.
+    message is assigned to one of those.
 
-    Raises MessageIllegal where the message can't be delivered: TopicMissing, InternalTopic, or without a valid target.
+    Raises MessageIllegal if the message is undeliverable: TopicMissing, InternalTopic, or without a valid target.
     """
     topic, queue = properties.get(PROPERTY_REAL_TOPIC, ""), properties.get(PROPERTY_REAL_QUEUE_ID, "0")
     if not topic or not (queue.isascii() and queue.isdigit() and len(queue) <= _QUEUE_DIGITS):
@@ -68,9 +68,9 @@ def delivery_target(properties: Mapping[str, str], read_queues: ReadQueues) -> t
 
 
 class Quarantine:
-    """Keeps the records of messages whose delivery fails with an unexpected error, so that no other message waits.
+    """Quarantines messages whose delivery fails with an unexpected error, so that they do not block others.
 
-    The messages wait in one topic. The number of tries is not stored: it begins at 0 with each start.
+    Covers messages of one topic. The number of tries is not stored, so it restarts at 0 with the broker.
     """
 
     def __init__(self, store: MessageStore, topic: str, faults: Faults) -> None:
@@ -83,9 +83,9 @@ class Quarantine:
             self._tries.pop((queue_id, offset), None)
 
     def failed(self, kind: str, queue_id: int, offset: int, error: Exception) -> bool:
-        """Count a failed delivery; return whether the message is quarantined, so that it is not to be retried.
+        """Count a failed delivery; return whether the message is now quarantined and must not be retried.
 
-        The file is on the disk then. Transient errors, and a disk that refuses the file, never lead to it.
+        Its file is on disk then. Transient errors, or a disk that refuses the file, never cause a quarantine.
         """
         self._faults.add(kind, error, f"queue={queue_id} offset={offset}")
         if isinstance(error, TRANSIENT):
@@ -105,10 +105,10 @@ class Quarantine:
     def _keep(self, queue_id: int, offset: int, tries: int, cause: Exception) -> None:
         store, disk = self._store, self._store.disk
         entry = store.entry(self._topic, queue_id, offset)
-        if entry is None:  # erased meanwhile: there is nothing to keep
+        if entry is None:  # erased meanwhile
             return
         position, size = entry[0], entry[1]
-        _, raw = store.log_bytes(position, position + size, size)  # as stored: it may not be possible to decode it
+        _, raw = store.log_bytes(position, position + size, size)  # raw bytes, because the record may be undecodable
         directory = store.config.root / _QUARANTINE
         disk.make_dirs(directory)
         path = directory / f"{self._topic}-{queue_id}-{offset}.record"

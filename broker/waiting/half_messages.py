@@ -1,18 +1,19 @@
-"""Which half messages still wait for their end. The state is the log's: nothing else is written.
+"""Half messages that wait for the end of their transaction. All state is in the log.
 
-RMQ_SYS_TRANS_HALF_TOPIC, queue 0      the half messages, with the target in REAL_TOPIC and REAL_QID
+RMQ_SYS_TRANS_HALF_TOPIC, queue 0      half messages, with the target in REAL_TOPIC and REAL_QID
 RMQ_SYS_TRANS_OP_HALF_TOPIC, queue 0   marks; body: queue offsets of half messages, each followed by ","
-    TAGS=d  ended (committed, rolled back or given up)      TAGS=c  asked about once more
-    TAGS=r  the count of questions begins anew
-    HALF_FROM, OP_FROM: a start need read no half and no mark below these offsets
+    TAGS=d  ended (committed, rolled back or abandoned)     TAGS=c  checked once more
+    TAGS=r  the number of checks restarts at 0
+    HALF_FROM, OP_FROM: a start needs no half message and no mark below these offsets
 
-A half message that waits in a log file that is to go is reappended, with its first log position + 1 as the prepared
-offset. Its producer knows it from there, and from where it was each time that it was asked about. A crash before the
-mark of the old one leaves both: the newer counts.
+A half message whose log file has to be evicted is appended again, with its first physical offset + 1 as the prepared
+offset. Its producer knows it by that offset, and by its offset at each check. A crash before the mark of the old copy
+leaves both, and the newer one counts.
 
-A committed message and its mark are appended together or not at all, the mark last. Where a crash tore them, the
-message is the log's last record, with the half's position in it: that is seen at start, so a commit shows once. Nothing
-else is stored before the mark then, for the next start would not see it any more.
+A committed message and its mark are appended together, the mark last. If a crash separates them, the message is the
+log's last record and contains the half message's physical offset. The next start detects that and writes the mark, so
+consumers see a commit only once. It stores nothing before the mark, because the message must be the last record until
+then.
 """
 
 import logging
@@ -50,33 +51,31 @@ _ENDED, _ASKED, _ANEW = "d", "c", "r"
 _OFFSETS_IN_MARK = 1000
 _OUTCOMES_KEPT = 10_000
 _REAPPENDED_AT_ONCE = 64
-_A_STEP = 100  # records that are read in one turn of the loop
-_BYTES_A_RECORD = 256  # of a mark's offsets: they take as long as a record does
+_A_STEP = 100  # records read in one turn of the event loop
+_BYTES_A_RECORD = 256  # bytes of a mark's offsets that count as one record, because they take as long to read
 
 
 @dataclass(slots=True)
 class Half:
-    """One half message that waits: where it is in its queue and in the log, when it was stored (ms), how often it was
-    asked about.
-    """
+    """One waiting half message: its queue offset and physical offset, its store time (ms), its number of checks."""
 
     queue_offset: int
     physical_offset: int
     store_ms: int
-    # How long nobody is asked, as the producer wishes; None: the broker's transactionTimeOut.
+    # Time without checks by the producer's property; None: the broker's transactionTimeOut.
     immunity_ms: int | None
-    # No mark of this half message is below this offset of the op queue.
+    # Offset of the op queue below which this half message has no mark.
     op_from: int
     checks: int = 0
-    # The log positions that it had before it was reappended, the first one first.
+    # Physical offsets before it was appended again, the first one first.
     earlier: list[int] = field(default_factory=list)
     reappended_ms: int = -1
 
 
 class HalfMessages:
-    """Which transactions are open (RocketMQ's TransactionalMessageServiceImpl), read out of the log at a start.
+    """Open transactions (RocketMQ's TransactionalMessageServiceImpl), loaded from the log at a start.
 
-    Invariant: what waits here has no mark of an end in the op queue, except while the log takes none.
+    Invariant: waiting half messages have no end mark in the op queue, except while the log refuses records.
     """
 
     asked_by = frozenset((PROPERTY_TRANSACTION_PREPARED,))
@@ -85,7 +84,7 @@ class HalfMessages:
     def __init__(self, store: MessageStore, writer: LogWriter, clock: Clock) -> None:
         self._store, self._writer, self._clock = store, writer, clock
         self._pending: OrderedDict[int, Half] = OrderedDict()
-        # Those that were reappended, by the log positions that they had before.
+        # Half messages that were appended again, by their earlier physical offsets.
         self._reappended: dict[int, Half] = {}
         self._outcomes: OrderedDict[int, int] = OrderedDict()
         self._unmarked: list[int] = []
@@ -97,25 +96,25 @@ class HalfMessages:
         return self._pending.get(queue_offset)
 
     def reappended_from(self, physical_offset: int) -> Half | None:
-        """What was at a log position before it was reappended, and still waits."""
+        """Return the waiting half message that had this physical offset before it was appended again."""
         return self._reappended.get(physical_offset)
 
     def outcome(self, queue_offset: int) -> int | None:
-        """How a transaction ended a short while ago."""
+        """Return the outcome of a transaction that ended recently."""
         return self._outcomes.get(queue_offset)
 
     def waiting(self) -> list[Half]:
         return list(self._pending.values())
 
     def pinned_from(self) -> int | None:
-        """The lowest log position that a waiting half message needs."""
+        """Return the lowest physical offset that a waiting half message needs."""
         first = next(iter(self._pending.values()), None)
         return None if first is None else first.physical_offset
 
     # ---- changes
 
     def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, None]:
-        """Out of sight until its transaction is committed; what the target would do with it is done then."""
+        """Store a half message, invisible until commit; processing by its target topic is deferred until then."""
         raw = ended_bytes(message.properties) + target_pairs(message.topic, message.queue_id)
         raw += f"__transactionId__\x01{properties[PROPERTY_UNIQUE_KEY]}\x02".encode("utf-8", "surrogatepass")
         half = msgspec.structs.replace(
@@ -138,22 +137,22 @@ class HalfMessages:
         )
 
     def end_mark(self, half: Half) -> NewMessage:
-        """What says that it has ended: to be stored with what becomes of it, before `ended`. Raises StoreError."""
+        """Return the end mark, to be stored together with the outcome and before `ended`. Raises StoreError."""
         return self._mark_of(_ENDED, [half.queue_offset], half)
 
     def roll_back(self, half: Half) -> None:
-        """Raises StoreError: then it waits as before."""
+        """Roll a transaction back. Raises StoreError; the half message is unchanged then."""
         self._writer.put(self.end_mark(half), internal=True)
         self.ended(half, ROLLBACK)
 
     def end(self, half: Half, outcome: int) -> None:
-        """It has ended, whether that can be written now or not."""
+        """End a transaction, even if the log refuses the mark now; it is written later."""
         self.ended(half, outcome)
         self._unmarked.append(half.queue_offset)
         self.write_marks()
 
     def ended(self, half: Half, outcome: int) -> None:
-        """Nobody is asked about it again, nor can it be ended another way; its mark is in the log."""
+        """Remove a half message whose end mark is in the log; it is not checked again and can't end another way."""
         del self._pending[half.queue_offset]
         for position in half.earlier:
             self._reappended.pop(position, None)
@@ -168,18 +167,19 @@ class HalfMessages:
             self._mark(_ASKED, [half.queue_offset for half in halves[start : start + _OFFSETS_IN_MARK]])
 
     def start_over(self, half: Half) -> None:
-        """As if nobody had been asked about it yet. Raises StoreError, then nothing has changed."""
+        """Reset the number of checks to 0. Raises StoreError; nothing has changed then."""
         self._writer.put(self._mark_of(_ANEW, [half.queue_offset]), internal=True)
         half.checks = 0
 
     def put_again(self, record: MessageRecord) -> None:
-        """What was given up waits again, as a copy. Raises StoreError when the log takes nothing."""
+        """Append a copy of an abandoned half message, which waits again. Raises StoreError if the log refuses it."""
         self.added(self._writer.put_copy(record, HALF_TOPIC, 0, internal=True), record.properties)
 
     def reappend(self, below: int) -> bool:
-        """Append again a batch of what waits below a log position; False: nothing more can go now.
+        """Append a batch of the half messages below a physical offset again; return False if none can be moved now.
 
-        What is young ends by itself. Raises StoreFull or StoreNotWritable; what was reappended by then stays so.
+        Young ones are skipped, because they end soon. Raises StoreFull or StoreNotWritable; the copies appended before
+        that are valid.
         """
         left: list[int] = []
         try:
@@ -218,9 +218,10 @@ class HalfMessages:
             self._mark(_ASKED, [half.queue_offset] * half.checks)
 
     def begin_with(self, waiting: Sequence[tuple[MessageRecord, int]], ended: list[int]) -> None:
-        """Go on with what another broker left, each with how often it was asked about: a start reads no mark of its.
+        """Take over the half messages of another broker, each with its number of checks; none of its marks is read
+        again.
 
-        `ended`: those in between that wait no more. Raises StoreError.
+        `ended` are the offsets in between that no longer wait. Raises StoreError.
         """
         self.forget()
         op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
@@ -228,14 +229,14 @@ class HalfMessages:
             offset, wish = record.queue_offset, immunity(record.properties)
             half = Half(offset, record.physical_offset, record.store_timestamp, wish, op_from, checks)
             self._pending[offset] = half
-        for start in range(0, max(len(ended), 1), _OFFSETS_IN_MARK):  # one at the least, which says from where on
+        for start in range(0, max(len(ended), 1), _OFFSETS_IN_MARK):  # at least one mark, for HALF_FROM and OP_FROM
             self._writer.put(self._mark_of(_ENDED, ended[start : start + _OFFSETS_IN_MARK]), internal=True)
         asked = [offset for offset, half in self._pending.items() for _ in range(half.checks)]
         for start in range(0, len(asked), _OFFSETS_IN_MARK):
             self._writer.put(self._mark_of(_ASKED, asked[start : start + _OFFSETS_IN_MARK]), internal=True)
 
     def write_marks(self) -> None:
-        """Also those that found the disk full earlier."""
+        """Write the outstanding end marks, including those that the log refused earlier."""
         while self._unmarked and self._mark(_ENDED, self._unmarked[:_OFFSETS_IN_MARK]):
             del self._unmarked[:_OFFSETS_IN_MARK]
 
@@ -251,7 +252,7 @@ class HalfMessages:
         self._writer.put(self._mark_of(_ENDED, [offset]), internal=True)
 
     def _mark_of(self, tag: str, offsets: list[int], ends: Half | None = None) -> NewMessage:
-        """`ends` waits no longer once the mark is in the log."""
+        """Return a mark; `ends` no longer waits once the mark is in the log."""
         store, first = self._store, next((half for half in self._pending.values() if half is not ends), None)
         half_from = first.queue_offset if first is not None else store.max_offset(HALF_TOPIC, 0)
         op_from = first.op_from if first is not None else store.max_offset(OP_HALF_TOPIC, 0)
@@ -268,12 +269,12 @@ class HalfMessages:
     # ---- start
 
     def load(self) -> None:
-        """Read the waiting half messages out of the log, at a start."""
+        """Load the waiting half messages from the log at a start."""
         at_once(self.load_steps())
         self.lead()
 
     def load_steps(self) -> Steps[None]:
-        """Read the waiting half messages out of a log that does not grow meanwhile; `lead` follows."""
+        """Load the waiting half messages in steps from a log that does not grow meanwhile; `lead` must follow."""
         self.forget()
         half_from, op_from = yield from self._floors()
         ended: set[int] = set()
@@ -301,7 +302,7 @@ class HalfMessages:
     def _load_half(
         self, record: MessageRecord, ended: set[int], checks: Mapping[int, int], places: dict[int, Half], op_from: int
     ) -> None:
-        """`places`: what waits so far by its log position, for the copy that takes its place."""
+        """Load one record of the half queue; `places` maps physical offsets to half messages loaded so far."""
         offset, first = record.queue_offset, record.prepared_transaction_offset - 1
         earlier = [first] if first >= 0 else []
         if earlier:
@@ -320,18 +321,18 @@ class HalfMessages:
             self._reappended.update(dict.fromkeys(earlier, half))
 
     def lead(self) -> None:
-        """The log takes own records from now on: finish the transaction whose end mark a crash tore off."""
+        """Begin as the log's writer: complete the transaction whose end mark a crash has separated."""
         raw = self._store.newest_record()
         if raw is not None:
             self._end_if_committed(decode_record(raw))
 
     def forget(self) -> None:
-        """A slave knows of none: they are its master's to bring to their end."""
+        """Forget all half messages on a slave, because its master completes them."""
         for part in (self._pending, self._reappended, self._outcomes, self._unmarked):
             part.clear()
 
     def _leave(self, first: int, places: dict[int, Half]) -> None:
-        """What was reappended counts where it came to, though a crash left no mark of that."""
+        """Remove the older copy of a half message that was appended again, even if a crash prevented its mark."""
         before = self._reappended.pop(first, None) or places.pop(first, None)
         if before is not None:
             del self._pending[before.queue_offset]
@@ -344,13 +345,13 @@ class HalfMessages:
         if half is None or half.physical_offset != record.prepared_transaction_offset:
             return
         self.ended(half, COMMIT)
-        if not self._store.is_following:  # else the mark is the master's to write
+        if not self._store.is_following:  # otherwise the master writes the mark
             self._store.put_first(partial(self._append_end, half.queue_offset))
 
     def _floors(self) -> Steps[tuple[int, int]]:
         """Return the offsets of the half queue and of the op queue from which a start reads.
 
-        The newest mark that is not damaged states them. Those of an older one are lower: more is read then.
+        They are in the newest undamaged mark. Those of an older mark are lower, which only means reading more.
         """
         lowest, end = self._store.min_offset(OP_HALF_TOPIC, 0), self._store.max_offset(OP_HALF_TOPIC, 0)
         for number, offset in enumerate(range(end - 1, lowest - 1, -1), 1):
@@ -371,7 +372,7 @@ class _Mark(NamedTuple):
 
 
 def _read_mark(record: MessageRecord) -> _Mark | None:
-    """None: the record is damaged. Marks of Apache brokers have no HALF_FROM and no OP_FROM."""
+    """Parse a mark; None if it is damaged. Marks of Apache brokers have no HALF_FROM and no OP_FROM."""
     properties = record.properties
     floors = [properties.get(name, "0") for name in ("HALF_FROM", "OP_FROM")]
     if _OFFSETS.fullmatch(record.body) is None or not all(map(_OFFSET.fullmatch, floors)):
@@ -381,6 +382,6 @@ def _read_mark(record: MessageRecord) -> _Mark | None:
 
 
 def immunity(properties: Mapping[str, str]) -> int | None:
-    """Milliseconds in which a producer doesn't want to be asked; what is no number of seconds is no wish."""
+    """Return the producer's immunity time in ms, None without a valid number of seconds."""
     text = properties.get(_IMMUNITY, "")
     return int(text) * 1000 if _SECONDS.fullmatch(text) else None

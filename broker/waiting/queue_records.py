@@ -1,4 +1,4 @@
-"""The records of one queue, as who begins reads them: where messages wait, and what has become of them."""
+"""Records of one queue, for a start that loads waiting messages and their marks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from broker.store.message_store import MessageStore
 from neve.record.codec import MessageRecord, iter_records
 
-_COUNT, _BYTES = 512, 4 << 20  # at once
+_COUNT, _BYTES = 512, 4 << 20  # per read
 
 
 def of_queue(store: MessageStore, topic: str, queue_id: int, offset: int) -> Iterator[MessageRecord]:
-    """From an offset on, up to where the queue ends now."""
+    """Yield the records from an offset to the current end of the queue."""
     offset, end = max(offset, store.min_offset(topic, queue_id)), store.max_offset(topic, queue_id)
     while offset < end:
         got = store.get(topic, queue_id, offset, _COUNT, _BYTES)

@@ -1,13 +1,13 @@
-"""Delay levels: a message waits in SCHEDULE_TOPIC_XXXX, one queue for each level, and is appended again when due.
+"""Delay levels: messages wait in SCHEDULE_TOPIC_XXXX, one queue per level, and are appended again when due.
 
-A level's queue is in order of delivery, so only its head is looked at. A position is on the disk only after the copies
-that it passed: a crash delivers a message twice rather than not at all. After each round of deliveries a record of the
-metadata log says all positions, so that a start, or a slave, finds them behind those copies.
+A level's queue is in order of delivery, so only its head is checked. A level's offset is saved only after the copies
+below it are on disk, so a crash causes duplicates but no loss. After each round of deliveries, a record of the metadata
+log contains the offsets of all levels. A start or a slave finds it after those copies.
 
-A delivery that fails is tried again with the next round, and its level waits for it. A message that can never be
-delivered is dropped, and one that fails in an unexpected way is quarantined (`broker.waiting.delivery`).
+A failed delivery is retried with the next round, and its level waits for it. A message that can never be delivered is
+dropped. One that fails with an unexpected error is quarantined (`broker.waiting.delivery`).
 
-What waits for long in a log file that is to go becomes a timer for the same time (`reappend`).
+A message that waits for long in a log file to be evicted becomes a timer message of the same time (`reappend`).
 """
 
 import logging
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 
 _BATCH = 32
 _BATCH_BYTES = 1 << 20
-# Python refuses to read numbers of thousands of digits; nobody has so many levels.
+# Python rejects numbers of thousands of digits; no configuration has that many levels.
 _LEVEL_DIGITS = 9
 
 
 def parse_levels(text: str) -> list[int]:
-    """`1s 5s … 2h` → milliseconds of level 1, 2, …"""
+    """Parse `1s 5s … 2h` to the delays in ms of level 1, 2, and so on. Raises ConfigError."""
     levels = []
     for part in text.split():
         match = re.fullmatch(r"(\d+)([smhd])", part)
@@ -62,9 +62,9 @@ def parse_levels(text: str) -> list[int]:
 
 
 class ScheduleMessage:
-    """Messages of the delay levels (RocketMQ's ScheduleMessageService): one queue a level, only its head is looked at.
+    """Messages of the delay levels (RocketMQ's ScheduleMessageService).
 
-    Invariant: the position that is saved is never above the last copy that is on the disk.
+    Invariant: a saved offset never exceeds that of the last message whose copy is on disk.
     """
 
     asked_by = frozenset((PROPERTY_DELAY,))
@@ -88,11 +88,11 @@ class ScheduleMessage:
         self._store, self._writer, self._clock, self._journal = store, writer, clock, journal
         self._levels, self._faults, self._read_queues = levels, faults, read_queues
         self._quarantine = Quarantine(store, SCHEDULE_TOPIC, faults)
-        # Positions that the log does not say yet.
+        # The current offsets are not in the log yet.
         self._unsaid = False
         self._offsets: dict[int, int] = {}
         self._log_takes_nothing = False
-        # level -> messages below this queue offset that seem to be from the future go by this monotonic time
+        # Level → messages below this queue offset with a store time in the future are due at this monotonic time.
         self._ahead: dict[int, tuple[int, float]] = {}
         self.file = StateFile(disk, path, self._snapshot, sync_log=sync_log, threads=threads)
         self.on_delivered: Callable[[], None] = lambda: None
@@ -109,11 +109,11 @@ class ScheduleMessage:
         self._unsaid = False
         self._take(value.get("offsetTable", {}))
         said_below, end = value.get("saidBelow", 0), self._store.max_offset(METADATA_LOG, DELAYS)
-        if said_below != end:  # the log says more than the file; or was cut, and what the file says was cut with it
+        if said_below != end:  # the log has newer records than the file, or was truncated below the file's state
             self.follow()
 
     def follow(self) -> None:
-        """Deliveries were where the log says last: at a start, and of a slave, whose master made them.
+        """Load the offsets of the newest log record: at a start, and on a slave, whose master delivers.
 
         Raises UnreadableChange.
         """
@@ -122,22 +122,22 @@ class ScheduleMessage:
             self.install(newest.offsets)
 
     def positions(self) -> dict[int, int]:
-        """Level → the queue offset of its next message to deliver."""
+        """Return the queue offset of the next message to deliver, by level."""
         return dict(self._offsets)
 
     def install(self, positions: Mapping[int, int]) -> None:
-        """Take a master's positions in place of these."""
+        """Replace the offsets by those of a master."""
         self._offsets.clear()
         self._take(positions)
         self.file.touch()
 
     def _take(self, positions: Mapping[int, int]) -> None:
         for level, offset in positions.items():
-            # After a power cut the log may end before a position that was written.
+            # After a power failure, the log may end before an offset that was saved.
             self._offsets[level] = min(offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
 
     def _say(self) -> None:
-        """Behind what was delivered: a log that takes nothing now is told with the next round."""
+        """Log all offsets after the delivered copies; if the log refuses the record, the next round retries."""
         try:
             self._journal.record(DelayPositions(offsets=dict(self._offsets)))
         except BrokerError as error:
@@ -155,7 +155,7 @@ class ScheduleMessage:
         return len(self._levels)
 
     def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, None] | None:
-        """To wait for its level's time. None: it has no level."""
+        """Store a message until its level's delay has passed; None if the message has no delay level."""
         level = _level(properties.get(PROPERTY_DELAY), self.max_level)
         if not level:
             return None
@@ -175,14 +175,14 @@ class ScheduleMessage:
         return self._offsets.get(level, 0), self._store.max_offset(SCHEDULE_TOPIC, level - 1)
 
     def pending(self) -> int:
-        """Messages that wait for their level's time."""
+        """Return the number of waiting messages."""
         floors = ((self._store.min_offset(SCHEDULE_TOPIC, level - 1), level) for level in range(1, self.max_level + 1))
         return sum(
             max(end - max(offset, floor), 0) for floor, level in floors for offset, end in [self.position(level)]
         )
 
     def deliver_due(self) -> int:
-        """Append what is due, at most one batch of each level; the number of messages delivered. A slave's wait on."""
+        """Append due messages, at most one batch per level; return the number delivered. A slave delivers none."""
         if self._store.is_following:
             return 0
         before = sum(self._offsets.values())
@@ -210,13 +210,13 @@ class ScheduleMessage:
             raise
         except TRANSIENT as error:
             self._faults.add("a delay level", error, level)
-        except Exception as error:  # noqa: BLE001 - one message, which is retried, then quarantined
+        except Exception as error:  # noqa: BLE001 - the message is retried, then quarantined
             offset = self._next(level)
             if self._quarantine.failed("a delay level", level - 1, offset, error):
                 self._offsets[level] = offset + 1
 
     def _next(self, level: int) -> int:
-        """Return the offset of the level's first message that is not delivered and still here."""
+        """Return the offset of the level's first undelivered message that is still in the log."""
         return max(self._offsets.get(level, 0), self._store.min_offset(SCHEDULE_TOPIC, level - 1))
 
     def _deliver_level(self, level: int) -> None:
@@ -243,8 +243,8 @@ class ScheduleMessage:
         when, delay = self.deliver_time(level, record.store_timestamp), self._levels[level - 1]
         if when <= now + delay:
             return when <= now
-        # Stored while the clock was ahead, nobody knows when: it waits its delay from when that is first seen, with all
-        # that are stored by then, and not until the clock has come there.
+        # The message was stored while the clock was ahead, so its true store time is unknown. It waits for its delay
+        # from now on, together with all others stored by now, and not until the clock reaches its store time.
         below, until = self._ahead.get(level, (0, 0.0))
         if record.queue_offset >= below:
             below, until = self._store.max_offset(SCHEDULE_TOPIC, level - 1), self._clock.monotonic() + delay / 1000
@@ -257,9 +257,9 @@ class ScheduleMessage:
         self._writer.put_copy(record, topic, queue, properties=properties)
 
     def reappend(self, below: int, timers: TimerMessages) -> bool:
-        """Hand what waits below a log position over to the timers, a batch at most; False: nothing more can go now.
+        """Move a batch of the messages below a physical offset to the timers; return False if none can be moved now.
 
-        What is due soon stays: it goes by itself. Raises StoreFull or StoreNotWritable.
+        Messages that are due soon stay. Raises StoreFull or StoreNotWritable.
         """
         reappended = 0
         try:
@@ -278,7 +278,7 @@ class ScheduleMessage:
         return reappended > 0
 
     def _waiting_first(self, level: int) -> list[MessageRecord]:
-        """A batch of those of a level that wait longest."""
+        """Return a batch of a level's first waiting messages."""
         offset, end = self.position(level)
         offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
         if offset >= end:
@@ -287,11 +287,11 @@ class ScheduleMessage:
         return [record for buffer in got.buffers for record in iter_records(buffer)]
 
     def oldest_pending_physical(self) -> int | None:
-        """The lowest log position that a waiting message needs: its segment must not be evicted."""
+        """Return the lowest physical offset that a waiting message needs; its segment must not be evicted."""
         lowest: int | None = None
         for level in range(1, len(self._levels) + 1):
             offset, end = self.position(level)
-            # After a restart the position may be an older one, of messages that are delivered and gone.
+            # After a restart, the offset may be an old one, of messages that were delivered and evicted.
             offset = max(offset, self._store.min_offset(SCHEDULE_TOPIC, level - 1))
             if offset < end:
                 got = self._store.get(SCHEDULE_TOPIC, level - 1, offset, 1, _BATCH_BYTES)
@@ -307,7 +307,7 @@ def _delay_positions(record: MessageRecord) -> DelayPositions | None:
 
 
 def _level(delay: str | None, maximum: int) -> int:
-    """A level above the highest is the highest; what is no number is no delay."""
+    """Parse a delay level; levels above the maximum become the maximum, an invalid number means no delay."""
     if delay is None or not delay.isascii() or not delay.isdigit():
         return 0
     digits = delay.lstrip("0")

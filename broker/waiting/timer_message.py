@@ -1,17 +1,17 @@
-"""Messages for a moment: stored in rmq_sys_wheel_timer, appended again when that moment comes, never before.
+"""Timer messages: stored in rmq_sys_wheel_timer and appended again at their delivery time, never before.
 
-queue 0   messages and recalls; an entry's tags code is the time of delivery, negative for a recall, so that a start
-          reads entries only
-queue 1   marks, one after each batch of deliveries; body: `time,offset,position` - everything due up to (time, queue
-          offset) is delivered, nothing that waits lies below the log position
+queue 0   messages and recalls; the tags code of a queue entry is the delivery time, negative for a recall, so that a
+          start reads entries only
+queue 1   marks, one after each batch of deliveries; body: `time,offset,position`. All messages up to (time, queue
+          offset) are delivered, and no waiting message is below the physical offset `position`
 
-Deliveries are in order of (time, queue offset) and a new message is always due after the last delivery, so one mark
-says all. A crash between a batch and its mark delivers that batch twice rather than not at all.
+Deliveries are in order of (time, queue offset), and a new message is always due after the last delivery. One mark
+therefore describes the whole state. A crash between a batch and its mark causes duplicates but no loss.
 
-A message that waits longer than its log file may stay is reappended for the same time, and the next mark passes its old
-place. A crash before that mark delivers it twice rather than not at all. What is due within half an hour stays where it
-is, and so does what was reappended in the last half hour: a crowded disk evicts every few seconds, and each time would
-append all that waits.
+A message that waits longer than its log file is kept is appended again with the same delivery time, and the next mark
+excludes its old copy. A crash before that mark causes duplicates but no loss. Messages that are due within half an hour
+stay where they are. So do messages that were appended again in the last half hour: a full disk evicts every few
+seconds, and each eviction would append all waiting messages.
 """
 
 import heapq
@@ -53,16 +53,16 @@ _MESSAGES, _MARKS = 0, 1
 _MARK = re.compile(rb"([0-9]{1,19}),(-1|[0-9]{1,19}),([0-9]{1,19})")
 _BATCH = 64
 _BATCHES_AT_ONCE = 8
-# Entries of messages that no longer wait, besides as many as there are that do.
+# Limit of stale entries in heap and order, in addition to the number of waiting messages.
 _STALE_ENTRIES = 1024
-_A_STEP = 250  # entries that are read in one turn of the loop
+_A_STEP = 250  # entries read in one turn of the event loop
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
-# Those whose entries say something else than their tags.
+# Topics whose queue entries contain something else than the tags' hash code.
 CODED_TOPICS = frozenset((WHEEL_TIMER_TOPIC,))
 
 
 def code_of_entry(record: MessageRecord) -> int:
-    """What a queue's entry says of a message: of a timer its time, of any other its tags."""
+    """Return the code for a message's queue entry: the delivery time of a timer, otherwise the hash of the tags."""
     if record.topic == WHEEL_TIMER_TOPIC and record.queue_id == _MESSAGES:
         properties = record.properties
         if _NUMBER.fullmatch(when := properties.get(OUT_MS, "")):
@@ -71,10 +71,10 @@ def code_of_entry(record: MessageRecord) -> int:
 
 
 class TimersTakenOver(msgspec.Struct, frozen=True):
-    """What another broker left: all that is due up to `time` is delivered, nothing that waits lies below `below`.
+    """Timer state of another broker: all messages due up to `time` are delivered, none waits below offset `below`.
 
-    `again`: waits on the wrong side of that, each by its place in the log and its time, which is negative for a recall.
-    `is_empty`: nothing else waits.
+    `again` lists the exceptions that still wait, by physical offset and time, which is negative for a recall.
+    `is_empty`: no other message waits.
     """
 
     time: int
@@ -84,9 +84,9 @@ class TimersTakenOver(msgspec.Struct, frozen=True):
 
 
 class TimerMessages:
-    """Messages for a moment (RocketMQ's TimerMessageStore), in a heap by their time in ms; the log is the truth.
+    """Timer messages (RocketMQ's TimerMessageStore), in a heap by delivery time (ms); the log is authoritative.
 
-    Never delivered early; after a crash perhaps twice, never not at all. A time that can't be had raises BrokerError.
+    No message is delivered early. A crash may cause duplicates, but no loss. Raises BrokerError for an invalid time.
     """
 
     asked_by = frozenset(TIMER_PROPERTIES)
@@ -105,31 +105,31 @@ class TimerMessages:
         self._config, self._read_queues, self._faults = config, read_queues, faults
         self._quarantine = Quarantine(store, WHEEL_TIMER_TOPIC, faults)
         self._log_takes_nothing = False
-        # Entries are (time of delivery, queue offset, log position).
+        # Entries are (delivery time, queue offset, physical offset).
         self._heap: list[tuple[int, int, int]] = []
         self._stored_order: deque[tuple[int, int, int]] = deque()
         self._waiting: set[int] = set()
-        # Of those that wait, when they were reappended the last time since the start.
+        # Time of the last reappend since the start, for waiting messages.
         self._reappended_at: dict[int, int] = {}
         self._recalls: dict[str, int] = {}
         self._delivered = (0, -1)
-        self._rewind_below: int | None = None  # a log position: under way, see `_rewind`
+        self._rewind_below: int | None = None  # physical offset of a rewind in progress, see `_rewind`
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    # ---- a message comes
+    # ---- arrivals
 
     def take(self, message: NewMessage, properties: Mapping[str, str]) -> tuple[PutResult, int] | None:
-        """To wait for the moment that it names; or a recall of such a message, due at the same time. None: it has none.
+        """Store a message until its delivery time, or a recall that is due at the same time; None without a time.
 
-        Raises BrokerError for a time that can't be had.
+        Raises BrokerError for an invalid time.
         """
         when = self.time_of(properties)
         if when is None:
             return None
         self._rewind(self._clock.now_ms())
-        # Only while what waits is reappended after the wall clock went back does this change anything.
+        # The last delivery is in the future only while a rewind is in progress.
         when = max(when, self._delivered[0] + 1)
         recall, topic = properties.get(RECALL_KEY), message.topic
         if recall is not None and not recall.startswith(recall_key(topic, "")):
@@ -148,7 +148,7 @@ class TimerMessages:
         return stored, when
 
     def time_of(self, properties: Mapping[str, str]) -> int | None:
-        """When to deliver; None: at once. Raises BrokerError for a time that can't be had."""
+        """Return the delivery time in ms, None if it is due now. Raises BrokerError for an invalid time."""
         name = next((name for name in TIMER_PROPERTIES if name in properties), None)
         if name is None:
             return None
@@ -192,7 +192,7 @@ class TimerMessages:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        """Reappending leaves an entry in the heap, and a delivery behind a long wait one in the order."""
+        """Drop stale entries: reappended messages leave one in the heap, deliveries leave one in the store order."""
         waiting = self._waiting
         self._heap = [entry for entry in self._heap if entry[1] in waiting]
         heapq.heapify(self._heap)
@@ -202,10 +202,10 @@ class TimerMessages:
         self._waiting.discard(offset)
         self._reappended_at.pop(offset, None)
 
-    # ---- its time comes
+    # ---- deliveries
 
     def deliver_due(self) -> int:
-        """Deliver what is due, a few batches at most; the number of entries done. A slave's wait on."""
+        """Deliver due messages, a few batches at most; return the number of entries done. A slave delivers none."""
         if self._store.is_following:
             return 0
         self._rewind(self._clock.now_ms())
@@ -218,10 +218,11 @@ class TimerMessages:
         return done
 
     def _rewind(self, now: int) -> None:
-        """The clock was ahead at the last delivery, and is right again: what comes now must not be due after that one.
+        """Recover from a clock that was ahead at the last delivery and has been corrected.
 
-        A mark says that all up to its time is delivered. So what waits moves above a log position, behind which nothing
-        was delivered yet, and a mark with that position begins anew at the present time.
+        New messages would be due before the last delivery, but a mark states that all messages up to its time are
+        delivered. Therefore all waiting messages are appended again above a physical offset without deliveries after
+        it. Then a mark with that offset restarts at the current time.
         """
         if self._rewind_below is None:
             if self._delivered[0] - now <= STANDS_STILL_MS:
@@ -242,11 +243,11 @@ class TimerMessages:
         return self._rewind_below is not None and entry[2] < self._rewind_below
 
     def _deliver_batch(self) -> int:
-        now, done, heap = self._clock.now_ms(), 0, self._heap  # nothing is added to it on the way
+        now, done, heap = self._clock.now_ms(), 0, self._heap  # no entry is added to the heap in this method
         try:
             while done < _BATCH and heap and heap[0][0] <= now and self._is_shown(heap[0]):
                 when, offset, position = heap[0]
-                if offset not in self._waiting:  # it was reappended: its copy comes at the same time
+                if offset not in self._waiting:  # it was appended again: its copy has the same time
                     heapq.heappop(heap)
                     continue
                 if not self._try(position, offset):
@@ -268,7 +269,7 @@ class TimerMessages:
     def _try(self, position: int, offset: int) -> bool:
         """Deliver one message; return False if it is to be retried.
 
-        A message that can never be delivered is dropped, one that fails in an unexpected way is quarantined.
+        A message that can never be delivered is dropped. One that fails with an unexpected error is quarantined.
         Raises StoreFull and StoreNotWritable.
         """
         try:
@@ -285,7 +286,7 @@ class TimerMessages:
         return True
 
     def _is_shown(self, entry: tuple[int, int, int]) -> bool:
-        """Whether it can be read: what a set has confirmed, or a sync covers, may end within its record."""
+        """Return whether a message is visible; the confirmed or fsynced offset may be within its record."""
         return entry[1] < self._store.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES)
 
     def _deliver(self, position: int, offset: int) -> None:
@@ -303,7 +304,7 @@ class TimerMessages:
         if self._is_recalled(properties):
             return
         if properties.get(PROPERTY_REAL_TOPIC, "").startswith(REVIVE_LOG_PREFIX):
-            return  # of an Apache master's pops: who became master in its place has them in its book
+            return  # a checkpoint of an Apache master's pop; after taking over, the pop book has this state
         topic, queue = delivery_target(properties, self._read_queues)
         self._put(record, topic, queue, properties)
 
@@ -315,7 +316,7 @@ class TimerMessages:
         raw = record.properties_raw
         stamp = f"{DEQUEUE_MS}\x01{self._clock.now_ms()}\x02".encode()
         taken_over = _out_at_the_end(properties.get(OUT_MS, ""))
-        if raw.endswith(taken_over):  # it comes as its delay level would have delivered it
+        if raw.endswith(taken_over):  # delivered as its delay level would have done
             raw = raw.removesuffix(taken_over)
         elif len(raw) + len(stamp) < PROPERTIES_LENGTH_MAX:
             raw = ended_bytes(raw) + stamp
@@ -328,13 +329,13 @@ class TimerMessages:
             prepared_transaction_offset=record.prepared_transaction_offset,
         )
 
-    # ---- its place in the log is wanted
+    # ---- eviction of log files
 
     def reappend(self, below: int) -> bool:
-        """Append again, for the same time, a batch of what waits below a log position; False: nothing more goes now.
+        """Append a batch of the messages below a physical offset again; return False if none can be moved now.
 
-        What is due soon, or was reappended a short while ago, stays. Raises StoreFull or StoreNotWritable; what was
-        reappended by then stays so.
+        Messages that are due soon or were appended again recently stay. Raises StoreFull or StoreNotWritable; the
+        copies appended before that are valid.
         """
         return self._reappend_batch(lambda entry: self._goes(entry, below))
 
@@ -352,7 +353,7 @@ class TimerMessages:
         return reappended > 0
 
     def take_over(self, record: MessageRecord, when: int) -> bool:
-        """Wait for a message that waits elsewhere in the log; False: it has to stay there. Raises StoreError."""
+        """Store a copy of a message that waits elsewhere in the log; False if it must stay. Raises StoreError."""
         when = max(when, self._delivered[0] + 1)
         raw = ended_bytes(record.properties_raw) + _out_at_the_end(str(when))
         if len(self) >= self._config.timer_max_pending or len(raw) > PROPERTIES_LENGTH_MAX:
@@ -365,7 +366,7 @@ class TimerMessages:
         return True
 
     def begin_after(self, left: TimersTakenOver) -> None:
-        """Go on with what another broker left: a mark says so, `load` finds the rest. Raises StoreError."""
+        """Take over the timers of another broker by a mark; `load` finds the waiting messages. Raises StoreError."""
         store = self._store
         covered = store.max_offset(WHEEL_TIMER_TOPIC, _MESSAGES) - 1
         below = store.max_physical_offset if left.is_empty else left.below
@@ -374,7 +375,8 @@ class TimerMessages:
             assert raw_record is not None, "it was read a moment ago, and nothing goes meanwhile"
             record = decode_record(raw_record)
             when = max(abs(due), left.time + 1)
-            # as long as it was, so that it fits: both are milliseconds of these years
+            # The replaced time has the same number of digits, so the properties still fit. Both are times in ms of this
+            # era.
             raw = record.properties_raw.replace(_out(abs(due)), _out(when))
             code = when if due >= 0 else -when
             self._writer.put_copy(record, WHEEL_TIMER_TOPIC, _MESSAGES, code=code, properties_raw=raw, internal=True)
@@ -396,7 +398,7 @@ class TimerMessages:
         record = decode_record(raw)
         recall = record.properties.get(RECALL_KEY)
         if recall is None and self._is_recalled(record.properties):
-            # reappended it would come behind its recall, which is due at the same time and stands for nobody else
+            # Its copy would follow its recall, which has the same time and applies to no other message.
             self._done(offset)
             return
         stored = self._writer.put_copy(
@@ -414,7 +416,7 @@ class TimerMessages:
             self._recalls[recall] = stored.queue_offset
 
     def _first_stored(self) -> tuple[int, int, int] | None:
-        """What waits longest in the log."""
+        """Return the waiting message that was stored first."""
         order = self._stored_order
         while order and order[0][1] not in self._waiting:
             order.popleft()
@@ -436,18 +438,18 @@ class TimerMessages:
         self._writer.put(mark, internal=True)
 
     def pinned_from(self) -> int | None:
-        """The lowest log position that a waiting message needs."""
+        """Return the lowest physical offset that a waiting message needs."""
         first = self._first_stored()
         return None if first is None else first[2]
 
     # ---- start
 
     def load(self) -> None:
-        """At a start, find the waiting messages: the entries that the last mark doesn't cover."""
+        """Load the waiting messages at a start: the entries that the last mark does not cover."""
         at_once(self.load_steps())
 
     def load_steps(self) -> Steps[None]:
-        """As `load`, of a log that does not grow meanwhile."""
+        """Run `load` in steps; the log must not grow meanwhile."""
         store = self._store
         self.forget()
         mark = yield from self._writer.internal.last_steps(WHEEL_TIMER_TOPIC, _MARKS, _mark_of)
@@ -468,7 +470,7 @@ class TimerMessages:
             yield
 
     def forget(self) -> None:
-        """A slave knows of none: they are its master's to deliver."""
+        """Forget all messages on a slave, because its master delivers them."""
         self._forget_waiting()
         self._delivered, self._rewind_below = (0, -1), None
 
@@ -483,14 +485,14 @@ class TimerMessages:
 
 
 class _Mark(NamedTuple):
-    """The last delivery, by time and offset, and the position in the log below which no message waits."""
+    """Last delivery by time and queue offset, and the physical offset below which no message waits."""
 
     delivered: tuple[int, int]
     position: int
 
 
 def _mark_of(record: MessageRecord) -> _Mark | None:
-    """None: the record is damaged."""
+    """Parse a mark; None if it is damaged."""
     found = _MARK.fullmatch(record.body)
     if found is None:
         return None
@@ -503,10 +505,10 @@ def _out(when: int) -> bytes:
 
 
 def _out_at_the_end(when: str) -> bytes:
-    """By its last property a message is known that was taken over: of any other the last one is its target."""
+    """Return the last property of messages taken over from delay levels; others end with their target properties."""
     return f"{OUT_MS}\x01{when}\x02".encode()
 
 
 def recall_key(topic: str, unique: str) -> str:
-    """What a recall names: an id alone might be another topic's."""
+    """Return the key of a recall; it includes the topic, because ids of two topics may be equal."""
     return f"{topic}+{unique}"
