@@ -1,1 +1,1 @@
-"""The broker: what a request means."""
+"""The broker of neve: message store, protocol and replication."""

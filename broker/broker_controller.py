@@ -1,7 +1,7 @@
-"""The broker put together: parts made by hand, in the order of dependence; started and stopped by two tables.
+"""Composition of the broker: parts are created explicitly, in the order of dependence; two tables start and stop them.
 
-Each part gets what it uses, by name, and nobody changes it later. A simulation gives another `Machine`; the parts and
-the steps are the same.
+Each part gets what it uses by name, and nothing replaces that later. A simulation passes another `Machine`; the parts
+and the steps are the same.
 """
 
 import contextlib
@@ -148,11 +148,12 @@ _CLIENT_SCAN = 10.0
 _SLAVE_DEADLINES = 0.25
 _LOOK_AT_MASTER = 2.0
 _VIP_OFFSET = 2
-# Directories of the data directory whose files hold users' secrets.
+# Directories of the data directory whose files contain users' secrets.
 _PRIVATE = ("commitlog", "config", "diverged", "ha", "quarantine")
 
 
-# What each step of a stop may take; together, where one hangs, less than the 120 s that conf/neve-broker.service gives.
+# Time limits in seconds for the steps of a stop. Even if one hangs, all together take less than the 120 s of
+# conf/neve-broker.service.
 _STOP_S = {
     "hand over": 3.0, "name servers": 15.0, "archive": 45.0, "broker set": 5.0, "tables": 10.0, "flush": 10.0,
     "connections": 5.0, "tasks": 10.0, "last state": 15.0, "pages": 5.0, "reads": 5.0, "flusher": 10.0, "store": 30.0,
@@ -160,7 +161,7 @@ _STOP_S = {
 
 
 class Step(NamedTuple):
-    """Of a start: what it does, and what undoes it where a later one fails."""
+    """A step of a start, and its undo if a later one fails."""
 
     name: str
     do: Callable[[], Awaitable[object]]
@@ -168,20 +169,19 @@ class Step(NamedTuple):
 
 
 class StopStep(NamedTuple):
-    """Of a stop: what it does, and when it is left out; how long it may take says `_STOP_S`."""
+    """A step of a stop, and the conditions under which it is skipped. `_STOP_S` has its time limit."""
 
     name: str
     do: Callable[[], Coroutine[Any, Any, object]]
     unless: frozenset[str] = frozenset()
 
 
-# When a step of a stop is left out: no sync succeeds any more; an earlier step still runs and may use what it ends.
+# Conditions to skip a step of a stop: no sync succeeds any longer; an earlier step still runs and may use the part.
 _SYNC_FAILED, _LEFT_BEHIND = "sync failed", "left behind"
 
 
 class BrokerController:
-    """The broker put together: makes every part, starts them in order, stops them in reverse (RocketMQ's
-    BrokerController).
+    """Composition of the broker (RocketMQ's BrokerController): creates, starts and stops all parts.
 
     It decides nothing about messages. A start that fails raises StartupError and leaves nothing running or locked.
     """
@@ -196,21 +196,22 @@ class BrokerController:
         pins: Pins | None = None,
         broker_set: BrokerSet | None = None,
     ) -> None:
-        """`store_config` makes the store's settings out of what the configuration says of them.
+        """Create all parts.
 
-        `pins`: what keeps segments of the log in place of the messages in waiting. `broker_set`: what the set says that
-        this broker is a member of; None: it stands alone.
+        `store_config` creates the store's settings from the configuration's. `pins` replaces the pins of waiting
+        messages, which keep segments of the log. `broker_set` is the admission by the set that this broker is a member
+        of; None: it is a single broker.
         """
         self.config, self.clock, self._disk, self._machine = config, machine.clock, machine.disk, machine
         self._threads, self._restore = machine.outside.threads, restore
         self.kept = KeptConfig(config, machine.disk, config.root / "config" / kept_config.FILE_NAME, self._threads)
-        # Records and ids carry the port: it has to be known before the log is opened.
+        # Records and ids contain the port: it has to be known before the log is opened.
         self._ha_port = config.ha_port
         config.listen_port = config.listen_port or free_port(config.bind_address)
-        #: What clients dial.
+        #: Address for clients.
         self.address = (self._own_host(), config.listen_port)
         self._descriptors = budget(open_files_limit(), mappings_limit())
-        #: What did not end when the broker stopped; its threads would keep the process.
+        #: Steps that did not end when the broker stopped. Their threads would keep the process alive.
         self.left_behind: list[str] = []
         self.metrics, self.faults, self.life = Metrics(), Faults(), BrokerLife(self.clock)
         self.role = BrokerRole()
@@ -229,10 +230,10 @@ class BrokerController:
         self._make_replicas()
         self._make_server()
 
-    conditions: Conditions  # made with it
-    archive: AnyArchive  # settled by the start, once the log is recovered; what goes by it asks then
+    conditions: Conditions  # created by the start
+    archive: AnyArchive  # set by the start, once the log is recovered; users of it read it then
 
-    # ---- the parts, in the order of dependence
+    # -- parts, in the order of dependence
 
     def _own_host(self) -> str:
         config = self.config
@@ -258,7 +259,7 @@ class BrokerController:
         )
 
     def _make_membership(self, ha_port: int, broker_set: BrokerSet | None) -> None:
-        #: What it is of a set; None: it stands alone.
+        #: Membership in a set; None: a single broker.
         self.membership: Membership | None = None
         if self._settings is not None:
             self.membership = Membership(
@@ -272,7 +273,7 @@ class BrokerController:
                 threads=self._threads,
             )
             broker_set = self.membership.reign
-        #: Where answers wait for the set; None: it is in none.
+        #: Queue of answers that wait for the set; None: a single broker.
         self.group_transfer: GroupTransfer | None = None
         if broker_set is not None:
             timeout = self.config.slave_timeout / 1000
@@ -353,9 +354,10 @@ class BrokerController:
         self.stats = BrokerStats(clock, sized=self._exports)
 
     async def _sync_positions(self) -> None:
-        """Positions that are saved claim what the log holds: on the disk, and in a set with all that are in sync.
+        """Sync the log before positions are saved, in a set on all in-sync replicas.
 
-        Else a member that was cut back would find, as master again, positions of what nobody has.
+        Saved positions assume that the log has the records below them. A member whose log was truncated would
+        otherwise, as master again, have positions of lost records.
         """
         term, end = self._replication.term, self.store.max_physical_offset
         leads = self.replicas is not None and self.replicas.leads
@@ -365,7 +367,7 @@ class BrokerController:
         await self._save_deletions()
 
     async def _save_deletions(self) -> None:
-        """Before a table is saved that holds the deletion of a topic: a start does not read its record again then."""
+        """Save deletions of topics before a table that contains one: later starts do not read its record."""
         if self.store.has_unsaved_deletions:
             await self._threads.run(self.store.save_deletions)
 
@@ -378,7 +380,7 @@ class BrokerController:
         self.tiered = TieredStore(self.store, config)
         self.hold = PullRequestHold(self.clock, config.max_held_pulls, self.faults)
         self.backlog_turns = BacklogTurns()
-        #: Of pulls that found messages: from when their reading began to their answer.
+        #: Latency of pulls that found messages, from the start of the read to the answer.
         self.pull_latency = Histogram(LATENCIES)
         self.polling = PopLongPolling()
         self.arriving = MessageArriving(self.hold, self.polling, self.faults)
@@ -462,7 +464,7 @@ class BrokerController:
             self.clock,
             self.life,
             self.faults,
-            lambda: self.archive.safe_clock.now_ms(),  # noqa: PLW0108 - the archive is settled by the start
+            lambda: self.archive.safe_clock.now_ms(),  # noqa: PLW0108 - the archive is set by the start
             transactions=self.transactions,
             store=self.store,
             writer=self.writer,
@@ -530,7 +532,7 @@ class BrokerController:
         self._disk_mark = DiskMark(config, self._used_ratio, self.life)
 
     def _make_archive(self, pins: Pins | None) -> None:
-        """The archive itself is settled by the start, once the log is recovered."""
+        """Create the parts around the archive. The start opens the archive itself, once the log is recovered."""
         config, clock = self.config, self.clock
         pins = pins or WaitingMessages(self.schedule, self.timers, self.transactions, self.pops, self.metadata)
         self._set_pins: SetPins | None = None
@@ -570,11 +572,11 @@ class BrokerController:
         )
 
     def _make_replicas(self) -> None:
-        #: Drives its life in the set; None: it is in none.
+        #: Driver of the membership; None: a single broker.
         self.replicas: ReplicasManager | None = None
-        #: Follows an Apache master that has no controller; None: this broker does not.
+        #: Slave of an Apache master without a controller; None: this broker is not one.
         self.plain_slave: PlainSlave | None = None
-        #: Asks a master for its tables; None: this broker never has one.
+        #: Synchronization of tables with a master; None: this broker never has one.
         self.synchronize: SlaveSynchronize | None = None
         membership, transfer, doomed = self.membership, self.group_transfer, self._doomed
         if is_slave(self.config) or membership is not None:
@@ -619,7 +621,7 @@ class BrokerController:
             files=[
                 table.file for table in (self.topics, self.groups, self.offsets, self.modes, self.schedule, self.pops)
             ],
-            go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - settled by the start
+            go_on=lambda: self.archive.go_on(),  # noqa: PLW0108 - set by the start
             may_go_on_above=lambda: self.archive.may_go_on_above,
             write_checkpoint=self.flusher.upkeep_now,
             threads=self._threads,
@@ -644,7 +646,7 @@ class BrokerController:
         return self._used_ratio() > self.config.disk_max_used_space_ratio / 100
 
     def _following(self) -> HaClient | None:
-        """The connection to the master, of a slave."""
+        """Return the connection to the master, of a slave."""
         if self.plain_slave is not None:
             return self.plain_slave.client
         return None if self.replicas is None else self.replicas.client
@@ -696,7 +698,7 @@ class BrokerController:
         self._admin_token = AdminToken(self._disk, config.root, system_entropy)
         self._admin = AdminHttp(port=max(config.admin_port, 0), expected=KNOWN_FAILURES, token=self._admin_token)
         self.admin_address: tuple[str, int] | None = None
-        #: With `metricsExporterType=PROM`: where RocketMQ's metrics are.
+        #: Address of RocketMQ's metrics, with `metricsExporterType=PROM`.
         self.metrics_address: tuple[str, int] | None = None
         self._exporter = AdminHttp(
             config.metrics_prom_exporter_host or self.address[0], config.metrics_prom_exporter_port, is_public=True
@@ -857,7 +859,7 @@ class BrokerController:
                 self.schedule,
                 self.totals,
                 used_ratio=self._used_ratio,
-                conditions=lambda: self.conditions.now(),  # noqa: PLW0108 - made by the start
+                conditions=lambda: self.conditions.now(),  # noqa: PLW0108 - created by the start
                 waiting=lambda: {"timersWaiting": len(self.timers), "transactionsWaiting": len(self.transactions)},
             ),
             offsets=offsets,
@@ -898,11 +900,11 @@ class BrokerController:
     def _frontier(self) -> int:
         return 0 if self._set_pins is None else self._set_pins.frontier()
 
-    # ---- start
+    # -- start
 
     @property
     def starting(self) -> Sequence[Step]:
-        """The steps of a start. A step that fails leaves nothing of its own behind."""
+        """Return the steps of a start. A step that fails leaves nothing of its own behind."""
         run = self._threads.run
         return (
             Step("free ports", self._check_ports),
@@ -910,7 +912,7 @@ class BrokerController:
             Step("promotion", self._check_promotion),
             Step("log", lambda: run(self._open_log), lambda: run(self.store.shutdown)),
             Step("tables", lambda: run(self._load_tables)),
-            Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - made by the step
+            Step("archive", self._open_archive, lambda: self.archive.shutdown()),  # noqa: PLW0108 - created by the step
             Step("positions", self._settle_positions),
             Step("ports", self._listen, self._close_ports),
             *([] if self.replicas is None else [Step("HA port", self.replicas.start, self._leave_set)]),
@@ -920,10 +922,11 @@ class BrokerController:
         )
 
     async def take_in(self, importing: StoreImport, api: Api) -> Report:
-        """In place of a start, with a slave's configuration: what an Apache broker left becomes what its slave has.
+        """Import an Apache broker's directory, in place of a start. The configuration is a slave's.
 
-        A start as master is its promotion. StartupError; what was begun can be gone on with. `api`: who is asked
-        whether that broker is gone, before anything is written: what one that runs takes later would be in no copy.
+        The next start as master is its promotion. Raise StartupError; an import that has begun can be resumed. `api`
+        checks that the Apache broker has stopped before anything is written. Messages that it accepted later would be
+        in no copy.
         """
         run, store = self._threads.run, self.store
         await run(importing.look)
@@ -941,7 +944,7 @@ class BrokerController:
             await run(store.shutdown)
 
     async def start(self) -> None:
-        """Raises StartupError with a text for the operator; nothing is left running or locked then."""
+        """Start all parts. Raise StartupError with a text for the operator; then nothing is left running or locked."""
         async with contextlib.AsyncExitStack() as undo:
             for step in self.starting:
                 await step.do()
@@ -958,7 +961,7 @@ class BrokerController:
         if self.replicas is not None:
             self._machine.check_port(self.config.bind_address, self._ha_port, "haListenPort")
         if self._exports:
-            self.config.metrics_labels  # noqa: B018 - what is wrong with them is said now
+            self.config.metrics_labels  # noqa: B018 - raises now if they are invalid
             host = self.config.metrics_prom_exporter_host or self.address[0]
             self._machine.check_port(host, self.config.metrics_prom_exporter_port, "metricsPromExporterPort")
 
@@ -973,12 +976,12 @@ class BrokerController:
             refuse_unfinished(self.config, self._disk)
             refuse_unfinished_import(self.config, self._disk)
         await self._threads.run(check_directory, self.config, self._disk)
-        for name in _PRIVATE:  # as new ones are; this one may have been begun with wider modes, or copied
+        for name in _PRIVATE:  # new directories are private already; this one may be older or copied
             if self._disk.exists(self.config.root / name):
                 self._disk.make_private(self.config.root / name)
 
     async def _check_promotion(self) -> None:
-        """A slave's directory is to serve alone."""
+        """Check whether a slave's directory is started as a single broker: then it is promoted."""
         config = self.config
         if self.plain_slave is None and self.replicas is None and self.promotion.is_due:
             own = config.broker_cluster_name, config.broker_name, "{}:{}".format(*self.address)
@@ -986,7 +989,7 @@ class BrokerController:
             self._promotes = True
 
     def _open_log(self) -> None:
-        """A start that goes no further leaves nothing locked."""
+        """Recover the log. If that fails, nothing stays locked."""
         try:
             self._recover_log()
         except BaseException:
@@ -1012,7 +1015,8 @@ class BrokerController:
             replicas.begin()
 
     def _load_tables(self) -> None:
-        # What waits in an Apache master's log is in RocketMQ's own form, and the master's; a set's is its master's.
+        # Messages that wait in an Apache master's log are in RocketMQ's form, and the master delivers them, as in a
+        # set.
         load_all((*self._tables, self.metadata, *((self.last_poll,) if self.plain_slave is not None else ())))
         if self._promotes:
             self.promotion.run()
@@ -1021,7 +1025,7 @@ class BrokerController:
         add_system_tables(self.config, self.topics, self.groups)
 
     async def _open_archive(self) -> None:
-        """What the archive has besides the log, or a restore brings back."""
+        """Open the archive, which may restore its contents."""
         promotion = self.promotion if self._promotes else None
         try:
             self.archive = await open_archive(
@@ -1031,7 +1035,7 @@ class BrokerController:
                 promote=None if promotion is None else promotion.finish,
             )
         except StartupError as error:
-            if promotion is not None and promotion.is_due:  # it is not final, and a slave may go on
+            if promotion is not None and promotion.is_due:  # the promotion is not final, and the slave may continue
                 raise refused(str(error), error.exit_code) from error
             raise
         if self.archive.reader is not None:
@@ -1047,8 +1051,8 @@ class BrokerController:
         )
 
     async def _settle_positions(self) -> None:
-        """What follows from log and archive together: no position is above its queue's end; then what is popped."""
-        if self.replicas is not None:  # until it is master its log may be confirmed further, and no group is clipped
+        """Settle positions that depend on log and archive: clip committed offsets, then load popped messages."""
+        if self.replicas is not None:  # before it is master, its log may be confirmed further: no offset is clipped
             load_all((self.pops,))
             return
         if self.plain_slave is not None:
@@ -1067,7 +1071,7 @@ class BrokerController:
                 self._register_pages()
                 await self._threads.run(self._admin_token.renew)
                 self.admin_address = await self._admin.start()
-                self.config.admin_port = self.admin_address[1]  # who asks for the configuration finds the port by it
+                self.config.admin_port = self.admin_address[1]  # clients of the configuration find the port here
             if self._exports:
                 self._register_export()
                 self.metrics_address = await self._exporter.start()
@@ -1082,7 +1086,7 @@ class BrokerController:
             raise
 
     async def _close_ports(self) -> None:
-        """Of a start that goes no further."""
+        """Close all ports, after a failed start."""
         await self.server.shutdown()
         await self._close_pages()
 
@@ -1091,7 +1095,7 @@ class BrokerController:
         await self._exporter.shutdown()
 
     async def _hand_over(self) -> None:
-        """Who takes over has all of it then, and nobody waits for a time-out."""
+        """Switch over to another member before the stop, so that no client waits for a timeout."""
         assert self.replicas is not None
         if not self.replicas.leads:
             return
@@ -1105,7 +1109,7 @@ class BrokerController:
             await self.replicas.shutdown()
 
     async def _listen_vip(self, port: int) -> None:
-        """Only old clients use it; another broker on this machine may have taken it for its own."""
+        """Listen on the port of old clients. Only log a failure: another broker of this machine may use the port."""
         try:
             await self.server.listen(port)
         except OSError as error:
@@ -1228,15 +1232,15 @@ class BrokerController:
     def _flusher_ended(self, error: BaseException | None) -> None:
         self.flusher.fail(error or RuntimeError("the flusher ended"))
 
-    # ---- stop
+    # -- stop
 
     def stop(self) -> None:
-        """Ask for a clean stop; `shutdown` does it."""
+        """Request a clean stop, which `shutdown` does."""
         self.life.ask_to_end()
 
     @property
     def _stopping(self) -> Sequence[StopStep]:
-        """A step that fails or hangs keeps back no other."""
+        """Return the steps of a stop. A step that fails or hangs does not prevent the others."""
         run, synced, alone = self._threads.run, frozenset({_SYNC_FAILED}), frozenset({_LEFT_BEHIND})
         return (
             *([] if self.replicas is None else [StopStep("hand over", self._hand_over)]),
@@ -1266,7 +1270,7 @@ class BrokerController:
         self.tiered.close()
 
     async def shutdown(self) -> None:
-        """Ends in bounded time, whatever fails or hangs: what is left undone the next start does, as after a crash."""
+        """Stop within a bounded time, even if steps fail or hang. The next start recovers the rest as after a crash."""
         steps = self._stopping
         stop = Stop("broker", _STOP_S)
         self.life.stop()

@@ -10,22 +10,22 @@ from typing_extensions import override
 from infra.clock import Clock
 from infra.observe.metrics import Histogram
 
-# Traffic is counted by periods of 10 s. A window is so many of its own steps, each so many periods: the last of them
-# is under way, so that a minute tells of 50 to 60 seconds, as RocketMQ's StatsItem does.
+# Traffic is counted in periods of 10 s. A window has a number of steps, each of a number of periods. The last step is
+# still in progress: a minute covers 50 to 60 seconds, as in RocketMQ's StatsItem.
 _PERIOD_S = 10
 _WINDOWS = {"statsMinute": (1, 6), "statsHour": (60, 6), "statsDay": (360, 24)}
 _IDLE_PERIODS = 360 * 24
-# Items looked at in each sample to find those that are idle: a fraction of a millisecond.
+# Items checked for idleness in each sample: takes a fraction of a millisecond.
 _SWEEP = 500
 
 
-# What had been counted when a period began: the period, calls, messages, bytes. Plain tuples of numbers: the garbage
-# collector does not look at them, and a broker has a million.
+# Counts at the start of a period: the period, calls, messages, bytes. A tuple of numbers is not tracked by the garbage
+# collector, and a broker has a million of them.
 _Mark = tuple[int, int, int, int]
 
 
 class _Time:
-    """The period that all items of a broker are in: the number of periods since the clock's zero."""
+    """The current period of all items of a broker: the number of periods since the clock's zero."""
 
     __slots__ = ("begun", "now_s", "period")
 
@@ -38,16 +38,15 @@ class _Time:
         period = int(now_s // _PERIOD_S)
         if period != self.period:
             self.period = period
-            #: The marks of all items that begin in this period.
+            #: Marks of all items that begin in this period.
             self.begun: tuple[_Mark, ...] = ((period, 0, 0, 0),)
 
 
 class Traffic:
-    """What went through one topic, group or the broker since it was first seen.
+    """Traffic of a topic, a group or the broker since it was first seen.
 
-    Nothing is done for an item in a period without traffic: what it had counted when a period began is noted by the
-    first message in it, and an item without a mark since then had counted what it has now. A broker has one for each
-    queue of each group.
+    Periods without traffic cost nothing. The first message in a period notes the counts at its start. An item without a
+    mark since then has not changed. A broker has one for each queue of each group.
     """
 
     __slots__ = ("_born_s", "_marks", "_time", "calls", "count", "size")
@@ -55,7 +54,7 @@ class Traffic:
     def __init__(self, time: _Time) -> None:
         self._time = time
         self._born_s = time.now_s
-        # The last one is of the period in which the last message came.
+        # The last mark is of the period of the last message.
         self._marks = time.begun
         self.calls = self.count = self.size = 0
 
@@ -72,7 +71,7 @@ class Traffic:
         last = (-1,) * len(_WINDOWS)
         for mark in self._marks:
             steps = tuple(mark[0] // length for length, _ in _WINDOWS.values())
-            # The first of a step, as long as the step is in its window.
+            # Keep the first mark of each step, as long as the step is in its window.
             if any(
                 step != before and step > period // length - number
                 for step, before, (length, number) in zip(steps, last, _WINDOWS.values(), strict=True)
@@ -82,11 +81,11 @@ class Traffic:
         self._marks = (*kept, (period, self.calls, self.count, self.size))
 
     def idle(self) -> bool:
-        """Nothing within a day."""
+        """Return whether there was no traffic for a day."""
         return self._time.period - self._marks[-1][0] >= _IDLE_PERIODS
 
     def to_wire(self, now_s: float, *, sizes: bool) -> dict[str, dict[str, float]]:
-        """RocketMQ's BrokerStatsItem by window; `now_s` is the clock's monotonic time."""
+        """Return RocketMQ's BrokerStatsItem by window. `now_s` is the clock's monotonic time."""
         return {name: self._over(now_s, *window, sizes=sizes) for name, window in _WINDOWS.items()}
 
     def _over(self, now_s: float, length: int, steps: int, *, sizes: bool) -> dict[str, float]:
@@ -102,12 +101,12 @@ class Traffic:
         }
 
 
-#: Upper bounds of the sizes that RocketMQ's histogram has.
+#: Upper bounds of RocketMQ's histogram of sizes.
 SIZES = (1024.0, 4096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
 
 
 class SizedTraffic(Traffic):
-    """The same, and how large what came together was in the mean: by upper bound, as RocketMQ tells it."""
+    """Traffic with a histogram of the mean message size of each call, as RocketMQ has it."""
 
     __slots__ = ("sizes",)
 
@@ -122,7 +121,7 @@ class SizedTraffic(Traffic):
 
 
 class TopicTraffic(msgspec.Struct, frozen=True, gc=False):
-    """Of one topic; each begins again at 0 after a day of silence."""
+    """Traffic of a topic. The counts restart at 0 after a day without traffic."""
 
     topic: str
     messages_in: int
@@ -132,21 +131,21 @@ class TopicTraffic(msgspec.Struct, frozen=True, gc=False):
 
 
 class BrokerStats:
-    """Items come with their first message and go after a day without one."""
+    """Statistics of a broker. Items are created with their first message and deleted after a day without one."""
 
     def __init__(self, clock: Clock, *, sized: bool = False) -> None:
-        """`sized`: the sizes of what comes into a topic are counted, too."""
+        """Create statistics. `sized`: count sizes of messages into topics, too."""
         self._clock = clock
         self._time = _Time(clock.monotonic())
         self._of_topic: Callable[[_Time], Traffic] = SizedTraffic if sized else Traffic
         self._topics: dict[str, Traffic] = {}
-        # Of what came into a topic: what is no plain message, by topic and kind.
+        # Messages into a topic that are not normal messages, by topic and kind.
         self._kinds: dict[tuple[str, str], Traffic] = {}
-        # Messages out of a topic, to whichever group: a sum over groups would fall when one of them is forgotten.
+        # Messages out of a topic, to any group. A sum over groups would fall when a group is deleted.
         self._readings: dict[str, Traffic] = {}
         self._groups: dict[tuple[str, str], Traffic] = {}
         self._backs: dict[tuple[str, str], Traffic] = {}
-        # By topic and group, then by queue; their counts are milliseconds.
+        # Latencies by topic and group, then by queue. The counts are milliseconds.
         self._latencies: dict[tuple[str, str], dict[int, Traffic]] = {}
         self._broker_put, self._broker_get = self._new(), self._new()
         self._nothing = self._new()
@@ -157,18 +156,18 @@ class BrokerStats:
         self.put_all(1, size)
 
     def of_topic(self, topic: str) -> Traffic:
-        """Where the messages into a topic are counted."""
+        """Return the traffic into a topic."""
         traffic = self._topics.get(topic)
         if traffic is None:
             traffic = self._topics[topic] = self._of_topic(self._time)
         return traffic
 
     def of_a_kind(self, topic: str, kind: str, size: int) -> None:
-        """A message that was counted is no plain one: it waits first, or has waited."""
+        """Count the kind of a message that was counted by `put`: one that waits before delivery, or has waited."""
         self._of(self._kinds, topic, kind).add(1, size)
 
     def put_all(self, count: int, size: int) -> None:
-        """Messages into the broker, each a call of its own."""
+        """Count messages into the broker, each as a call of its own."""
         self._broker_put.add(count, size, count)
 
     def got(self, topic: str, group: str, count: int, size: int) -> None:
@@ -188,11 +187,11 @@ class BrokerStats:
         return self._broker_get.size
 
     def topics(self) -> list[str]:
-        """Where anything was written to or read from within a day."""
+        """Return the topics that were written to or read from within a day."""
         return [*self._topics, *filterfalse(self._topics.__contains__, self._readings)]
 
     def messages_of(self, topics: Iterable[str]) -> list[int]:
-        """Into and out of each."""
+        """Return the number of messages into and out of each topic."""
         sent, read, nothing = self._topics.get, self._readings.get, self._nothing
         return [sent(topic, nothing).count + read(topic, nothing).count for topic in topics]
 
@@ -201,26 +200,26 @@ class BrokerStats:
         return TopicTraffic(topic, sent.count, sent.size, read.count, read.size)
 
     def readings(self) -> list[tuple[str, str]]:
-        """Topics and groups that read from them within a day."""
+        """Return (topic, group) of all groups that have read within a day."""
         return list(self._groups)
 
     def of_reading(self, topic: str, group: str) -> tuple[int, int]:
-        """Messages and bytes that the group has read of the topic."""
+        """Return messages and bytes that a group has read of a topic."""
         read = self._groups.get((topic, group), self._nothing)
         return read.count, read.size
 
     def of_kind(self, topic: str, kind: str) -> tuple[int, int]:
-        """Messages and bytes into a topic that are of a kind; they are counted with all others, too."""
+        """Return messages and bytes into a topic of a kind. They are counted with all others, too."""
         found = self._kinds.get((topic, kind), self._nothing)
         return found.count, found.size
 
     def sizes_of(self, topic: str) -> Histogram | None:
-        """None: nothing came, or sizes are not counted."""
+        """Return the histogram of a topic; None: no traffic, or sizes are not counted."""
         traffic = self._topics.get(topic)
         return traffic.sizes if isinstance(traffic, SizedTraffic) else None
 
     def took(self, queue_id: int, topic: str, group: str, ms: int) -> None:
-        """How long the reading for one pull took."""
+        """Count the duration of the read of one pull."""
         queues = self._latencies.get((topic, group))
         if queues is None:
             queues = self._latencies[topic, group] = {}
@@ -233,13 +232,13 @@ class BrokerStats:
         self._of(self._backs, topic, group).add(1, 0)
 
     def sample(self) -> None:
-        """Once a second: the time moves on, and a few of the items that there are are asked whether they are idle."""
+        """Advance the time, and delete some of the idle items. Called once a second."""
         self._time.move(self._clock.monotonic())
         for _ in islice(self._sweep, _SWEEP):
             pass
 
     def _forget_idle(self) -> Iterator[None]:
-        """Goes round for ever over everything that is counted, a step for each item."""
+        """Visit all items in an endless loop, one per step, and delete those that are idle."""
         while True:
             yield
             tables: tuple[dict[Any, Traffic], ...] = (
@@ -264,12 +263,12 @@ class BrokerStats:
             yield
 
     def view(self, name: str, key: str) -> dict[str, dict[str, float]] | None:
-        """The answer of request 315; None for what isn't counted."""
+        """Return the answer to request 315; None: the item is not counted."""
         traffic = self._find(name, key)
         return None if traffic is None else traffic.to_wire(self._clock.monotonic(), sizes=name.endswith("_SIZE"))
 
     def put_rate(self, topic: str) -> float:
-        """Messages a second over the last minute."""
+        """Return messages per second over the last minute."""
         return self._rate("TOPIC_PUT_NUMS", topic)
 
     def get_rate(self, topic: str, group: str) -> float:

@@ -1,4 +1,4 @@
-"""`neve broker` and `neve up`."""
+"""Commands `neve broker` and `neve up`."""
 
 import asyncio
 import dataclasses
@@ -150,7 +150,7 @@ async def _dry_import(loaded: LoadedConfig[BrokerConfig], source: Path) -> int:
 
 
 async def _import_and_run(loaded: LoadedConfig[BrokerConfig], source: Path) -> int:
-    """The import as its slave, then a start as any other, which is the promotion."""
+    """Run the import as a slave, then a normal start, which is the promotion."""
     from broker.broker_controller import BrokerController
     from broker.clients.master_api import MasterApi
     from broker.importing.store_import import StoreImport

@@ -1,4 +1,4 @@
-"""What an operator may set on a broker."""
+"""Settings of a broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from infra.config.properties import (
 )
 from neve.remoting import names
 
-# Of RocketMQ's metrics.
+# Labels of RocketMQ's metrics.
 _OWN_LABELS = frozenset(
     (
         *(
@@ -43,12 +43,12 @@ _OWN_LABELS = frozenset(
         *("response_code", "is_long_polling", "result", "le"),
     )
 )
-GRACE_MAX_MS = 365 * DAY  # that an expired object is kept
+GRACE_MAX_MS = 365 * DAY  # the longest time in ms that an expired object is kept
 
 
 @dataclass
 class BrokerConfig(SecurityConfig):
-    """One broker. Sizes take k, m, g; times are milliseconds or take ms, s, m, h, d."""
+    """Configuration of one broker. Sizes take k, m, g; times are milliseconds or take ms, s, m, h, d."""
 
     rocketmq_classes: ClassVar[tuple[str, ...]] = rocketmq_keys.BROKER
 
@@ -143,7 +143,7 @@ class BrokerConfig(SecurityConfig):
     archive_journal_retention: int = key(7 * DAY, low=HOUR, high=3650 * DAY, unit="time", live=True)
     cold_cache_bytes: int = key(256 * MIB, low=MIB, high=1024 * GIB, unit="size")
     cold_cache_disk_bytes: int = key(GIB, low=0, high=1 << 50, unit="size")
-    # Below the 30 s that a stock push consumer waits for its pull: it hears why, and comes back.
+    # Less than the 30 s that a stock push consumer waits for its pull: it gets the error, and retries.
     cold_read_timeout: int = key(20 * SECOND, low=10, high=HOUR, unit="time", live=True)
     cold_fetch_bytes: int = key(64 * MIB, low=MIB, high=16 * GIB, unit="size")
     cold_read_priority: str = key("low", choices=("idle", "low", "normal"))
@@ -165,7 +165,7 @@ class BrokerConfig(SecurityConfig):
 
     @property
     def ha_port(self) -> int:
-        """The port for slaves: `haListenPort`, or the one above `listenPort`; 0: any free port."""
+        """Return the port for slaves: `haListenPort`, or the one above `listenPort`; 0: any free port."""
         return self.ha_listen_port or (self.listen_port + 1 if self.listen_port else 0)
 
     @property
@@ -174,7 +174,7 @@ class BrokerConfig(SecurityConfig):
 
     @property
     def delete_hours(self) -> frozenset[int]:
-        """Hours of the day out of `deleteWhen`: `04`, or several with `;`. Raises ConfigError."""
+        """Return the hours of the day in `deleteWhen`: `04`, or several with `;`. Raise ConfigError."""
         hours = [part.strip() for part in self.delete_when.split(";") if part.strip()]
         if not all(hour.isdecimal() and int(hour) < 24 for hour in hours):
             raise ConfigError(f"deleteWhen: {self.delete_when!r} is no hour of the day (00 to 23; several with ;)")
@@ -182,7 +182,7 @@ class BrokerConfig(SecurityConfig):
 
     @property
     def archive_max_ages(self) -> list[tuple[str, int]]:
-        """(topic, or its beginning and `*`; ms) out of `archiveMaxAgeByTopic`: `a=10m;b*=1d`. Raises ConfigError."""
+        """Return (topic, or a prefix and `*`; ms) of `archiveMaxAgeByTopic`: `a=10m;b*=1d`. Raise ConfigError."""
         found = []
         for part in filter(None, (part.strip() for part in self.archive_max_age_by_topic.split(";"))):
             topic, _, age = (word.strip() for word in part.partition("="))
@@ -196,7 +196,7 @@ class BrokerConfig(SecurityConfig):
 
     @property
     def delta_topics(self) -> tuple[str, ...]:
-        """Topics, or their beginnings and `*`, out of `archiveDeltaTopics`: `a;b*`. Raises ConfigError."""
+        """Return topics, or prefixes and `*`, of `archiveDeltaTopics`: `a;b*`. Raise ConfigError."""
         found = tuple(filter(None, (part.strip() for part in self.archive_delta_topics.split(";"))))
         for pattern in found:
             if fault := _topic_pattern_fault(pattern):
@@ -205,7 +205,7 @@ class BrokerConfig(SecurityConfig):
 
     @property
     def metrics_labels(self) -> dict[str, str]:
-        """Labels of RocketMQ's metrics out of `metricsLabel`: `name:value,name:value`. Raises ConfigError."""
+        """Return the labels of `metricsLabel` for RocketMQ's metrics: `name:value,name:value`. Raise ConfigError."""
         found = {}
         for part in filter(None, (part.strip() for part in self.metrics_label.split(","))):
             name, _, value = (word.strip() for word in part.partition(":"))
@@ -226,5 +226,5 @@ class BrokerConfig(SecurityConfig):
 
 
 def _topic_pattern_fault(pattern: str) -> str | None:
-    """Why no topic can match the name, or the prefix with a final `*`; None if one can."""
+    """Return why no topic can match the name, or the prefix with a final `*`; None: one can."""
     return None if pattern == "*" else names.topic_fault(pattern.removesuffix("*"))

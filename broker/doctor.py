@@ -1,6 +1,6 @@
-"""What a broker.conf names, looked at before a start: `neve doctor -c FILE` loads this module by its name.
+"""Checks of a broker.conf before a start: `neve doctor -c FILE` imports this module by name.
 
-Nothing is changed, but for a file in the data directory and an object in the store that are gone at once.
+Nothing is changed, except that a file in the data directory and an object in the store are created and deleted again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from neve.remoting.address import parse_address
 
 _NAME_SERVER_S = 3.0
 _VIP_OFFSET = 2
-_LOG_FILES = 2  # the one that is written and the next: what a start needs room for
+_LOG_FILES = 2  # the current one and the next: a start needs space for both
 
 
 def keys(path: Path, settings: Sequence[str]) -> Iterator[Check]:
-    """What becomes of each key of the file."""
+    """Yield how each key of the file is used."""
     return check_keys(BrokerConfig, path, settings)
 
 
 def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> Iterator[Check]:
-    """Of a file and `key=value` overrides, as `neve broker` takes them."""
+    """Yield the checks of a file and `key=value` overrides, as `neve broker` takes them."""
     try:
         loaded = read(BrokerConfig, path, settings)
     except ConfigError as error:
@@ -59,7 +59,7 @@ def checks(path: Path, settings: Sequence[str], clock: Clock | None = None) -> I
 
 
 def _check_pairs(config: BrokerConfig) -> Iterator[Check]:
-    """Values that are well alone and do not go together."""
+    """Check combinations of values that are valid alone."""
     if config.disk_max_used_space_ratio >= config.disk_space_warning_level_ratio:
         text = "diskMaxUsedSpaceRatio is not below diskSpaceWarningLevelRatio: writes are refused before room is made"
         yield Check("disk thresholds", WARN, text)
@@ -70,7 +70,7 @@ def _check_pairs(config: BrokerConfig) -> Iterator[Check]:
 
 
 def _is_running(root: Path) -> bool:
-    """Whether a broker works on the data directory now."""
+    """Return whether a broker is running on the data directory."""
     lock = root / "lock"
     if not lock.exists():
         return False
@@ -79,7 +79,7 @@ def _is_running(root: Path) -> bool:
     except DiskLocked:
         return True
     except OSError:
-        return False  # not ours to open: the check of the directory says so
+        return False  # not accessible: the check of the directory reports it
     return False
 
 
@@ -99,7 +99,7 @@ def _check_room(config: BrokerConfig) -> Iterator[Check]:
 
 
 def _check_ports(config: BrokerConfig, *, running: bool) -> Iterator[Check]:
-    """A port that is taken is a fault, unless a broker works on the data directory: then it is this one's."""
+    """Check the ports. A used port is a fault, unless a broker runs on the data directory and has opened it."""
     listen, bind = config.listen_port, config.bind_address
     if listen:
         yield check_free_port("listenPort", bind, listen, running=running)
@@ -140,7 +140,7 @@ def _check_archive(config: BrokerConfig) -> Iterator[Check]:
 
 
 def _check_overtaken(config: BrokerConfig) -> Iterator[Check]:
-    """Of a slave of an Apache master: whether it archives no more."""
+    """Check whether the slave of an Apache master has stopped archiving."""
     try:
         overtaken = OvertakenFile(RealDisk(), config.root / "archive").load()
     except StartupError as error:

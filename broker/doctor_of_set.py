@@ -1,6 +1,6 @@
-"""What a broker.conf with `replication` joins, looked at before a start: the controllers, and who is there already.
+"""Checks of a broker.conf with `replication` before a start: its controllers, and the present members of the set.
 
-A set promises no more than its members have in common. What differs is told for each; nothing is changed.
+Differences between members weaken the set's guarantees, so each is reported. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from neve.cli.checks import FAIL, OK, WARN, Check
 from neve.client.net.connection import ConnectionPool
 from neve.errors import NeveError
 
-#: Its own second, and the way there and back.
+#: The resolution of one second, and the round trip.
 _CLOCKS_APART_MS = 3_000
 
-#: Of all members the same, or one of them does not follow.
+#: If they differ between members, one of them does not follow.
 _MUST_BE_EQUAL = ("brokerClusterName", "mappedFileSizeCommitLog", "messageDelayLevel")
-#: Or what is acknowledged depends on who is master.
+#: If they differ, the guarantees depend on which member is master.
 _SHOULD_BE_EQUAL = ("replication", "minInSyncReplicas", "flushDiskType")
 
 
 def checks(config: BrokerConfig, clock: Clock) -> Iterator[Check]:
-    """Of a broker that would be a member."""
+    """Yield the checks of a broker that is to become a member."""
     try:
         settings = settings_of(config)
     except ConfigError as error:
@@ -86,7 +86,7 @@ class _Look:
         return [*self._quorum(state), *self._hosts(state), *await self._members(sets, state)]
 
     def _quorum(self, state: SetState) -> Iterator[Check]:
-        """Of the set as it is now; without it nothing is acknowledged."""
+        """Check the present in-sync replicas. If they are too few, nothing is acknowledged."""
         least = self._settings.rules.confirm.min_in_sync
         living = sum(one.in_sync and one.alive for one in state.replicas)
         text = f"{living} of {len(state.replicas)} members live and are in sync"
@@ -100,7 +100,7 @@ class _Look:
             yield Check("broker set", OK, f"{text}; {state.master} is master")
 
     def _hosts(self, state: SetState) -> Iterator[Check]:
-        """This one counts as a member, also before it is one."""
+        """Check for members on one machine. This broker counts as a member, even before it is one."""
         config, addresses = self._config, {one.address for one in state.replicas}
         if config.broker_ip1:
             addresses.add(f"{config.broker_ip1}:{config.listen_port}")

@@ -1,7 +1,8 @@
-"""The name server and the controller in `neve up`'s process: no broker imports them, they are found by their names.
+"""Name server and controller in the process of `neve up`. No broker imports them, so they are imported by name.
 
-Both listen on 127.0.0.1, with the first users and the certificates of the broker's configuration. A name server beside
-one broker has its file of users and policies; beside a broker set, whose users are in its log, each server has its own.
+Both listen on 127.0.0.1, with the first users and the certificates of the broker's configuration. A name server next to
+a single broker shares its file of users and policies. A broker set has its users in its log, so that each server there
+has its own file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HERE = "127.0.0.1"
 
 
 async def start_name_server(config: BrokerConfig, path: Path, port: int, *, of_a_set: bool = False) -> Any:
-    """Its own settings are in `path`; the broker is told where it listens. Raises StartupError."""
+    """Start a name server with settings in `path`, and enter its address in `config`. Raise StartupError."""
     check_port(HERE, port, "name server port")
     if not of_a_set:
         _share_users(config)
@@ -39,7 +40,7 @@ async def start_name_server(config: BrokerConfig, path: Path, port: int, *, of_a
 
 
 async def start_controller(config: BrokerConfig, directory: Path, port: int) -> Any:
-    """One, whose register is a file in `directory`. Raises StartupError."""
+    """Start a controller whose state is a file in `directory`. Raise StartupError."""
     check_port(HERE, port, "controller port")
     settings = importlib.import_module("controller.controller_config").ControllerConfig(
         listen_port=port, bind_address=HERE, controller_store_path=str(directory), **_shared_security(config)
@@ -58,7 +59,7 @@ async def _start(server: Any, what: str, port: int) -> None:
 
 
 def _share_users(config: BrokerConfig) -> None:
-    """One file of users and policies for both; the broker may always speak to its own name server."""
+    """Let both servers use one file of users and policies, and let the broker authenticate at its own name server."""
     if config.authentication_enabled:
         config.auth_config_path = config.auth_config_path or str(config.root / "config" / "auth" / "auth.json")
         if not config.inner_client_authentication_credentials:
@@ -67,7 +68,7 @@ def _share_users(config: BrokerConfig) -> None:
 
 
 def share_certificates(config: BrokerConfig) -> None:
-    """Where the servers take nothing but TLS they ask each other so, and trust their own certificate."""
+    """If servers accept TLS only, let them use TLS between each other and trust their own certificate."""
     if config.tls_server_mode == "enforcing":
         config.tls_enable = True
         config.tls_trust_cert_path = config.tls_trust_cert_path or config.tls_cert_path

@@ -1,8 +1,8 @@
-"""Live keys that were set on a running broker, kept over its restarts.
+"""Live keys that were set on a running broker, and persist over its restarts.
 
-What others manage, `broker.conf` and the command line, is only read; what was set while the broker ran stands in a file
-of its own in the data directory and holds over both, until it is unset. A restored broker and one with a new directory
-begin without it.
+`broker.conf` and the command line, which others manage, are only read. Keys that were set on the running broker are in
+a separate file in the data directory. They override the others until they are unset. A restored broker and one with a
+new directory start without them.
 
 File: {"neveFormat":1,"keys":{key:value}}     values as they were given, such as 64m
 """
@@ -35,10 +35,10 @@ class _File(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class KeptConfig:
-    """A change is in force once it is on the disk: all of it, or none."""
+    """Persistent settings. A change is atomic, and takes effect once it is on the disk."""
 
     def __init__(self, config: BrokerConfig, disk: Disk, path: Path, threads: Threads = SYSTEM_THREADS) -> None:
-        """What is kept is put into `config`.
+        """Apply the persistent settings to `config`.
 
         Raises:
             StartupError: the file can't be read.
@@ -46,7 +46,7 @@ class KeptConfig:
         self._config, self._disk, self._threads = config, disk, threads
         self._file = VersionedFile(disk, path, _File, StartupError, indent=True)
         self._lock = asyncio.Lock()
-        # What file and command line say, which is in force again where a key is unset.
+        # Values of file and command line, which apply again when a key is unset.
         self._given = dataclasses.replace(config)
         found = self._file.read()
         self._keys = found.keys if found is not None else {}
@@ -54,21 +54,22 @@ class KeptConfig:
             try:
                 update_live(config, {key: value})
             except ConfigError as error:
-                # of another version: kept for its return
+                # a key of another version: kept until that version runs again
                 log.warning("%s: has no effect here, and stays: %s", path, error)
             else:
                 log.info("%s=%s, as it was set while the broker ran, instead of %s", key, value, self._text(key))
 
     def instead_of(self) -> dict[str, str]:
-        """The keys that are kept and in force, with what they would be otherwise."""
+        """Return the persistent keys in effect, with the values that they override."""
         live = {*live_keys(self._config)}
         return {key: self._text(key) for key in sorted(self._keys) if key in live}
 
     async def change(self, values: Mapping[str, str], unset: Iterable[str]) -> None:
-        """
+        """Set and unset keys.
+
         Raises:
-            ConfigError: a value that is not allowed, a key that is not live or not kept; then nothing is changed.
-            OSError: it could not be kept; then nothing is changed before the next start.
+            ConfigError: a value is not allowed, or a key is not live or not set; then nothing is changed.
+            OSError: the file can't be written; then nothing is changed before the next start.
         """
         async with self._lock:
             gone = [*unset]

@@ -1,14 +1,14 @@
-"""The broker's life: what it takes now, and what each event makes of that.
+"""Life cycle of a broker: which requests it accepts, and how events change that.
 
-           started   disk full  disk has room  stop      sync failed   takes
+           started   disk full  disk has room  stop      sync failed   accepts
 STARTING   SERVING   STARTING   STARTING       STOPPING  FAILED        nothing yet
 SERVING    -         REFUSING   SERVING        STOPPING  FAILED        everything
-REFUSING   -         REFUSING   SERVING        STOPPING  FAILED        all but sends: the disk is above its mark
-STOPPING   STOPPING  STOPPING   STOPPING       STOPPING  FAILED        nothing more
-FAILED     FAILED    FAILED     FAILED         FAILED    FAILED        nothing more, and the process ends in error
+REFUSING   -         REFUSING   SERVING        STOPPING  FAILED        all but sends: the disk is above its limit
+STOPPING   STOPPING  STOPPING   STOPPING       STOPPING  FAILED        nothing
+FAILED     FAILED    FAILED     FAILED         FAILED    FAILED        nothing, and the process ends with an error
 
-A start may be overtaken by a stop or a failed sync; nothing leads out of FAILED: what is not on the disk is not
-acknowledged any more. The disk is looked at each second, so a full one that is seen too early is seen again.
+A stop or a failed sync may happen during a start. No event leaves FAILED: data that is not on the disk must not be
+acknowledged. The disk is checked each second, so that a "disk full" during a start is repeated after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from infra.state_table import next_state
 
 
 class State(Enum):
-    """What the broker takes now."""
+    """State of a broker: what it accepts."""
 
     STARTING = auto()
     SERVING = auto()
@@ -33,7 +33,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What changes that."""
+    """Event that changes the state."""
 
     STARTED = auto()
     DISK_FULL = auto()
@@ -42,7 +42,7 @@ class Event(Enum):
     SYNC_FAILED = auto()
 
 
-#: None: it can't happen there.
+#: Next state by state and event. None: the event can't happen in that state.
 TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
     State.STARTING: {
         Event.STARTED: State.SERVING,
@@ -77,44 +77,44 @@ TRANSITIONS: Mapping[State, Mapping[Event, State | None]] = {
 
 
 class BrokerLife:
-    """One for each broker; whoever takes requests asks it, `takes_sends` and `accepting` for each of them."""
+    """Life cycle of one broker. All request handlers check `takes_sends` and `accepting` for each request."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.state = State.STARTING
-        self.accepting = False  # anything at all
+        self.accepting = False  # whether any request is accepted
         self.takes_sends = False
-        self.refusal: str | None = None  # why sends are refused now, in REFUSING
-        self.refused_since = 0.0  # by the monotonic clock
-        #: Set when the process is to end; whoever started the broker shuts it down then.
+        self.refusal: str | None = None  # why sends are refused, in REFUSING
+        self.refused_since = 0.0  # monotonic time
+        #: Set when the process has to end. The code that started the broker then shuts it down.
         self.end_wanted = asyncio.Event()
         self.exit_code = 0
 
     def started(self) -> None:
-        """Everything stands."""
+        """Record that the start is complete."""
         self._follow(Event.STARTED)
 
     def disk_full(self, why: str) -> None:
-        """Sends are refused with these words, until `disk_has_room`."""
+        """Refuse sends with this reason, until `disk_has_room`."""
         if self.state is State.SERVING:
             self.refused_since = self._clock.monotonic()
         self._follow(Event.DISK_FULL)
         self.refusal = why if self.state is State.REFUSING else None
 
     def disk_has_room(self) -> None:
-        """Below its mark."""
+        """Record that the disk is below its limit."""
         self._follow(Event.DISK_HAS_ROOM)
 
     def ask_to_end(self) -> None:
-        """A clean stop is wanted; until it begins, everything is taken as before."""
+        """Request a clean stop. Until it begins, everything is accepted as before."""
         self.end_wanted.set()
 
     def stop(self) -> None:
-        """The stop begins."""
+        """Record that the stop begins."""
         self._follow(Event.STOP)
 
     def sync_failed(self, _: BaseException) -> None:
-        """What was written may never reach the disk: nothing is taken any more, and the process ends."""
+        """Accept nothing more and end the process, because written data may never reach the disk."""
         self._follow(Event.SYNC_FAILED)
         self.exit_code = EXIT_FAILED
         self.end_wanted.set()

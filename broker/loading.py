@@ -1,4 +1,4 @@
-"""What a start finds in the data directory, and what it says where it can't go on with that."""
+"""Loading of the data directory at a start, and errors for directories that can't be used."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MIN_FREE_FILES = 2
 
 
 class Loaded(Protocol):
-    """A table, or what waits in the log."""
+    """A table, or a store of waiting messages."""
 
     def load(self) -> object:
-        """ValueError for what it can't read."""
+        """Load the state. Raise ValueError if it is unreadable."""
 
 
 def check_directory(config: BrokerConfig, disk: Disk) -> None:
-    """Made where it is missing; StartupError where it is another's, or too small."""
+    """Create the data directory if it is missing. Raise StartupError if it is another program's, or too small."""
     root = config.root
     try:
         disk.make_dirs(root / "config")
@@ -51,10 +51,10 @@ def check_directory(config: BrokerConfig, disk: Disk) -> None:
 def recover_log(
     config: BrokerConfig, store: MessageStore, *, following: bool = False, confirmed: int | None = None
 ) -> None:
-    """The log, its queues and its end. StartupError, and nothing is locked then.
+    """Recover the log, its queues and its end. Raise StartupError, and leave nothing locked.
 
-    `following`: it takes no record of its own. `confirmed`: of a set's member, how much of it is; it follows until it
-    is elected.
+    `following`: the log accepts no own records. `confirmed` is the stored confirm offset of a set's member, which
+    follows until it is elected.
     """
     root = config.root
     try:
@@ -69,7 +69,10 @@ def recover_log(
 
 
 def refuse_members(config: BrokerConfig, disk: Disk) -> None:
-    """StartupError for a member's directory that is to serve alone: what its set goes on with would be given twice."""
+    """Raise StartupError if a member's directory is configured as a single broker's.
+
+    Its set may continue, and both would assign the same offsets.
+    """
     path = MemberFile(disk, config.root)
     if path.is_there:
         raise StartupError(
@@ -80,7 +83,7 @@ def refuse_members(config: BrokerConfig, disk: Disk) -> None:
 
 
 def load_all(parts: Sequence[Loaded]) -> None:
-    """In this order. StartupError for what can't be read."""
+    """Load the parts in this order. Raise StartupError if one is unreadable."""
     try:
         for part in parts:
             part.load()
@@ -89,7 +92,7 @@ def load_all(parts: Sequence[Loaded]) -> None:
 
 
 def add_system_tables(config: BrokerConfig, topics: TopicConfigManager, groups: SubscriptionGroupManager) -> None:
-    """What a stock broker has at start is on disk before anybody asks for it."""
+    """Create and save the rows that a stock broker has at its start, before any client asks for them."""
     topics.ensure_system(
         system_topics(
             config.broker_name,

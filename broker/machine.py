@@ -1,4 +1,4 @@
-"""What a broker touches outside of its own process. The composition hands each part what it uses; none keeps this."""
+"""Interface of a broker to its machine. The composition passes each part what it uses; no part keeps the whole."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from infra.process.startup import check_port
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A simulation brings another. Sockets are the running loop's."""
+    """Clock, disk, threads and ports. A simulation replaces it. Sockets are the running loop's."""
 
     clock: Clock
     disk: Disk
-    #: Threads, and what the archive has of the machine.
+    #: Threads, and the archive's interface to the machine.
     outside: Outside = field(default_factory=Outside)
-    #: Raises StartupError where somebody else listens.
+    #: Raises StartupError if a port is in use.
     check_port: Callable[[str, int, str], None] = check_port

@@ -1,6 +1,6 @@
-"""A broker's part in a broker set, put together: what its log is asked by, and once all parts are there, its manager.
+"""Composition of a broker's membership in a broker set: admission of appends first, the manager once all parts exist.
 
-Made by hand like everything of the broker (`broker_controller`); of one that stands alone nothing of it is made.
+The parts are wired explicitly, as everywhere in the broker (`broker_controller`). A single broker has none of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """See the module."""
+    """Parts of a broker for its set."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Membership:
         clock: Clock,
         threads: Threads,
     ) -> None:
-        """`ha_port`: 0 takes any."""
+        """Create the parts that the log needs. `ha_port` 0 takes any free port."""
         self._settings, self._config, self._address = settings, config, address
         self._store, self._disk, self._clock, self._threads = store, disk, clock, threads
         self._security = peer_security(config)
@@ -64,7 +64,7 @@ class Membership:
             tls=server_tls(config.tls_server_mode, config.tls_cert_path, config.tls_key_path),
             threads=threads,
         )
-        #: What is asked before each append, and for each answer that waits.
+        #: Called before each append, and for each waiting answer.
         self.reign = Reign(self.ha_service, clock)
 
     def manager(
@@ -79,7 +79,7 @@ class Membership:
         keep: Keep,
         sync_log: Callable[[], Awaitable[None]],
     ) -> ReplicasManager:
-        """Once the rest of the broker is made."""
+        """Create the manager, once the rest of the broker exists."""
         config, settings = self._config, self._settings
         host, port = self._address
         own = Identity(
@@ -123,7 +123,7 @@ class Membership:
 
 
 def hello_of(config: BrokerConfig, member_id: int) -> Hello:
-    """But for its life, its epoch and its nonces."""
+    """Return the HELLO of a broker, without life, epoch and nonces."""
     return Hello(
         cluster=config.broker_cluster_name,
         broker_set=config.broker_name,
@@ -151,7 +151,7 @@ def plain_slave(
     forget_poll: Callable[[], None],
     sync_log: Callable[[], Awaitable[None]],
 ) -> PlainSlave:
-    """Of a broker whose master is Apache's and has no controller."""
+    """Create the slave of a broker whose master is Apache's and has no controller."""
     return PlainSlave(
         hello_of(config, config.broker_id),
         store=store,
@@ -171,8 +171,11 @@ def plain_slave(
 
 
 class MasterPins:
-    """Of a slave with an archive: what waits in its master's log is in no archive, and this broker may have to go on
-    with it. So it keeps what the master has, as long as there is room."""
+    """Pins of a slave with an archive.
+
+    Messages that wait in its master's log are in no archive, and this broker may be promoted and have to deliver them.
+    It therefore keeps as much of the log as the master has, while there is disk space.
+    """
 
     def __init__(self, master_begins_at: Callable[[], int], *, is_crowded: Callable[[], bool]) -> None:
         self._master_begins_at, self._is_crowded = master_begins_at, is_crowded
@@ -187,14 +190,14 @@ class MasterPins:
         return False
 
     async def save(self) -> None:
-        """The master's tables have it."""
+        """Do nothing: the state is in the master's tables."""
 
     def counts(self) -> dict[str, int]:
         return {}
 
 
 class NoPins:
-    """Of a slave whose master keeps what waits: its log goes when its time has come, as the master's does."""
+    """Pins of a slave whose master keeps waiting messages: its log is deleted by age, as the master's is."""
 
     def lowest(self) -> int | None:
         return None
@@ -206,7 +209,7 @@ class NoPins:
         return True
 
     async def save(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no messages wait here."""
 
     def counts(self) -> dict[str, int]:
         return {}

@@ -1,8 +1,8 @@
-"""A data directory that RocketMQ's broker wrote: it is told from one of neve's before anything in it is touched.
+"""Detection of a data directory that RocketMQ's broker wrote, before any file in it is changed.
 
-Its `checkpoint` is a page of five big-endian numbers (StoreCheckpoint: three times in ms since 1970, two places in the
-log), where neve's is JSON. Its tables in `config` are JSON as fastjson writes it, with numbers as keys that
-have no quotes, and without the `neveFormat` that each of neve's has.
+Its `checkpoint` is a page of five big-endian numbers (StoreCheckpoint: three times in ms since 1970, two offsets of the
+log), while neve's is JSON. Its tables in `config` are JSON as fastjson writes it: numeric keys without quotes, and
+without the `neveFormat` of neve's files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHAT_TO_DO = "give neve a directory of its own; docs/operators.md, Coming from R
 
 
 def is_one(disk: Disk, root: Path) -> bool:
-    """Whether RocketMQ's broker stored there."""
+    """Return whether RocketMQ's broker wrote the directory."""
     checkpoint = root / "checkpoint"
     if not disk.exists(checkpoint) or disk.size(checkpoint) not in _PAGES:
         return False
@@ -33,12 +33,12 @@ def is_one(disk: Disk, root: Path) -> bool:
 
 
 def is_table(data: bytes) -> bool:
-    """Whether RocketMQ wrote this file of `config`, which is no JSON."""
+    """Return whether RocketMQ wrote this file of `config`, which is not valid JSON."""
     return b'"neveFormat"' not in data and _FASTJSON_NUMBER_KEY.search(data) is not None
 
 
 def refusal(disk: Disk, root: Path) -> str | None:
-    """What to say of such a directory; None for any other."""
+    """Return an error text for such a directory; None: it is not one."""
     if not is_one(disk, root):
         return None
     return f"{root} is a store of Apache RocketMQ's (its checkpoint says so), which neve can't open: {WHAT_TO_DO}"

@@ -1,16 +1,16 @@
-"""What this broker is in its set: who reads it asks no more; the set alone changes it.
+"""Role of a broker in its set. Request handlers only read it; the set changes it.
 
-role           who                                                       serves
-MASTER         the set's master, or a broker that is in no set           everything
-SLAVE_IN_SYNC  a slave in the SyncStateSet, by a view that still counts  reads, and where queues begin and end
-SLAVE          any other slave, and who waits for a master               reads of what it knows to be confirmed
-FENCED         no member yet, or between two roles                       what tells of the broker itself
+role           broker                                                       serves
+MASTER         the set's master, or a broker that is in no set              everything
+SLAVE_IN_SYNC  a slave in the SyncStateSet, by a view that is still valid   reads, and the ends of queues
+SLAVE          any other slave, and a member that waits for a master        reads of messages known to be confirmed
+FENCED         not a member yet, or between two roles                       requests about the broker itself
 
-From one role to the other leads FENCED alone: what is answered in it was decided by neither, so all steps of a change
-(the log's lock, the books, the epoch) lie between two answers. A slave falls in and out of sync as it goes.
+A change between master and slave always passes through FENCED. No request is answered while the steps of a change (the
+log's lock, the role-dependent state, the epoch) are in progress. A slave moves between SLAVE and SLAVE_IN_SYNC freely.
 
-`has_master`: somebody else takes what a slave refuses. A slave says so only while it is connected to its master: of one
-that may be dead it sends nobody there.
+`has_master`: the master serves the requests that a slave refuses. It is true only while the slave is connected to its
+master. Clients are not redirected to a master that may be dead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 
 class Role(Enum):
-    """See the module."""
+    """Role of a broker. The table in the module's docstring explains each."""
 
     MASTER = auto()
     SLAVE_IN_SYNC = auto()
@@ -28,7 +28,7 @@ class Role(Enum):
     FENCED = auto()
 
 
-#: Where each role leads.
+#: Allowed changes of role.
 FOLLOWING: Mapping[Role, frozenset[Role]] = {
     Role.MASTER: frozenset({Role.MASTER, Role.FENCED}),
     Role.SLAVE_IN_SYNC: frozenset({Role.SLAVE_IN_SYNC, Role.SLAVE, Role.FENCED}),
@@ -38,7 +38,7 @@ FOLLOWING: Mapping[Role, frozenset[Role]] = {
 
 
 class BrokerRole:
-    """One for each broker. `current`, `is_master` and `has_master` are for reading; `become` is its owner's."""
+    """Role of one broker. All code may read `current`, `is_master` and `has_master`; only the owner calls `become`."""
 
     def __init__(self, role: Role = Role.MASTER) -> None:
         self.current = role
@@ -47,11 +47,11 @@ class BrokerRole:
         self._callbacks: list[Callable[[], None]] = []
 
     def tell(self, callback: Callable[[], None]) -> None:
-        """Call back after each change, in the order in which they asked."""
+        """Register a callback for each change. Callbacks run in the order of registration."""
         self._callbacks.append(callback)
 
     def become(self, role: Role, *, has_master: bool = False) -> None:
-        """Holds at once, for the next request; who waits is told."""
+        """Change the role, which is valid from the next request on, and run the callbacks."""
         assert role in FOLLOWING[self.current], f"from {self.current.name} to {role.name} leads FENCED alone"
         assert not has_master or role in (Role.SLAVE, Role.SLAVE_IN_SYNC), "only a slave has a master"
         if (role, has_master) == (self.current, self.has_master):

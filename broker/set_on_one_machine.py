@@ -1,10 +1,10 @@
 """`neve up --replicas 3`: a broker set, its controller and a name server on one machine, to try how a set behaves.
 
-    neve up            this process: the name server, the controller, and who watches the members
+    neve up            this process: the name server, the controller, and the supervisor of the members
     └─ neve broker     one process for each member, over DATA/1, DATA/2, …; its log is broker.log there
 
-A member that ends, or is killed, is started again over its directory, a few seconds later; what this process leaves
-behind ends by itself. One disk and one power supply: nothing here outlives them.
+A member that ends or is killed is restarted over its directory a few seconds later. If this process dies, its members
+end by themselves. All share one disk and one power supply: the set does not survive their loss.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger("neve")
 
 PORTS_BETWEEN = 10  # of a member: its own, two below it for old clients, and two above it
 MOST_REPLICAS = 7
-#: Long enough that another one is master before it is back.
+#: Pause before a restart: long enough for the election of another master.
 _AGAIN_S = 5.0
 _READY_S = 60.0
 _IN_SYNC_S = 60.0
@@ -49,7 +49,7 @@ _ASK_S = 3.0
 _STOP_S = 60.0
 _TOLD = 400  # characters of the last line in a log
 
-#: What is each member's own.
+#: Keys that each member has for itself.
 _OWN = (
     "storePathRootDir",
     "listenPort",
@@ -63,7 +63,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Places(NamedTuple):
-    """Where the parts are; a port that is 0 is any."""
+    """Directory and ports of the parts. Port 0 takes any free port."""
 
     data: Path
     namesrv_port: int
@@ -85,7 +85,7 @@ class _SyncStateData(msgspec.Struct, rename="camel"):
 
 
 def checked(replicas: int, places: Places, store: str | None, settings: Sequence[str]) -> LoadedConfig[BrokerConfig]:
-    """The configuration that the members share. Raises ConfigError."""
+    """Return the configuration that the members share. Raise ConfigError."""
     named = [item.partition("=")[0].strip() for item in settings]
     if own := [key for key in named if key in _OWN]:
         raise ConfigError(*(f"{key} with --replicas: each member has its own" for key in own))
@@ -102,7 +102,7 @@ def checked(replicas: int, places: Places, store: str | None, settings: Sequence
 
 
 def _base(places: Places, store: str | None) -> list[str]:
-    """What may be set otherwise."""
+    """Return the defaults that `--set` may override."""
     return [
         f"storeUrl={f'dir:{places.data}/archive' if store is None else store}",
         "archiveMaxAge=10m",
@@ -114,7 +114,7 @@ def _base(places: Places, store: str | None) -> list[str]:
 
 
 async def run(replicas: int, places: Places, store: str | None, settings: Sequence[str]) -> int:
-    """Until a signal comes; the exit code."""
+    """Run the set until a signal. Return the exit code."""
     loaded = checked(replicas, places, store, settings)
     config = loaded.config
     logs.configure(config.log_level, loaded.warnings)
@@ -154,7 +154,7 @@ async def run(replicas: int, places: Places, store: str | None, settings: Sequen
 
 
 def _shared(config: BrokerConfig, base: Sequence[str], settings: Sequence[str]) -> list[str]:
-    """The keys of all members; the last of two that are equal counts."""
+    """Return the keys of all members. Later ones override earlier ones."""
     return [
         *base,
         *settings,
@@ -166,7 +166,10 @@ def _shared(config: BrokerConfig, base: Sequence[str], settings: Sequence[str]) 
 
 
 def _ports_of(places: Places, replicas: int) -> list[tuple[int, int, int]]:
-    """Of each member for clients, its slaves and its admin page. Free ones may come twice."""
+    """Return the ports of each member: for clients, for slaves, for the admin page.
+
+    Free ports are collected in a dict, because the system may return the same one twice.
+    """
     if places.port:
         firsts = [places.port + PORTS_BETWEEN * number for number in range(replicas)]
         return [(first, first + 1, first + 2) for first in firsts]
@@ -178,22 +181,22 @@ def _ports_of(places: Places, replicas: int) -> list[tuple[int, int, int]]:
 
 
 class _Member:
-    """One broker's process."""
+    """Process of one member."""
 
     def __init__(self, number: int, places: Places, shared: Sequence[str], ports: tuple[int, int, int]) -> None:
         self.number = number
         self._directory, self._shared = places.data / str(number), shared
-        self._port, self._ha_port, self._admin_port = ports  # kept over its starts
+        self._port, self._ha_port, self._admin_port = ports  # the same for all restarts
         self._process: asyncio.subprocess.Process | None = None
 
     def told(self) -> dict[str, Any]:
-        """For who starts all this."""
+        """Return a description for the ready line."""
         assert self._process is not None
         broker, admin = f"{HERE}:{self._port}", f"{HERE}:{self._admin_port}"
         return {"broker": broker, "admin": admin, "data": str(self._directory), "pid": self._process.pid}
 
     async def start(self) -> None:
-        """Serves. Raises StartupError."""
+        """Start the process, and wait until it serves. Raise StartupError."""
         own = {
             "storePathRootDir": self._directory,
             "listenPort": self._port,
@@ -207,7 +210,7 @@ class _Member:
             process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", "from neve.cli.main import main; main()", "broker", *options,
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=err,
-                start_new_session=True,  # Ctrl-C is for this process; it ends them in its turn
+                start_new_session=True,  # Ctrl-C is for this process, which ends the members itself
                 preexec_fn=partial(_end_with, os.getpid()),
             )  # fmt: skip
         assert process.stdout is not None
@@ -221,7 +224,7 @@ class _Member:
             raise StartupError(f"member {self.number} did not start: {self._last_line()}", EXIT_FAILED)
 
     async def keep(self) -> None:
-        """Never ends, while it can be started."""
+        """Restart the process whenever it ends. Never returns, but raises if a restart fails."""
         while True:
             assert self._process is not None
             status = await self._process.wait()
@@ -231,7 +234,7 @@ class _Member:
             log.info("member %d is there again, as process %d", self.number, self._process.pid)
 
     async def stop(self) -> None:
-        """Cleanly, if it does so in time."""
+        """Stop the process cleanly, or kill it after a timeout."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -251,16 +254,17 @@ class _Member:
 
 
 def _end_with(parent: int) -> None:
-    """Of the child, before it is a broker: told to end when its parent is gone, however that ended."""
+    """Run in the child before the broker: let the kernel end it when its parent dies, for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(EXIT_CONFIG)
 
 
 async def _in_sync(config: BrokerConfig, replicas: int, registered: Callable[[], dict[str, Any]]) -> str:
-    """The master's address, once it leads and the controller calls all of them in sync. Raises StartupError.
+    """Return the master's address, once it leads and the controller reports all members in sync. Raise StartupError.
 
-    `registered` at the name server, which has just begun: the controller's register knows the former life of the set.
+    `registered` returns the brokers at the name server, which has just started. The controller's state alone may be
+    from an earlier run of the set.
     """
     controller = RemotingPeer(config.controller_addr, peer_security(config), connect_s=_IN_SYNC_S)
     body = dumps([config.broker_name])
