@@ -1,1 +1,1 @@
-"""What is counted and shown: rates, metrics, conditions, the pages of the admin port."""
+"""Statistics: rates, metrics, conditions, and the pages of the admin port."""

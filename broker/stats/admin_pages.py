@@ -1,4 +1,4 @@
-"""The admin port: metrics, health and the archive's verbs, on loopback."""
+"""Pages of the admin port on loopback: metrics, health, and commands for the archive."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from tiered.write.progress import Progress
 R = TypeVar("R")
 
 _PAGE = 10_000
-# What runs in threads has its own: it may wait for the store, and tables are written by asyncio's.
+# Threads of their own: calls may block on the store, and asyncio's default threads write tables.
 _THREADS = 8
 _CHEAP = 2
-_MAX_LINES = 1_000  # progress that waits for its client; the last lines are kept
+_MAX_LINES = 1_000  # buffered progress lines for a slow client; older ones are dropped
 _NO_ARCHIVE = Response(409, b"no archive: set storeUrl\n")
 _IN_NO_SET = Response(409, b"this broker is in no set: replication=none\n")
-# Of the archive's status: what is told, in which unit, and its meaning.
+# Metrics of the archive's status: name, key in the status, factor to the metric's unit, help text.
 _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
     ("backlog_bytes", "backlog_bytes", 1, "bytes of the log that are not archived yet"),
     ("backlog_age_seconds", "backlog_age_ms", 1e-3, "age of the oldest message that is not archived yet"),
@@ -83,7 +83,7 @@ _BACKLOG: tuple[tuple[str, str, float, str], ...] = (
 
 
 class AdminPages:
-    """Of one broker, once its archive is settled."""
+    """Handlers of a broker's admin pages, with an attached archive."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class AdminPages:
         clock: Clock,
         replicas: ReplicasManager | None = None,
     ) -> None:
-        """`pace`: of a share of the interpreter, for a part of a scrape, in its thread."""
+        """Create the handlers; `pace(share)` limits a thread's part of a scrape to a share of the CPU."""
         self._replicas, self._pace = replicas, pace
         self._config, self._life, self._archive = config, life, archive
         self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions
@@ -138,7 +138,10 @@ class AdminPages:
         return await self._in_thread(self._look_at_backlog, SCRAPE_SHARE if is_first else SHARE)
 
     def _look_at_backlog(self, share: float) -> Largest[tuple[str, int]]:
-        """The age of each topic's oldest message that is not archived. Asks the loop: in a thread."""
+        """Compute the age of each topic's oldest unarchived message.
+
+        It calls the event loop and waits for it, so it must run in a thread.
+        """
         lifecycle, limit = self._archive.lifecycle, self._config.metrics_max_series
         if not isinstance(lifecycle, ArchiveLifecycle):
             return archive_ages({}, limit)
@@ -148,12 +151,12 @@ class AdminPages:
         return archive_ages(ages, limit)
 
     async def live(self, request: Request) -> Response:
-        """503: only a new process helps. What may pass by itself is named below the first line."""
+        """Return 503 if only a restart helps. Temporary troubles are listed after the first line."""
         dead, troubles = self._health.is_dead(), self._health.troubles()
         return self._told("not live" if dead else "live", 503 if dead else 200, troubles)
 
     async def ready(self, request: Request) -> Response:
-        """503 also where a task of the broker fails again and again; a store that is away is no reason."""
+        """Return 503 also if a task fails repeatedly. An unreachable store does not count."""
         troubles = self._health.troubles()
         ready = self._life.accepting and not troubles
         text = "ready" if ready else "not ready"
@@ -178,7 +181,7 @@ class AdminPages:
         return json_response({**status, "conditions": told, "jobs": dict(jobs.runs), "errors": errors})
 
     async def offload(self, request: Request) -> Response:
-        """Lines as it goes on, the last a summary, or the error."""
+        """Run an offload, with progress lines; the last one is a summary or the error."""
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
             return _NO_ARCHIVE
@@ -191,7 +194,7 @@ class AdminPages:
         return Response(lines=self._lines_of(offload))
 
     async def compact(self, request: Request) -> Response:
-        """Lines as it goes on, the last a summary, or the error."""
+        """Run a compaction, with progress lines; the last one is a summary or the error."""
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
             return _NO_ARCHIVE
@@ -199,7 +202,7 @@ class AdminPages:
         return Response(lines=self._lines_of(functools.partial(lifecycle.compact.now, topic, dry_run=dry_run)))
 
     async def erase(self, request: Request) -> Response:
-        """Lines as it goes on, the last the certificate, or the error. The key is in no log."""
+        """Erase a key, with progress lines; the last one is the certificate or the error. The key is not logged."""
         lifecycle = self._archive.lifecycle
         if not isinstance(lifecycle, ArchiveLifecycle):
             return _NO_ARCHIVE
@@ -283,7 +286,7 @@ class AdminPages:
         return json_response({"event": "unexpired", **await self._in_thread(self._archive.lifecycle.unexpire.run)})
 
     async def trim(self, request: Request) -> Response:
-        """Queues of a topic begin at these offsets: `offsets` is QUEUE:OFFSET, several with commas."""
+        """Raise the first offsets of a topic's queues; `offsets` is QUEUE:OFFSET, several separated by commas."""
         topic, pairs = request.query.get("topic", ""), _offsets_of(request.query.get("offsets", ""))
         if not topic or not pairs:
             return Response(400, b"a topic, and offsets as 0:100,1:200\n")
@@ -309,13 +312,13 @@ class AdminPages:
         return json_response({"event": "confirmed", "before": msgspec.to_builtins(before)})
 
     async def broker_set(self, request: Request) -> Response:
-        """What this member knows of its set."""
+        """Return this member's view of its broker set."""
         if self._replicas is None:
             return _IN_NO_SET
         return json_response(self._replicas.status())
 
     async def hand_over(self, request: Request) -> Response:
-        """Another member shall lead: `to` names it, or the one does that has most."""
+        """Switch over to another member: `to`, or the most advanced one."""
         text = request.query.get("to", "")
         if text and not text.isdecimal():
             return Response(400, b"to is the number of a member\n")
@@ -339,9 +342,9 @@ class AdminPages:
 async def progress_lines(
     in_thread: Callable[..., asyncio.Future[Any]], work: Callable[..., object]
 ) -> AsyncGenerator[object, None]:
-    """Yield the progress of `work` as it runs; at its end raise its error.
+    """Yield the progress of `work` while it runs; at its end raise its error.
 
-    `work` never waits for the client: of the lines that the client has not taken, the oldest are dropped.
+    `work` never waits for the client. If the client reads too slowly, the oldest lines are dropped.
     """
     loop = asyncio.get_running_loop()
     lines: deque[dict[str, Any]] = deque(maxlen=_MAX_LINES)
@@ -373,7 +376,7 @@ def _summary(lifecycle: ArchiveLifecycle, reports: Sequence[RoundReport]) -> dic
         "objects": sum(len(report.committed) for report in reports),
         "failed": sum(len(report.failed) for report in reports),
         "set_aside": lifecycle.set_aside(),
-        # A round in the background may have taken it all a moment ago.
+        # Totals, because a background round may have archived everything a moment ago.
         "archived_objects": status["objects"],
         "backlog_bytes": status["backlog_bytes"],
         "last_round": status["last_round"],
@@ -381,7 +384,7 @@ def _summary(lifecycle: ArchiveLifecycle, reports: Sequence[RoundReport]) -> dic
 
 
 def _offsets_of(text: str) -> dict[int, int]:
-    """Empty for what is none."""
+    """Parse QUEUE:OFFSET pairs; empty if the text is malformed."""
     found = re.fullmatch(r"(\d{1,5}:\d{1,18})(,\d{1,5}:\d{1,18})*", text)
     pairs = [] if found is None else [pair.split(":") for pair in text.split(",")]
     return {int(queue): int(offset) for queue, offset in pairs}

@@ -1,4 +1,4 @@
-"""What the broker counts, by the part that counts it; series by topic and group are in `topic_metrics`."""
+"""Registration of the broker's metrics by component; series by topic and group are in `topic_metrics`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ROLES = {Role.FENCED: 0, Role.SLAVE: 1, Role.SLAVE_IN_SYNC: 2, Role.MASTER: 3}
 
 
 def register_traffic(metrics: Metrics, totals: Totals, intake: Intake, stats: BrokerStats) -> None:
-    """What came in and went out."""
+    """Register totals of messages and bytes."""
     counter = metrics.counter
     counter("messages_in_total", "messages stored", totals.put)
     counter("messages_out_total", "messages read", totals.got)
@@ -43,19 +43,19 @@ def register_traffic(metrics: Metrics, totals: Totals, intake: Intake, stats: Br
 
 
 def register_latencies(metrics: Metrics, sends: Histogram, pulls: Histogram) -> None:
-    """How long clients wait for this broker; what a network and a client's queue add is theirs to measure."""
+    """Register latencies within the broker, without network time and queueing in clients."""
     metrics.histogram("send_seconds", "from when a send is read to its answer, as safe as was asked for", sends)
     metrics.histogram("pull_seconds", "from when a pull's reading begins to its answer, of those with messages", pulls)
 
 
 def register_conditions(metrics: Metrics, conditions: Conditions) -> None:
-    """The state that all pages tell."""
+    """Register the conditions that all pages report."""
     text = "1 while the broker can't do what it is for: /readyz says since when, why, and what it means"
     metrics.labelled("condition", text, "condition", conditions.metric)
 
 
 def register_groups(metrics: Metrics, offsets: ConsumerOffsetManager, pops: PopBook, revive: PopRevive) -> None:
-    """Offsets of consumer groups and popped messages."""
+    """Register numbers of committed offsets and popped messages."""
     counter, gauge = metrics.counter, metrics.gauge
     text = "offsets of groups, one for each queue; maxConsumerOffsets bounds them"
     gauge("consumer_offsets", text, lambda: offsets.count)
@@ -64,7 +64,7 @@ def register_groups(metrics: Metrics, offsets: ConsumerOffsetManager, pops: PopB
     gauge("pop_revives_waiting", "messages to come back that wait to be read", lambda: revive.waiting)
 
 
-def register_clients(  # noqa: PLR0917 - each in its place
+def register_clients(  # noqa: PLR0917 - one parameter per component
     metrics: Metrics,
     clients: ClientManager,
     locks: RebalanceLock,
@@ -72,7 +72,7 @@ def register_clients(  # noqa: PLR0917 - each in its place
     backlog_turns: BacklogTurns,
     name_servers: BrokerOuterApi,
 ) -> None:
-    """Who is there, and who waits."""
+    """Register numbers of clients and of waiting requests."""
     gauge = metrics.gauge
     gauge("client_bytes", "what heartbeats say, of all connections", lambda: clients.bytes)
     gauge("queue_locks", "queues that ordered consumers hold locked", lambda: locks.count)
@@ -85,7 +85,7 @@ def register_clients(  # noqa: PLR0917 - each in its place
 def register_store(
     metrics: Metrics, store: MessageStore, flusher: Flusher, topics: TopicConfigManager, used_ratio: Callable[[], float]
 ) -> None:
-    """The log, its queues and its disk."""
+    """Register figures of the log, its queues and its disk."""
     counter, gauge = metrics.counter, metrics.gauge
     gauge(
         "flush_lag_bytes",
@@ -107,7 +107,7 @@ def register_store(
 
 
 def register_replication(metrics: Metrics, transfer: GroupTransfer | None) -> None:
-    """Of a broker in no set: nobody waits."""
+    """Register replication waits; all are 0 without a broker set."""
     metrics.gauge(
         "replication_waiting", "answers that wait for the broker set", lambda: transfer.waiting if transfer else 0
     )
@@ -119,7 +119,7 @@ def register_replication(metrics: Metrics, transfer: GroupTransfer | None) -> No
 
 
 def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager | None) -> None:
-    """Of a broker in no set: a master without slaves."""
+    """Register the state of the broker set; without one, a master without slaves."""
     counter, gauge = metrics.counter, metrics.gauge
 
     def of_set(take: Callable[[ReplicasManager], float]) -> Callable[[], float]:
@@ -150,7 +150,7 @@ def register_set(metrics: Metrics, role: BrokerRole, replicas: ReplicasManager |
 def register_following(
     metrics: Metrics, client: Callable[[], HaClient | None], synchronize: SlaveSynchronize | None
 ) -> None:
-    """Of a slave; of any other broker nothing comes, and nothing is asked for."""
+    """Register the state of a slave; all figures are 0 on other brokers."""
 
     def is_attached() -> int:
         following = client()
@@ -171,7 +171,7 @@ def register_following(
 
 
 def register_followed(metrics: Metrics, archive: AnyArchive) -> None:
-    """Of a slave that archives an Apache master's log; any other archives all that is its own."""
+    """Register the state of a slave that archives an Apache master's log; constant on other brokers."""
     metrics.gauge(
         "archive_overtaken",
         "1 while nothing is archived because the master's log went on below what is",
@@ -187,7 +187,7 @@ def register_followed(metrics: Metrics, archive: AnyArchive) -> None:
 def register_tasks(
     metrics: Metrics, health: Health, faults: Faults, archive: AnyArchive, foreign: Callable[[], int]
 ) -> None:
-    """The broker's own work."""
+    """Register failures of the broker's own tasks."""
     counter, gauge, jobs = metrics.counter, metrics.gauge, archive.jobs
     counter("task_failures_total", "failed runs of the broker's tasks", health.failures)
     gauge("tasks_in_trouble", "tasks that fail repeatedly, hang or have ended", lambda: len(health.troubles()))
@@ -201,7 +201,7 @@ def register_tasks(
 
 
 def register_archive(metrics: Metrics, archive: AnyArchive, conditions: Conditions) -> None:
-    """The archive, what was read from it, and the clock that expiries go by."""
+    """Register figures of the archive, of cold reads, and of the clock that decides about expiry."""
     counter, gauge = metrics.counter, metrics.gauge
     journal, reader, clock = archive.journal, archive.reader, archive.safe_clock
     if reader is not None:

@@ -1,7 +1,7 @@
-"""What a broker that serves can't do now: since when, why, what that means to its users, what comes by itself.
+"""Conditions: functions that a running broker can't provide now, with start, cause, consequences and recovery.
 
-One state model, told everywhere: `/readyz`, `/archive/status`, `neve_condition`, the broker's runtime information (28,
-which `neve broker show` and `mqadmin brokerStatus` print), and the log, once when it begins and once when it ends.
+All of these report the same state: `/readyz`, `/archive/status`, `neve_condition`, the runtime information (request 28,
+which `neve broker show` and `mqadmin brokerStatus` print). The log has one line at the begin and one at the end.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from infra.observe.conditions import EXPIRED, EXPIRES, CertificateConditions, Co
 
 log = logging.getLogger(__name__)
 
-# A job that asks the store for little and takes longer than this waits for an answer that does not come.
+# A job with small requests to the store that runs for longer than this (s) waits for an unresponsive store.
 _HANGING_S = 120.0
 _SHORT_JOBS = ("state", "checkpoint", "ttl")
-# Those that come again soon: what they heard last is how it is. A sweep's last word may be hours old.
+# Frequent jobs, whose last result is current. The result of the last sweep may be hours old.
 _FREQUENT_JOBS = (*_SHORT_JOBS, "offload", "retention")
 
 _DISK, _NAMES, _STORE = "disk full", "name servers unreachable", "archive unreachable"
 _FENCED, _OVERTAKEN, _CLOCK = "archive fenced", "archive overtaken", "clock not trusted"
 _MASTER, _SET = "master not followed", "broker set"
-#: All there are; those of a broker set are one here.
+#: All names; the conditions of a broker set share one.
 NAMES = (_DISK, _NAMES, _STORE, _FENCED, _OVERTAKEN, _CLOCK, _MASTER, _SET, EXPIRED, EXPIRES)
 
 
 class Conditions:
-    """Of one broker, once its archive is settled. On the loop."""
+    """Conditions of one broker with an attached archive. Called on the event loop."""
 
     def __init__(
         self,
@@ -48,22 +48,22 @@ class Conditions:
         plain_slave: PlainSlave | None = None,
         certificate: Certificate | None = None,
     ) -> None:
-        """`certificate`: by which clients know this broker."""
+        """Create it; `certificate` is the one that clients verify."""
         self._clock, self._life, self._archive, self._replicas = clock, life, archive, replicas
         self._name_servers, self._plain_slave = name_servers, plain_slave
         self._boot_ms = clock.now_ms()
         self._told, self._ends = ConditionLog(clock, log), CertificateConditions(clock, certificate)
 
     def look(self) -> None:
-        """Each second: the log says what begins and what ends."""
+        """Log conditions that begin or end. Called every second."""
         self._told.look(self._found())
 
     def now(self) -> list[Condition]:
-        """None: all is well."""
+        """Return the current conditions; empty if all is well."""
         return self._told.dated(self._found())
 
     def metric(self) -> Mapping[str, int]:
-        """1 for each that is so, by name."""
+        """Return 1 for each condition that holds and 0 for the others, by name."""
         there = {_kind(one) for one in self.now()}
         return {name: int(name in there) for name in NAMES}
 
@@ -124,7 +124,10 @@ class Conditions:
         return []
 
     def store_away(self) -> tuple[int, str] | None:
-        """Since when the archive's store has not answered, by the jobs that ask it all the time; what they heard."""
+        """Return since when (ms) the archive's store has been unreachable, and why; None if it is reachable.
+
+        The results of frequent jobs decide.
+        """
         archive = self._archive
         if archive.journal is None:
             return None
@@ -148,5 +151,5 @@ class Conditions:
 
 
 def _kind(condition: Condition) -> str:
-    """One of `NAMES`."""
+    """Return the condition's name in `NAMES`."""
     return _SET if condition.name.startswith(_SET) else condition.name

@@ -1,4 +1,4 @@
-"""What is wrong with the broker's own tasks: those that fail again and again, hang, or have ended."""
+"""Health of the broker's own tasks: those that fail repeatedly, hang, or have ended."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from broker.intake.flusher import Flusher
 from infra.clock import Clock
 from infra.loop.supervisor import HANGING_S, Supervisor, Trouble
 
-# A checkpoint syncs each queue that was written to: tens of thousands of files on a slow disk.
+# A checkpoint fsyncs each queue that was written to: tens of thousands of files on a slow disk.
 _HANGING_UPKEEP_S = 600.0
 
 
 class Health:
-    """What the supervisor knows, and what the flusher waits for."""
+    """Health by the supervisor's tasks and by the duration of fsyncs."""
 
     def __init__(self, clock: Clock, supervisor: Supervisor, flusher: Flusher) -> None:
         self._clock, self._supervisor, self._flusher = clock, supervisor, flusher
 
     def troubles(self) -> list[Trouble]:
-        """None: all is well."""
+        """Return the troubles; empty if all is well."""
         found, now = self._supervisor.troubles(), self._clock.monotonic()
         for name, since, most in (
             ("flush", self._flusher.syncing_since, HANGING_S),
@@ -28,9 +28,9 @@ class Health:
         return found
 
     def is_dead(self) -> bool:
-        """Only a new process helps."""
+        """Return whether only a restart helps."""
         return self._flusher.failed or any(each.kind != "failing" for each in self.troubles())
 
     def failures(self) -> int:
-        """Failed runs of all tasks."""
+        """Return the number of failed runs of all tasks."""
         return self._supervisor.failures.total()

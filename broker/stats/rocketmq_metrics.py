@@ -1,13 +1,13 @@
-"""RocketMQ's own metrics, by its names, labels and units, for boards and alarms that were made for its brokers.
+"""RocketMQ's own metrics, by its names, labels and units, for dashboards and alerts that were made for its brokers.
 
-    metricsExporterType=PROM    http://metricsPromExporterHost:metricsPromExporterPort/metrics, where RocketMQ has them
+    metricsExporterType=PROM    http://metricsPromExporterHost:metricsPromExporterPort/metrics, as in RocketMQ
 
-A figure that neve has under another name is told again here; nothing is counted for it on the way of a message but the
-sizes of bodies, and that only where the port is open. What RocketMQ measures of parts that are not here (thread pools,
-the timer wheel, RocksDB) is not told, or as the nought that it is: docs/reference.md has both lists.
+Figures that neve has under another name are repeated here. The only extra counting per message is that of body sizes,
+and only while the port is open. Metrics of parts that neve does not have (thread pools, the timer wheel, RocksDB) are
+omitted or constantly 0. docs/reference.md lists both.
 
-Of topics, of pairs of group and topic and of groups at most `metricsMaxSeries` are told, as on our own page. Ages are
-looked up for the pairs with the longest lag alone: each may be a read of the disk.
+At most `metricsMaxSeries` topics, pairs of group and topic, and groups are exported, as on neve's own page. Ages are
+computed only for the pairs with the largest lag, because each may read the disk.
 """
 
 import itertools
@@ -40,9 +40,9 @@ from neve.remoting.releases import release_of
 _TIMED = 100
 _PROTOCOL = {"protocol_type": "remoting"}
 _LOCAL_DISK = {"storage_type": "local", "storage_medium": "disk"}
-# Of a request: the code of nearly all, by which all of its kind are told.
+# Request codes that stand for all sends and all pulls, because nearly all use them.
 _SEND, _PULL = "send_message_v2", "pull_message"
-#: Upper bounds (s) of RocketMQ's histogram of requests; ours has them, and others between.
+#: Upper bounds (s) of RocketMQ's histogram of requests; neve's histogram has them and more in between.
 RPC_BOUNDS = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0)
 _PROCESSORS = (
     *("send", "async_put", "pull", "ack", "query_message", "client_manager", "heartbeat", "lite_pull", "transaction"),
@@ -53,21 +53,21 @@ _KINDS = ("transaction", "delay")
 
 
 class Sample(NamedTuple):
-    """One series: what tells it from the others of its name, and what it is at."""
+    """One series: the labels that distinguish it, and its value."""
 
     labels: Mapping[str, str]
     value: float
 
 
 class Family(NamedTuple):
-    """All series of a name."""
+    """All series of one metric."""
 
     name: str
     text: str
     samples: list[Sample]
 
     def metric(self, common: Mapping[str, str]) -> Metric:
-        """A name that ends with `_total` is a counter's. For a thread."""
+        """Convert to a counter if the name ends with `_total`, otherwise to a gauge. Runs in a thread."""
         labels = [*common, *(self.samples[0].labels if self.samples else ())]
         made = (CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily)(
             self.name, self.text, labels=labels
@@ -78,7 +78,7 @@ class Family(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """All histograms of a name."""
+    """All histograms of one metric."""
 
     name: str
     text: str
@@ -93,7 +93,7 @@ class Distribution(NamedTuple):
 
 
 class Transactions(NamedTuple):
-    """How those that ended did, by topic, and how many are open."""
+    """Ended transactions by outcome and topic, and the number of open ones."""
 
     committed: Counter[str]
     rolled_back: Counter[str]
@@ -101,7 +101,7 @@ class Transactions(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Whom the broker makes wait, in numbers."""
+    """Numbers of waiting timers and pulls, and of revived messages."""
 
     timers: Callable[[], int]
     pulls: Callable[[], int]
@@ -109,7 +109,7 @@ class Waiting(NamedTuple):
 
 
 class RocketmqMetrics:
-    """Taken on the loop, in slices; what comes of it is rendered in a thread."""
+    """RocketMQ's metrics of a broker: captured on the event loop in slices, rendered in a thread."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class RocketmqMetrics:
         }
 
     async def take(self) -> Iterator[Metric]:
-        """As it is now; each is made when it is asked for, in a thread."""
+        """Capture the current figures; the iterator creates each metric on demand, in a thread."""
         limit = self._config.metrics_max_series
         families = itertools.chain(
             await self._traffic_in(limit),
@@ -189,13 +189,13 @@ class RocketmqMetrics:
         ]
 
     def _plain(self, topic: str) -> str:
-        """What plain messages of a topic are called: what it is declared for."""
+        """Return the type of a topic's plain messages, by its declared message type."""
         config = self._topics.select(topic)
         declared = "" if config is None else config.attributes.get("message.type", "").lower()
         return "fifo" if declared == "fifo" else "normal"
 
     def _kinds(self, topic: str) -> dict[str, tuple[int, int]]:
-        """Messages and bytes that came into a topic, by kind; a commit brings none that had not come."""
+        """Return messages and bytes received by kind, without commits, whose half messages were counted."""
         row = self._stats.of(topic)
         found = {kind: self._stats.of_kind(topic, kind) for kind in (*_KINDS, COMMITTED)}
         count = row.messages_in - sum(each for each, _ in found.values())
@@ -253,7 +253,7 @@ class RocketmqMetrics:
         ]
 
     def _of_pair(self, lag: Lag) -> dict[str, str]:
-        """Retries of what was popped are told with the topic that it was popped from."""
+        """Return the labels of a lag; retries of popped messages have the label of their original topic."""
         is_retry, topic = lag.topic.startswith(RETRY_PREFIX), lag.topic
         if is_retry:
             owned = [owner.topic for owner in self._retry_names.owners(topic) if owner.group == lag.group]
@@ -262,7 +262,10 @@ class RocketmqMetrics:
         return {"consumer_group": lag.group, "topic": topic, "is_retry": _said(is_retry), "is_system": system}
 
     async def _standing(self, lag: Lag, queues: int, *, timed: bool) -> tuple[float | None, ...]:
-        """Left, in hand, to fetch; ages of the oldest of the first and of the last in ms, None if they are unknown."""
+        """Return numbers of unacknowledged, in-flight and unfetched messages, and two ages in ms (None if unknown).
+
+        The ages are those of the oldest unacknowledged and of the oldest unfetched message.
+        """
         group, topic, tiered = lag.group, lag.topic, self._tiered
         in_hand = to_fetch = 0
         unacknowledged, unfetched = list[int](), list[int]()
@@ -288,7 +291,7 @@ class RocketmqMetrics:
         return (lag.messages, in_hand, to_fetch, *(ages if timed else (None, None)))
 
     def _time_at(self, topic: str, queue: int, offset: int, end: int) -> list[int]:
-        """Store time of the first message from an offset on, or its lower bound if only the archive has it."""
+        """Return the store time of the first message from an offset on; its lower bound if only the archive has it."""
         if offset >= end:
             return []
         first = max(offset, self._tiered.min_offset(topic, queue))
@@ -327,7 +330,7 @@ class RocketmqMetrics:
         ]
 
     def _of_broker(self) -> list[Family]:
-        """Nothing waits for a thread here: of requests those alone wait that read backlogs."""
+        """Figures of the broker; only pulls of a backlog are queued, all other requests are processed immediately."""
         waiting = {**dict.fromkeys(_PROCESSORS, 0), "pull": self._waiting.pulls()}
         return [
             Family(
@@ -385,7 +388,7 @@ class RocketmqMetrics:
 
 
 def in_milliseconds(histogram: Histogram) -> list[tuple[str, float]]:
-    """By RocketMQ's bounds."""
+    """Return cumulative counts by RocketMQ's bounds, converted to ms."""
     counted = dict(zip((*histogram.bounds, None), itertools.accumulate(histogram.counts), strict=True))
     return [*((str(bound * 1000), float(counted[bound])) for bound in RPC_BOUNDS), ("+Inf", float(counted[None]))]
 

@@ -1,10 +1,10 @@
-"""Series by topic and by group: traffic, how far groups are behind, how far the archive is.
+"""Metrics by topic and by group: traffic, consumer lag, and archive lag.
 
-A broker may have more topics and groups than a Prometheus should keep. Of each kind at most `metricsMaxSeries` are
-told, those with the most traffic or the longest lag, and how many were left out. Traffic is counted at each scrape. How
-far groups are behind is asked of each queue: with tens of thousands of pairs of group and topic that is a tenth of a
-second of the loop, which it may take only in small slices over many seconds (`infra/observe/latest_result`,
-`infra/loop/in_steps`). Rendering is for a thread.
+A broker may have more topics and groups than Prometheus should store. At most `metricsMaxSeries` series of each kind
+are exported, those with the most traffic or the largest lag, and the number of omitted ones. Traffic is counted at each
+scrape. Lags are computed from each queue. For tens of thousands of pairs of group and topic, that is 0.1 s of the event
+loop, so it is spread in small slices over many seconds (`infra/observe/latest_result`, `infra/loop/in_steps`).
+Rendering runs in a thread.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ from infra.observe.latest_result import AgedResult, LatestResult
 from infra.observe.metrics import Series
 from neve.remoting.names import RETRY_PREFIX
 
-# Queues, or names, looked at before other requests get their turn: about an eighth of a millisecond.
+# Queues or names processed in one turn of the event loop: about 0.12 ms.
 _SLICE = 50
 _COUNTED_AT_ONCE = 400  # topics of which two numbers are added: the same time
-_NAMES_AT_ONCE = 1_000  # of which the beginning is looked at
+_NAMES_AT_ONCE = 1_000  # names whose prefix is checked: the same time
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class Lag(msgspec.Struct, frozen=True, gc=False):
-    """How many messages a group has yet to consume of a topic."""
+    """Number of messages of a topic that a group has not consumed."""
 
     group: str
     topic: str
@@ -48,7 +48,7 @@ class Lag(msgspec.Struct, frozen=True, gc=False):
 
 
 class Largest(Generic[T]):
-    """Of rows that come one by one those with the largest numbers, the earlier ones of those with the same."""
+    """The rows with the largest numbers among all that are added; of equal numbers, the earlier rows."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -63,7 +63,7 @@ class Largest(Generic[T]):
             heapreplace(self._kept, (number, -self.count, row))
 
     def add_all(self, rows: Iterable[tuple[float, T]]) -> None:
-        """As `add` each. Of most no more than their number is looked at."""
+        """Add many rows; most are rejected by a comparison of their number alone."""
         least = self._kept[0][0] if len(self._kept) >= max(self._limit, 1) else -math.inf
         for number, row in rows:
             if number > least:
@@ -73,14 +73,14 @@ class Largest(Generic[T]):
                 self.count += 1
 
     def of(self, make: Callable[[T], U]) -> "Largest[U]":
-        """The same with a row made of each."""
+        """Return a copy with each row converted by `make`."""
         made = Largest[U](self._limit)
         made.count = self.count
         made._kept = [(number, place, make(row)) for number, place, row in self._kept]
         return made
 
     def rows(self) -> list[T]:
-        """The largest first."""
+        """Return the rows, the largest first."""
         return [row for _, _, row in sorted(self._kept, key=itemgetter(0, 1), reverse=True)]
 
     @property
@@ -90,17 +90,17 @@ class Largest(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one scrape tells; of the archive: the age in ms of each topic's oldest message that is not archived."""
+    """Figures of one scrape; `archive` has the age in ms of each topic's oldest unarchived message."""
 
     traffic: Largest[TopicTraffic]
     lags: Largest[Lag]
     archive: Largest[tuple[str, int]]
-    lags_age_s: float  # since they were looked at
+    lags_age_s: float  # since the lags were computed
     archive_age_s: float
 
 
 class TopicMetrics:
-    """Takes the figures of a scrape."""
+    """Computes the figures of a scrape."""
 
     def __init__(
         self,
@@ -115,20 +115,20 @@ class TopicMetrics:
         clock: Clock,
         limit: Callable[[], int],
     ) -> None:
-        """`limit`: of the series of a kind."""
+        """Create it; `limit` returns the maximum number of series of one kind."""
         self._clock, self._limit = clock, limit
         self._last_lags = LatestResult("look-at-lags", self._look_at_lags, clock)
         self._stats, self._store, self._tiered = stats, store, tiered
         self._topics, self._offsets, self._clients, self._retry_names = topics, offsets, clients, retry_names
 
     async def take(self, archive: Awaitable[AgedResult[Largest[tuple[str, int]]]]) -> Figures:
-        """On the loop; `archive`: the ages of what is not archived, looked up beside how far groups are."""
+        """Compute the figures on the event loop; `archive` returns the archive ages, computed concurrently."""
         lags, waits = await asyncio.gather(self.lags(), archive)
         traffic = await self._topic_traffic(self._limit())
         return Figures(traffic, lags.found, waits.found, lags.age_s, waits.age_s)
 
     async def lags(self) -> AgedResult[Largest[Lag]]:
-        """As `consumer_lags`, of now or of the last time."""
+        """Return the consumer lags, computed now or at the last scrape."""
         return await self._last_lags.get()
 
     def close(self) -> None:
@@ -150,13 +150,13 @@ class TopicMetrics:
         return await self.consumer_lags(self._limit(), SCRAPE_SHARE if is_first else SHARE)
 
     async def consumer_lags(self, limit: int, share: float = SCRAPE_SHARE) -> Largest[Lag]:
-        """Messages behind: those between where the group stands and the ends of a topic's queues.
+        """Compute the numbers of messages between committed offsets and the ends of queues, by group and topic.
 
-        `mqadmin consumerProgress` counts offsets. Those that exist nowhere wait for nobody: a restore leaves out
-        millions.
+        `mqadmin consumerProgress` counts offsets. Offsets without a message do not count here, because a restore leaves
+        out millions.
 
-        For each topic where a group has a position, and its retry topics even if it has none there yet. A topic that a
-        running group no longer subscribes to does not count. `share`: of the loop's time.
+        Covers each topic in which a group has a committed offset, and its retry topics even without one. A topic is
+        omitted if a running group no longer subscribes to it. `share` is the share of the event loop's time.
         """
         lags, pace = Largest[Lag](limit), LoopPace(self._clock, share)
         looked_at, before, ends = 0, "", list[int]()
@@ -171,7 +171,7 @@ class TopicMetrics:
             config = self._topics.select(topic)
             if config is None or self._has_left(group, topic):
                 continue
-            if topic != before:  # groups of one topic come one after the other
+            if topic != before:  # the pairs of one topic are adjacent
                 before, ends = topic, []
                 for queue in range(config.read_queue_nums):
                     ends.append(self._store.max_offset(topic, queue))
@@ -182,7 +182,7 @@ class TopicMetrics:
             behind = 0
             for first in range(0, len(ends), 8):
                 behind += self._behind(group, topic, ends, first)
-                looked_at += 1  # to compare is less than to look up
+                looked_at += 1  # eight comparisons cost about as much as one lookup
                 if looked_at >= _SLICE:
                     looked_at = 0
                     await pace.pause()
@@ -190,8 +190,10 @@ class TopicMetrics:
         return lags
 
     def _pairs(self) -> Iterator[tuple[str, str] | None]:
-        """Topics and groups, then retry topics where a group has no position yet. None: as much was looked at for it
-        as for a slice of others."""
+        """Yield topic and group, then retry topics in which a group has no committed offset.
+
+        None ends a slice of work.
+        """
         yield from self._offsets.pairs()
         names, read = list(self._topics.topics), self._retry_names.unread_by
         for first in range(0, len(names), _NAMES_AT_ONCE):
@@ -203,7 +205,7 @@ class TopicMetrics:
                     yield None
 
     def _behind(self, group: str, topic: str, ends: list[int], first: int) -> int:
-        """Messages left in eight queues. Most groups have read all: only offsets and ends are compared then."""
+        """Return the messages left in eight queues. For most groups that is a comparison of offsets with ends only."""
         behind, consumed = 0, self._offsets.standing(group, topic)
         for queue, end in enumerate(ends[first : first + 8], first):
             if (at := consumed.get(queue, 0)) < end:
@@ -216,7 +218,7 @@ class TopicMetrics:
 
 
 def archive_ages(ages_ms: Mapping[str, int], limit: int) -> Largest[tuple[str, int]]:
-    """For a thread."""
+    """Select the topics with the highest ages; runs in a thread."""
     told = Largest[tuple[str, int]](limit)
     for topic, age_ms in ages_ms.items():
         told.add(age_ms, (topic, age_ms))
@@ -224,7 +226,7 @@ def archive_ages(ages_ms: Mapping[str, int], limit: int) -> Largest[tuple[str, i
 
 
 def families(figures: Figures) -> Iterator[Series]:
-    """Of topics, of pairs of group and topic, and of topics of the archive; each is made when it is asked for."""
+    """Yield the series of topics, of pairs of group and topic, and of archived topics, each created on demand."""
     yield from _traffic(figures.traffic)
     yield _lags(figures.lags)
     yield _archive(figures.archive)

@@ -1,7 +1,7 @@
-"""Where a topic's messages lie, for who asks for it (request 202 with `tiers`).
+"""Tiers of a topic: the offsets that are archived, local, or both (request 202 with `tiers`).
 
 offset:  min ........ local min ........ archived ........ max
-         └─ archive alone ─┘└── both ──────┘└─ local alone ─┘
+         └─ archive only ──┘└── both ──────┘└─ local only ──┘
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from neve.archive.catalog.catalog import Catalog
 
 
 class Archived(NamedTuple):
-    """A topic in the archive, in the readers' view."""
+    """Visible objects of a topic in the archive; `newest_ms` is the store time of the newest message."""
 
     objects: int
     rows: int
@@ -23,18 +23,18 @@ class Archived(NamedTuple):
 
 
 class TopicTiers:
-    """`catalog`: of this broker's archive; None: it has none."""
+    """Archived part of topics; `catalog` returns the catalog of this broker's archive, None without one."""
 
     def __init__(self, catalog: Callable[[], Catalog | None]) -> None:
         self._catalog = catalog
 
     def archived_offset(self, topic: str, queue: int) -> int | None:
-        """One above the highest offset of a queue that the archive has; None: without an archive."""
+        """Return the offset after the highest archived one of a queue; None without an archive."""
         catalog = self._catalog()
         return None if catalog is None else catalog.max_offset(topic, queue) or 0
 
     async def archived(self, topic: str) -> Archived | None:
-        """None: without an archive. In a thread: a topic may have a hundred thousand objects."""
+        """Return the archived objects of a topic, None without an archive. Runs in a thread: there may be 100,000."""
         catalog = self._catalog()
         return None if catalog is None else await asyncio.to_thread(_archived, catalog, topic)
 

@@ -1,4 +1,4 @@
-"""What came in and went out, in all, by rates, and by days."""
+"""Totals and rates of messages in and out, and totals by day."""
 
 from broker.broker_stats import BrokerStats
 from broker.intake.intake import Intake
@@ -8,7 +8,7 @@ _DAY = 86_400_000
 
 
 class Totals:
-    """Messages in and out, with rates over the last 10, 60 and 600 seconds from one sample each second."""
+    """Messages in and out, with rates over the last 10, 60 and 600 s from one sample per second."""
 
     _WINDOWS = (10, 60, 600)
 
@@ -16,7 +16,7 @@ class Totals:
         self._clock, self._intake, self._stats = clock, intake, stats
         self._samples: list[tuple[float, int, int]] = []
         self._day = clock.now_ms() // _DAY
-        # Messages in and out at the start (UTC) of yesterday and of today.
+        # Messages in and out at the beginning (UTC) of yesterday and of today.
         self._yesterday = self._today = (0, 0)
 
     def sample(self) -> None:
