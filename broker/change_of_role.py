@@ -1,21 +1,21 @@
-"""What a change of role is for what the broker keeps besides its log (`broker.ha.replicas_manager`: Books).
+"""Change of role of the broker's state besides its log: implements Books of `broker.ha.replicas_manager`.
 
-              the log                          tables                        what waits, what is popped
-slave         takes its master's bytes alone   follow the log; where         lies in the log; the pops' book
-                                               groups stand is polled        follows it, the others are empty
-to master     confirmed to its end, then       followed to its end, no       read, as at a start
-              open for own records             group above a queue's end
-to slave      closed for own records, at once  as the log is confirmed       forgotten
+              the log                          tables                        waiting and popped messages
+slave         accepts its master's bytes only  follow the log; committed     in the log; the book of pops follows
+                                               offsets are polled            it, the other stores are empty
+to master     confirmed to its end, then       follow it to its end; no      loaded, as at a start
+              open for own records             offset above a queue's end
+to slave      closed for own records, at once  follow the confirmed log      dropped
 
-To master are two parts. `prepare` takes its time, on threads and in steps: the timers and transactions in the log, the
-offsets of groups, the popped queues. The broker takes nothing meanwhile, and its log does not grow. `lead` is one turn
-of the loop: nothing else finds it half done.
+A change to master has two parts. `prepare` does the slow steps, on threads and in slices: timers and transactions in
+the log, committed offsets, popped queues. The broker accepts nothing meanwhile, and its log does not grow. `lead` runs
+in one callback of the event loop, so that no other code sees it half done.
 
-To slave are two parts as well: `follow` is one turn, `retreat` reads the tables again on a thread and in slices. The
-files of the tables are suspended and the broker serves nobody until it has ended.
+A change to slave has two parts as well. `follow` runs in one callback. `retreat` loads the tables again, on a thread
+and in slices. The table files are suspended and no client is served until it has ended.
 
-Neither waits for a checkpoint of the queues. The log is the truth: a start after a crash rebuilds the queues above the
-last checkpoint, and the log was synced before its epoch began (`CutTornTail`).
+Neither waits for a checkpoint of the queues. A start after a crash rebuilds the queues above the last checkpoint from
+the log, which was synced before its epoch began (`CutTornTail`).
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from neve.errors import BrokerError
 log = logging.getLogger(__name__)
 
 _EVENTS_AT_ONCE = 200
-# Of a record that says which queues were raised: the log takes one of this size whatever its limits are.
+# Size of a record with raised queues: the log accepts one of this size whatever its limits are.
 _BYTES_A_RECORD = 16 << 10
 _BYTES_A_QUEUE = 40  # its number and its offset
-# It is tried four times a second; that a set lacks members for a moment is nothing to tell.
+# Tries before a warning, four per second: a set that lacks members for a moment needs no warning.
 _TRIES_TILL_WARNING = 20
 
 
 class ChangeOfRole:
-    """See the module. On the loop."""
+    """State for a change of role. Runs on the event loop."""
 
     def __init__(
         self,
@@ -78,9 +78,12 @@ class ChangeOfRole:
         write_checkpoint: Callable[[], Awaitable[None]],
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        """`files`: all that `retreat` reads again. `go_on`: the log does so above all that its archive names; returns
-        where queues go on above their last record. `may_go_on_above`: whether `go_on` compares the log with the
-        archive. `write_checkpoint`: returns when the wanted one is on the disk.
+        """Create the state.
+
+        `files`: those of all tables that `retreat` loads again. `go_on` continues the queues above all offsets that the
+        archive names, and returns the queues that were raised, with their ends. `may_go_on_above` returns whether
+        `go_on` compares the log with the archive. `write_checkpoint` returns when the requested checkpoint is on the
+        disk.
         """
         self._may_go_on_above = may_go_on_above
         self._write_checkpoint, self._threads = write_checkpoint, threads
@@ -90,15 +93,15 @@ class ChangeOfRole:
         self._doomed, self._registration, self._go_on = doomed, registration, go_on
         self._files = tuple(files)
         self._journal = journal
-        self._unsaid: ArchiveSettled | None = None  # of this reign: the log has not taken it yet
-        self._has_unsaved = False  # where queues were raised by what the log says
+        self._unsaid: ArchiveSettled | None = None  # record of this term that the log has not accepted yet
+        self._has_unsaved = False  # queues were raised, and their state is not saved
         self._tries = 0
-        self._is_retreating = False  # the tables are not read again to their end
+        self._is_retreating = False  # the tables are being loaded again
 
     async def prepare(self) -> None:
-        """All of the log is confirmed and no master is followed: do what takes its time before `lead`.
+        """Do the slow steps before `lead`. The whole log is confirmed, and no master is followed.
 
-        If this member is not to lead after all, `follow` and `retreat` take it back. Raises as `lead`.
+        If this member does not become master after all, `follow` and `retreat` undo this. Raise as `lead`.
         """
         store = self._store
         self._synchronize.forget()
@@ -116,15 +119,18 @@ class ChangeOfRole:
         await in_turns(self._pops.lead_steps())
 
     async def _checkpoint(self) -> None:
-        """A queue that is raised gets a checkpoint on the loop before and after: little is left to sync for these."""
+        """Write a checkpoint now.
+
+        `lead` writes one on the event loop before and after it raises queues: little is left to sync.
+        """
         for _ in range(2):  # the first may be an older one that was due already
             if self._store.want_checkpoint(self._store.max_physical_offset):
                 await self._write_checkpoint()
 
     def lead(self, epoch: int) -> None:
-        """Behind `prepare`: the log takes this broker's own records from now on, of this epoch.
+        """Accept this broker's own records in the log from now on, in this epoch. Called after `prepare`.
 
-        Raises StoreError, StartupError and UnreadableChange: then the log is a slave's as before.
+        Raise StoreError, StartupError or UnreadableChange: then the log remains a slave's.
         """
         store = self._store
         assert store.confirmed_offset == store.max_physical_offset, "readers see all of it"
@@ -132,7 +138,8 @@ class ChangeOfRole:
         self._reign.leads = True
         try:
             raised = self._go_on()
-            # First: where a crash tore the end of a transaction from its mark, that is appended before all else.
+            # First: if a crash separated the end of a transaction from its mark, the mark is appended before any other
+            # record.
             self._transactions.lead()
             self._pops.lead()
             self._topics.lead(epoch)
@@ -144,16 +151,16 @@ class ChangeOfRole:
         self._unsaid = ArchiveSettled(epoch=epoch)
 
     def say_settled(self) -> bool:
-        """In the log, for who may lead after this one: which queues go on higher than it says, and that this is all.
+        """Record in the log, for later masters, which queues were raised, and that the archive is settled.
 
-        False: not yet, it takes nothing now.
+        Return False if the log accepts no record now.
         """
         if self._unsaid is None:
             return True
         try:
             self._journal.record_owed()
             if self._has_unsaved:
-                self._store.save_queue_state()  # a cut above what was said lowers no queue
+                self._store.save_queue_state()  # a later truncation above these records lowers no queue
                 self._has_unsaved = False
             self._journal.record(self._unsaid)
         except (BrokerError, OSError) as error:
@@ -165,7 +172,7 @@ class ChangeOfRole:
         return True
 
     def follow(self) -> None:
-        """From this instant on the log takes nothing of its own, and what the tables have of it is not saved."""
+        """Reject own records from this moment on, and suspend saving of the tables, which may contain some."""
         self._unsaid = None
         self._journal.owe(())
         for file in self._files:
@@ -178,13 +185,13 @@ class ChangeOfRole:
             self._store.follow()
 
     def before_cut(self) -> None:
-        """The log is going to be cut: nothing is applied to the tables before a master is followed again."""
+        """Stop applying changes to the tables until a master is followed again, because the log will be truncated."""
         self._synchronize.forget()
 
     async def retreat(self) -> None:
-        """Read the tables again, because the log shows less than they hold. Raises as `lead`.
+        """Load the tables again, because they contain more than the log. Raise as `lead`.
 
-        Between two parts they are incomplete: the caller refuses all requests, and nothing is saved or applied.
+        While this runs the tables are incomplete: the caller refuses all requests, and nothing is saved or applied.
         """
         await run_beside(self._retreat_parts(), self._threads.run)
 
@@ -192,7 +199,7 @@ class ChangeOfRole:
         self._is_retreating = True
         for file in self._files:
             file.suspend()
-        self._synchronize.forget()  # nothing is applied to them before a master is followed again
+        self._synchronize.forget()  # nothing is applied before a master is followed again
         self._doomed.forget()
         self._timers.forget()
         self._transactions.forget()
@@ -203,7 +210,7 @@ class ChangeOfRole:
         self._is_retreating = False
 
     def confirmed(self) -> None:
-        """The log shows more: of a master, or of what it follows."""
+        """Apply growth of the visible log: the own one of a master, or the one that a slave follows."""
         if self._store.is_following:
             self._synchronize.advance()
         else:
@@ -211,22 +218,22 @@ class ChangeOfRole:
 
     @property
     def has_image(self) -> bool:
-        """Whether all tables of the master that is followed have been taken in place of what was here."""
+        """Return whether all tables of the followed master have been installed."""
         return self._synchronize.has_image
 
     async def follow_pops(self) -> None:
-        """As a slave, a slice at a time: a master that begins has little left to read."""
+        """Let the book of pops follow the log, in slices, as a slave: little is left to read for a change to master."""
         has_more = True
         while has_more and self._store.is_following and not self._is_retreating:
             has_more = self._pops.follow(_EVENTS_AT_ONCE)
             await asyncio.sleep(0)
 
     def following(self, address: str, epoch: int, *, is_stock: bool) -> None:
-        """All that is here is of this master's log."""
+        """Synchronize with a master, once the whole log is its."""
         self._synchronize.follow(Master(address, epoch, is_stock))
 
     def roles_changed(self) -> None:
-        """The name servers hear it."""
+        """Register the new role at the name servers."""
         self._registration.soon()
 
 

@@ -1,14 +1,14 @@
-"""A broker in its set: carries out what its `Member` says, and tells it what happens. RocketMQ's ReplicasManager.
+"""Driver of a broker's membership: passes events to its `Member` and does its actions. RocketMQ's ReplicasManager.
 
-    events   a tick four times a second · answers of controllers, and what they tell by themselves · what slaves say to
-             `HaService`, what the master says to `HaClient`
-    actions  of controllers is asked beside the others, nobody waits for the answer, and what says that this member
-             lives waits for nothing; the rest is done by one task, in order, each whole before the next. One that
-             fails is begun again: the change of role waits for it
+    events   a tick four times a second; answers and notifications of controllers; frames of slaves, by `HaService`, and
+             of the master, by `HaClient`
+    actions  requests to controllers run concurrently, and no action waits for their answers; heartbeats wait for
+             nothing. One task does all other actions in order, each completely before the next. An action that fails
+             is retried, and the change of role waits for it
 
-A master leads its log once all that it had at its election is confirmed: until then its books are not read, nothing is
-appended, and readers see what is confirmed. That it is the master no more holds from the instant in which it is known.
-Everything but that one task and what it waits for runs on the loop, without a pause.
+A master opens its log for appends once all bytes that it had at its election are confirmed. Until then its
+role-dependent state is not loaded, and readers see the confirmed part. The end of a leadership term takes effect at
+once when it is known. All code except that one task and what it awaits runs on the event loop without suspension.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ from neve.remoting.command import RemotingCommand
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25
-# The epoch of a log that was written before there was a set: a controller's begin with 1. Nobody but the first master
-# of the set says it of a log: another that stood alone has other bytes there.
+# Epoch of a log that was written before there was a set; a controller's epochs begin with 1. Only the first master of
+# the set assigns it: the log of another single broker has other bytes.
 BEFORE_THE_SET = 0
 _RESOLVE_S = 3.0
 _RESOLVE_AGAIN_S = 0.5
 
 _UNKNOWN_TO_CONTROLLERS = frozenset({State.NAMELESS, State.UNREGISTERED})
-LEAD_TRIES = 3  # with growing pauses between them: what fails for lack of descriptors has gone by then
+LEAD_TRIES = 3  # with growing pauses: a temporary lack of file descriptors is over then
 _LEADING = frozenset({State.MASTER, State.HANDING_OVER})
 
 
@@ -109,7 +109,7 @@ _MEANINGS = {
 
 
 class Trouble(NamedTuple):
-    """One thing that a member can't do now: since when (ms), why, and what it means for its users."""
+    """A fault of a member: its name, its start (ms), its cause, and its effect on users."""
 
     name: str
     since_ms: int
@@ -117,115 +117,124 @@ class Trouble(NamedTuple):
     means: str
 
 
-# So long a hand-over is waited for: less than who asks for one by 1002 does.
+# Timeout in seconds of a switchover: shorter than that of a client that requests one by 1002.
 HAND_OVER_S = 8.0
 
 
 class HandOverRefused(Exception):
-    """Another member does not lead now; why."""
+    """No other member leads. The message has the reason."""
 
 
 class HandOverNotDecided(HandOverRefused):
-    """Nobody says by now who leads."""
+    """It is unknown which member leads."""
 
 
 class Books(Protocol):
-    """The state of the broker besides its log, for a change of role. On the loop; `prepare` and `retreat` wait."""
+    """Role-dependent state of the broker besides its log. Runs on the event loop.
+
+    Only `prepare` and `retreat` suspend.
+    """
 
     async def prepare(self) -> None:
-        """All of the log is confirmed: do what takes its time before `lead`. Raises as `lead`."""
+        """Do the slow steps before `lead`. The whole log is confirmed. Raise as `lead`."""
 
     def lead(self, epoch: int) -> None:
-        """The log takes this broker's own records from now on.
+        """Accept this broker's own records in the log from now on.
 
-        Raises StoreError and ValueError: then the log is as before.
+        Raise StoreError or ValueError: then the log is as before.
         """
 
     def say_settled(self) -> bool:
-        """After `lead`, in the log: that it has, or goes on above, all that the archive names. False: not yet."""
+        """Record in the log, after `lead`, that the archive is settled. Return False if the log is closed now."""
 
     def follow(self) -> None:
-        """From this instant on the log takes nothing of its own."""
+        """Reject own records from this moment on."""
 
     def before_cut(self) -> None:
-        """The log is going to be cut: its tables follow nothing until a master is followed again."""
+        """Stop applying changes to the tables until a master is followed again, because the log will be truncated."""
 
     async def retreat(self) -> None:
-        """Read the tables again, after `follow` or a cut: the log shows less than they hold.
+        """Load the tables again, after `follow` or a truncation, because they contain more than the log.
 
-        Called before a master is followed, while requests are refused. Raises as `lead`, and is tried again.
+        Called before a master is followed, while requests are refused. Raise as `lead`; the caller retries.
         """
 
     def confirmed(self) -> None:
-        """Readers, and who follows the log, see more of it than before."""
+        """Apply growth of the visible log."""
 
     def following(self, address: str, epoch: int, *, is_stock: bool) -> None:
-        """All that is here is of this master's log; `is_stock`: it is Apache's, and has no tables in its log."""
+        """Synchronize with a master, once the whole log is its.
+
+        `is_stock`: it is Apache's, and has no tables in its log.
+        """
 
     @property
     def has_image(self) -> bool:
-        """Whether all tables of the master that is followed have come."""
+        """Return whether all tables of the followed master have been installed."""
 
     def roles_changed(self) -> None:
-        """Who leads, who follows: the name servers have to hear it."""
+        """Register the new role at the name servers."""
 
 
 class SetArchive(Protocol):
-    """The set's archive, as a change of role finds it. Called on the loop; `settle` alone waits."""
+    """The set's archive, during a change of role. Called on the event loop; only `settle` suspends."""
 
     @property
     def log_uuid(self) -> str:
-        """By which it knows the log that all members have; empty: there is no archive."""
+        """Return the name by which the archive knows the log that all members have; empty: there is no archive."""
 
     @property
     def unsettled(self) -> str:
-        """What `settle` fails at; empty: nothing."""
+        """Return why `settle` fails; empty: it does not."""
 
     @property
     def eviction_frontier(self) -> int:
-        """Below it nothing of the log is needed: a new member's log may begin there."""
+        """Return the offset below which the log is not needed: a new member's log may begin there."""
 
     def lead(self, master_epoch: int) -> None:
-        """This member is the master, and has appended nothing yet."""
+        """Begin the archive of a new master, which has appended nothing yet."""
 
     async def settle(self) -> bool:
-        """Of a master that may lack what is archived, before it appends: waits for the store. False: it is over."""
+        """Settle the archive of a master that may lack archived bytes, before it appends. Waits for the store.
+
+        Return False if the term has ended.
+        """
 
     def follow(self) -> None:
-        """It is master no more."""
+        """Stop archiving as the master."""
 
     def is_same_log(self, log_uuid: str) -> None:
-        """The own log is the master's; by this the archive knows that."""
+        """Record that the own log is the master's, which the archive knows by this name."""
 
     def was_same_log(self, log_uuid: str) -> None:
-        """As `is_same_log`, told in an earlier life."""
+        """Restore a name that `is_same_log` recorded in an earlier life."""
 
 
 Keep = Callable[[str, Callable[[], Coroutine[Any, Any, object]]], "asyncio.Task[None]"]
 
 
 class _TablesCame(msgspec.Struct, frozen=True):
-    """What a log that did not begin with its first byte lacks of them is here now."""
+    """All tables that a log without its first bytes lacks are installed now."""
 
 
 class _Lead(msgspec.Struct, frozen=True):
-    """All that was here at the election is confirmed."""
+    """All bytes that this member had at its election are confirmed."""
 
     confirming: Confirm
 
 
 class _Retreat(msgspec.Struct, frozen=True):
-    """This member led the log, and does no more; or its log was cut below what it showed."""
+    """This member no longer leads, or its log was truncated below its confirmed end."""
 
-    cut: asyncio.Future[None] | None = None  # waits for it
+    cut: asyncio.Future[None] | None = None  # the truncation that waits for it
 
 
-# What is done one after the other: the member's, and what comes of it here.
+# Steps that the task does in order: the member's actions, and those of this module.
 Step = Action | _Lead | _Retreat | _TablesCame
 
 
 class ReplicasManager:
-    """See the module."""
+    """Driver of one broker's membership in a set."""
 
     def __init__(
         self,
@@ -254,11 +263,12 @@ class ReplicasManager:
         tls: ssl.SSLContext | None = None,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        """`hello` is what this broker says of itself, but for its id and life; `sync_log` as in `StateFile`.
+        """Create the driver.
 
-        `spawn` runs something once, `keep` for as long as it is not cancelled; `sign` and `tls` are for what is asked
-        of others. `archive` is settled by the start, before anything is asked of it. `on_confirmed`: more may be
-        acknowledged; `stop_acknowledging`: who waits is told that nobody knows.
+        `hello` is this broker's HELLO without id and life. `sync_log` is as in `StateFile`. `spawn` runs a coroutine
+        once, `keep` restarts it until it is cancelled. `sign` and `tls` are for requests to other brokers. `archive` is
+        set by the start, before its first use. `on_confirmed` is called when more may be acknowledged.
+        `stop_acknowledging` answers all waiting appends that their outcome is unknown.
         """
         self._rules, self._own, self._hello, self._stream = rules, own, hello, stream
         self._store, self._file, self._controllers, self._ha_service = store, member_file, controllers, ha_service
@@ -273,32 +283,32 @@ class ReplicasManager:
         self._work, self._changed = asyncio.Event(), asyncio.Event()
         self._is_stopped = False
         self._is_copy = False
-        self._confirming: Confirm | None = None  # the member's, from its election to its end
-        self._leads = False  # the log takes this broker's records
-        self._has_begun_to_lead = False  # or was to: the books may have something of it
-        self._failed_to_lead = 0  # since it did, in a row
-        self._is_settled = False  # above all that the archive names
+        self._confirming: Confirm | None = None  # the member's, during a term
+        self._leads = False  # the log accepts own records
+        self._has_begun_to_lead = False  # it leads, or has tried to: the role-dependent state may be partly a master's
+        self._failed_to_lead = 0  # number of consecutive failures
+        self._is_settled = False  # the log continues above all offsets that the archive names
         self._has_said_so = False
         self._follower: asyncio.Task[None] | None = None
         self._client: HaClient | None = None
         self._cut_waits: asyncio.Future[None] | None = None
-        self._is_retreating = False  # the tables are read again
-        self._is_cutting = False  # a diverged tail, until the tables are read again
-        self._resolving = ""  # why the master's HA port is not known
+        self._is_retreating = False  # the tables are being loaded again
+        self._is_cutting = False  # a diverged tail is being truncated, until the tables are loaded again
+        self._resolving = ""  # why the address of the master's HA port is unknown
         self.end_at_start = 0
         self._state_since_ms = clock.now_ms()
-        self.cuts = 0  # of the own log, that kept something in `diverged/`
-        self.told = ""  # to the operator, last
-        self.asked: Counter[str] = Counter()  # of controllers, by what
+        self.cuts = 0  # truncations of the own log that saved bytes in `diverged/`
+        self.told = ""  # the last message for operators
+        self.asked: Counter[str] = Counter()  # requests to controllers, by kind
         self.unanswered = 0
-        self.registered = 0  # members of the set, in sync or not, as a controller of neve's says; 0: not told
-        self.switches: Counter[str] = Counter()  # changes of role, by the new one
+        self.registered = 0  # number of members, in sync or not, from neve's controllers; 0: unknown
+        self.switches: Counter[str] = Counter()  # changes of role, by the new role
         self.member: Member
 
-    # ---- a start
+    # -- start
 
     def load(self) -> int:
-        """Before the log is opened: how far it was confirmed, as known last. StartupError where nobody can tell."""
+        """Load the member's files, before the log is opened. Return the stored confirm offset. Raise StartupError."""
         try:
             self._is_copy = self._file.load()
             self._epochs = self._epoch_file.load()
@@ -307,7 +317,7 @@ class ReplicasManager:
         return self._file.saved.confirm
 
     def begin(self) -> None:
-        """Behind the log's recovery: this life begins."""
+        """Begin this life, after recovery of the log."""
         before, rules = self._file.saved, self._rules
         saved = begin_life(before, unique_name(self._entropy), rules, is_copy=self._is_copy)
         self._file.save(saved)
@@ -326,7 +336,7 @@ class ReplicasManager:
             log.warning("this directory is a copy of member %d's: it is a new member", before.broker_id)
 
     async def start(self) -> None:
-        """Listen for slaves; from here on `run` and `tick` have to run. StartupError where somebody else listens."""
+        """Listen for slaves. From here on `run` and `tick` have to run. Raise StartupError if the port is in use."""
         try:
             await self._ha_service.start()
         except OSError as error:
@@ -334,7 +344,7 @@ class ReplicasManager:
         self._archive().was_same_log(self._file.log_name)
 
     async def shutdown(self) -> None:
-        """Nobody follows, nobody is followed, no controller hears of it again. The log stands still."""
+        """Close the connections to slaves, master and controllers for good. The log no longer changes."""
         self._is_stopped = True
         self._changed.set()
         self._controllers.close()
@@ -343,60 +353,61 @@ class ReplicasManager:
         await self._ha_service.shutdown()
 
     def end(self) -> None:
-        """Of any thread, when all of the log is on the disk: the next life may say so."""
+        """Record a clean end, once the whole log is on the disk. Thread-safe."""
         self._file.save(self.member.end_life())
 
-    # ---- what others ask
+    # -- queries
 
     @property
     def leads(self) -> bool:
-        """Whether the log takes this broker's records."""
+        """Return whether the log accepts this broker's records."""
         return self._leads
 
     @property
     def leads_in(self) -> int | None:
-        """The epoch in which this broker is the master; None where it is not."""
+        """Return the epoch in which this broker is the master; None: it is not."""
         confirming = self._confirming
         return confirming.master_epoch if self._leads and confirming is not None else None
 
     @property
     def in_sync_slaves(self) -> int:
-        """Those that follow, of a master."""
+        """Return the number of connected in-sync slaves, of a master."""
         confirming = self._confirming
         return 0 if confirming is None else sum(confirming.in_sync(member) for member in self._ha_service.slaves)
 
     @property
     def epochs(self) -> EpochCache:
-        """Who wrote what of the log."""
+        """Return the epochs of the log."""
         return self._epochs
 
     @property
     def client(self) -> HaClient | None:
-        """The connection to the master, of a slave."""
+        """Return the connection to the master, of a slave."""
         return self._client
 
     @property
     def controllers(self) -> Controllers:
-        """Who elects."""
+        """Return the client of the controllers."""
         return self._controllers
 
     @property
     def ha_service(self) -> HaService:
-        """The connections from slaves, of a master."""
+        """Return the server for slaves."""
         return self._ha_service
 
     @property
     def registered_as(self) -> int | None:
-        """The id for the name servers: 0 of who leads; None: they are not told.
+        """Return the id to register at the name servers: 0 for the master; None: don't register.
 
-        A slave of Apache's hears of its master's HA port from them alone, and its master may lead with it only.
+        A slave of Apache's gets the address of its master's HA port from the name servers only, and its master may need
+        it before it can lead.
         """
         if self._role.is_master or (self._stream.admits_stock and self._confirming is not None):
             return 0
         return None if self._role.current is Role.FENCED else self.member.broker_id
 
     def troubles(self) -> list[Trouble]:
-        """What keeps this member from what it is for; since when (ms, 0: not known), why, what it means for users."""
+        """Return the faults that keep this member from its work. A start of 0 ms means that it is unknown."""
         member, found = self.member, list[Trouble]()
         state, since = member.state, self._state_since_ms
         if state is State.REFUSED:
@@ -428,7 +439,7 @@ class ReplicasManager:
         return found
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """Return the state for display."""
         member, end = self.member, self._store.max_physical_offset
         view, confirming = member.view, self._confirming
         slaves = (
@@ -453,13 +464,13 @@ class ReplicasManager:
 
     @property
     def unconfirmed(self) -> int:
-        """Bytes of the own log."""
+        """Return the number of unconfirmed bytes of the own log."""
         return self._store.max_physical_offset - min(self.member.confirm, self._store.max_physical_offset)
 
-    # ---- events
+    # -- events
 
     def tick(self) -> None:
-        """Four times a second."""
+        """Pass a tick to the member. Called four times a second."""
         self.happens(Tick(self._store.max_physical_offset))
         if self._leads and self._confirming is not None:
             self._say_settled(self._confirming)
@@ -468,18 +479,18 @@ class ReplicasManager:
             self._work.set()
 
     def notified(self, view: View) -> None:
-        """1008: a controller tells of roles by itself."""
+        """Take a notification (1008) of a controller about roles."""
         self.happens(Seen(view))
 
     def can_not_follow(self, why: str) -> None:
-        """What the log says can't be applied here: this member must not become master."""
+        """Stop this member, because a change in the log can't be applied here. It must not become master."""
         self.happens(Disowned(why))
 
     async def hand_over(self, target: int | None = None) -> int:
-        """Have another member lead, one that is in sync: the one that has most, where none is named. Its id.
+        """Switch over to an in-sync member, and return its id. The default is the one with most of the log.
 
-        Nothing is appended until that is decided. Raises HandOverRefused: this member leads on then, if it did; but for
-        HandOverNotDecided, of which nobody knows.
+        No record is appended until the outcome is known. Raise HandOverRefused: this member continues to lead if it
+        did. After HandOverNotDecided the master is unknown.
         """
         try:
             async with asyncio.timeout(HAND_OVER_S):
@@ -501,7 +512,7 @@ class ReplicasManager:
             target = max(in_sync, key=lambda member: (confirming.end_of(member), -member), default=0)
         if target not in in_sync:
             raise HandOverRefused(f"{target} does not follow in sync" if target else "no member follows in sync")
-        self.tick()  # so that it is known where the log ends now: from this turn on nothing is appended
+        self.tick()  # records the present end of the log: from this callback on nothing is appended
         self.happens(HandOver(target))
         return await self._handed_over(confirming, target)
 
@@ -517,7 +528,7 @@ class ReplicasManager:
         return target
 
     def happens(self, event: Event) -> None:
-        """Tell the member; what comes of it is done soon, but that it is master no more: that is so at once."""
+        """Pass an event to the member, and queue its actions. Only the end of a term takes effect at once."""
         if self._is_stopped:
             return
         member, reigning = self.member, self._confirming
@@ -537,23 +548,23 @@ class ReplicasManager:
             self._take(action)
 
     def _take(self, action: Action) -> None:
-        """In its turn; what says that this member lives waits for nothing."""
+        """Queue an action. Heartbeats and queries, which show that this member is alive, are sent without waiting."""
         if isinstance(action, Heartbeat | AskReplicaInfo):
             self._ask_soon(action)
             return
         if isinstance(action, Save) and len(self._actions) > 1 and isinstance(self._actions[-1], Save):
-            self._actions.pop()  # this one says what that was to say, and more
+            self._actions.pop()  # the new one contains the state of the queued one
         self._actions.append(action)
         self._work.set()
 
     @property
     def _is_attached(self) -> bool:
-        """As a slave: all that is here is the master's, and more comes."""
+        """Return whether a slave's whole log is the master's, and the connection is streaming."""
         session = self._client.session if self._client is not None else None
         return session is not None and session.state is SlaveState.FOLLOWING
 
     def _settle_role(self) -> None:
-        """What this broker is for those who ask it, now."""
+        """Set the broker's role for its clients."""
         member, state = self.member, self.member.state
         self._reign.leads = self._leads and state is State.MASTER
         if self._leads:
@@ -580,7 +591,7 @@ class ReplicasManager:
         self._work.set()
         try:
             self._books.follow()
-        except OSError as error:  # nothing is appended all the same, and a start finds the log as it is
+        except OSError as error:  # nothing is appended anyway, and a start recovers the log as it is
             log.critical("this log can't be marked as one that follows: %s", error)
             self._store.fail(error)
 
@@ -592,12 +603,12 @@ class ReplicasManager:
             self._actions.append(_Lead(reigning))
             self._work.set()
 
-    # -- of slaves (HaEvents)
+    # -- callbacks about slaves (HaEvents)
 
     def confirmed(self, offset: int) -> None:
-        """All that are in sync have what lies below."""
+        """Publish the confirm offset."""
         self._store.confirm(offset)
-        self._books.confirmed()  # before those are answered who wait for it
+        self._books.confirmed()  # before waiting requests are answered
         self._on_confirmed()
         self._lead_when_confirmed()
 
@@ -605,13 +616,13 @@ class ReplicasManager:
         log.info("member %d follows", member_id)
 
     def slave_reported(self, member_id: int) -> None:
-        """It is not in sync: perhaps it may be now."""
+        """Check at once whether a slave outside the SyncStateSet may join."""
         self.tick()
 
-    # ---- actions
+    # -- actions
 
     async def run(self) -> None:
-        """Never ends; where it fails, it goes on with the action that failed."""
+        """Do all queued actions. Never returns, but raises if an action fails; the next run retries that action."""
         while True:
             while self._actions and not self._is_stopped:
                 await self._carry_out(self._actions[0])
@@ -630,7 +641,7 @@ class ReplicasManager:
                 if self._client is not None:
                     self._client.reconnect()
             case CutTornTail():
-                await self._sync_log()  # the log has whole records alone: of one that came in part, nothing is in it
+                await self._sync_log()  # the log has whole records only: a partly received one was never appended
             case BeginEpoch(epoch=epoch):
                 await self._begin_epoch(epoch)
             case _Lead(confirming=confirming):
@@ -649,7 +660,7 @@ class ReplicasManager:
             case DropSlaves():
                 self._ha_service.stop_leading()
             case ClipGroups():
-                pass  # when it leads: nothing may be said of groups before all of the log is confirmed
+                pass  # done by `lead`: before the whole log is confirmed, offsets must not be clipped
             case Follow():
                 self._follow(action)
             case EndTurn(epoch=epoch):
@@ -666,7 +677,7 @@ class ReplicasManager:
                 self._ask_soon(action)
 
     async def _retreat(self, waiter: asyncio.Future[None] | None) -> None:
-        """Read the tables again. The loop has other turns before they are whole: FENCED, none serves a client."""
+        """Load the tables again. Other callbacks run before they are complete: the role FENCED keeps clients out."""
         self._is_retreating = True
         self._settle_role()
         await self._books.retreat()
@@ -680,12 +691,12 @@ class ReplicasManager:
         self._spawn("ask-controller", partial(self._ask, action))
 
     async def _begin_epoch(self, epoch: int) -> None:
-        """Written down before its first byte."""
+        """Save a new epoch before its first byte."""
         store = self._store
         first, end = store.min_physical_offset, store.max_physical_offset
         entries = self._epochs.entries()
         if not entries and first < end:
-            entries = ((BEFORE_THE_SET, first),)  # a broker that stood alone, and is the first of a set now
+            entries = ((BEFORE_THE_SET, first),)  # a single broker that is the first member of a set now
         wanted = EpochCache(entries)
         wanted.assign(epoch, end)
         await self._threads.run(self._epoch_file.save, wanted.entries())
@@ -728,7 +739,7 @@ class ReplicasManager:
         return replace(hello, log_uuid=archive.log_uuid, eviction_frontier=archive.eviction_frontier)
 
     async def _settle(self, confirming: Confirm) -> None:
-        """Elected though nobody knew that it has what is archived: the archive may name more than is here."""
+        """Settle the archive, which may name offsets that this log lacks."""
         if await self._archive().settle() and self._confirming is confirming:
             self._is_settled = True
             self._lead_when_confirmed()
@@ -756,7 +767,7 @@ class ReplicasManager:
         self._books.roles_changed()
 
     def _say_settled(self, confirming: Confirm) -> None:
-        """To who follows: as soon as the log takes it."""
+        """Record in the log that the archive is settled, as soon as the log accepts it."""
         if self._has_said_so or not self._books.say_settled():
             return
         self._has_said_so = True
@@ -764,11 +775,14 @@ class ReplicasManager:
             self._spawn("settled", partial(self._settled, ArchiveSettled(confirming.master_epoch)))
 
     async def _settled(self, event: ArchiveSettled | MasterSettled) -> None:
-        """Known for good when the log that says it is on the disk: without it the next life settles the archive."""
+        """Pass an event to the member once its record in the log is on the disk.
+
+        If it is lost, the next life settles again.
+        """
         await self._sync_log()
         self.happens(event)
 
-    # -- asks
+    # -- requests to controllers
 
     async def _ask(self, ask: Ask) -> None:
         member = self.member
@@ -799,7 +813,7 @@ class ReplicasManager:
         if event is not None:
             self.happens(event)
 
-    # ---- as a slave
+    # -- slave
 
     def _follow(self, follow: Follow) -> None:
         assert self._follower is None
@@ -839,7 +853,7 @@ class ReplicasManager:
             await client.follow(target)
 
     async def _target_of(self, follow: Follow) -> Target:
-        """By 906, at the port for clients: the HA port may be any."""
+        """Query the address of the master's HA port by 906, at its port for clients: the HA port may be any."""
         host, port = parse_address(follow.address)
         async with asyncio.timeout(_RESOLVE_S):
             connection = await open_connection(host, port, tls=self._tls)
@@ -860,7 +874,10 @@ class ReplicasManager:
         return answer
 
     async def _check_stock(self, connection: Connection) -> None:
-        """Apache's master says nothing of itself in its stream. Raises NeveError where it can't be followed."""
+        """Check the settings of Apache's master, which its stream does not contain.
+
+        Raise NeveError if they don't match.
+        """
         if not self._stream.admits_stock:
             raise NeveError(None, "it is Apache's, and apacheMembers is not set here")
         answer = await self._of_master(connection, RequestCode.GET_BROKER_CONFIG)
@@ -874,10 +891,11 @@ class ReplicasManager:
         if follower is not None:
             follower.cancel()
             await asyncio.wait([follower])
-        self._epochs.drop_above(self._store.max_physical_offset)  # of a cut that this change of role has cut short
+        # of a truncation that this change of role has interrupted
+        self._epochs.drop_above(self._store.max_physical_offset)
 
     async def wants_cut(self, to: int) -> None:
-        """The member decides whether; returns when it is cut. Raises CutRefused, StoreError."""
+        """Ask the member for a truncation, and wait for it. Raise CutRefused or StoreError."""
         store, member = self._store, self.member
         waiter = self._cut_waits = asyncio.get_running_loop().create_future()
         start, floor = store.record_start(to), store.record_start(member.confirm)
@@ -887,12 +905,12 @@ class ReplicasManager:
         await waiter
 
     async def _cut(self, to: int) -> None:
-        """The member has looked at what is confirmed. Of a master that is not followed any more none is made."""
+        """Truncate the log, unless the master is no longer followed. The member has checked the confirm offset."""
         waiter, self._cut_waits = self._cut_waits, None
         if waiter is None or waiter.done():
             return
         self._is_cutting = True
-        self._settle_role()  # the loop has other turns before the log is whole again: FENCED, none serves a reader
+        self._settle_role()  # other callbacks run before the log is consistent again: the role FENCED keeps readers out
         self._books.before_cut()
         try:
             parts = self._store.truncation(to, epoch=self._epochs.last_epoch, floor=to)
@@ -901,12 +919,13 @@ class ReplicasManager:
             self._end_cut()
             if waiter.done():
                 raise
-            waiter.set_exception(error)  # what is not expected ends `follow-master`, which is begun again
+            waiter.set_exception(error)  # an unexpected error ends `follow-master`, which is restarted
             return
         if kept is not None:
             self.cuts += 1
             log.warning("what this broker had alone is in %s", kept)
-            self._actions.insert(1, _Retreat(waiter))  # next, whoever waits: the cut is made
+            # the next action, even if no caller waits any longer: the truncation has happened
+            self._actions.insert(1, _Retreat(waiter))
             return
         self._end_cut()
         if not waiter.done():
@@ -917,7 +936,7 @@ class ReplicasManager:
         self._settle_role()
 
     async def attached(self, follow: Follow, master_epoch: int) -> None:
-        """All that is here is the master's."""
+        """Record that the whole log is the master's."""
         session = None if self._client is None else self._client.session
         master = session.master if isinstance(session, SlaveSession) else None
         log_name = "" if master is None else master.log_uuid
@@ -932,33 +951,40 @@ class ReplicasManager:
         self._books.following(follow.address, master_epoch, is_stock=is_stock)
 
     def _begins_without_tables(self, session: SlaveSession) -> bool:
-        """The log has all that changed them but for what lies below its begin, or is of an Apache master."""
+        """Return whether the log lacks records of the tables.
+
+        Either it begins late, or it is empty and the master is Apache's.
+        """
         if session.master is None:
             return session.is_empty and not self._books.has_image
         return bool(session.begins_at)
 
     def tables_lost(self) -> None:
-        """They hold what the log has lost: until all of a master's have come, this member only learns."""
+        """Become a learner until a master's tables are installed: the files have changes that the log lost."""
         log.warning("tables hold changes that were cut off the log: its master's are waited for")
         self._file.tables_are_whole(False)
 
     def master_settled(self, epoch: int) -> None:
-        """The log says of its master that it has settled its archive, and what it needed for that is followed."""
+        """Take the record in the log that its master has settled its archive.
+
+        All changes that it depends on are applied.
+        """
         if self.member.saved.settled_in != epoch:
             self._spawn("settled", partial(self._settled, MasterSettled(epoch)))
 
     def heard_confirm(self, offset: int) -> None:
-        """The master says so, and it is here: with each of its frames."""
+        """Take the confirm offset from a frame of the master, up to the end of the stored log."""
         if self._role.has_master and not self._is_stopped:
-            self.member.happens(ConfirmHeard(offset), self._clock.monotonic())  # nothing but confirm moves by it
+            self.member.happens(ConfirmHeard(offset), self._clock.monotonic())  # only confirm changes by it
         else:
-            self.happens(ConfirmHeard(offset))  # the first on a connection: who asks is told that there is a master
+            # the first on a connection also changes the role: clients may be redirected to the master
+            self.happens(ConfirmHeard(offset))
         self._store.confirm(offset)
         self._books.confirmed()
 
 
 class _Following:
-    """What following one master does besides (SlaveEvents)."""
+    """Callbacks of a replication connection to one master (SlaveEvents)."""
 
     def __init__(self, manager: ReplicasManager, follow: Follow) -> None:
         self._manager, self._follow = manager, follow
