@@ -1,18 +1,18 @@
-"""The local store: one log for all topics, an index per queue, one thread. RocketMQ's DefaultMessageStore.
+"""Local store: one log for all topics and a consume queue per queue (RocketMQ's DefaultMessageStore).
 
-This is the front; each thing has an owner that can be read alone:
+This module is the facade. The parts can be read on their own:
 
-    commit_log      the files of the log            log_end        where the next record goes, rolling, store time
-    consume_queue   one queue's index               queue_table    which queues there are and were, their minimums
-    key_index       messages by key                 topic_tails    the newest record of each topic
-    appender        messages to bytes               visibility     appended, synced, confirmed, shown; who is told
-    replica_appender    a slave's: bytes that its master laid out           truncation   what of it no set confirmed
-    recovery        what a start finds              checkpointer   how little a start has to read again
-    reading         entries to slices of the log    data_directory, queue_state, checkpoint: the small files
-    erased          offsets that stay in the log and that no request returns
+    commit_log          files of the log                 log_end        write position, file change, store time
+    consume_queue       entries of one queue             queue_table    existing and deleted queues, minimum offsets
+    key_index           messages by key                  topic_tails    newest record of each topic
+    appender            messages to bytes                visibility     appended, synced, confirmed, visible; callbacks
+    replica_appender    a master's bytes, on a slave     truncation     removal of a tail that no set confirmed
+    recovery            the files at a start             checkpointer   limits what a start has to read again
+    reading             entries to slices of the log     data_directory, queue_state, checkpoint: small state files
+    erased              offsets that stay in the log but that no request returns
 
-Everything here runs on one thread, the broker's loop, except `flush`, `upkeep` and `prepare_next`, which are made for a
-thread of their own each, `write_queue_state`: for any, and the parts of `truncation`.
+Everything runs on the event loop's thread, with these exceptions. `flush`, `upkeep` and `prepare_next` run on a thread
+each. `write_queue_state` may be called from any thread. The parts that `truncation` yields run on a thread.
 """
 
 from __future__ import annotations
@@ -57,16 +57,19 @@ __all__ = ["EntryRun", "GetResult", "MessageStore", "PutResult", "RecoveryReport
 log = logging.getLogger(__name__)
 
 _QUERY_LIMIT = 64
-# Records that one step of a query by key looks at, about 1 ms, and all steps of one query, about 1 s.
+# Records that one step of a query by key examines, about 1 ms, and records of all steps of one query, about 1 s.
 QUERY_STEP, _QUERY_STEP_BYTES = 64, 1 << 20
 QUERY_LOOKS_MAX = 100_000
 _ALL = 1 << 62
-# Queues whose visible end one turn of the loop lowers, about 1 ms.
+# Queues whose visible end is lowered in one turn of the event loop, about 1 ms.
 _QUEUES_AT_ONCE = 2_000
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """One file of the log, as the lifecycle sees it; per topic its last record and newest store time."""
+    """One file of the log for the lifecycle;
+
+    `topics` has the offset of each topic's last record and its newest store time.
+    """
 
     base: int
     end: int
@@ -76,14 +79,17 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class KeyHits(NamedTuple):
-    """Records with a key, newest first; where the search ended early, the store time that it had reached."""
+    """Records with a key, newest first.
+
+    If the search ended early, `unsearched_from` is the store time that it reached.
+    """
 
     records: list[bytes]
     unsearched_from: int | None = None
 
 
 class MessageStore:
-    """See the module."""
+    """Facade of the local store."""
 
     def __init__(
         self,
@@ -94,10 +100,10 @@ class MessageStore:
         *,
         successor_of: MessageStore | None = None,
     ) -> None:
-        """`successor_of`: a store whose log is cut, and that takes over what this one recovers from its directory."""
+        """`successor_of`: a store whose log is being truncated, and that adopts the state this one recovers."""
         self.config, self.disk = config, disk
         self.log_uuid = ""
-        #: Changes at the begin and at the end of each cut of the log: offsets above the cut are given again.
+        #: Changes at the begin and the end of each truncation, after which the removed offsets are assigned again.
         self.cuts = 0
         self._clock, self._now, self._new_lock = clock, clock.now_ms, new_lock
         self._directory: DataDirectory = (
@@ -113,9 +119,9 @@ class MessageStore:
         self._described = described.Described()
         self._appender = Appender(config, self._end, self._queues, self._index, self._visibility, self._described)
         self._replica = ReplicaAppender(config, self._end, self._queues, self._index, self._tails, self._visibility)
-        #: Messages of one sender in their order: `Appender.append` without a layer, for the express lane comes by here.
+        #: `Appender.append` without a wrapper, because the express lane calls it for each batch.
         self.append = self._appender.append
-        #: Of `queue_for` and `append`, for who takes many sends at once.
+        #: Budget of queue files for `queue_for` and `append`, for callers that append many sends at once.
         self.rooms = self._queues.rooms
         self._checkpointer = Checkpointer(
             config,
@@ -128,15 +134,17 @@ class MessageStore:
             visibility=self._visibility,
             new_lock=new_lock,
         )
-        self._own_from: int | None = None  # where this broker's own records begin, while the mark of a slave is there
-        self._cut_ended: list[Callable[[], None]] | None = None  # called after the cut; None: none is under way
+        # while the `following` mark exists: the physical offset where this broker's own records begin
+        self._own_from: int | None = None
+        # called after the truncation; None if none is in progress
+        self._cut_ended: list[Callable[[], None]] | None = None
 
     # -- start and stop
 
     def load(self, *, following: bool = False, confirmed: int | None = None) -> RecoveryReport:
-        """Lock the directory, recover, and be ready to append; or, `following`, to take what a master wrote.
+        """Lock the directory, recover, and accept records of this broker, or of a master if `following`.
 
-        `confirmed`: how far the set that it is a member of has it, as was known last; readers see no further.
+        `confirmed` is the last known confirm offset of the broker set; records above it are not visible.
         """
         self._directory.lock()
         try:
@@ -171,7 +179,7 @@ class MessageStore:
         return found.report
 
     def _begin_again(self, confirmed: int | None) -> None:
-        """What was found is brought to the disk; before a cut is there, nothing may come behind it."""
+        """Make the recovered state durable. This must come before any append behind a truncation."""
         self._checkpointer.write_now()
         if truncation.read_truncation(self.config.root, self.disk) is not None:
             if self.checkpoint_is_put_off:
@@ -196,13 +204,14 @@ class MessageStore:
 
     @property
     def is_following(self) -> bool:
-        """A slave's: it takes what its master wrote, and every append of this broker's own is refused."""
+        """Whether this is the log of a slave, which stores only bytes of its master."""
         return self._end.is_following
 
     def follow(self) -> None:
-        """From now on the log is a slave's. What waits in it is its master's to bring on its way.
+        """Become a slave. Messages that are delayed or otherwise waiting in the log are handled by the master.
 
-        It takes no more of its own whatever happens; where the disk can't be told so, it takes nothing at all: OSError.
+        Own records are rejected from now on, whatever happens. If the mark cannot be written, all records are rejected,
+        and OSError is raised.
         """
         self._described.forget()
         self._own_from = None
@@ -214,18 +223,18 @@ class MessageStore:
             raise
 
     def prepare_to_lead(self) -> None:
-        """Allocate the file for own records, so that `lead` does not wait for it. For a thread."""
+        """Allocate the file for own records on a thread, so that `lead` does not wait for it."""
         if self._end.is_at_a_border:
             with suppress(StoreFull):  # `lead` reports it
                 self._log.prepare_next()
 
     def lead(self) -> None:
-        """From now on the log takes records of this broker's own. Raises `StoreFull`, `StoreNotWritable`.
+        """Become a master: accept records of this broker. Raises StoreFull or StoreNotWritable.
 
         No queue is synced here: a start rebuilds queues and keys from the log, which was synced before the own epoch
         began. The mark of a slave stays until a checkpoint covers the master's records. A crash before that checkpoint
-        is recovered as a slave's, own records included. A queue that this broker raises above its last record is not
-        lowered by that: `_create_at` writes a checkpoint first, and the mark goes with it.
+        is recovered as a slave's, own records included. That does not lower a queue that this broker raised above its
+        last record. `_create_at` writes a checkpoint first, which also removes the mark.
         """
         self._end.check_following()
         self._replica.forget()
@@ -238,41 +247,44 @@ class MessageStore:
         self._forget_following()
 
     def _end_following_at_start(self) -> None:
-        with suppress(StoreFull):  # then the mark stays, and the first append makes the file, or says why not
+        with suppress(StoreFull):  # the mark stays, and the first append creates the file or reports the error
             self._begin_to_lead()
 
     def _forget_following(self) -> None:
-        """Remove the mark as soon as a checkpoint covers all that a master laid out; on the loop, as `follow`."""
+        """Remove the mark of a slave if a checkpoint covers all records of a master; on the event loop."""
         is_covered = self._own_from is not None and self.checkpointed >= self._own_from
         if is_covered and not self.checkpoint_is_put_off:
             self._directory.end_following()
             self._own_from = None
 
-    # -- a slave's append
+    # -- replication
 
     def append_replica(self, data: bytes | memoryview, at: int, description: bytes | memoryview = b"") -> None:
-        """Store what the master has from an offset on: `replica_offset`, or the end of the log.
+        """Store bytes of the master from an offset on, which is `replica_offset` or the end of the log.
 
-        `description`: as the master's `described_append` told it of just these bytes. Raises LogMismatch,
-        StoreNotWritable, StoreFull. What was stored then stays so: the end of the log says how far.
+        `description` is the master's `described_append` of exactly these bytes. Raises LogMismatch, StoreNotWritable or
+        StoreFull. Records stored before the error stay stored; the end of the log shows how far.
         """
         self._replica.append(data, at, description)
 
     @property
     def replica_offset(self) -> int:
-        """Where the next bytes of the same stream begin; those of another begin at the end of the log."""
+        """Offset of the next bytes of the same stream; another stream begins at the end of the log."""
         return self._replica.next_offset
 
     def go_on_with_master_at(self, physical_offset: int) -> None:
-        """The master's next file begins here, behind a hole; this log ends with a file. Raises as `append_replica`."""
+        """Continue at the begin of the master's next file, behind a hole. Raises as `append_replica`.
+
+        This log must end at the end of a file.
+        """
         self._replica.go_on_at(physical_offset)
 
     def record_start(self, physical_offset: int) -> int:
-        """The highest place at or below an offset of the log to which it could be cut."""
+        """Return the highest offset at or below the given one to which the log could be truncated."""
         return min(self._log.record_start(physical_offset), self._end.appended)
 
     def last_record(self, end: int) -> tuple[int, bytes] | None:
-        """The newest that ends at or below a place to which the log could be cut: where it begins, and its bytes."""
+        """Return begin and bytes of the newest record that ends at or below `end`, a possible truncation offset."""
         found = self._log.last_record_below(end)
         return None if found is None else (decode_record(found).physical_offset, bytes(found))
 
@@ -281,18 +293,20 @@ class MessageStore:
         return run_here(self.truncation(to, epoch=epoch, floor=floor, by_operator=by_operator))
 
     def truncation(self, to: int, *, epoch: int, floor: int, by_operator: bool = False) -> Parts[Path | None]:
-        """Cut a slave's log down to the begin of a record; return the file that keeps the removed tail.
+        """Truncate a slave's log at the begin of a record; return the file with the removed tail.
 
-        The yielded parts are for a thread: they are all that takes its time. Nothing is appended meanwhile. From the
-        decision on every change of the store is refused (`LogIsCut`), and readers see it as it was below the cut. In
-        the turn in which this ends the caller suspends the tables that hold more than the log, and reads them again.
-        `floor` is confirmed: below it only an operator cuts. Raises TruncationRefused, LogMismatch, StoreFull and other
-        StoreErrors; then nothing is cut. StoreNotWritable, and what nobody expects: the cut is incomplete, and the
-        store refuses appends until the next start completes it.
+        The yielded parts have to run on a thread, because they take all of the time. Nothing is appended meanwhile.
+        From the decision on, every change of the store raises LogIsCut, and readers see the state below the truncation
+        offset. In the turn in which this ends, the caller suspends the tables that are ahead of the log, and loads them
+        again. `floor` is the confirmed offset: only an operator truncates below it.
+
+        Raises TruncationRefused, LogMismatch, StoreFull or another StoreError; then nothing was truncated. After
+        StoreNotWritable and unexpected exceptions the truncation is incomplete. The store then rejects appends until
+        the next start completes it.
         """
         self._end.check_following()
         end, root, disk, kept = self._end.appended, self.config.root, self.disk, list[Path]()
-        shown: dict[ConsumeQueue, int] = {}  # those of which readers see some of the tail, and where that begins
+        shown: dict[ConsumeQueue, int] = {}  # queues with visible messages in the tail, and the first such offset
         truncation.check(self._log, to, end, 0 if by_operator else floor)
         self._replica.forget()
         if to == end:
@@ -305,7 +319,7 @@ class MessageStore:
         def keep() -> None:
             self.save_deletions()
             kept.append(truncation.keep(self._log, to, end, epoch=epoch, root=root, disk=disk))
-            if self._visibility.confirmed > to:  # nothing is appended, so the thread finds no record half made
+            if self._visibility.confirmed > to:  # nothing is appended, so the thread finds no incomplete record
                 for _, ((queue, queue_offset, _),), _ in self._runs_above(to):
                     shown.setdefault(queue, queue_offset)
 
@@ -320,7 +334,7 @@ class MessageStore:
             except OSError as error:
                 if not truncation.is_decided(root, disk):
                     raise
-                # The next start cuts the log: a record that is appended until then would be lost.
+                # The next start truncates the log: a record appended until then would be lost.
                 self._end.fail(error)
                 raise StoreNotWritable(f"the log may be cut to {to} at the next start: {error}") from error
 
@@ -346,12 +360,12 @@ class MessageStore:
         return kept[0]
 
     def check_whole(self) -> None:
-        """Raises LogIsCut: no change is possible, because a successor recovers the files and would not have it."""
+        """Raise LogIsCut during a truncation: the recovered state would not contain the change."""
         if self._cut_ended is not None:
             raise LogIsCut("the log is being cut: the store changes nothing until that is done")
 
     def when_whole(self, callback: Callable[[], None]) -> None:
-        """Call back on the loop when no cut is under way: at once, if there is none."""
+        """Call back on the event loop when no truncation is in progress; immediately if there is none."""
         if self._cut_ended is None:
             callback()
         else:
@@ -365,20 +379,20 @@ class MessageStore:
                 yield nothing
 
     def _cut(self) -> Parts[None]:
-        """Have a successor recover the directory on the thread, as a start does, and take over what it has found.
+        """Let a successor recover the directory on a thread, as at a start, and adopt its state.
 
-        Between the parts the loop finds this store as it was. It changes nothing: `check_whole` refuses. The threads
-        of the store wait for the locks, and find nothing to do behind `leave`.
+        Between the parts this store is unchanged on the event loop, because `check_whole` rejects changes. Threads of
+        this store wait for the locks. After `leave` they have no work to do.
         """
         self._end.check_not_failed()
         self._index.drop_waiting()
         maps, found = self._queues.take_maps(), list[MessageStore]()
 
         def recover() -> None:
-            while maps:  # their descriptors are for the successor
+            while maps:  # the successor needs their descriptors
                 maps.pop()
             self.save_deletions()
-            # in the order in which a checkpoint takes them: it may sync the log on its way
+            # in the order in which a checkpoint acquires them, because it may sync the log
             with (
                 self._checkpointer.standing_still(),
                 self._queues.removal.standing_still(),
@@ -395,7 +409,7 @@ class MessageStore:
         yield recover
         self._end.check_not_failed()
         successor = found[0]
-        with self._visibility.standing_still():  # all of the old log is synced: no flush takes its time
+        with self._visibility.standing_still():  # the old log is synced, so no flush holds the lock for long
             self._log.exchange(successor._log)
             self._tails.exchange(successor._tails)
             self._queues.exchange(successor._queues)
@@ -406,30 +420,30 @@ class MessageStore:
         yield successor._let_go
 
     def _let_go(self) -> None:
-        """Unmap what a cut has replaced, for a thread: of a large file that takes a tenth of a second."""
+        """Unmap the replaced files on a thread, because that takes a tenth of a second for a large file."""
         self._queues.close()
         self._index.close()
         while self._log.files:
             self._log.files.pop()
 
     def log_bytes(self, start: int, end: int, limit: int, *, padding: bool = False) -> tuple[int, memoryview]:
-        """The log as it is, for those who follow: bytes of [start, end), and where they begin.
+        """Return bytes of the log in [start, end), and the offset where they begin, for slaves.
 
-        At most `limit`, not past a file's end, nor past the end of the log. None: there is nothing yet. They begin
-        above `start` where a hole lies between files, or, without `padding`, where `start` lies behind an END record.
+        They are limited by `limit`, the end of the file and the end of the log; empty if nothing is available yet. They
+        begin above `start` if it is in a hole between files, or, without `padding`, behind an END record.
         """
         return reading.log_bytes(self._log, start, min(end, self._end.appended), limit, padding=padding)
 
     def describe_appends(self, wanted: bool) -> None:
-        """Whether a slave takes what is known of the records of an append beside their bytes."""
+        """Set whether any slave uses descriptions of appends."""
         self._described.want(wanted)
 
     def described_append(self, start: int) -> described.Append | None:
-        """The append that began at an offset of the log, with what a slave may be told of its records."""
+        """Return the append that starts at an offset of the log, with its description for slaves."""
         return self._described.at(start)
 
     def shutdown(self) -> None:
-        """Bring everything to the disk and leave the directory clean; after a failed sync, leave it to recovery."""
+        """Make everything durable, and mark the directory as clean; after a failed sync, leave it to recovery."""
         if not self._end.is_open:
             return
         self._end.close()
@@ -443,22 +457,22 @@ class MessageStore:
             self._directory.release()
 
     def abandon(self) -> None:
-        """Let go of the directory as it is, like a process that dies: the next start recovers it."""
+        """Release the directory as it is, as a crash would; the next start recovers it."""
         self._directory.release()
 
     @property
     def failed(self) -> OSError | None:
-        """Why nothing is appended any more: a write or a sync failed."""
+        """The write or sync error after which nothing is appended; None if there was none."""
         return self._end.failure
 
     def fail(self, error: OSError) -> None:
-        """What the log has already could not be done: nothing is appended or synced any more, and a start does it."""
+        """Reject all appends and syncs, because a logged operation failed; the next start repeats it."""
         self._end.fail(error)
 
     # -- append
 
     def queue_for(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue to append to; made with its first message. Raises as `put`."""
+        """Return the queue to append to; create it if missing. Raises as `put`."""
         return self._queues.by_name.get((topic, queue_id)) or self._new_queue(topic, queue_id)
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -483,9 +497,9 @@ class MessageStore:
         prepared_transaction_offset: int = 0,
         beside: Send | None = None,
     ) -> PutResult:
-        """Append a message. Raises `StoreFull`, `StoreNotWritable`, `MessageIllegal`; then nothing was stored.
+        """Append a message. Raises StoreFull, StoreNotWritable or MessageIllegal; then nothing was stored.
 
-        With `beside` both are stored, next to each other, or neither.
+        With `beside`, both records are stored next to each other, or neither.
         """
         queue = self.queue_for(topic, queue_id)
         names = f"{unique_key or ''} {keys or ''}" if keys or unique_key else ""
@@ -500,59 +514,60 @@ class MessageStore:
         return PutResult(physical_offset, queue_offset, size, self._end.last_time)
 
     def put_first(self, append: Callable[[], None]) -> None:
-        """Store nothing else before this has: it appends, and raises StoreFull or StoreNotWritable where it can't now.
+        """Store nothing else before `append` has succeeded; it may raise StoreFull or StoreNotWritable.
 
-        Then every later append tries it again, and is refused as it was. A slave owes nothing: StoreNotWritable.
+        If it fails, every later append first calls it again, and fails with the same error. Raises StoreNotWritable on
+        a slave.
         """
         self._end.put_first(append)
 
-    # -- flush, and what readers see
+    # -- flush and visibility
 
     def join_set(self, confirmed: int) -> None:
-        """From now on readers see no further than the set has confirmed. What they see already stays."""
+        """From now on make only confirmed records visible. Visible ones stay visible."""
         self._visibility.join_set(confirmed)
 
     def confirm(self, offset: int) -> None:
-        """The set has what lies below; it never takes that back, and a lower offset says nothing new."""
+        """Set the confirmed offset. It never decreases: a lower offset is ignored."""
         self._visibility.confirm(offset)
 
     def leave_set(self) -> None:
-        """From now on readers see what this broker alone would show."""
+        """From now on make records visible without a set's confirmation."""
         self._visibility.leave_set()
 
     def tell(self, callback: AppendCallback) -> None:
-        """Call back with all messages that readers see from then on."""
+        """Call back with all messages that become visible from now on."""
         self._visibility.tell(callback)
 
     @property
     def confirmed_offset(self) -> int:
-        """Readers see what lies below."""
+        """The physical offset below which records are visible."""
         return self._visibility.confirmed
 
     @property
     def shows_after_sync(self) -> bool:
-        """Whether readers see only what is on the disk."""
+        """Whether only durable records are visible."""
         return self._visibility.waits_for_sync
 
     @property
     def flushed_offset(self) -> int:
-        """What lies below is on the disk."""
+        """The physical offset below which the log is durable."""
         return self._visibility.flushed
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something to flush, or a failure to tell."""
+        """Whether there is something to flush, or a failure to report."""
         return self._visibility.is_dirty
 
     def flush(self) -> int:
-        """Bring the log to the disk; returns the offset to hand to `after_flush`. For a thread.
+        """Sync the log on a thread; return the offset to pass to `after_flush`.
 
-        A sync that failed is never tried again: the kernel may have dropped the pages. Raises `StoreNotWritable`.
+        After a failed sync, every call raises StoreNotWritable, because the kernel may have dropped the pages.
         """
         return self._visibility.flush()
 
     def after_flush(self, offset: int) -> None:
-        """On the loop, after `flush` returned `offset`: show what is confirmed by it."""
+        """Make messages visible that are durable below `offset`, the result of `flush`; on the event loop."""
         self._visibility.after_flush(offset)
         if self._cut_ended is None:
             self._index.build()
@@ -563,7 +578,7 @@ class MessageStore:
 
     @property
     def wants_upkeep(self) -> bool:
-        """Whether `upkeep` has something to do."""
+        """Whether `upkeep` has work to do."""
         queues = self._queues
         return self._cut_ended is None and (
             self._checkpointer.is_due
@@ -573,7 +588,7 @@ class MessageStore:
         )
 
     def upkeep(self) -> None:
-        """Write the checkpoint that is due, allocate the next file, remove files of deleted queues.
+        """Write the due checkpoint, allocate the next file, and remove files of deleted queues.
 
         For a thread. Raises as `flush`.
         """
@@ -592,27 +607,27 @@ class MessageStore:
                 raise StoreNotWritable(f"the files of deleted queues can't be removed: {error}") from error
 
     def prepare_next(self) -> None:
-        """Allocate the next log file ahead. For a thread. Raises `StoreFull`."""
-        if self._cut_ended is None:  # a cut allocates none, and makes threads wait that ask for a file
+        """Allocate the next log file ahead, on a thread. Raises StoreFull."""
+        if self._cut_ended is None:  # a truncation allocates none, and would make this thread wait
             self._log.prepare_next()
 
     @property
     def checkpointed(self) -> int:
-        """The log position of the checkpoint on the disk."""
+        """The physical offset of the durable checkpoint."""
         return self._checkpointer.checkpointed
 
     @property
     def checkpoint_is_put_off(self) -> bool:
-        """Whether one could not be written."""
+        """Whether a checkpoint could not be written."""
         return self._checkpointer.is_put_off
 
     def want_checkpoint(self, physical_offset: int) -> bool:
-        """Have the next `upkeep` write a checkpoint; False: one stands at or above the offset already."""
+        """Make the next `upkeep` write a checkpoint at or above the offset; return False if there is one already."""
         self.check_whole()
         return self._checkpointer.want(physical_offset)
 
     def checkpoint(self) -> None:
-        """Write one now: it flushes, too."""
+        """Flush and write a checkpoint synchronously."""
         self.check_whole()
         self._checkpointer.write_now()
         self._forget_following()
@@ -620,45 +635,45 @@ class MessageStore:
     # -- queues
 
     def queues(self) -> dict[str, list[int]]:
-        """The queues of each topic."""
+        """Return the queue ids of each topic."""
         return self._queues.names()
 
     def topics(self) -> list[str]:
-        """Those that have queues, in no order."""
+        """Return the topics that have queues, unordered."""
         return self._queues.topics()
 
     def queues_of(self, topic: str) -> list[int]:
-        """The queues of one topic."""
+        """Return the queue ids of one topic."""
         return self._queues.names_of(topic)
 
     def following_offsets(self) -> dict[str, dict[int, int]]:
-        """Topic -> queue -> the offset that its next message gets, confirmed or not; also of queues that are gone."""
+        """Return topic -> queue -> the offset of the next message, confirmed or not; includes deleted queues."""
         return {topic: self.following_of(topic) for topic in self.following_topics()}
 
     def queue_ends(self) -> dict[str, dict[int, int]]:
-        """Topic -> queue -> the offset that its next message gets, confirmed or not; of the queues that exist."""
+        """Return topic -> queue -> the offset of the next message, confirmed or not; only of existing queues."""
         return self._queues.ends()
 
     def following_topics(self) -> list[str]:
-        """Those that have queues here, or had."""
+        """Return the topics that have or had queues here."""
         return self._queues.following_topics()
 
     def following_of(self, topic: str) -> dict[int, int]:
-        """As `following_offsets`, of one topic."""
+        """Return `following_offsets` of one topic."""
         return self._queues.following_of(topic)
 
     def deleted_below(self) -> dict[str, dict[int, int]]:
-        """Topic -> queue -> where it ended when the topic was deleted last, unless it began again."""
+        """Return topic -> queue -> its end at the last deletion of the topic, unless it restarted at 0."""
         return self._queues.ended()
 
     def deleted_topics(self) -> list[str]:
-        """Topics that were, and of which something is kept here: they may have come again."""
+        """Return the deleted topics that still have state here; they may exist again."""
         return self._queues.deleted()
 
     def image_without(self, topics: Collection[str]) -> StateImage | None:
-        """The state without deleted topics of which nothing is left, here or elsewhere, for `write_queue_state`.
+        """Return the state without deleted topics that have no data left, here or elsewhere, for `write_queue_state`.
 
-        None: there is none of them. The members of a set know each other's, so there none is.
+        Returns None if there are none. In a broker set there are none, because the other members keep that state.
         """
         self.check_whole()
         if self._visibility.set_has is not None:
@@ -666,35 +681,42 @@ class MessageStore:
         return self._queues.image_without(topics, self._log.min_offset)
 
     def forget_deleted(self, image: StateImage) -> int:
-        """Of an `image_without` that is written: how many are forgotten now, and begin at 0 if they come again."""
+        """Forget the topics omitted from a written `image_without`; return their number.
+
+        If created again they start at 0.
+        """
         self.check_whole()
         return self._queues.forget_deleted(image)
 
     def ended_at(self, topic: str, queue_id: int) -> int:
-        """Where the queue ended when its topic was deleted last: below is an earlier life. 0: it was not."""
+        """Return the end of the queue at the last deletion of its topic; 0 if none.
+
+        Lower offsets belong to the deleted topic.
+        """
         return self._queues.ended_at(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first offset that the local log has; 0 of an unknown queue."""
+        """Return the lowest offset that the local log has; 0 of an unknown queue."""
         return self._queues.min_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset after the last confirmed message; 0 of an unknown queue."""
+        """Return the offset behind the last visible message; 0 of an unknown queue."""
         queue = self._queues.get(topic, queue_id)
         return 0 if queue is None else queue.visible
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the queue's next message gets; of a deleted queue, should it come again."""
+        """Return the offset of the queue's next message; for a deleted queue, the one it would get if created again."""
         return self._queues.next_offset(topic, queue_id)
 
     def gone_below(self, topic: str) -> int:
-        """The physical offset below which a topic's records belong to an earlier life of it; 0: there was none."""
+        """Return the physical offset below which a topic's records belong to a deleted topic of its name; 0 if none."""
         return self._queues.gone_below(topic)
 
     def former_ends(self, topics: Collection[str]) -> dict[str, int]:
-        """Topic -> the physical offset below which its records are of a deleted topic; the log's end without queues.
+        """Return topic -> the physical offset below which records of that name belong to a deleted topic.
 
-        Only of topics that may have such records in the log.
+        For a topic without queues this is the end of the log. Only topics that may have such records in the log are
+        included.
         """
         ends = {
             topic: self.gone_below(topic) if self._queues.of_topic(topic) else self._end.appended for topic in topics
@@ -702,17 +724,20 @@ class MessageStore:
         return {topic: end for topic, end in ends.items() if end > self._log.min_offset}
 
     def set_min_offset(self, topic: str, queue_id: int, offset: int) -> None:
-        """Hide the messages below an offset, for good."""
+        """Permanently hide the messages below an offset."""
         if self.hide_below(topic, {queue_id: offset}):
             self.save_queue_state()
 
     def hide_below(self, topic: str, offsets: Mapping[int, int]) -> bool:
-        """Hide the messages of queues below offsets; for good once the state is saved; whether that is new."""
+        """Hide the messages of queues below offsets; return whether any are newly hidden.
+
+        Durable once the state is saved.
+        """
         self.check_whole()
         return self._queues.hide_below(topic, offsets)
 
     def expire_below(self, topic: str, offsets: Mapping[int, int], timestamp: int) -> Generator[None, None, bool]:
-        """As `hide_below`, of the messages that were stored before a time. Yields as `offset_by_time`."""
+        """Hide as `hide_below`, but only messages that were stored before a time. Yields as `offset_by_time`."""
         hidden = False
         for queue_id, offset in offsets.items():
             if self._queues.get(topic, queue_id) is not None:
@@ -722,58 +747,67 @@ class MessageStore:
         return hidden
 
     def show_from(self, topic: str, queue_id: int, offset: int) -> int:
-        """Show again what was hidden, from an offset on, as far down as the queue has it without a hole.
+        """Make hidden messages visible again, from an offset on, as far down as the queue has no hole.
 
-        Returns the queue's minimum then.
+        Returns the queue's new minimum.
         """
         self.check_whole()
         return self._queues.show_from(topic, queue_id, offset)
 
     def erased_places(self) -> list[tuple[str, int]]:
-        """Topics and queues of which something was erased that is still here."""
+        """Return the topics and queues with erased offsets whose records are still in the log."""
         return self._queues.erased_places()
 
     def erased_of(self, topic: str, queue_id: int) -> Spans:
-        """What was erased of a queue: no request returns it."""
+        """Return the erased offsets of a queue, which no request returns."""
         return self._queues.erased_of(topic, queue_id)
 
     def erasable(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The offsets [low, end) of which records are here that may be erased."""
+        """Return the range [low, end) of offsets whose local records may be erased."""
         return self._queues.erasable(topic, queue_id)
 
     def set_erased(self, topic: str, queue_id: int, before: Spans, spans: Spans) -> bool:
-        """No request returns these; for good once the state is saved. False: it was another than `before` by now.
+        """Set the erased offsets of a queue; durable once the state is saved.
 
-        The lifecycle goes on seeing them, by `entries`, `store_time` and `offset_by_time`: they are in the log.
+        Returns False if they are no longer `before`.
+
+        `entries`, `store_time` and `offset_by_time` still include them for the lifecycle, because the records are in
+        the log.
         """
         self.check_whole()
         return self._queues.set_erased(topic, queue_id, before, spans)
 
     def shown_near(self, topic: str, queue_id: int, offset: int, *, below: bool) -> int:
-        """An offset itself, where it was not erased; else the first above that was not, or the last `below`, or -1."""
+        """Return the nearest offset at or above the given one that is not erased.
+
+        With `below`, return the nearest one at or below it, or -1 if there is none.
+        """
         spans = self._queues.erased_of(topic, queue_id)
         return erased.before(spans, offset) if below else erased.behind(spans, offset)
 
     def save_queue_state(self) -> None:
-        """What `hide_below` hid stays hidden."""
+        """Make the queue state durable, for example after `hide_below`."""
         self.check_whole()
         self._queues.save()
 
     def queue_state_image(self) -> StateImage:
-        """As it is now, on the loop; `write_queue_state` is for any thread."""
+        """Return an image of the queue state, on the event loop; `write_queue_state` may be called on any thread."""
         self.check_whole()
         return self._queues.image()
 
     def write_queue_state(self, image: StateImage) -> None:
-        """An older image never replaces a newer one."""
+        """Write an image. An older image never replaces a newer one."""
         self._queues.write(image)
 
     def create_queue_at(self, topic: str, queue_id: int, next_offset: int) -> None:
-        """Make a queue go on at an offset, above what its archive or an earlier life of it has."""
+        """Let a queue continue at an offset above those of its archive or of a deleted queue of its name."""
         self.create_queues_at({topic: {queue_id: next_offset}})
 
     def create_queues_at(self, following: Mapping[str, Mapping[int, int]]) -> None:
-        """The same of many. One that is there and reaches as high stays as it is; may be repeated after a crash."""
+        """Do `create_queue_at` for many queues.
+
+        Those that end as high or higher are unchanged. Repeatable after a crash.
+        """
         self._end.check_writable()
         self._create_at(following)
 
@@ -787,16 +821,16 @@ class MessageStore:
         ]
         if not lower:
             return
-        self.checkpoint()  # recovery takes a hole only from below it
+        self.checkpoint()  # recovery accepts a hole only below a checkpoint
         self._queues.begin_at(lower, by_image=by_image)
         self.checkpoint()
 
     def restore_queues(
         self, following: Mapping[str, Mapping[int, int]], ended: Mapping[str, Mapping[int, int]]
     ) -> None:
-        """Give an empty store the queues that another had: each goes on at its offset, below it is nothing local.
+        """Give an empty store the queues of another one: each continues at its offset, with no local messages below.
 
-        `ended` are the queues of topics that are gone, should they come again. May be repeated after a crash.
+        `ended` are the end offsets of queues of deleted topics. Repeatable after a crash.
         """
         self._end.check_writable()
         self._queues.remember_ended(ended)
@@ -804,10 +838,10 @@ class MessageStore:
         self._create_at(following, by_image=True)
 
     def begin_queues(self, ends: Mapping[str, Mapping[int, int]], log_end: int) -> None:
-        """Of queues that a slave's log has no record of: they go on where they do at its master, and never begin at 0.
+        """Add queues of which a slave's log has no record, so that they continue as at the master and never start at 0.
 
-        The log is confirmed up to `log_end`, to which these ends belong: all that such a queue had by then lies below
-        the log's begin. A topic that was deleted since is as it was deleted.
+        `ends` belong to the log end offset `log_end`, up to which this log is confirmed. So all messages that such a
+        queue had then are below the first offset of this log. A topic that was deleted since is not changed.
         """
         missing: dict[str, dict[int, int]] = {}
         for topic, queues in ends.items():
@@ -818,10 +852,10 @@ class MessageStore:
         self._create_at(missing, by_image=True)
 
     def raise_queues(self, following: Mapping[str, Mapping[int, int]], *, said_at: int | None = None) -> None:
-        """Queues go on at offsets, above what the archive has named. What lies below is there, or lost: hidden here.
+        """Let queues continue at offsets above those that the archive may have assigned; hide lower local messages.
 
-        On a slave by its master's word, of which the record ends at `said_at`; one that has messages from there on
-        keeps them. May be repeated.
+        On a slave a record of the master sets the offsets; it ends at `said_at`. Messages from these offsets on
+        stay visible. Repeatable.
         """
         self._create_at(following)
         self._queues.show_to(following)
@@ -831,35 +865,37 @@ class MessageStore:
             self._queues.save()
 
     def remember_raised(self, following: Mapping[str, Mapping[int, int]], said_at: int) -> bool:
-        """The log says, in a record that ends here, that queues go on at offsets: nothing lowers them while it does.
+        """Record that the log raises queues, in a record that ends at `said_at`; return whether this is new.
 
-        For good once the state is saved; whether that is new.
+        Nothing lowers them while the log has the record. Durable once the state is saved.
         """
         self.check_whole()
         return self._queues.remember_raised(following, said_at)
 
     def goes_on_higher(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue goes on above its last record: it was raised, or begins here, and nothing came since."""
+        """Return whether a queue continues above its last record: raised or restored, without a message since."""
         queue = self._queues.get(topic, queue_id)
         return queue is not None and queue.used_end < queue.end
 
     def remember_ended(self, ended: Mapping[str, Mapping[int, int]]) -> None:
-        """Where queues of deleted topics go on, should these come again, as their master knows it."""
+        """Set the end offsets of deleted topics, as their master has them."""
         self.check_whole()
         if self._queues.remember_ended(ended):
             self._queues.save()
 
     def delete_topic(self, topic: str, *, begin_again: bool = False, below: int | None = None) -> None:
-        """Drop a topic's queues. Its records stay in the log until their files go, but no longer belong to it.
+        """Drop a topic's queues.
+
+        Its records stay in the log until their files are evicted, but belong to no topic any longer.
 
         This does no I/O: `save_deletions` makes it durable, and `upkeep` removes the files.
 
         A slave drops only records `below` the physical offset at which its master deleted the topic: the topic may have
         been created again since.
 
-        If the topic is created again, its queues continue at their end offsets. With `begin_again` they start at 0.
-        The caller may allow that only if nothing outside this store knows the offsets that are then assigned again.
-        The members of a set know them, so a set never starts at 0.
+        If the topic is created again, its queues continue at their end offsets. With `begin_again` they start at 0. The
+        caller may allow that only if nothing outside this store knows the offsets that are then assigned again. The
+        members of a set know them, so a set never starts at 0.
         """
         self.check_whole()
         if not self._queues.of_topic(topic):
@@ -870,14 +906,14 @@ class MessageStore:
 
     @property
     def has_unsaved_deletions(self) -> bool:
-        """Whether a `delete_topic` is not on the disk."""
+        """Whether a `delete_topic` is not durable yet."""
         return self._queues.has_unsaved_deletions
 
     def save_deletions(self) -> None:
-        """Returns when all deletions decided by now are on the disk: a start finds none of their queues. Any thread.
+        """Return when all deletions decided so far are durable, so that a start finds none of their queues; any thread.
 
-        Raises StoreNotWritable: it failed, and the store takes nothing until the next start, which knows the deletion
-        by its record in the metadata log. OutOfDescriptors: it is to be tried again.
+        Raises StoreNotWritable if that failed. The store then rejects everything until the next start, which finds the
+        deletion in the metadata log. Raises OutOfDescriptors if the caller should retry.
         """
         if self._end.failure is not None and self._queues.has_unsaved_deletions:
             raise StoreNotWritable(f"a deletion can't be saved, the disk failed: {self._end.failure}")
@@ -902,9 +938,10 @@ class MessageStore:
         *,
         old_below: int = 0,
     ) -> GetResult:
-        """Read from an offset on; at least one message however large. The buffers are views of the mapped log.
+        """Read from an offset on; at least one message, whatever its size. The buffers are views of the mapped log.
 
-        Of a read that begins below the physical offset `old_below`, the result says where in the log it lies.
+        If the read begins below the physical offset `old_below`, the result contains the physical offsets of its
+        buffers.
         """
         queue = self._queues.get(topic, queue_id)
         if queue is None:
@@ -922,10 +959,10 @@ class MessageStore:
         )
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool) -> Generator[None, None, int]:
-        """The offset of a time: the first at or after it, or with `upper` the last at or before it; erased or not.
+        """Return the offset of the first message at or after a store time, or with `upper` of the last at or before it.
 
-        Yields where other work may have its turn, which happens only in files in which the clock was set back. The
-        search begins again if the queue is another one by then.
+        Erased messages are included. Yields where the caller may yield to the event loop, which happens only in files
+        in which the clock was set back. The search restarts if the queue was replaced meanwhile.
         """
         wanted = timestamp + 1 if upper else timestamp
         searched, cuts, at = None, self.cuts, 0
@@ -940,19 +977,26 @@ class MessageStore:
         return 0
 
     def entry(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
-        """Physical offset, size and tags code of a message; None if the local queue has none there that is returned."""
+        """Return physical offset, size and tags code of a message;
+
+        None if the local queue has none that may be returned.
+        """
         queue = self._queues.get(topic, queue_id)
         if queue is None or not 0 <= offset < queue.visible or erased.behind(queue.erased, offset) != offset:
             return None
         return queue.entry(offset)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time of a message, of a hidden one too; -1 if the local log has none there."""
+        """Return the store time of a message, hidden or not; -1 if the local log does not have it."""
         queue = self._queues.get(topic, queue_id)
         return -1 if queue is None else reading.store_time(self._log, queue, offset)
 
     def shown_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """The same; of one that was erased that of the next, which is what a reader gets there, or else of the last."""
+        """Return the store time of a visible message; -1 if there is none.
+
+        For an erased offset, the store time of the next visible message, which is what a reader gets there, or else of
+        the last one.
+        """
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return -1
@@ -966,7 +1010,7 @@ class MessageStore:
         return self._queues.shows(topic, queue_id, offset, physical_offset)
 
     def shown_record_at(self, physical_offset: int) -> bytes | None:
-        """Return the record that begins at a physical offset if readers may get it: for every request of a client."""
+        """Return the record that begins at a physical offset if readers may get it; for all requests of clients."""
         found = reading.record_at(self._log, physical_offset, self._visibility.confirmed)
         if found is None:
             return None
@@ -974,7 +1018,7 @@ class MessageStore:
         return found if self.shows(record.topic, record.queue_id, record.queue_offset, physical_offset) else None
 
     def record_at(self, physical_offset: int) -> bytes | None:
-        """The record at a physical offset, if one begins there, is confirmed and was not erased.
+        """Return the record at a physical offset if one begins there, is confirmed and is not erased.
 
         For the broker's own bookkeeping, which also needs records below a queue's minimum. Requests of clients use
         `shown_record_at`.
@@ -988,28 +1032,28 @@ class MessageStore:
         return erased.behind(spans, record.queue_offset) != record.queue_offset
 
     def newest_record(self) -> bytes | None:
-        """The last record of the log, if it is confirmed."""
+        """Return the last record of the log if it is confirmed."""
         last = self._tails.newest()
         return reading.record_at(self._log, last, self._visibility.confirmed) if last >= 0 else None
 
     def records_from(self, physical_offset: int) -> Iterator[bytes]:
-        """In the order of the log, each that ends above a place; while nothing is appended."""
+        """Yield the records that end above a physical offset, in log order; nothing may be appended meanwhile."""
         for place, size, _ in self._log.records_ending_above(physical_offset):
             file = self._log.at(place)
             assert file is not None
             yield bytes(memoryview(file.map)[place - file.base : place - file.base + size])
 
     def file_at(self, physical_offset: int) -> LogFile | None:
-        """The file of the log that holds an offset."""
+        """Return the file of the log that contains an offset."""
         return self._log.at(physical_offset)
 
     def query(
         self, topic: str, key: str, max_num: int, begin: int, end: int, *, is_hit: Callable[[bytes], bool]
     ) -> Generator[None, None, KeyHits]:
-        """The newest records with a key, stored in [begin, end], newest first.
+        """Return the newest records with a key that were stored in [begin, end], newest first. Yields after each step.
 
-        `is_hit` compares key and topic, because the index has hashes only, and decides whether clients may see the
-        record: only hits count towards `max_num`. A step looks at `QUERY_STEP` records or `_QUERY_STEP_BYTES` of them.
+        `is_hit` compares key and topic, because the index has only hashes, and decides whether clients may see the
+        record. Only hits count towards `max_num`. A step examines `QUERY_STEP` records or `_QUERY_STEP_BYTES` of them.
         """
         self._index.build()
         limit, text = min(max_num, _QUERY_LIMIT), key.encode("utf-8", "surrogatepass")
@@ -1037,60 +1081,62 @@ class MessageStore:
                     break
         return KeyHits(hits)
 
-    # -- the log as the lifecycle sees it
+    # -- for the lifecycle
 
     @property
     def min_physical_offset(self) -> int:
-        """Where the local log begins."""
+        """The first physical offset of the local log."""
         return self._log.min_offset
 
     @property
     def max_physical_offset(self) -> int:
-        """Where the next record goes."""
+        """The physical offset of the next record."""
         return self._end.appended
 
     @property
     def newest_segment_base(self) -> int:
-        """Where the file that is being written begins."""
+        """The first physical offset of the file that is being written."""
         return self._log.files[-1].base if self._log.files else 0
 
     @property
     def newest_store_time(self) -> int:
-        """Of the last record, or what the store was told of later ones."""
+        """Store time of the last record, or a later one set by `go_on_after`."""
         return self._end.last_time
 
     @property
     def steps_back(self) -> int:
-        """How often the clock went back, since the start."""
+        """The number of times that the clock stepped back since the start."""
         return self._end.steps_back
 
     def go_on_after(self, store_time: int) -> None:
-        """No record gets an earlier time, as long as the clock is not far behind."""
+        """Give later records no earlier store time than this, unless the clock is far behind."""
         self._end.reach_time(store_time)
 
     def segments(self) -> list[Segment]:
-        """The files of the log, oldest first; only the last is not sealed."""
+        """Return the files of the log, oldest first; only the last is not sealed."""
         return [self._segment(file) for file in self._log.files]
 
     def _segment(self, file: LogFile) -> Segment:
         if file is self._end.file and not file.sealed:
             topics, newest = self._end.table()
             return Segment(file.base, self._end.appended, False, newest, topics)
-        # The last stays: a slave's may be whole, until the first byte of the next comes.
+        # The last one does not count as sealed: a slave's file may be complete before the next one begins.
         sealed = file.sealed and file is not self._end.file
         return Segment(file.base, file.end, sealed, file.newest_store_time, file.topics)
 
     def roll(self) -> None:
-        """End the active file, so that it may be archived whole. Raises `StoreFull`."""
+        """End the active file, so that it may be archived as a whole. Raises StoreFull."""
         self._end.roll()
 
     def take_out(self, base: int) -> Callable[[], bool]:
-        """The log begins above its oldest file from here on, and the minimum of each queue follows.
+        """Let the log begin above its oldest file, and return a function that deletes the file; minimum offsets follow.
 
-        What is returned takes the file from the disk, for any thread: it waits for the disk, and for memory to be given
-        back. Until then a start finds the file again, and so does a cut, behind which it stays: False. The checkpoint
-        must lie above it: a start that finds it below the log can't tell an eviction from a lost file.
-        Raises StoreFull if there is no room even for a checkpoint.
+        The function may run on any thread, because it waits for the disk and for memory to be released. Until then a
+        start finds the file again. A truncation finds it too and keeps it; the function then returns False.
+
+        The checkpoint must be above the file, because a start that finds it below the log cannot distinguish an
+        eviction from a lost file. Raises StoreFull if there is no room for a checkpoint, and StoreError if the file
+        must not be evicted.
         """
         self.check_whole()
         file = self._log.files[0] if self._log.files else None
@@ -1098,7 +1144,7 @@ class MessageStore:
             raise StoreError(f"the file at {base} is not the oldest, or not sealed and flushed")
         if self.checkpointed < file.end:
             self.checkpoint()
-        if self.checkpointed < file.end:  # the disk is full: the file that was prepared ahead makes room
+        if self.checkpointed < file.end:  # the disk is full: deleting the file prepared ahead makes room
             self._log.drop_next()
             self.checkpoint()
         if self.checkpointed < file.end:
@@ -1109,7 +1155,7 @@ class MessageStore:
         return remove
 
     def restart_log_at(self, physical_offset: int) -> None:
-        """Go on in a new file at an offset above the log's end: what lies between was lost, its offsets are taken."""
+        """Continue in a new file at an offset above the log's end, because the records between were lost."""
         self._end.check_writable()
         if physical_offset < self._end.appended:
             raise StoreError(f"the log already reaches {self._end.appended}, above {physical_offset}")
@@ -1118,43 +1164,43 @@ class MessageStore:
         self.checkpoint()
 
     def entries(self, topic: str, start_phys: int, end_phys: int) -> dict[int, EntryRun]:
-        """Per queue the entries of records in [start, end), as arrays of their own."""
+        """Return for each queue the entries of records in [start_phys, end_phys), as copies."""
         slices = self.entry_slices(topic, start_phys, end_phys, _ALL)
         return reading.joined(piece for piece in slices if piece is not None)
 
     def entry_slices(
         self, topic: str, start_phys: int, end_phys: int, most: int
     ) -> Iterator[reading.EntrySlice | None]:
-        """The same, at most so many entries at a time: between two of them other work may have its turn.
+        """Yield as `entries`, at most `most` entries at a time; the caller may yield to the event loop in between.
 
-        None ends each queue, also one without any: that it has none had to be looked up.
+        None marks the end of each queue, also of one without entries.
         """
-        # a queue's file may still have entries of log files that are evicted
+        # the files of a queue may still have entries of evicted log files
         start = max(start_phys, self._queues.gone_below(topic), self._log.min_offset)
         for queue in self._queues.of_topic(topic):
             yield from reading.entry_slices(queue, queue.first_at(start), queue.first_at(end_phys), most)
             yield None
 
     def first_offsets(self, topic: str, start_phys: int) -> dict[int, int]:
-        """Per queue the first offset whose record lies at or above; the queue's end if there is none."""
+        """Return for each queue the first offset whose record is at or above a physical offset, or the queue's end."""
         return {queue.queue_id: queue.first_at(start_phys) for queue in self._queues.of_topic(topic)}
 
     def files(self, start: int, end: int) -> list[tuple[str, int, int]]:
-        """Path, base and length of the log's files that meet [start, end)."""
+        """Return path, base and size of the log files that overlap [start, end)."""
         return [
             (str(file.path), file.base, file.size) for file in self._log.files if file.base < end and file.end > start
         ]
 
-    # -- how much of what it holds
+    # -- resource usage
 
     @property
     def descriptors(self) -> int:
-        """How many the log holds."""
+        """The number of file descriptors that the log holds."""
         return self._log.descriptors
 
     @property
     def mapped_queue_files(self) -> int:
-        """How many files of queues are mapped; bounded."""
+        """The number of mapped consume queue files, which is bounded."""
         return self._queues.mapped_files
 
     @property
@@ -1164,5 +1210,5 @@ class MessageStore:
 
     @property
     def skipped_keys(self) -> int:
-        """Keys that were not indexed since the start, for want of room."""
+        """Keys that were not indexed since the start, for lack of disk space."""
         return self._index.skipped

@@ -332,7 +332,7 @@ def entry_run(queue: ConsumeQueue, first: int, end: int) -> EntryRun | None:
 
 
 class EntrySlice(msgspec.Struct, frozen=True):
-    """Entries of a queue. They continue the slice before, or begin a new run if `anew`."""
+    """Entries of a queue. They continue the slice before, unless `anew` is set: then they begin a new run."""
 
     queue_id: int
     run: EntryRun
