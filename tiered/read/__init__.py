@@ -1,1 +1,1 @@
-"""From offsets to records out of objects: located, fetched, decoded, kept."""
+"""Cold reads, from offsets to records in objects: locate, fetch, decode, cache."""

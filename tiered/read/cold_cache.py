@@ -1,13 +1,14 @@
-"""Decoded row groups in memory, bounded in bytes, and in how many of them are mappings: each holds descriptors.
+"""Cache of decoded row groups in memory, limited in bytes and in mappings, each of which holds file descriptors.
 
     put ahead ──▶ coming ──reached──▶ used once ──used again──▶ protected      (the last two: a segmented LRU)
     put ──────────────────────────────▲
 
-What was fetched ahead waits for its reader apart: by time alone it is older than what readers have done with since, and
-would go first. Nobody may come for it, so it goes when twice the cache's bytes have been put behind it.
+A group that was fetched ahead waits for its reader outside the LRU. There it would be older than groups that readers
+have finished, and would be evicted first. A reader may never reach it, so it is evicted when twice the cache's
+capacity has been put after it.
 
-A group is read in many pulls, front to back: that is one use. It is used again when somebody reads a queue in it at or
-below a place that was read before; only then is it protected from the next scan.
+A reader pulls a group many times, front to back, which counts as one use. It is used again when a read of a queue
+begins at or below an earlier one. Only then is it protected from the next scan.
 """
 
 from collections import OrderedDict
@@ -17,23 +18,23 @@ from typing import NamedTuple
 from tiered.worker.client import DecodedGroup
 from tiered.worker.segmented_lru import SegmentedLru
 
-Key = tuple[str, int]  # object, row group
-_WAITS = 2  # times the cache's bytes that are put meanwhile
+Key = tuple[str, int]  # key of the object, index of the row group
+_WAITS = 2  # multiple of the capacity that is put until a group fetched ahead is evicted
 
 
 @dataclass(slots=True)
 class _Cached:
     group: DecodedGroup
-    highest: dict[int, int] = field(default_factory=dict)  # queue -> the highest offset a read began at
+    highest: dict[int, int] = field(default_factory=dict)  # queue -> highest offset at which a read began
 
 
 class _Coming(NamedTuple):
     group: DecodedGroup
-    until: int  # so many bytes have been put
+    until: int  # the group is evicted when `_put_bytes` exceeds it
 
 
 class GroupCache:
-    """Not thread-safe: the reader locks."""
+    """The cache. Not thread-safe: the caller locks."""
 
     def __init__(self, capacity: int, mapped_max: int = 1024) -> None:
         self._held: SegmentedLru[Key, _Cached] = SegmentedLru(capacity)
@@ -41,7 +42,7 @@ class GroupCache:
         self._mapped_max = mapped_max
         self._put_bytes = 0
         self.mapped = 0
-        # Bytes fetched ahead that no reader has reached: read-ahead stops where these would be too many.
+        # Bytes fetched ahead that no reader has reached; read-ahead is limited by them.
         self.ahead_bytes = 0
 
     @property
@@ -56,7 +57,7 @@ class GroupCache:
         return key in self._coming or key in self._held
 
     def get(self, key: Key, queue: int, offset: int) -> DecodedGroup | None:
-        """For a read that begins at an offset of a queue."""
+        """Return a group for a read that begins at an offset of a queue; None if it is not cached."""
         if key in self._coming:
             self._keep(key, self._reached(key))
         cached = self._held.peek(key)

@@ -1,8 +1,9 @@
-"""Looking messages up in the archive: by key, and by their place in the log.
+"""Queries of the archive by key, and by CommitLog offset.
 
-The archive has no index, but each row group has bloom filters of its keys, and bounds of its places: what they do not
-rule out is fetched, newest first and a few ahead, and searched as bytes, so many of them and so long. What is found as
-bytes is decoded and compared, so a body that holds the key is no hit. What was not searched is said.
+The archive has no index, but each row group has bloom filters of its keys and bounds of its CommitLog offsets. Row
+groups that pass them are fetched, newest first and a few ahead, and searched for the bytes, within limits of number and
+time. Records with the bytes are decoded and compared, because the bytes may be in the body. The result states which
+times were not searched.
 """
 
 import contextlib
@@ -24,9 +25,9 @@ from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 from tiered.worker.client import DecodedGroup
 from tiered.write.key_rows import rows_with
 
-# One question: a stock client waits 15 s for its answer.
+# Limits of one query; a stock client waits 15 s for its answer.
 GROUPS_MAX = 64
-OBJECTS_MAX = 1024  # that are asked what they may hold
+OBJECTS_MAX = 1024  # objects whose filters are requested
 SECONDS_MAX = 10.0
 _AHEAD = 4
 _OBJECTS_AHEAD = 6
@@ -34,14 +35,14 @@ _LONG = Struct(">q")
 
 
 class ColdUnavailable(Exception):
-    """The archive can't answer now: the client is told to come back, its offset stays."""
+    """The archive can't answer now. The client has to retry, at the same offset."""
 
 
 class Found(NamedTuple):
-    """Whole records, newest first, and in words what was left unsearched (empty: nothing)."""
+    """Whole records, newest first, and what was not searched."""
 
     records: list[bytes]
-    unsearched: str = ""  # what may hold more; empty: nothing
+    unsearched: str = ""  # what may have more, in words; empty: nothing
 
 
 class _Place(NamedTuple):
@@ -54,7 +55,7 @@ class _Place(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """How many row groups were not searched, and which times they hold."""
+    """The row groups that were not searched: their number and time range."""
 
     groups: int = 0
     oldest_ms: int = NEVER
@@ -69,25 +70,25 @@ class _Left(NamedTuple):
 
 _NOTHING = _Left()
 
-# The row group, on its way or there; raises ColdUnavailable when too many wait.
+# Returns the future of a row group; raises ColdUnavailable if too many fetches are queued.
 Ask = Callable[[CommittedObject, int], "Future[DecodedGroup]"]
-# A word, or a place in the log.
+# A word, or a CommitLog offset.
 QueryKey = bytes | int
-# Which of an object's row groups may hold it, on its way or there; whoever gives up cancels it.
+# Returns the future of the row groups of an object that may have the wanted key; cancelled if it is no longer needed.
 MayHold = Callable[[CommittedObject, list[int], QueryKey], "Future[frozenset[int]]"]
 
 
 class ColdQuery:
-    """Searches of the archive by key and by place, bounded in row groups and time. Raises ColdUnavailable."""
+    """Queries by key and by CommitLog offset, limited in row groups and time. Raises ColdUnavailable."""
 
     def __init__(self, catalog: Catalog, ask: Ask, clock: Clock, may_hold: MayHold | None = None) -> None:
-        """Without `may_hold` every row group of the time is read."""
+        """Without `may_hold`, every row group of the time range is read."""
         self._catalog, self._ask, self._clock, self._may_hold = catalog, ask, clock, may_hold
 
     def by_key(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
-        """The newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
+        """Return the newest records with this word in KEYS or this unique key, stored in [begin, end], newest first."""
         if not key:
-            return Found([])  # no index has an empty word
+            return Found([])  # RocketMQ's index has no empty word
         places, beyond = _newest(self._catalog.topic(topic).names_since(begin), begin, end)
         word = key.encode("utf-8", "surrogatepass")
         pattern = re.compile(re.escape(word))
@@ -101,13 +102,13 @@ class ColdQuery:
                     if has_key(record, topic, key) and begin <= record.store_timestamp <= end
                 ]
                 found.sort(reverse=True)
-                # Groups overlap in time: only what is older than all that is found can be left out.
+                # Groups overlap in time, so older groups are skipped only if all results are newer than them.
                 if len(found) >= max_num and found[max_num - 1][0] >= search.newest_left:
                     return Found([raw for _, _, raw in found[:max_num]])
         return Found([raw for _, _, raw in found[:max_num]], search.unsearched)
 
     def at(self, physical_offset: int) -> Found:
-        """The record that was stored at this place of the log."""
+        """Return the record at a CommitLog offset."""
         places = [
             _Place(name, index)
             for name in self._catalog.objects_at(physical_offset)
@@ -143,9 +144,9 @@ class ColdQuery:
 
 
 def _newest(names: Iterable[CommittedObject], begin: int, end: int) -> tuple[list[_Place], _Left]:
-    """Row groups that may hold what was stored in [begin, end], newest first, and what is left of them.
+    """Return row groups that may have records stored in [begin, end], newest first, and those beyond the limit.
 
-    Of as many objects as are asked at most, those with the newest: all of a topic may be too many to hold at once.
+    Keeps the newest OBJECTS_MAX objects: all objects of a topic may be too many to hold in memory.
     """
     kept: list[tuple[int, int, CommittedObject, list[int]]] = []
     beyond = _NOTHING
@@ -167,7 +168,7 @@ def _newest(names: Iterable[CommittedObject], begin: int, end: int) -> tuple[lis
 
 
 class _Looks:
-    """At what the objects may hold, in the order of their first places, the next ones on their way."""
+    """Requests for the objects' filters, in the order of their first row groups, a few ahead."""
 
     def __init__(self, places: Sequence[_Place], wanted: QueryKey, may_hold: MayHold) -> None:
         objects: dict[str, tuple[CommittedObject, list[int]]] = {}
@@ -178,7 +179,7 @@ class _Looks:
         self._wanted, self._may_hold = wanted, may_hold
 
     def of(self, place: _Place) -> "Future[frozenset[int]] | None":
-        """None: one object too many."""
+        """Return the future for a place's object; None if it is beyond OBJECTS_MAX."""
         coming = sum(not look.done() for look in self._begun.values())
         while self._next and (place.name.key not in self._begun or coming < _OBJECTS_AHEAD):
             name, numbers = self._next.popleft()
@@ -187,7 +188,7 @@ class _Looks:
         return self._begun.get(place.name.key)
 
     def rules_out(self, place: _Place) -> bool:
-        """As far as is known."""
+        """Whether a completed request excludes the place."""
         look = self._begun.get(place.name.key)
         return look is not None and look.done() and not look.cancelled() and place.number not in look.result()
 
@@ -197,12 +198,12 @@ class _Looks:
 
 
 class _Search:
-    """Row groups in their order, the next ones on their way; keeps account of what is left out, and why."""
+    """A search through row groups in order, with fetches a few ahead. Tracks which groups were not searched."""
 
     def __init__(
         self, places: Sequence[_Place], ask: Ask, clock: Clock, looks: _Looks | None, beyond: _Left = _NOTHING
     ) -> None:
-        """`beyond`: what is not even in `places`."""
+        """`beyond`: row groups that are not in `places`, beyond the limit."""
         self._beyond = beyond
         self._rest = deque(places)
         self._looks = looks
@@ -214,7 +215,7 @@ class _Search:
 
     @property
     def newest_left(self) -> int:
-        """The newest time that an unsearched group may hold."""
+        """The newest store time that an unsearched group may have."""
         return self._left().newest_ms
 
     @property
@@ -248,13 +249,13 @@ class _Search:
         return max(self._deadline - self._clock.monotonic(), 0)
 
     def _begin_more(self) -> bool:
-        """False: there is nothing left to wait for. Raises TimeoutError."""
+        """Request more groups. Returns False if no group remains to wait for. Raises TimeoutError."""
         while self._rest and len(self._coming) < _AHEAD and self._asked < GROUPS_MAX:
             if self._looks is not None:
                 look = self._looks.of(self._rest[0])
                 if look is None or (self._coming and not look.done()):
                     break
-                with contextlib.suppress(CancelledError):  # it may hold anything
+                with contextlib.suppress(CancelledError):  # without an answer, the group may have the key
                     if self._rest[0].number not in look.result(self._seconds_left()):
                         self._rest.popleft()
                         continue
@@ -272,11 +273,11 @@ class _Search:
 
 
 def as_text(time_ms: int) -> str:
-    """A store time in UTC. A damaged record has no time; a group of such begins at the epoch."""
+    """Format a store time in UTC. Damaged records have no time, so a group of such begins at the epoch."""
     return datetime.fromtimestamp(max(time_ms, 0) / 1000, UTC).isoformat(timespec="seconds")
 
 
 def has_key(record: MessageRecord, topic: str, key: str) -> bool:
-    """RocketMQ's index: the words of KEYS and the unique key."""
+    """Whether a record matches as in RocketMQ's index: by a word of KEYS or by the unique key."""
     properties = record.properties
     return record.topic == topic and (properties.get("UNIQ_KEY") == key or key in properties.get("KEYS", "").split(" "))

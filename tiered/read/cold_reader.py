@@ -1,12 +1,12 @@
-"""Reads out of the archive for the broker: catalog -> row group -> one range GET in the worker -> slices of its memfd.
+"""Cold reads for the broker: catalog -> row group -> one range GET in the worker -> slices of its memfd.
 
     at_hand ── catalog.find ──▶ cache ──hit──▶ slice by count, bytes, tags
-    locate  ─┘                   └─miss─▶ one fetch for all who ask, in turns between groups ──▶ cache ──▶ take
-                                          read-ahead behind a sequential reader
+    locate  ─┘                   └─miss─▶ one fetch for all readers, in turns between groups ──▶ cache ──▶ take
+                                          read-ahead for a sequential reader
 
-Thread-safe; `at_hand`, `locate` and `take` don't block, so the broker's loop calls them: a replay's pulls are answered
-at hand but for the few that come before their row group, and those await what lies between `locate` and `take`. What
-can't be read raises ColdUnavailable, and no offset passes a range that was not read.
+Thread-safe. `at_hand`, `locate` and `take` don't block, so the broker's event loop calls them. `at_hand` answers most
+pulls of a replay. A pull before its row group is fetched calls `locate`, awaits the future, and calls `take`. A failed
+read raises ColdUnavailable, and no returned offset skips a range that was not read.
 """
 
 import threading
@@ -29,13 +29,13 @@ from tiered.worker.client import DecodedGroup
 __all__ = ["ColdCounts", "ColdReader", "ColdResult", "ColdUnavailable", "GroupSource", "Located"]
 
 
-_QUESTION_SECONDS = 20.0  # that a thread waits for one row group
-_QUERIES = ""  # the line of who asks without a consumer group
+_QUESTION_SECONDS = 20.0  # time limit of a thread's wait for one row group
+_QUERIES = ""  # the fetch queue of callers without a consumer group
 
 
 @dataclass(slots=True)
 class ColdResult:
-    """OFFSET_FOUND_NULL: a gap. OFFSET_OVERFLOW_ONE: above the archive."""
+    """Result of a read. OFFSET_FOUND_NULL: a gap. OFFSET_OVERFLOW_ONE: above the archive."""
 
     status: GetMessageStatus
     next_offset: int
@@ -45,7 +45,7 @@ class ColdResult:
 
 @dataclass(slots=True)
 class Located:
-    """A read on its way: `decoded` ends with the row group or with ColdUnavailable; who gives up cancels it."""
+    """A read in progress. `decoded` ends with the row group or ColdUnavailable; cancel it if it is not needed."""
 
     reader: Reader
     location: Location
@@ -54,9 +54,9 @@ class Located:
 
 
 class ColdReader:
-    """The archive as the broker reads it: locates, fetches each row group once for all who ask, keeps some in memory.
+    """The archive as the broker reads it: locates offsets, shares fetches between readers, and caches row groups.
 
-    Thread-safe. ColdUnavailable says that it can't be read now; what is missing for good is a gap of the catalog.
+    Thread-safe. ColdUnavailable means that a read fails now. Records that are lost for good are gaps of the catalog.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class ColdReader:
         is_current: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
-        """`is_current`: whether the catalog is known to reach the journal's end; what it lacks is lost only then.
+        """`is_current`: whether the catalog is complete up to the journal's end. Only then does it show what is lost.
 
-        `mapped_max`: how many descriptors row groups in memory may hold, two each.
+        `mapped_max`: limit of descriptors for row groups in memory, which have two each.
         """
         self._is_current = is_current
         self._catalog = catalog
         self._groups = GroupFetches(worker, store_url, cache_bytes, mapped_max, fetch_budget)
         self._query = ColdQuery(catalog, self._group_of, clock or SystemClock(), self._may_hold)
-        self._lock = threading.Lock()  # of the readers' positions
+        self._lock = threading.Lock()  # guards the readers' positions
         self._ahead = ReadAhead(min(WINDOW_MAX, self._groups.ahead_max))
 
     @property
@@ -92,12 +92,12 @@ class ColdReader:
 
     @property
     def waiting(self) -> int:
-        """Fetches in line."""
+        """The number of queued fetches."""
         return self._groups.waiting
 
-    # ---- one read out of memory
+    # ---- a read from memory
 
-    def at_hand(  # noqa: PLR0917 - as it is asked of both tiers
+    def at_hand(  # noqa: PLR0917 - the same arguments for both tiers
         self,
         group: str,
         topic: str,
@@ -108,7 +108,7 @@ class ColdReader:
         tag_codes: frozenset[int] | None,
         client: Hashable = None,
     ) -> ColdResult | None:
-        """What needs no wait; None: it is no row group in memory, `locate` says what it is."""
+        """Read without waiting; None if the row group is not in memory, and `locate` has to be called."""
         found = self._catalog.find(topic, queue_id, offset)
         if not isinstance(found, Location) or (decoded := self._groups.in_memory(found, offset)) is None:
             return None
@@ -119,12 +119,12 @@ class ColdReader:
             self._ahead.answered(reader, offset, result.next_offset)
         return result
 
-    # ---- one read in three steps: locate, await `decoded`, take
+    # ---- a read in three steps: locate, await `decoded`, take
 
     def locate(
         self, group: str, topic: str, queue_id: int, offset: int, client: Hashable = None
     ) -> Located | ColdResult:
-        """Where a read of a consumer group's client begins, its row group on the way. Raises ColdUnavailable."""
+        """Locate an offset for a client of a consumer group, and start its fetch. Raises ColdUnavailable."""
         found = self._catalog.find(topic, queue_id, offset)
         if found is None:
             return self._outside(topic, queue_id, offset)
@@ -137,7 +137,7 @@ class ColdReader:
         return Located(reader, found, offset, decoded)
 
     def _note(self, reader: Reader, location: Location, offset: int) -> None:
-        """Under the lock: the reader is here, and what comes behind it is on its way."""
+        """Note a reader's position and fetch ahead of it. Under the lock."""
         position = self._ahead.note(reader, location, offset)
         position.fetch_ahead(
             location, self._catalog.next_location, lambda following: self._groups.fetch_ahead(following, reader[0])
@@ -154,7 +154,7 @@ class ColdReader:
         return result
 
     def has_moved(self, located: Located) -> bool:
-        """Whether the offset is elsewhere now: a failed read of an object that expired meanwhile is asked again."""
+        """Whether the offset is in another place now: a failed read of an object that expired meanwhile is retried."""
         found = self._catalog.find(located.location.name.topic, located.location.queue, located.offset)
         return found != located.location
 
@@ -169,7 +169,7 @@ class ColdReader:
         group: str = _QUERIES,
         client: Hashable = None,
     ) -> ColdResult:
-        """All three steps; the caller's thread waits. Raises ColdUnavailable."""
+        """Read in all three steps; blocks the caller's thread. Raises ColdUnavailable."""
         located = self.locate(group, topic, queue_id, offset, client)
         if isinstance(located, ColdResult):
             return located
@@ -182,28 +182,28 @@ class ColdReader:
         return self.take(located, decoded, max_count, max_bytes, tag_codes)
 
     def forget(self, names: Iterable[CommittedObject]) -> None:
-        """Nothing of these objects is kept in memory."""
+        """Drop cached row groups of these objects."""
         self._groups.forget(names)
 
     def close(self) -> None:
-        """Who waits is told that the broker stops."""
+        """Fail all waiting reads, because the broker stops."""
         self._groups.close()
 
-    # ---- other questions; the caller's thread waits
+    # ---- queries, which may block the caller's thread
 
     def min_offset(self, topic: str, queue_id: int) -> int | None:
         return self._catalog.min_offset(topic, queue_id)
 
     def count_existing(self, topic: str, queue_id: int, first: int, end: int) -> int:
-        """How many offsets of [first, end) are in no gap."""
+        """Return how many offsets in [first, end) are not in a gap."""
         return self._catalog.queue(topic, queue_id).count_existing(first, end)
 
     def has(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Out of memory: no fetch."""
+        """Whether the archive has an offset; without a fetch."""
         return isinstance(self._catalog.find(topic, queue_id, offset), Location)
 
     def store_time(self, topic: str, queue_id: int, offset: int) -> int:
-        """-1 where the archive has no such message or its time is unknown. Raises ColdUnavailable."""
+        """Return a message's store time; -1 if it is not archived or has no known time. Raises ColdUnavailable."""
         found = self._catalog.find(topic, queue_id, offset)
         if not isinstance(found, Location):
             return -1
@@ -223,7 +223,7 @@ class ColdReader:
         return max(found.group.oldest_ms, 0), found.group.newest_ms
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool = False) -> int | None:
-        """The first offset stored at or after a time, or (upper) the last at or before it; None: not in the archive.
+        """Return the first offset stored at or after a time, or with `upper` the last at or before; None if not here.
 
         Raises ColdUnavailable.
         """
@@ -236,16 +236,16 @@ class ColdReader:
         return max((high if first is None else first) - 1, low)
 
     def has_time_below(self, topic: str, queue_id: int, timestamp: int, offset: int) -> bool:
-        """Whether a row group that ends below an offset may hold a message stored at or after a time; out of memory."""
+        """Whether a row group that ends below an offset may have a message stored at or after a time; no fetch."""
         found = self._catalog.queue(topic, queue_id).by_time(timestamp)
         return found is not None and found.last < offset
 
     def query(self, topic: str, key: str, max_num: int, begin: int, end: int) -> Found:
-        """Records with a key, stored in [begin, end], newest first, and what was not searched."""
+        """Return records with a key stored in [begin, end], newest first, and what was not searched."""
         return self._query.by_key(topic, key, max_num, begin, end)
 
     def record_at(self, physical_offset: int) -> Found:
-        """The record from a place in the log, and what was not searched."""
+        """Return the record at a CommitLog offset, and what was not searched."""
         return self._query.at(physical_offset)
 
     def _first_at(self, topic: str, queue_id: int, timestamp: int) -> int | None:
@@ -253,7 +253,7 @@ class ColdReader:
         while location is not None:
             begin = _first_row(location)
             end = begin + location.last - location.first + 1
-            # A damaged record has no time; it counts as stored with the one before it.
+            # A damaged record has no time and counts as stored with the one before it.
             times = np.maximum.accumulate(self._awaited(location, location.first).times[begin:end])
             index = int(np.searchsorted(times, timestamp))
             if index < len(times):
@@ -262,7 +262,7 @@ class ColdReader:
         return None
 
     def _awaited(self, location: Location, offset: int) -> DecodedGroup:
-        """Raises ColdUnavailable, also where the store hangs."""
+        """Return a row group; blocks. Raises ColdUnavailable, also if the store does not answer in time."""
         waiter = self._groups.want(location, _QUERIES, offset)
         try:
             return waiter.result(_QUESTION_SECONDS)
@@ -271,7 +271,7 @@ class ColdReader:
             raise ColdUnavailable(f"{location.name.key}: no answer in {_QUESTION_SECONDS:.0f} s") from error
 
     def _after(self, location: Location) -> Location | None:
-        """The next run, over gaps."""
+        """Return the next run of the queue, across gaps."""
         offset = location.last + 1
         while isinstance(found := self._catalog.find(location.name.topic, location.queue, offset), GapHit):
             offset = found.next_offset
@@ -299,7 +299,7 @@ class ColdReader:
 
 
 def _first_row(location: Location) -> int:
-    """The row, inside its group, of the location's first offset."""
+    """Return the row, within its group, of the location's first offset."""
     row = 0
     for queue, first, last in location.group.runs:
         if (queue, first) == (location.queue, location.first):
@@ -317,10 +317,10 @@ def _slice(
     max_bytes: int,
     tag_codes: frozenset[int] | None,
 ) -> ColdResult:
-    """At least one message, however small `max_bytes` is; neighbours come as one buffer."""
+    """Select messages from a group, at least one even above `max_bytes`. Adjacent messages share a buffer."""
     first = _first_row(location)
     row, end = first + offset - location.first, first + location.last - location.first + 1
-    if tag_codes is None and row < end:  # nearly always: one buffer, and no array is made for it
+    if tag_codes is None and row < end:  # the common case: one buffer, without creating arrays
         begins = group.begins
         begin = begins[row]
         following = min(row + max(max_count, 1), end)

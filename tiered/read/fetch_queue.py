@@ -1,11 +1,11 @@
-"""Who is served next: fetches wait in a line of their own for each consumer group, and the groups take turns.
+"""Scheduling of fetches: each consumer group has a queue of its own, and the groups are served in turns.
 
     group a: ▮▮▮▮▮▮▮▮ ─┐
-    group b: ▮         ├─ in turns ──▶ threads, while the byte budget lasts      read-ahead: only what threads
-    group c: ▮▮       ─┘                                                         no reader waits for, at most half
+    group b: ▮         ├─ in turns ──▶ threads, within the byte budget           read-ahead: only threads that no
+    group c: ▮▮       ─┘                                                         reader needs, at most half of them
 
-A group that replays years never holds every thread: one is left for the others. Thread-safe; calls nobody under its
-lock.
+A group that replays years never occupies every thread: one remains for the others. Thread-safe; calls no callback while
+it holds its lock.
 """
 
 import logging
@@ -16,16 +16,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 log = logging.getLogger(__name__)
 
-# Fetches that one group may have in line; a client that asks for more is told to come back.
+# Queued fetches of one group; a client that requests more has to retry later.
 LINE_MAX = 1024
 
 
 class QueueFull(Exception):
-    """This group has too many fetches in line already."""
+    """The group has too many queued fetches."""
 
 
 class Fetch:
-    """One piece of work; `run` reports its own failure. It may stand in several groups' lines and is run once."""
+    """A fetch; `run` reports its own failure. It may be queued by several groups and runs once."""
 
     __slots__ = ("lines", "nbytes", "run", "started", "taken_by")
 
@@ -33,17 +33,17 @@ class Fetch:
         self.nbytes, self.run = nbytes, run
         self.lines: list[OrderedDict[Fetch, None]] = []
         self.started = False
-        self.taken_by = ("", False)  # the group whose turn it took, and whether as read-ahead
+        self.taken_by = ("", False)  # the group in whose turn it runs, and whether as read-ahead
 
 
 Lines = OrderedDict[str, OrderedDict[Fetch, None]]
 
 
 class FetchQueue:
-    """Fetches in line by consumer group, on threads of its own, bounded by the bytes under way. Raises QueueFull."""
+    """Fetches queued by consumer group, run by the queue's own threads, limited by the bytes in progress."""
 
     def __init__(self, threads: int, budget: int) -> None:
-        """`budget`: wire bytes that may be fetched and decoded at a time."""
+        """`budget`: wire bytes that may be fetched and decoded concurrently."""
         self._threads, self._budget = threads, budget
         self._pool = ThreadPoolExecutor(threads, "cold-fetch")
         self._lock = threading.Lock()
@@ -59,7 +59,7 @@ class FetchQueue:
             return len({fetch for lines in (self._asked, self._ahead) for line in lines.values() for fetch in line})
 
     def put(self, fetch: Fetch, group: str, *, ahead: bool = False) -> None:
-        """Line up, in another group's line too if it asks for the same. Raises QueueFull."""
+        """Queue a fetch for a group; it may be queued for other groups as well. Raises QueueFull."""
         with self._lock:
             if fetch.started:
                 return
@@ -76,14 +76,14 @@ class FetchQueue:
         self._pump()
 
     def withdraw(self, fetch: Fetch) -> bool:
-        """Nobody wants it any more. False: it was started already."""
+        """Remove an unwanted fetch from all queues. Returns False if it has started already."""
         with self._lock:
             if not fetch.started:
                 self._leave_lines(fetch)
             return not fetch.started
 
     def close(self) -> None:
-        """What has not begun never does; its owner tells those who wait."""
+        """Discard queued fetches; the caller reports that to their waiters."""
         with self._lock:
             self._closed = True
             self._asked.clear()
@@ -118,7 +118,10 @@ class FetchQueue:
         return next((self._take(self._ahead, group, ahead=True) for group in self._ahead), None)
 
     def _take(self, lines: Lines, group: str, *, ahead: bool) -> Fetch | None:
-        """The group's oldest; the group goes to the end of the round. None: the budget is used up, its turn stays."""
+        """Take a group's oldest fetch, and move the group to the end of the round.
+
+        Returns None if the budget is used up; the group keeps its turn.
+        """
         line = lines[group]
         fetch = next(iter(line))
         if self._running_bytes and self._running_bytes + fetch.nbytes > self._budget:

@@ -1,6 +1,6 @@
-"""Row groups of the archive: out of memory, or by one fetch for all who ask, in turns between consumer groups.
+"""Row groups of the archive, from memory or by one fetch shared by all readers, in turns between consumer groups.
 
-Thread-safe and never blocking: who asks gets a future. What can't be read ends it with ColdUnavailable.
+Thread-safe and never blocking: a reader gets a future. A failed read ends it with ColdUnavailable.
 """
 
 import functools
@@ -26,17 +26,17 @@ log = logging.getLogger(__name__)
 FETCH_BUDGET = 64 << 20
 _FETCH_THREADS = 8
 _REMEMBERED = 16_384  # row groups, 64 GiB of records
-_FILTER_BYTES = 256 << 10  # of the budget, for a look at an object's filters
+_FILTER_BYTES = 256 << 10  # budget of a request for an object's filters
 
 assert _FILTER_BYTES < FETCH_BUDGET, "a look must fit into the budget"
 
 
 @dataclass(slots=True)
 class ColdCounts:
-    """Since the start, for metrics."""
+    """Counters since the start, for metrics."""
 
     fetches: int = 0
-    filters: int = 0  # objects whose filters or bounds were asked
+    filters: int = 0  # objects whose filters or bounds were requested
     fetched_bytes: int = 0
     failures: int = 0
     memory_hits: int = 0
@@ -44,7 +44,7 @@ class ColdCounts:
 
 
 class GroupSource(Protocol):
-    """The worker's reading half."""
+    """The reading methods of a worker."""
 
     def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool) -> DecodedGroup: ...
 
@@ -55,19 +55,19 @@ class GroupSource(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """One fetch and all who wait for it."""
+    """One fetch and its waiters."""
 
     key: Key
     location: Location
     fetch: Fetch = field(init=False)
     waiters: dict["Future[DecodedGroup]", None] = field(default_factory=dict)
     ahead: bool = False
-    keep: bool = False  # in memory, once it is there
-    forgotten: bool = False  # it is kept for nobody
+    keep: bool = False  # whether to cache the group in memory
+    forgotten: bool = False  # whether the object was forgotten meanwhile, so that nothing is cached
 
 
 class GroupFetches:
-    """`mapped_max`: how many descriptors row groups in memory may hold, two each."""
+    """The fetches. `mapped_max`: limit of descriptors for row groups in memory, which have two each."""
 
     def __init__(
         self, worker: GroupSource, store_url: str, cache_bytes: int, mapped_max: int, fetch_budget: int
@@ -75,12 +75,12 @@ class GroupFetches:
         self._worker, self._store_url = worker, store_url
         self._cache = GroupCache(cache_bytes, max(mapped_max // 2, 1))
         self._queue = FetchQueue(_FETCH_THREADS, fetch_budget)
-        # Together, what is fetched ahead of all readers stays within the part of the cache that scans may use.
+        # Read-ahead for all readers together is limited to the part of the cache that scans may use.
         self.ahead_max = cache_bytes // 4
         self._ahead_coming = 0
         self._lock = threading.Lock()
         self._flights: dict[Key, _Flight] = {}
-        self._fetched: OrderedDict[Key, None] = OrderedDict()  # the last of them, whether they are still here or not
+        self._fetched: OrderedDict[Key, None] = OrderedDict()  # the last fetched groups, cached or not
         self._looks: set[Future[frozenset[int]]] = set()
         self.counts = ColdCounts()
 
@@ -90,11 +90,11 @@ class GroupFetches:
 
     @property
     def waiting(self) -> int:
-        """Fetches in line."""
+        """The number of queued fetches."""
         return self._queue.waiting
 
     def close(self) -> None:
-        """What has not begun never does."""
+        """Discard queued fetches; their waiters get ColdUnavailable."""
         self._queue.close()
         with self._lock:
             flights, looks = list(self._flights.values()), list(self._looks)
@@ -107,16 +107,16 @@ class GroupFetches:
     # ---- row groups
 
     def in_memory(self, location: Location, offset: int) -> DecodedGroup | None:
-        """For a read that begins at the offset; None: it is to be fetched, or is on its way."""
+        """Return a cached group for a read that begins at the offset; None if it is not fetched yet."""
         with self._lock:
             cached = self._cache.get((location.name.key, location.row_group), location.queue, offset)
             self.counts.memory_hits += cached is not None
         return cached
 
     def want(self, location: Location, group: str, offset: int, *, keep: bool = True) -> "Future[DecodedGroup]":
-        """The row group from the cache, or from the one fetch that is on its way. Raises ColdUnavailable.
+        """Return the row group from the cache or by a shared fetch. Raises ColdUnavailable.
 
-        `keep`: in memory; what is searched once would only push out what readers need.
+        `keep`: whether to cache it. A group that is searched once would only evict groups that readers need.
         """
         key = (location.name.key, location.row_group)
         waiter: Future[DecodedGroup] = Future()
@@ -138,7 +138,7 @@ class GroupFetches:
         return waiter
 
     def forget(self, names: Iterable[CommittedObject]) -> None:
-        """Nothing of these objects is kept, nor of what is on its way of them."""
+        """Drop cached groups of these objects, and don't cache those that are being fetched."""
         with self._lock:
             for name in names:
                 for index in range(len(name.row_groups)):
@@ -148,7 +148,7 @@ class GroupFetches:
                         self._flights[key].forgotten = True
 
     def fetch_ahead(self, location: Location, group: str) -> bool:
-        """False: there is no room for more in front of the readers."""
+        """Fetch a group ahead of a reader. Returns False if the limit of read-ahead is reached."""
         key, size = (location.name.key, location.row_group), location.group.wire_bytes
         with self._lock:
             if key in self._cache or key in self._flights:
@@ -173,7 +173,7 @@ class GroupFetches:
         return flight
 
     def _left(self, flight: _Flight, waiter: "Future[DecodedGroup]") -> None:
-        """A waiter that gave up; the last one takes a fetch that has not begun out of the line."""
+        """Remove a waiter that ended. The last one withdraws a fetch that has not begun."""
         with self._lock:
             flight.waiters.pop(waiter, None)
             abandoned = not flight.waiters and not flight.ahead and self._flights.get(flight.key) is flight
@@ -203,8 +203,11 @@ class GroupFetches:
             return self._worker.read_group(self._store_url, name, index, keep=keep)
 
     def _is_fetched_again(self, key: Key) -> bool:
-        """Under the lock. Most of an archive is read once if ever: to write that to the disk takes a third of all that
-        a replay costs, and drives out what somebody reads again."""
+        """Whether the group was fetched before, so that the disk cache should keep it. Under the lock.
+
+        Most of an archive is read once at most. Writing that to the disk would take a third of a replay's cost, and
+        would evict groups that are read repeatedly.
+        """
         again = key in self._fetched
         self._fetched[key] = None
         self._fetched.move_to_end(key)
@@ -213,7 +216,7 @@ class GroupFetches:
         return again
 
     def _land(self, flight: _Flight, group: DecodedGroup | None, error: Exception) -> None:
-        """The fetch is over: into the cache, and everybody is told."""
+        """End a fetch: cache the group and complete the waiters."""
         with self._lock:
             if self._flights.get(flight.key) is flight:
                 del self._flights[flight.key]
@@ -235,12 +238,12 @@ class GroupFetches:
                 else:
                     waiter.set_exception(error)
 
-    # ---- what an object may hold
+    # ---- filters and bounds of objects
 
     def may_hold(
         self, name: CommittedObject, indices: list[int], wanted: bytes | int, group: str
     ) -> "Future[frozenset[int]]":
-        """Those of an object's row groups that may hold what is wanted: all of them where that can't be told."""
+        """Return the row groups that may have the wanted word or offset; all of them if that is unknown."""
         look: Future[frozenset[int]] = Future()
         fetch = Fetch(_FILTER_BYTES, functools.partial(self._look, look, name, indices, wanted))
         with self._lock:

@@ -1,5 +1,8 @@
-"""How far to fetch in front of a reader: one row group when it goes on where it stopped, twice as much at each group
-that it enters in order, nothing for a reader that jumps. Pure bookkeeping, bounded; the caller locks."""
+"""Sizes of the read-ahead of sequential readers.
+
+It is one row group when a reader continues where it stopped, and doubles with each group that it enters in order.
+Readers that jump have none. Bookkeeping only, with bounded memory; the caller locks.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,28 +12,28 @@ from neve.archive.catalog.catalog import Location
 
 WINDOW_MAX = 32 << 20
 _READERS_MAX = 4096
-_REFUSED_PULLS = 16  # that pass before it is asked again whether there is room
+_REFUSED_PULLS = 16  # reads after a refused fetch before the next attempt
 
-# Consumer group, topic, queue, and which of the group's clients: in broadcast, all of them read the same queue.
+# Consumer group, topic, queue and client of the group: broadcasting clients all read the same queue.
 Reader = tuple[str, str, int, Hashable]
 
 
 @dataclass(slots=True)
 class Position:
-    """Where one reader is. `ahead`: wire bytes that were asked for behind the row group it reads, up to `reached`."""
+    """The position of a reader. `ahead`: wire bytes requested after its row group, up to `reached`."""
 
-    offset: int  # where the last read began
-    following: int  # where the reader goes on if it is sequential
+    offset: int  # begin of the last read
+    following: int  # begin of the next read if the reader is sequential
     place: tuple[str, int]  # object and row group of the last read
     window: int = 0
     ahead: int = 0
     reached: Location | None = None
-    rests: int = 0  # reads to come that ask for no more
+    rests: int = 0  # reads until the next attempt to fetch ahead
 
     def fetch_ahead(
         self, location: Location, after: Callable[[Location], Location | None], fetch: Callable[[Location], bool]
     ) -> None:
-        """Ask for what the window lacks. `fetch` says False where there is no room now."""
+        """Request groups up to the window. `fetch` returns False if there is no room now."""
         if self.ahead >= self.window:
             return
         if self.rests:
@@ -46,7 +49,7 @@ class Position:
             self.reached = last = following
 
     def _entered(self, location: Location) -> None:
-        """The next row group, in order."""
+        """Note that the reader has entered the next row group in order."""
         self.ahead -= location.group.wire_bytes
         self.rests = 0
         if self.ahead <= 0:
@@ -54,14 +57,14 @@ class Position:
 
 
 class ReadAhead:
-    """Who reads on in order, and how many bytes to fetch in front of him."""
+    """The positions of all readers."""
 
     def __init__(self, window_max: int = WINDOW_MAX) -> None:
         self._window_max = window_max
         self._readers: OrderedDict[Reader, Position] = OrderedDict()
 
     def note(self, reader: Reader, location: Location, offset: int) -> Position:
-        """A read begins; its `window` is the wire bytes to have behind this location, 0 for none."""
+        """Note the begin of a read. The result's `window` is the wire bytes to have after it; 0 for no read-ahead."""
         place = (location.name.key, location.row_group)
         known = self._readers.get(reader)
         if known is None or offset not in (known.offset, known.following):
@@ -74,13 +77,13 @@ class ReadAhead:
             elif place != known.place:
                 known.window = min(known.window * 2, self._window_max)
                 known._entered(location)
-        # else: the same read again, after a failure or a lost answer: nothing is learned
+        # Otherwise it is a repetition after a failure or a lost answer, and shows nothing about the reader.
         self._readers.move_to_end(reader)
         known.offset, known.place = offset, place
         return known
 
     def answered(self, reader: Reader, offset: int, next_offset: int) -> None:
-        """Where the reader, if it is sequential, comes next."""
+        """Note where a sequential reader continues."""
         known = self._readers.get(reader)
         if known is not None and known.offset == offset:
             known.following = next_offset
