@@ -1,1 +1,1 @@
-"""The tier's worker processes: what they do, what is said to them, and who starts them."""
+"""The worker processes of the archive: their program, the messages to them, and the client that starts them."""

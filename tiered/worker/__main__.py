@@ -1,8 +1,8 @@
-"""`python -m tiered.worker PRIORITY --fd N …`: a worker that gives way from its first instruction on.
+"""`python -m tiered.worker PRIORITY --fd N …`: start a worker with a low priority from its first instruction on.
 
-The libraries start threads when they are imported, and these have what their process has at that moment. With its first
-array pyarrow loads pandas, where that is installed, in case it is handed some of it: nearly half of what a start takes,
-for nothing.
+The priority is set before other imports, because imported libraries start threads, which inherit it. pyarrow loads
+pandas, if installed, with its first array, to support pandas data. That takes nearly half of the start-up time and is
+not needed here, so the import is blocked.
 """
 
 import sys
@@ -17,7 +17,7 @@ from infra.process.processor import take_priority
 
 
 class _WithoutPandas(MetaPathFinder):
-    """Its import fails, as where it is not installed."""
+    """Makes the import of pandas fail, as if it were not installed."""
 
     @override
     def find_spec(

@@ -1,4 +1,4 @@
-"""The broker's side of a tier worker: starts it on first use, starts it again when it dies, ends it when idle."""
+"""Client of a tier worker: starts it on first use, restarts it when it dies, and ends it when it is idle."""
 
 import logging
 import os
@@ -32,23 +32,23 @@ T = TypeVar("T")
 
 _IDLE_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
-_DEATHS = 2  # of workers over one request
-MAPPED_MIN = 1 << 20  # what is smaller is copied: so much takes a tenth of a millisecond, and its decoding many
+_DEATHS = 2  # number of worker deaths that fail a request
+MAPPED_MIN = 1 << 20  # smaller groups are copied, which takes 0.1 ms, much less than decoding
 _ANSWER_SECONDS = 300.0
 
 
 _ENVIRONMENT = {
-    "OPENBLAS_NUM_THREADS": "1",  # numpy's threads for linear algebra, which nobody does here
-    # What a row group takes for a moment is kept for the next: its pages cost more to come by than to fill.
+    "OPENBLAS_NUM_THREADS": "1",  # the worker uses no linear algebra of numpy
+    # Keep the memory of a row group for the next one: new pages cost more than filling them.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 
 
 class DecodedGroup:
-    """A row group as the worker laid it into shared memory, or a small one copied out of it.
+    """A row group in shared memory as decoded by the worker, or copied out of it if it is small.
 
-    The memory is its own as long as a slice of it lives, and holds descriptors.
+    The memory is reused only after its last slice is gone. Until then it holds descriptors.
     """
 
     __slots__ = ("begins", "cached", "fetched", "is_mapped", "nbytes", "offsets", "positions", "tags", "times", "wire")
@@ -56,11 +56,11 @@ class DecodedGroup:
     def __init__(
         self, content: memoryview | bytes, rows: int, wire_bytes: int, fetched: int = 0, cached: int = 0
     ) -> None:
-        """`fetched` and `cached`: bytes that came from the store, and from the disk cache."""
+        """`fetched` and `cached`: bytes from the store, and from the disk cache."""
         self.fetched, self.cached = fetched, cached
         numbers = np.frombuffer(content, np.int64, 4 * rows + 1)
         self.positions = numbers[: rows + 1]
-        # The same, for who wants one of them: an array makes an object of its own for each.
+        # Equal to `positions`, for access to single items: an array creates an object for each.
         self.begins = memoryview(content)[: 8 * (rows + 1)].cast("q")
         self.offsets, self.tags, self.times = np.split(numbers[rows + 1 :], 3)
         self.wire = memoryview(content)[numbers.nbytes : numbers.nbytes + wire_bytes].toreadonly()
@@ -72,7 +72,7 @@ Answer = frames.Uploaded | CommittedObject | frames.GroupRead | frames.MayHold |
 
 
 class WorkerClient:
-    """Thread-safe and synchronous; one process behind it. Use one for uploads and another for cold reads."""
+    """Client of one worker process. Thread-safe and blocking. Use one for uploads and another for cold reads."""
 
     def __init__(
         self,
@@ -85,16 +85,18 @@ class WorkerClient:
         uploads: int = UPLOADS,
         priority: str = NORMAL,
     ) -> None:
-        """`uploads`: how many may be on their way at the same time. `priority`: see `infra.process.priority`.
+        """Configure the client; the process starts on first use.
 
-        `cache_dir`: where the worker keeps what it has read, up to `cache_bytes`; None: nowhere.
-
-        A worker that is silent for `answer_seconds`, and what an upload may take beyond that, hangs in its store; time
-        counts in which it sleeps, or has a processor.
+        Args:
+            uploads: limit of concurrent uploads.
+            priority: see `infra.process.priority`.
+            cache_dir: directory of the worker's disk cache, up to `cache_bytes`; None: no cache.
+            answer_seconds: a worker that does not answer for so long, plus the time for its uploads, counts as hung.
+                Time without a processor is not counted, unless the worker sleeps.
         """
         self._patience = Patience(answer_seconds, uploads, self._look)
         self._uploads, self._priority = uploads, priority
-        self._has_priority = priority  # that of the process
+        self._has_priority = priority  # priority of the current process
         self._cache_arguments = ["--cache-dir", str(cache_dir), "--cache-bytes", str(cache_bytes)] if cache_dir else []
         self._work_dir = str(work_dir or tempfile.gettempdir())
         self._idle_seconds = idle_seconds
@@ -104,21 +106,21 @@ class WorkerClient:
         self._pending: dict[int, Future[Answer]] = {}
         self._next_id = 0
         self._closed = False
-        self._compaction = 0  # the last request for one
+        self._compaction = 0  # id of the last Compact request
         self._has_given_up = False
         self._memory = GroupMemory()
         self.starts = 0
-        self.upload_waited = 0.0  # seconds that the upload rate held uploads back
+        self.upload_waited = 0.0  # seconds for which the rate delayed uploads
         self.written = RowCounts()
 
     @property
     def pid(self) -> int | None:
-        """The worker's process, or None while none runs."""
+        """The process id of the worker; None if none runs."""
         process = self._process
         return process.pid if process is not None else None
 
     def uploads(self, store_url: str, metadata: Mapping[str, str]) -> Pipeline:
-        """For the objects of one round; of one thread, as many as there are."""
+        """Return the uploads of one round, for use by one thread. Several may exist."""
         return Pipeline(
             store_url,
             metadata,
@@ -134,7 +136,7 @@ class WorkerClient:
     def compact(
         self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
     ) -> CommittedObject:
-        """Raises ContentConflict, EncodeFailed, or an error of the object store."""
+        """Merge and upload objects. Raises ContentConflict, EncodeFailed, or an error of the object store."""
         erased = {queue: list(spans) for queue, spans in merge.erased.items()}
         request = frames.Compact(
             0, store_url, name, list(merge.inputs), merge.below, erased, dict(metadata), self._work_dir
@@ -149,14 +151,14 @@ class WorkerClient:
         return answer
 
     def give_up_compaction(self) -> None:
-        """For good: what is under way fails soon, so that a stop need not wait for it."""
+        """Stop compaction for good; one in progress fails soon, so that a stop need not wait for it."""
         with self._lock:
             self._has_given_up = True
             if self._socket is not None:
                 self._send_quietly(self._socket, frames.GiveUpCompaction())
 
     def set_upload_rate(self, bytes_per_second: int) -> None:
-        """Holds at once, for an upload under way too; 0 is no limit."""
+        """Set the rate in bytes per second, effective at once also for uploads in progress; 0 for no limit."""
         with self._lock:
             if bytes_per_second == self._patience.rate:
                 return
@@ -165,18 +167,19 @@ class WorkerClient:
                 self._send_quietly(self._socket, frames.SetUploadRate(bytes_per_second))
 
     def set_priority(self, priority: str) -> None:
-        """Holds for the next process: it takes the place of this one at the first request that comes when nothing but a
-        compaction is under way, which begins anew in it.
+        """Set the priority of the next worker process, because a process can't raise its own.
 
-        A round that is under way asks for nothing more until that is so: a long one goes on at what it is given now.
-        Where it has to wait because this process gets no processor, what is under way begins anew in the next one, too.
-        Where nobody asks for anything, what is under way ends as it began.
+        The process is replaced at the first request while nothing but a compaction is in progress. The compaction
+        starts again in the new process. Until then a round requests nothing more, so that its uploads end.
+
+        If a round waits because this process gets no processor, the process is replaced at once, and the requests in
+        progress start again in the new one. Without requests, the current process completes its work.
         """
         with self._lock:
             self._priority = priority
 
     def read_group(self, store_url: str, name: CommittedObject, index: int, *, keep: bool = True) -> DecodedGroup:
-        """`keep`: in the disk cache. Raises WorkerFailed."""
+        """Fetch and decode a row group. `keep`: whether to add it to the disk cache. Raises WorkerFailed."""
         group = name.row_groups[index]
         request = frames.ReadGroup(
             0, store_url, name.key, name.topic, name.size, name.footer, index, group.offset, group.length,
@@ -197,22 +200,22 @@ class WorkerClient:
             content, is_kept = self._content(piece, size)
         finally:
             if not is_kept:
-                piece.drop()  # whoever was to fill it may still be at it
+                piece.drop()  # the worker may still write to it
         return DecodedGroup(content, reply.rows, reply.wire_bytes, reply.fetched, reply.cached)
 
     def _content(self, piece: Piece, size: int) -> tuple[memoryview | bytes, bool]:
-        """(it, whether the piece is used again)"""
+        """Return the content, and whether the memory can be reused."""
         if size < MAPPED_MIN:
             content = piece.content(size)
             self._memory.give_back(piece)
             return content, True
         try:
             return self._memory.lend(piece), True
-        except OSError:  # where there is no descriptor or mapping to be had all are small
+        except OSError:  # without a descriptor or mapping, copy it as a small one
             return piece.content(size), False
 
     def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> frames.MayHold:
-        """Which of an object's row groups may hold a word, by their bloom filters. Raises WorkerFailed."""
+        """Return the row groups that may have a word, by their bloom filters. Raises WorkerFailed."""
         answer = self._call(frames.AskFilters(0, store_url, name.key, name.size, name.footer, groups, word))
         assert isinstance(answer, frames.MayHold)
         return answer
@@ -220,15 +223,17 @@ class WorkerClient:
     def may_span(
         self, store_url: str, name: CommittedObject, groups: list[int], physical_offset: int
     ) -> frames.MayHold:
-        """Which of an object's row groups may hold the record from a place in the log. Raises WorkerFailed."""
+        """Return the row groups that may have the record at a CommitLog offset. Raises WorkerFailed."""
         request = frames.AskBounds(0, store_url, name.key, name.size, name.footer, groups, physical_offset)
         answer = self._call(request)
         assert isinstance(answer, frames.MayHold)
         return answer
 
     def forget(self, store_url: str, names: Sequence[CommittedObject]) -> None:
-        """Nothing of their rows and footers stays in the disk cache, nor of filters as far as a footer is there that
-        says where they are. Raises WorkerFailed."""
+        """Remove rows and footers of objects from the disk cache. Raises WorkerFailed.
+
+        Filters are removed only if a cached footer shows their places.
+        """
         if not self._cache_arguments:
             return
         objects = [
@@ -239,11 +244,11 @@ class WorkerClient:
         ]
         try:
             self._call(frames.Forget(0, store_url, objects))
-        except OSError as error:  # no process to hand it to
+        except OSError as error:  # no worker process can be started
             raise WorkerFailed(type(error).__name__, f"no worker to clear the disk cache: {error}") from error
 
     def remove_stale_uploads(self, store_url: str, broker: str) -> int:
-        """Abort a broker's uploads that nobody finished for a day; raises EncodeFailed or an error of the store."""
+        """Abort a broker's uploads that are unfinished for a day. Raises EncodeFailed or an error of the store."""
         try:
             answer = self._call(frames.RemoveStaleUploads(0, store_url, broker))
         except WorkerFailed as error:
@@ -263,7 +268,7 @@ class WorkerClient:
         return self._twice(lambda: self._wait_for(request, None))
 
     def _twice(self, attempt: Callable[[], T]) -> T:
-        """Requests are safe to repeat: they change nothing, or what they do can be done twice."""
+        """Repeat an attempt if the worker dies. Requests are idempotent."""
         deaths = 0
         while True:
             try:
@@ -284,7 +289,7 @@ class WorkerClient:
         raise WorkerFailed("StoreUnavailable", f"the tier worker has not answered for {waited:.0f} s")
 
     def _end(self) -> None:
-        """It hangs, as a directory on a file server may: its successor gets a new start. What it owes is failed."""
+        """Kill a hung worker, so that a new one starts, and fail its requests. It hangs if its store does."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
@@ -295,9 +300,9 @@ class WorkerClient:
             if self._closed:
                 raise WorkerFailed("Closed", "the worker was closed")
             if self._has_given_up and isinstance(request, frames.Compact):
-                raise WorkerFailed("Closed", "the broker stops")  # also before a second try, by another process
+                raise WorkerFailed("Closed", "the broker stops")  # applies also to a repetition by a new process
             if self._has_priority != self._priority and self._pending.keys() <= {self._compaction}:
-                self._make_room()  # a process can't get back what it gave up; a compaction begins anew in the next
+                self._make_room()  # a process can't raise its own priority; a compaction starts again in the next one
             sock = self._socket or self._start()
             self._next_id += 1
             request.id = self._next_id
@@ -323,7 +328,7 @@ class WorkerClient:
             command = self._command(theirs.fileno())
             process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL)
         self._socket, self._process = ours, process
-        self._pending = {}  # a successor's requests are not failed with those of the one before
+        self._pending = {}  # a new object: the receiver of the last process fails only that process's requests
         self.starts += 1
         if self._patience.rate:
             self._send_quietly(ours, frames.SetUploadRate(self._patience.rate))
@@ -332,7 +337,7 @@ class WorkerClient:
         )
         try:
             receiver.start()
-        except RuntimeError as error:  # no thread to be had: nobody would hear the answers
+        except RuntimeError as error:  # no thread can be started to receive the answers
             self._socket = self._process = None
             process.kill()
             process.wait()
@@ -350,15 +355,15 @@ class WorkerClient:
                 self._send_quietly(self._socket, message)
 
     def _send_quietly(self, sock: socket.socket, message: frames.Message) -> None:
-        """Under the lock, what has no answer."""
+        """Send a message without an answer. Under the lock."""
         try:
             frames.send(sock, message)
         except OSError:
-            self._hang_up()  # it died; its receiving thread says so, and a successor is told the rate
+            self._hang_up()  # it died; its receiver thread reports that, and its successor gets the rate at its start
 
     @property
     def starved(self) -> float:
-        """Seconds in which somebody waited for it, and it had no processor and wanted one."""
+        """Seconds for which callers waited for a worker that wanted a processor and had none."""
         return self._patience.starved
 
     def _look(self) -> ProcessorDemand | None:
@@ -366,16 +371,16 @@ class WorkerClient:
         return None if pid is None else processor_demand(pid)
 
     def _make_room_now(self) -> None:
-        """As `_make_room`, of one that would not come to end by itself."""
+        """Kill the process for a successor with another priority, and fail its requests with MadeRoom."""
         with self._lock:
             if self._process is not None:
                 self._process.kill()
             self._make_room()
 
     def _make_room(self) -> None:
-        """Under the lock. For a successor; what this one owes is told that it was not what ended it."""
+        """End the process for a successor with another priority; its requests fail with MadeRoom. Under the lock."""
         if self._socket is None:
-            return  # it ended by itself, and its receiving thread tells so
+            return  # it ended by itself, and its receiver thread fails its requests
         owed = list(self._pending.values())
         self._pending.clear()
         self._hang_up()
@@ -383,7 +388,10 @@ class WorkerClient:
             future.set_exception(MadeRoom("the tier worker made room for another"))
 
     def _hang_up(self) -> None:
-        """Under the lock. The worker ends on EOF; its receiving thread reaps it and fails what was pending."""
+        """Close the connection. The worker ends on EOF; its receiver thread reaps it and fails pending requests.
+
+        Under the lock.
+        """
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -427,8 +435,8 @@ class WorkerClient:
                 log.warning("the tier worker ended with %d; it owed %d answers", process.returncode, unanswered)
 
     def _wait(self, sock: socket.socket, pending: dict[int, Future[Answer]]) -> bool:
-        """False: idle for so long that the worker may go."""
-        poll = select.poll()  # select() refuses descriptors above 1023, and a broker has a file for each queue
+        """Wait for a reply. Returns False if the worker has been idle for so long that it may end."""
+        poll = select.poll()  # select() rejects descriptors above 1023, and a broker has a file for each queue
         poll.register(sock, select.POLLIN)
         while not poll.poll(self._idle_seconds * 1000):
             with self._lock:
@@ -440,7 +448,7 @@ class WorkerClient:
 
     def _settle(self, reply: frames.Reply, pending: dict[int, Future[Answer]]) -> None:
         with self._lock:
-            future = pending.pop(reply.id, None) or Future()  # whose worker made room is asked for anew
+            future = pending.pop(reply.id, None) or Future()  # none if the request failed with MadeRoom
         if isinstance(reply, frames.Failed):
             future.set_exception(WorkerFailed(reply.kind, reply.message))
         else:

@@ -1,4 +1,4 @@
-"""The worker's part in a compaction: copies of the inputs, the object made of them, its upload."""
+"""Compaction in a tier worker: copy the inputs, merge them into one object, and upload it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tiered.worker.work_dir import own_prefix
 from tiered.write.compactor import Input, NotWanted, compact
 from tiered.write.segment_writer import GroupSizes
 
-_COPIES = 8  # at a time
+_COPIES = 8  # concurrent copies
 _COPY_BYTES = 8 << 20
 
-#: Puts a file under its name, if that is free or holds the same; gives the name back with its etag.
+#: Uploads a file under a name that is free or has the same content; returns the name with its etag.
 Upload = Callable[[Path, CommittedObject], CommittedObject]
 
 
 def make(
     request: frames.Compact, store: ObjectStore, upload: Upload, sizes: GroupSizes, is_wanted: Callable[[], bool]
 ) -> CommittedObject:
-    """The object is in the store when this returns. Raises DamagedObject, NotWanted, or an error of the store."""
+    """Make and upload the object. Raises DamagedObject, NotWanted, or an error of the store."""
     name = request.name
     facts = ObjectFacts.of(name, request.metadata)
     with TemporaryDirectory(prefix=own_prefix("compact"), dir=request.work_dir) as directory:

@@ -1,11 +1,11 @@
-"""Compressed row groups and footers of the archive on local disk, bounded in bytes; one file for each byte range.
+"""Disk cache of byte ranges of the archive (compressed row groups and footers), limited in bytes; one file per range.
 
     magic "NVRANGE1" 8 | CRC-32 of all that follows u32 | length of the name u32 | name, UTF-8 | the range's bytes
 
-A file is named by the SHA-256 of its name (store, object, range). The cache outlives its process: a worker that was
-idle ends, and what it fetched is worth as much to the next one. So nothing in it is trusted: a file that is torn, stale
-or foreign fails its CRC or its name, is removed, and the store is asked. No file is synced. Where the disk fails or is
-full, the cache goes without; nothing else notices.
+A file is named by the SHA-256 of the range's name (store, object, range). The cache outlives its process, because a
+worker ends when it is idle and the next one can use the data. So each file is verified when it is read. One that is
+torn, stale or foreign fails its CRC or its name, is removed, and the store is read. No file is fsynced. If the disk
+fails or is full, the cache is off, without any other effect.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ _MAGIC = b"NVRANGE1"
 _HEAD = struct.Struct(">8sII")
 _LENGTH = struct.Struct(">I")
 _FILE_NAME = re.compile(r"[0-9a-f]{64}")
-# The cache is the first to give way: it stores nothing, and shrinks, where less of the disk than this is free.
+# The cache yields disk space first: if less than this share is free, it stores nothing and evicts files.
 _FREE_SHARE = 0.1
 
 
 class DiskCache:
-    """Thread-safe. `name` says what the bytes are; it never means other bytes."""
+    """The cache. Thread-safe. A `name` identifies bytes that never change."""
 
     def __init__(self, disk: Disk, directory: Path, capacity: int) -> None:
         self._disk, self._directory = disk, directory
@@ -53,7 +53,7 @@ class DiskCache:
             return self._files.nbytes
 
     def get(self, name: str) -> bytes | None:
-        """The bytes that were put under this name, or None."""
+        """Return the bytes that were put under this name, or None."""
         file = _file_name(name)
         with self._lock:
             if self._files.use(file, again=True) is None:
@@ -91,7 +91,7 @@ class DiskCache:
             self._give_up(error)
 
     def forget(self, name: str) -> None:
-        """What was found under this name was no good."""
+        """Remove a range, for example because its bytes do not decode."""
         file = _file_name(name)
         with self._lock:
             self._files.pop(file)
@@ -100,10 +100,10 @@ class DiskCache:
         except OSError as error:
             self._give_up(error)
 
-    # ---- inside
+    # ---- internals
 
     def _open(self) -> None:
-        """Take over what an earlier process left."""
+        """Load the index of files that an earlier process left."""
         self._disk.make_dirs(self._directory)
         for file in self._disk.list_dir(self._directory):
             if _FILE_NAME.fullmatch(file) is None:
@@ -113,7 +113,7 @@ class DiskCache:
             self._drop(gone for gone, _ in self._files.put(file, size, size))
 
     def _has_room(self, size: int) -> bool:
-        """Under the lock."""
+        """Whether there is room for `size` bytes, after evicting files. Under the lock."""
         while not (roomy := self._is_roomy(size)) and (oldest := self._files.oldest()) is not None:
             self._files.pop(oldest)
             self._drop([oldest])
@@ -142,13 +142,13 @@ def _file_name(name: str) -> str:
 
 
 def _head(name: str, data: bytes) -> bytes:
-    """What stands before the data, which is megabytes: nobody joins the two."""
+    """Return the bytes before the data. The data is not joined to it, because it has megabytes."""
     text = name.encode("utf-8", "surrogateescape")
     return _HEAD.pack(_MAGIC, crc32(data, crc32(_LENGTH.pack(len(text)) + text)), len(text)) + text
 
 
 def _unwrap(raw: bytes, name: str) -> bytes | None:
-    """None: not what it says, or not what was asked for."""
+    """Return the data of a file; None if it is damaged or has another name."""
     if len(raw) < _HEAD.size:
         return None
     magic, crc, length = _HEAD.unpack_from(raw)

@@ -1,4 +1,4 @@
-"""What a worker answers where it has no answer, as the broker's side raises it."""
+"""Errors of a tier worker, as raised in the broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tiered.write.uploader import ContentConflict, EncodeFailed, GivenUp
 
 
 class WorkerFailed(Exception):
-    """The worker answered with an error, or died twice over one request."""
+    """The worker answered with an error, or died twice during one request."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -16,11 +16,11 @@ class WorkerFailed(Exception):
 
 
 class MadeRoom(ConnectionError):
-    """The worker was ended for one of another priority: the request had no part in that."""
+    """The worker was replaced by one with another priority; the request was not the cause."""
 
 
 def of_an_upload(error: WorkerFailed) -> Exception:
-    """As a round knows it."""
+    """Return the error of an upload as the exception that a round expects."""
     if error.kind == "Conflict":
         return ContentConflict(error.message)
     if error.kind == "GivenUp":

@@ -1,12 +1,12 @@
-"""What a broker and its tier workers say to each other, over a socketpair.
+"""Messages between a broker and its tier workers, over a socketpair.
 
     u32 length of the message | u8 number of file descriptors (0 or 1) | message, msgpack
 
-Big arrays never travel in the message: they lie in a memfd whose descriptor rides along with the head.
+Large arrays are not in the message, but in a memfd whose descriptor is sent with the head.
 
     memfd of EncodeUpload:  physical i64[n] | size i32[n]                of all objects, each in order of its `runs`
     memfd of ReadGroup:     positions i64[n + 1] | offsets i64[n] | tags i64[n] | times i64[n] | wire
-                            which the worker fills; it may be larger than that
+                            filled by the worker; the memfd may be larger
 """
 
 import fcntl
@@ -22,16 +22,16 @@ _HEAD = struct.Struct(">IB")
 
 
 class ObjectToWrite(msgspec.Struct):
-    """A name, and where its rows are to be found."""
+    """A name, and the runs of its rows."""
 
     name: PlannedObject
     runs: list[tuple[int, int, int]]  # queue, first offset, count; in order of the queues
 
 
 class EncodeUpload(msgspec.Struct, tag="encode_upload"):
-    """To the encoder: read the runs out of the log files, write the objects, upload each if it is absent.
+    """Request to the encoder: read the runs from the log files, write the objects, and upload those that are absent.
 
-    `files` are path, first CommitLog offset and length; `work_dir` holds a large object while it is made. Answer:
+    `files` are path, first CommitLog offset and length. `work_dir` has large objects while they are made. Answer:
     Uploaded.
     """
 
@@ -44,9 +44,9 @@ class EncodeUpload(msgspec.Struct, tag="encode_upload"):
 
 
 class Compact(msgspec.Struct, tag="compact"):
-    """To the encoder: read `inputs`, write their rows but those `below` and `erased` as the object `name`, upload it.
+    """Request to the encoder: write the rows of `inputs`, without those `below` and `erased`, and upload the object.
 
-    `work_dir` holds copies of them and the object while it is made. Answer: Compacted.
+    `work_dir` has the copies of the inputs and the object while it is made. Answer: Compacted.
     """
 
     id: int
@@ -60,21 +60,21 @@ class Compact(msgspec.Struct, tag="compact"):
 
 
 class GiveUp(msgspec.Struct, tag="give_up"):
-    """To the encoder: what was asked for up to this request, and is not on its way, is not uploaded. No answer."""
+    """Notice to the encoder: cancel uploads of requests up to this id that have not begun. No answer."""
 
     through: int
 
 
 class SetUploadRate(msgspec.Struct, tag="set_upload_rate"):
-    """No answer follows."""
+    """Notice of the upload rate. No answer."""
 
     bytes_per_second: int
 
 
 class ReadGroup(msgspec.Struct, tag="read_group"):
-    """To the reader: fetch row group `index` of an object, `length` bytes at `offset`, and rebuild its records.
+    """Request to the reader: fetch row group `index` of an object, `length` bytes at `offset`, and rebuild its records.
 
-    They and their positions go into the memfd that rides along. Answer: GroupRead.
+    The records and their positions are written into the memfd of the request. Answer: GroupRead.
     """
 
     id: int
@@ -87,12 +87,12 @@ class ReadGroup(msgspec.Struct, tag="read_group"):
     offset: int
     length: int
     wire_bytes: int
-    runs: list[tuple[int, int, int]]  # queue, first and last offset that the journal says are in the row group
-    keep: bool  # in the disk cache; what is there already answers in any case
+    runs: list[tuple[int, int, int]]  # queue, first and last offset in the row group, by the journal
+    keep: bool  # whether to add it to the disk cache; the cache is read in any case
 
 
 class AskFilters(msgspec.Struct, tag="ask_filters"):
-    """Which of these row groups may hold a word, by their bloom filters."""
+    """Request for the row groups that may have a word, by their bloom filters. Answer: MayHold."""
 
     id: int
     store_url: str
@@ -104,7 +104,7 @@ class AskFilters(msgspec.Struct, tag="ask_filters"):
 
 
 class AskBounds(msgspec.Struct, tag="ask_bounds"):
-    """Which of these row groups may hold the record from a place in the log, by their statistics."""
+    """Request for the row groups that may have the record at a CommitLog offset, by statistics. Answer: MayHold."""
 
     id: int
     store_url: str
@@ -116,7 +116,7 @@ class AskBounds(msgspec.Struct, tag="ask_bounds"):
 
 
 class StoredObject(msgspec.Struct):
-    """Where in an object its footer and its row groups lie."""
+    """The places of an object's footer and row groups."""
 
     key: str
     size: int
@@ -125,7 +125,7 @@ class StoredObject(msgspec.Struct):
 
 
 class Forget(msgspec.Struct, tag="forget"):
-    """To the reader: these objects leave its caches. Answer: Forgotten."""
+    """Request to the reader: remove objects from the caches. Answer: Forgotten."""
 
     id: int
     store_url: str
@@ -133,7 +133,7 @@ class Forget(msgspec.Struct, tag="forget"):
 
 
 class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
-    """To the encoder: abort uploads that this broker's dead workers left. Answer: StaleRemoved."""
+    """Request to the encoder: abort unfinished uploads of the broker's dead workers. Answer: StaleRemoved."""
 
     id: int
     store_url: str
@@ -141,52 +141,52 @@ class RemoveStaleUploads(msgspec.Struct, tag="remove_stale_uploads"):
 
 
 class Committed(msgspec.Struct, tag="committed"):
-    """The object is in the store whole, or was there already with the same content: its name as COMMIT publishes it."""
+    """The object is complete in the store, possibly by an earlier attempt: its name as COMMIT publishes it."""
 
     name: CommittedObject
-    wire_rows: int  # of `name.rows`: those that are kept whole
+    wire_rows: int  # rows of the object that need the column `wire`
     damaged_rows: int
 
 
 class NotUploaded(msgspec.Struct, tag="not_uploaded"):
-    """Why there is no object: the exception's class name and text, raised again on the broker's side."""
+    """The reason why there is no object: the exception's class name and text, raised again in the broker."""
 
     kind: str
     message: str
 
 
 class Uploaded(msgspec.Struct, tag="uploaded"):
-    """What became of each object of an EncodeUpload, in its order."""
+    """The outcome of each object of an EncodeUpload, in its order."""
 
     id: int
     outcomes: list[Committed | NotUploaded]
-    waited: float  # seconds that the rate held their parts back, summed
+    waited: float  # seconds for which the rate delayed the uploads, summed
 
 
 class Compacted(msgspec.Struct, tag="compacted"):
-    """The object is in the store whole: its name as REPLACE publishes it."""
+    """The merged object is complete in the store: its name as REPLACE publishes it."""
 
     id: int
     name: CommittedObject
-    waited: float  # as in Committed
+    waited: float  # seconds for which the rate delayed the upload
 
 
 class GiveUpCompaction(msgspec.Struct, tag="give_up_compaction"):
-    """The broker stops: what is under way fails, and what comes. No answer follows."""
+    """Notice that the broker stops: compactions in progress and later ones fail. No answer."""
 
 
 class GroupRead(msgspec.Struct, tag="group_read"):
-    """The row group lies in the memfd that came with the request."""
+    """The row group is in the memfd of the request."""
 
     id: int
     rows: int
     wire_bytes: int
-    fetched: int  # bytes that came from the store
-    cached: int  # bytes that came from the disk cache
+    fetched: int  # bytes from the store
+    cached: int  # bytes from the disk cache
 
 
 class MayHold(msgspec.Struct, tag="may_hold"):
-    """Those of the row groups asked about that may hold what is looked for, and the bytes that it took to tell."""
+    """The row groups that may have a match, and the bytes that were read for the answer."""
 
     id: int
     groups: list[int]
@@ -195,20 +195,20 @@ class MayHold(msgspec.Struct, tag="may_hold"):
 
 
 class Forgotten(msgspec.Struct, tag="forgotten"):
-    """Nothing of them is in the cache."""
+    """The objects are no longer in the caches."""
 
     id: int
 
 
 class StaleRemoved(msgspec.Struct, tag="stale_removed"):
-    """How many uploads were aborted."""
+    """The number of aborted uploads."""
 
     id: int
     count: int
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """A request that failed: the exception's class name and text, raised again on the broker's side."""
+    """A failed request: the exception's class name and text, raised again in the broker."""
 
     id: int
     kind: str  # the exception's class name
@@ -226,11 +226,11 @@ decode_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 class PeerGone(ConnectionError):
-    """The other end closed, or died in the middle of a message."""
+    """The peer closed the connection, or died in the middle of a message."""
 
 
 def send(sock: socket.socket, message: Message | Reply, descriptor: int | None = None) -> None:
-    """One sender at a time: the caller locks."""
+    """Send a message. Only one thread at a time: the caller locks."""
     payload = _encoder.encode(message)
     descriptors = [] if descriptor is None else [descriptor]
     head = _HEAD.pack(len(payload), len(descriptors))
@@ -242,7 +242,7 @@ def send(sock: socket.socket, message: Message | Reply, descriptor: int | None =
 
 
 def receive(sock: socket.socket) -> tuple[bytes, int | None]:
-    """The next message and the descriptor beside it, which the caller closes. Raises PeerGone."""
+    """Return the next message and its descriptor, which the caller closes. Raises PeerGone."""
     head, descriptors, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
     descriptor = descriptors[0] if descriptors else None
     try:
@@ -258,7 +258,7 @@ def receive(sock: socket.socket) -> tuple[bytes, int | None]:
 
 
 def receive_reply(sock: socket.socket) -> bytes:
-    """The next message of a worker, which sends no descriptor: the kernel closes one that is there. Raises PeerGone."""
+    """Return the next message of a worker. Workers send no descriptors; the kernel closes any. Raises PeerGone."""
     length, _ = _HEAD.unpack(_exactly(sock, _HEAD.size))
     return _exactly(sock, length)
 
@@ -274,12 +274,12 @@ def _exactly(sock: socket.socket, length: int) -> bytes:
 
 
 def size_of_group(rows: int, wire_bytes: int) -> int:
-    """What the memfd of ReadGroup has to hold."""
+    """Return the size of the memfd of ReadGroup in bytes."""
     return 8 * (4 * rows + 1) + wire_bytes
 
 
 def fill(descriptor: int, parts: list[memoryview]) -> None:
-    """Lay these parts one after another into a memfd that is as large. Raises OSError where it is not."""
+    """Write these parts one after another into a memfd of sufficient size. Raises OSError if it is too small."""
     rest, position = [part.cast("B") for part in parts if part.nbytes], 0
     while rest:
         written = os.pwritev(descriptor, rest, position)
@@ -291,7 +291,7 @@ def fill(descriptor: int, parts: list[memoryview]) -> None:
 
 
 def shared(parts: list[memoryview]) -> int:
-    """A sealed memfd with these parts one after another: nobody can change or shrink it under a reader."""
+    """Return a sealed memfd with these parts one after another, which no process can change or shrink."""
     descriptor = os.memfd_create("neve-tier", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for part in parts:

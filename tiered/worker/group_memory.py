@@ -1,11 +1,11 @@
-"""Memory in which the fetching worker lays a row group and the broker reads it, used again when nobody reads it.
+"""Shared memory for row groups: the worker writes a group, the broker reads it, and the memory is reused afterwards.
 
-    take ──▶ the worker fills it ──▶ lent: a DecodedGroup and its slices ──the last of them goes──▶ free ──▶ take
-                └─ it does not answer ──▶ dropped: it may write there for as long as it lives
+    take ──▶ worker fills it ──▶ lent: a DecodedGroup and its slices ──last slice is gone──▶ free ──▶ take
+               └─ no answer ──▶ dropped: the worker may write to it as long as it lives
 
-A page costs more to come by, to map and to give back than to fill: of a replay that is a sixth of all CPU. A piece is a
-memfd whose size is sealed, so that a mapping of it never ends early. Thread-safe; a slice may go in any thread, and in
-a collection of garbage, so what is told then takes no lock.
+To allocate, map and free a page costs more than to fill it: a sixth of the CPU time of a replay. A piece is a memfd
+with a sealed size, so that a mapping of it never ends early. Thread-safe. A slice may be freed in any thread, also
+during garbage collection, so its finalizer takes no lock.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Piece:
-    """One memfd; `size` is what it holds at most. Two descriptors, its own and its mapping's."""
+    """One memfd of `size` bytes. It has two descriptors, its own and that of its mapping."""
 
     __slots__ = ("_mapped", "descriptor", "size")
 
@@ -39,11 +39,11 @@ class Piece:
             raise
 
     def drop(self) -> None:
-        """It is never used again; slices of it stay good."""
+        """Close the memfd, so that it is not reused; existing slices remain valid."""
         os.close(self.descriptor)
 
     def content(self, size: int) -> bytes:
-        """A copy of its begin."""
+        """Return a copy of the first `size` bytes."""
         copy = bytearray(size)
         view, position = memoryview(copy), 0
         while position < size:
@@ -51,15 +51,15 @@ class Piece:
         return bytes(copy)
 
     def map(self) -> None:
-        """All its pages together, and once: a page that is met by a fault costs as much as sixteen."""
+        """Map all pages at once: a page fault for a single page costs as much as mapping sixteen."""
         if self._mapped is None:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._mapped = mmap.mmap(self.descriptor, self.size, flags=flags, prot=mmap.PROT_READ)
 
     def lend(self, returned: "deque[Piece]") -> memoryview:
-        """It is mapped, and goes to `returned` when the last slice of this has gone.
+        """Return the mapped memory; append the piece to `returned` when the last slice of it is gone.
 
-        Until then nobody may know it: what is registered for that holds it, without a circle.
+        Until then the piece must not be used: only the finalizer references it, without a reference cycle.
         """
         assert self._mapped is not None
         lease = np.frombuffer(self._mapped, np.uint8)
@@ -69,17 +69,17 @@ class Piece:
 
 
 class GroupMemory:
-    """Pieces that are free, at most `kept` bytes and sixteen of them."""
+    """The free pieces, limited to `kept` bytes and sixteen pieces."""
 
     def __init__(self, kept: int = KEPT_BYTES) -> None:
         self._kept = kept
         self._lock = threading.Lock()
-        self._free: list[Piece] = []  # the one that was used last at the end: its pages may still be in a cache
+        self._free: list[Piece] = []  # most recently used last: its pages may still be in a CPU cache
         self._returned: deque[Piece] = deque()
         self.made = 0
 
     def take(self, size: int) -> Piece:
-        """For that many bytes. Raises OSError."""
+        """Return a piece of at least `size` bytes. Raises OSError."""
         rounded = -(-size // _STEP) * _STEP
         with self._lock:
             self._collect()
@@ -90,16 +90,16 @@ class GroupMemory:
         return Piece(rounded)
 
     def lend(self, piece: Piece) -> memoryview:
-        """Raises OSError, then the piece is still whose it was."""
+        """Map and lend a piece. If it raises OSError, the piece still belongs to the caller."""
         piece.map()
         return piece.lend(self._returned)
 
     def give_back(self, piece: Piece) -> None:
-        """Nobody has seen it."""
+        """Return a piece that was not lent."""
         self._returned.append(piece)
 
     def close(self) -> None:
-        """What is lent comes back, and is let go at the next take, of which there is none."""
+        """Free the unused pieces. Lent ones are closed with the process, since no later `take` collects them."""
         with self._lock:
             self._kept = 0
             self._collect()

@@ -1,14 +1,15 @@
-"""How long a worker may be silent before it hangs, as one does whose store is a directory on a server that is gone.
+"""Time limit for the answers of a worker, after which it counts as hung: its store may be on a dead file server.
 
-All that it uploads shares one rate, whoever asked for it. So an answer may take some seconds, and as long beyond them
-as the rate needs for all that was on its way when the wait began, and all that came since: it may be the last of it.
+All uploads of a worker share one rate, also those of different callers. So an answer may take a fixed time, plus the
+time that the rate needs for all bytes in progress at the begin of the wait and requested since: it may be the last one.
 
-Not for ever, though, where something always comes: what is on its way shares the rate in turns. When others have ended
-with many times as much as was on its way at the beginning, it has had its turns, and what has ended counts no more.
+The wait is limited even if new requests always arrive, because uploads share the rate in turns. When other uploads
+have ended with many times the bytes in progress at the begin, each has had its turns. Bytes that ended then no longer
+extend the limit.
 
-Nor does time count in which it wanted a processor that others had, but for what it got of one: that of a busy machine
-is no hanging store's. A worker of the lowest priority may get nothing for minutes, and would be ended again and again
-over work that it never could do.
+Time in which the worker wanted a processor and had none is not counted: a busy machine is not a hung store. A worker
+of the lowest priority may get no processor for minutes. It would otherwise be killed again and again without being
+able to do its work.
 """
 
 import functools
@@ -20,13 +21,16 @@ from typing import Any
 
 from infra.process.processor import ProcessorDemand
 
-# What a store takes at least in a second, where no lower rate is set: an upload may take as long as that needs.
+# Assumed lowest throughput of a store in bytes per second, unless a lower rate is set.
 _SLOWEST_BYTES = 1 << 20
-_LOOK_SECONDS = 2.0  # between two looks at a worker that is silent
+_LOOK_SECONDS = 2.0  # between two checks of a silent worker
 
 
 class Patience:
-    """Of all who wait for one worker. Thread-safe. `seconds`: where it has nothing to upload; `rate` 0: no limit."""
+    """The time limit for all waits for one worker. Thread-safe.
+
+    `seconds`: the limit without uploads. `rate`: the upload rate in bytes per second; 0: no limit.
+    """
 
     def __init__(
         self,
@@ -35,15 +39,15 @@ class Patience:
         look: "Callable[[], ProcessorDemand | None]" = lambda: None,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
-        """`uploads`: how many share the rate at a time. `look`: at the worker, each `look_seconds` of its silence."""
+        """`uploads`: uploads that share the rate. `look`: checks the worker each `look_seconds` of its silence."""
         self.seconds, self.rate = seconds, 0
         self._sharing, self._look, self._look_seconds = uploads, look, look_seconds
-        self.starved = 0.0  # seconds of waits that did not count
+        self.starved = 0.0  # seconds that were not counted
         self._lock = threading.Lock()
-        self._asked = self._ended = 0  # bytes, since the start
+        self._asked = self._ended = 0  # bytes since the start
 
     def uploads(self, size: int, answer: "Future[Any]") -> None:
-        """So many bytes are on their way until there is an answer."""
+        """Count `size` bytes as in progress until the answer."""
         with self._lock:
             self._asked += size
         answer.add_done_callback(functools.partial(self._answered, size))
@@ -55,9 +59,9 @@ class Patience:
     def first_of(
         self, answers: "Iterable[Future[Any]]", starves: "Callable[[], object]" = lambda: None
     ) -> "tuple[Set[Future[Any]], float]":
-        """Those that are there as soon as one is, and how long it was waited for; none: the worker hangs.
+        """Return the answers that are complete as soon as one is, and the seconds waited; none: the worker hangs.
 
-        `starves` is called now and then while it has no processor.
+        `starves` is called repeatedly while the worker has no processor.
         """
         waiting, before = self.begin(), None
         while True:
@@ -75,12 +79,12 @@ class Patience:
                 starves()
 
     def begin(self) -> "Wait":
-        """A wait that begins now."""
+        """Begin a wait."""
         with self._lock:
             return Wait(self, self._asked, self._ended)
 
     def after(self, asked: int, ended: int) -> float:
-        """Seconds, for who began to wait when so many bytes had been asked for, and so many had ended."""
+        """Return the limit in seconds of a wait that began when these numbers of bytes were requested and ended."""
         with self._lock:
             since = self._ended - ended
             passed_by = since if since < self._sharing * (asked - ended) else 0
@@ -89,7 +93,7 @@ class Patience:
 
 
 class Wait:
-    """`waited`: seconds that it was given so far."""
+    """One wait. `waited`: seconds granted so far."""
 
     __slots__ = ("_asked", "_ended", "_patience", "waited")
 
@@ -97,14 +101,14 @@ class Wait:
         self._patience, self._asked, self._ended, self.waited = patience, asked, ended, 0.0
 
     def more(self, at_most: float = math.inf) -> float:
-        """Seconds to wait now, and to ask again after them; 0: it hangs."""
+        """Return the seconds to wait before the next call; 0: the worker hangs."""
         seconds = min(max(self._patience.after(self._asked, self._ended) - self.waited, 0.0), at_most)
         self.waited += seconds
         return seconds
 
 
 def _starved(before: ProcessorDemand | None, now: ProcessorDemand | None, seconds: float) -> float:
-    """How much of so many seconds between two looks it had no processor, and wanted one."""
+    """Return the seconds between two checks in which the worker wanted a processor and had none."""
     if before is None or now is None or before.pid != now.pid or not now.wants_more:
         return 0.0
     return max(seconds - (now.cpu_s - before.cpu_s), 0.0)

@@ -1,9 +1,9 @@
-"""The broker's side of a round's uploads: requests that are under way at the same time, and what becomes of them.
+"""Uploads of a round in the broker: concurrent requests to a worker, and their outcomes.
 
-A worker that dies takes all that it was asked for with it, and one object may be what it dies of. So each of those is
-asked for again, alone, one after the other, before anything else is. One that a worker dies of then is the first thing
-that its successor is asked for: if that one dies, too, it has named the object, which fails. An upload may have reached
-the store before its worker died; the next one adopts what it finds.
+If a worker dies, all of its requests are lost, and a single object may be the cause. So each object in progress is
+requested again alone, one after another, before anything else. If a worker dies during such a request, its successor
+gets the same request first. If that one dies as well, the object fails. An upload may have reached the store before its
+worker died; the next worker adopts the object that it finds.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tiered.worker.failed import MadeRoom, WorkerFailed, of_an_upload
 from tiered.worker.patience import Patience
 from tiered.write.uploader import EncodeFailed, NamedEntries, Outcome
 
-#: A first one with a group, a second with one of it alone: that may be by chance. The next one names it.
+#: After this many deaths, the next one fails the object. The first, in a group, and the second, alone, may be chance.
 _DEATHS = 2
 
 
 class Wanted(NamedTuple):
-    """Objects that one request asks for; `deaths`: how many workers have died while they had to make them."""
+    """Objects of one request. `deaths`: number of workers that died during it."""
 
     objects: Sequence[NamedEntries]
     files: Sequence[tuple[str, int, int]]
@@ -41,7 +41,7 @@ class _UnderWay(NamedTuple):
 
 
 class Pipeline:
-    """The `Uploads` of one round, for one thread."""
+    """The `Uploads` of one round, for use by one thread."""
 
     def __init__(
         self,
@@ -56,10 +56,13 @@ class Pipeline:
         gives_way: Callable[[], bool] = lambda: False,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
-        """`patience`: how long a worker may be silent; then it `hangs`.
+        """Create the pipeline with the client's methods.
 
-        `gives_way`: whether the worker should make room for a successor. It does when it owes nothing, so it is asked
-        for nothing until what is under way has ended. `make_room`: it does so at once, with what it owes undone.
+        Args:
+            patience: the time limit for answers. After it, `hangs` is called.
+            gives_way: whether the worker should be replaced by a successor. That happens when no request is in
+                progress, so no further request is sent until then.
+            make_room: replaces the worker at once; its requests in progress are lost.
         """
         self._store_url, self._metadata, self._work_dir = store_url, dict(metadata), work_dir
         self._submit, self._patience, self._hangs, self._tell = submit, patience, hangs, tell
@@ -94,7 +97,7 @@ class Pipeline:
         if self._under_way:
             self._tell(frames.GiveUp(max(one.number for one in self._under_way.values())))
 
-    # ---- what is asked, and when
+    # ---- requests
 
     def _ask_next(self) -> None:
         while self._suspects and not self._under_way:
@@ -117,7 +120,7 @@ class Pipeline:
                 os.close(descriptor)
         except WorkerFailed as error:
             self._fail(wanted, of_an_upload(error))
-        except OSError as error:  # no memory or descriptor to hand it over, or no process to hand it to
+        except OSError as error:  # no memory or descriptor for the request, or no process can be started
             self._fail(wanted, EncodeFailed(f"no worker for {wanted.objects[0].name.key}: {error}"))
         else:
             self._under_way[future] = _UnderWay(wanted, request.id)
@@ -126,22 +129,22 @@ class Pipeline:
     def _submitted(self, request: frames.EncodeUpload, descriptor: int) -> Future[Any]:
         try:
             return self._submit(request, descriptor)
-        except ConnectionError:  # the one that was there has just ended
+        except ConnectionError:  # the worker has just ended; this attempt starts a new one
             return self._submit(request, descriptor)
 
     def _starves(self) -> None:
-        """The worker has no processor: with another priority it may."""
+        """Replace a worker without a processor, if the successor has another priority."""
         if self._gives_way() and not self._given_up:
             self._make_room()
 
-    # ---- what became of it
+    # ---- outcomes
 
     def _ended(self, future: Future[Any], wanted: Wanted) -> None:
         error = future.exception()
         if error is None:
             self._answered(wanted, future.result())
         elif isinstance(error, MadeRoom) and not self._given_up:
-            (self._suspects if wanted.deaths else self._wanted).append(wanted)  # it had no part in that
+            (self._suspects if wanted.deaths else self._wanted).append(wanted)  # it was not the cause
         elif not isinstance(error, ConnectionError):
             assert isinstance(error, WorkerFailed), error
             self._fail(wanted, of_an_upload(error))
@@ -160,7 +163,7 @@ class Pipeline:
                 self._settled.append((name, of_an_upload(WorkerFailed(outcome.kind, outcome.message))))
 
     def _hung(self, seconds: float) -> None:
-        """Nothing of all that is under way was answered in the time that all of it may take."""
+        """Fail all requests in progress: none was answered in the time allowed for all of them."""
         silent, self._under_way = list(self._under_way.values()), {}
         self._hangs()
         for one in silent:
@@ -174,7 +177,7 @@ class Pipeline:
 def described(
     wanted: Wanted, store_url: str, metadata: dict[str, str], work_dir: str
 ) -> tuple[frames.EncodeUpload, tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
-    """The request, and the entries that go with it: where they are, and their sizes."""
+    """Return the request, and its arrays: the CommitLog offsets and sizes of the entries."""
     objects: list[frames.ObjectToWrite] = []
     physical: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     sizes: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]

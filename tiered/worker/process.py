@@ -1,7 +1,8 @@
-"""The tier worker: encodes and uploads named objects, decodes row groups; `python -m tiered.worker` starts it.
+"""Program of a tier worker: encodes and uploads named objects, and decodes row groups.
 
-A process of its own, started by exec, so that pyarrow and the store's client never share the broker's loop. It decides
-nothing: it writes no journal and deletes no object. It ends when its socket does.
+`python -m tiered.worker` starts it. It is a separate process, started by exec, so that pyarrow and the store's client
+never share the broker's event loop. It takes no decisions: it writes no journal and deletes no object. It ends when its
+socket is closed.
 """
 
 import argparse
@@ -41,13 +42,13 @@ from tiered.write.uploader import UPLOADS
 T = TypeVar("T")
 
 _FOOTERS = 256
-_FORGOTTEN = 16_384  # objects: many more than are being read at a time
+_FORGOTTEN = 16_384  # objects, many more than are read concurrently
 _THREADS = 4
-_ENCODERS = 4  # at most; what they do beside the libraries is one processor's work
+_ENCODERS = 4  # at most; their Python code outside the libraries uses one processor together
 
 
 class Worker:
-    """Serves requests until the peer goes."""
+    """Serves requests until the peer closes the socket."""
 
     def __init__(
         self,
@@ -59,18 +60,18 @@ class Worker:
         uploads: int = UPLOADS,
         encoders: int = 1,
     ) -> None:
-        """`uploads`: how many may be on their way at the same time. `encoders`: how many requests are made then."""
+        """`uploads`: limit of concurrent uploads. `encoders`: number of requests that are encoded concurrently."""
         self._socket = sock
         self._cache, self._open_store = cache, open_store
         self._sending = threading.Lock()
         self._rate = UploadRate(SystemClock())
         self._stores: dict[str, ObjectStore] = {}
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()
-        self._forgotten: OrderedDict[str, None] = OrderedDict()  # the last of them: what was under way may still land
-        self._footer_turns: dict[str, threading.Lock] = {}  # of those that are being fetched
+        self._forgotten: OrderedDict[str, None] = OrderedDict()  # recent keys: fetches in progress may still end
+        self._footer_turns: dict[str, threading.Lock] = {}  # of footers that are being fetched
         self._shared = threading.Lock()
         self.writer = ObjectWriter(self._store, self._rate, group_sizes)
-        self._given_up = 0  # requests up to this one
+        self._given_up = 0  # requests up to this id are cancelled
         self.compaction_given_up = threading.Event()  # for good
         self._pool = ThreadPoolExecutor(_THREADS, "tier")
         self._encoder = ThreadPoolExecutor(encoders, "encode")
@@ -87,7 +88,7 @@ class Worker:
         finally:
             self.compaction_given_up.set()
             for pool in (self._encoder, self._uploads, self._pool):
-                pool.shutdown(cancel_futures=True)  # nobody asks for what has not begun
+                pool.shutdown(cancel_futures=True)  # the peer is gone, so no request is wanted
 
     def _begin(self, message: frames.Message, descriptor: int | None) -> None:
         if isinstance(message, frames.SetUploadRate):
@@ -129,7 +130,7 @@ class Worker:
             with self._sending:
                 frames.send(self._socket, reply)
         except ConnectionError:
-            return  # the broker went; the reading side sees it too and ends the process
+            return  # the broker is gone; the receiving side detects it and ends the process
 
     def _store(self, url: str) -> ObjectStore:
         with self._shared:
@@ -140,7 +141,7 @@ class Worker:
     # ---- writing
 
     def _encode_upload(self, request: frames.EncodeUpload, descriptor: int | None) -> None:
-        """In an encoder's thread: each object goes to the uploads as soon as it is made."""
+        """Encode the objects of a request in an encoder thread; each is uploaded as soon as it is made."""
         group = _Group(len(request.objects))
         if request.id <= self._given_up:
             for number, asked in enumerate(request.objects):
@@ -168,7 +169,7 @@ class Worker:
         outcome: frames.Committed | frames.NotUploaded,
         waited: float,
     ) -> None:
-        """The last one of a request answers it."""
+        """Record an object's outcome. The last one of a request sends the answer."""
         with self._shared:
             group.outcomes[number] = outcome
             group.waited += waited
@@ -178,12 +179,12 @@ class Worker:
         self._send(frames.Uploaded(request.id, outcomes, group.waited))
 
     def compacted(self, request: frames.Compact) -> frames.Compacted:
-        """Not in an encoder's thread: a round does not wait for it."""
+        """Execute a Compact request. Not in an encoder thread, so that a round does not wait for it."""
         name, waited = self.writer.merged(request, lambda: not self.compaction_given_up.is_set())
         return frames.Compacted(request.id, name, waited)
 
     def _remove_stale(self, request: frames.RemoveStaleUploads) -> int:
-        """Other brokers' uploads into the same bucket are not ours to judge."""
+        """Remove unfinished uploads of the request's broker only: other brokers may use the same bucket."""
 
         def ours(key: str) -> bool:
             parts = parse_data_key(key)
@@ -194,8 +195,8 @@ class Worker:
     # ---- reading
 
     def read_group(self, request: frames.ReadGroup, descriptor: int | None) -> frames.GroupRead:
-        """Into the memory that came along."""
-        if descriptor is None:  # the kernel drops one that the process has no room for
+        """Read a row group into the memory that came with the request."""
+        if descriptor is None:  # the kernel drops the descriptor if the process has too many open
             raise MissingBytes("the row group's memory did not come along")
         store = self._store(request.store_url)
         footer = _footer_of(request)
@@ -214,7 +215,7 @@ class Worker:
         try:
             rows = self._decoded(store, group, decode, got, keep=request.keep)
         except DamagedObject:
-            self._forget_footer(footer)  # no checksum covers it: it may be what lies
+            self._forget_footer(footer)  # the footer may be the damaged part: no checksum covers it
             raise
         arrays = (rows.positions, rows.offsets, rows.tags, rows.times)
         parts = [np.ascontiguousarray(array, np.int64).data for array in arrays]
@@ -222,7 +223,7 @@ class Worker:
         return frames.GroupRead(request.id, len(rows.offsets), len(rows.wire), got.fetched, got.cached)
 
     def _may_hold(self, request: frames.AskFilters) -> frames.MayHold:
-        """A row group without a whole filter may hold anything."""
+        """Return the row groups that may have a word. A group without complete filters may have any."""
         store, got = self._store(request.store_url), _Got()
         metadata = self._footer(store, _footer_of(request), got)
         wanted, without = set(request.groups), set(request.groups)
@@ -259,8 +260,10 @@ class Worker:
         return frames.Forgotten(request.id)
 
     def _filters_at_hand(self, footer: "_Range") -> list[tuple[int, int]]:
-        """(start, length) of an object's filters as they are read, by a footer that need not be fetched: there may be
-        no object any more."""
+        """Return (start, length) of the ranges in which an object's filters are read, by a cached footer.
+
+        The footer is not fetched, because the object may be deleted.
+        """
         with self._shared:
             metadata = self._footers.get(footer.key)
         data = self._cache.get(footer.name) if metadata is None and self._cache is not None else None
@@ -270,7 +273,7 @@ class Worker:
         return [] if metadata is None else [(read.start, read.length) for read in filter_reads(metadata)]
 
     def _footer(self, store: ObjectStore, place: "_Range", got: "_Got") -> pq.FileMetaData:
-        """One fetch for all who ask: read-ahead enters an object with several row groups at a time."""
+        """Return a footer, with one fetch for concurrent requests: read-ahead begins several groups of an object."""
         with self._shared:
             known = self._known_footer(place)
             if known is not None:
@@ -308,7 +311,7 @@ class Worker:
     def _decoded(
         self, store: ObjectStore, place: "_Range", decode: Callable[[bytes], T], got: "_Got", *, keep: bool = True
     ) -> T:
-        """From the cache where that decodes, else from the store; only what has decoded is cached."""
+        """Decode a range from the cache if possible, else from the store. Only data that decodes is cached."""
         data = self._cache.get(place.name) if self._cache is not None else None
         if data is not None:
             try:
@@ -324,7 +327,7 @@ class Worker:
         decoded = decode(data)
         if self._cache is not None and keep:
             self._cache.put(place.name, data)
-            if place.key in self._forgotten:  # looked up when it is there: whoever forgets it later finds it
+            if place.key in self._forgotten:  # checked after the put: a later `_forget` finds the entry in the cache
                 self._cache.forget(place.name)
         return decoded
 
@@ -337,7 +340,7 @@ class _Range(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Objects are never modified: these bytes are always the same."""
+        """The cache key. Objects are never modified, so these bytes never change."""
         return f"{self.store_url} {self.key} {self.start}+{self.length}"
 
 
@@ -347,7 +350,7 @@ def _footer_of(request: frames.ReadGroup | frames.AskFilters | frames.AskBounds)
 
 @dataclass(slots=True)
 class _Group:
-    """What has become of the objects of a request so far."""
+    """The outcomes of a request's objects so far."""
 
     count: int
     outcomes: dict[int, frames.Committed | frames.NotUploaded] = field(default_factory=dict)
@@ -361,7 +364,7 @@ class _Got:
 
 
 def _end_over_a_bug(done: Future[None]) -> None:
-    """An error that nobody foresaw ends the process: the broker must not wait for an answer for ever."""
+    """End the process on an unexpected error, so that the broker does not wait for an answer forever."""
     error = None if done.cancelled() else done.exception()
     if error is not None:
         traceback.print_exception(error)
@@ -376,7 +379,7 @@ def _check_offsets(rows: DecodedRows, request: frames.ReadGroup) -> None:
 
 
 def encoders_of(processors: int) -> int:
-    """One processor is the broker's."""
+    """Return the number of encoder threads: one processor is left to the broker."""
     return max(1, min(processors - 1, _ENCODERS))
 
 
@@ -388,6 +391,6 @@ def main() -> None:
     parser.add_argument("--uploads", type=int, default=UPLOADS)
     options = parser.parse_args()
     cache = DiskCache(RealDisk(), options.cache_dir, options.cache_bytes) if options.cache_dir else None
-    gc.freeze()  # what was imported stays; to look through it again and again costs
+    gc.freeze()  # excludes the imported modules from collections, which would scan them repeatedly
     with socket.socket(fileno=options.fd) as sock:
         Worker(sock, cache, uploads=options.uploads, encoders=encoders_of(len(os.sched_getaffinity(0)))).serve()

@@ -1,11 +1,11 @@
-"""What to keep in a bounded number of bytes: a segmented LRU, which a scan cannot flush.
+"""Segmented LRU cache, limited in bytes, which a scan cannot flush.
 
     put ──▶ probation ──used again──▶ protected (at most 3/4 of the bytes)
                │ ▲                        │
      evicted ◀─┘ └──── pushed out ◀───────┘
 
-What came once is evicted first, oldest first; what was used again goes only when it is the least recent of its kind and
-the protected part is full, and then gets a second round on probation. Not thread-safe: its owner locks.
+Entries that were used once are evicted first, oldest first. A protected entry is pushed out only if it is the least
+recently used one and the protected part is full. It then returns to probation. Not thread-safe: the caller locks.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ _PROTECTED_SHARE = 0.75
 
 
 class SegmentedLru(Generic[K, V]):
-    """A mapping bounded by the sum of its values' sizes. Not thread-safe."""
+    """A mapping limited by the sum of its values' sizes. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -35,16 +35,16 @@ class SegmentedLru(Generic[K, V]):
         return len(self._probation) + len(self._protected)
 
     def peek(self, key: K) -> V | None:
-        """The value; its place in line stays."""
+        """Return the value without changing its order."""
         held = self._protected.get(key) or self._probation.get(key)
         return held[0] if held is not None else None
 
     def oldest(self) -> K | None:
-        """What would go next."""
+        """Return the key that would be evicted next."""
         return next(iter(self._probation or self._protected), None)
 
     def use(self, key: K, *, again: bool) -> V | None:
-        """The value, now the youngest of its segment; `again`: this use shows that it is worth protecting."""
+        """Return the value and make it the most recent of its segment. `again`: move it to the protected part."""
         if key in self._protected:
             self._protected.move_to_end(key)
         elif key in self._probation:
@@ -54,7 +54,7 @@ class SegmentedLru(Generic[K, V]):
         return self.peek(key)
 
     def put(self, key: K, value: V, nbytes: int) -> list[tuple[K, V]]:
-        """Returns what had to go, which is the value itself when it is too big or already there."""
+        """Add a value. Returns the evicted entries, or the value itself if it is too large or already present."""
         if nbytes > self.capacity or key in self:
             return [(key, value)]
         self._probation[key] = (value, nbytes)

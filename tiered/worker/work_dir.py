@@ -1,5 +1,7 @@
-"""Directories in which a worker makes objects. They have its process in their names: by that it is known what a killed
-one has left, and that goes before anybody hears of its death."""
+"""Working directories of workers, named by process id.
+
+The names identify the directories of a killed worker, which are removed before its death is reported.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from pathlib import Path
 
 
 def own_prefix(what: str) -> str:
-    """How the name begins of a directory of this process."""
+    """Return the name prefix of this process's directories."""
     return f"neve-{what}-{os.getpid()}-"
 
 
 def clear(work_dir: str, pid: int) -> None:
-    """Nothing is left there of a process that has ended. Raises OSError."""
+    """Remove the directories of a process that has ended. Raises OSError."""
     for left in Path(work_dir).glob(f"neve-*-{pid}-*"):
         shutil.rmtree(left)

@@ -1,8 +1,7 @@
-"""The encoder's side of a tier worker: named objects out of the log's files, verified, and uploaded under their names.
+"""Writing in a tier worker: encodes named objects from the log's files, verifies them, and uploads them.
 
-Encoding is the work of few threads, uploading that of many: what is encoded waits in memory, or on the disk where it is
-large, until it is in the store. The broker bounds how much it asks for. A file on the disk is not synced: nobody looks
-for it after a crash.
+Few threads encode and many upload. An encoded object waits for its upload in memory, or on the disk if it is large. The
+broker limits how much it requests. Files on the disk are not fsynced: they are not used after a crash.
 """
 
 from __future__ import annotations
@@ -30,32 +29,32 @@ from tiered.write.segment_writer import GroupSizes, LogFiles, MissingBytes, Writ
 from tiered.write.small_objects import SmallObject, encode_small, is_small
 from tiered.write.upload_rate import UploadRate
 
-#: What a request may fail with; anything else is a fault of this program.
+#: Expected errors of a request; any other error is a defect of the program.
 FAILURES = (ObjectStoreError, ValueError, OSError, pa.ArrowException)
 
 
 class Conflict(ValueError):
-    """An object of other content stands under the name."""
+    """An object with other content exists under the name."""
 
 
 class GivenUp(ValueError):
-    """The broker wants it no more."""
+    """The broker no longer wants the object."""
 
 
 class Encoded:
-    """An object that is not uploaded yet; `number` is its place in the request."""
+    """An object that is not uploaded yet; `number` is its index in the request."""
 
     def __init__(self, number: int, written: WrittenObject, directory: TemporaryDirectory[str] | None = None) -> None:
         self.number, self.written, self._directory = number, written, directory
 
     def remove(self) -> None:
-        """The file that it is in."""
+        """Delete the object's file, if it has one."""
         if self._directory is not None:
             self._directory.cleanup()
 
 
 class NotEncoded(msgspec.Struct):
-    """Why there is none."""
+    """The reason why an object of a request could not be encoded."""
 
     number: int
     why: frames.NotUploaded
@@ -66,7 +65,7 @@ def refused(error: Exception) -> frames.NotUploaded:
 
 
 class ObjectWriter:
-    """What an EncodeUpload asks for, in two steps, and what a Compact asks for. Thread-safe."""
+    """Executes EncodeUpload requests in two steps, and Compact requests. Thread-safe."""
 
     def __init__(self, store: Callable[[str], ObjectStore], rate: UploadRate, sizes: GroupSizes) -> None:
         self._store, self._rate, self._sizes = store, rate, sizes
@@ -74,7 +73,7 @@ class ObjectWriter:
     # ---- encoding
 
     def encoded(self, request: frames.EncodeUpload, descriptor: int | None) -> Iterator[Encoded | NotEncoded]:
-        """Each object once, in any order; the next is made when it is asked for."""
+        """Yield each object of a request once, in any order, and encode the next one only when it is requested."""
         entries = _entries(request.objects, descriptor)
         borders = np.cumsum([0, *(_rows(one) for one in request.objects)])
         through = np.concatenate([[0], np.cumsum(entries.size, dtype=np.int64)])
@@ -89,7 +88,7 @@ class ObjectWriter:
     def _encoded_together(
         self, request: frames.EncodeUpload, numbers: Sequence[int], entries: Entries, borders: npt.NDArray[np.int64]
     ) -> dict[int, WrittenObject]:
-        """Those of them that can be; the others say alone what is wrong with them."""
+        """Encode small objects together. Objects without a result have to be encoded alone, which reports the fault."""
         if not numbers:
             return {}
         objects = [request.objects[number] for number in numbers]
@@ -120,7 +119,7 @@ class ObjectWriter:
     # ---- uploading
 
     def upload(self, store_url: str, encoded: Encoded) -> tuple[frames.Committed | frames.NotUploaded, float]:
-        """What became of it, and how many seconds the rate held it back."""
+        """Upload an object. Returns its outcome, and the seconds for which the rate delayed it."""
         pace = _Pace(self._rate)
         written = encoded.written
         outcome: frames.Committed | frames.NotUploaded
@@ -136,7 +135,7 @@ class ObjectWriter:
         return outcome, pace.waited
 
     def merged(self, request: frames.Compact, is_wanted: Callable[[], bool]) -> tuple[CommittedObject, float]:
-        """The object is in the store; and how many seconds the rate held it back. Raises one of FAILURES."""
+        """Merge and upload an object. Returns it, and the seconds for which the rate delayed it. Raises FAILURES."""
         pace, store = _Pace(self._rate), self._store(request.store_url)
 
         def put(path: Path, name: CommittedObject) -> CommittedObject:
@@ -146,7 +145,7 @@ class ObjectWriter:
 
 
 class _Pace:
-    """The rate of all uploads, as one of them meets it; its parts may be on their way side by side."""
+    """The shared upload rate as seen by one upload, whose parts may be uploaded concurrently."""
 
     def __init__(self, rate: UploadRate) -> None:
         self._rate, self._lock = rate, threading.Lock()
@@ -174,7 +173,7 @@ def _put(
 
 
 def _adopted(store: ObjectStore, ours: CommittedObject) -> CommittedObject:
-    """The object that stands there, if its rows are ours: an earlier attempt wrote it."""
+    """Return the object in the store if an earlier attempt wrote it with the same rows. Raises Conflict otherwise."""
     info = store.head(ours.key)
     tail = store.get_range(ours.key, max(0, info.size - 8), 8)
     footer = int.from_bytes(tail[:4], "little") + 8
@@ -190,7 +189,7 @@ def _adopted(store: ObjectStore, ours: CommittedObject) -> CommittedObject:
     return theirs
 
 
-# ---- what a request says
+# ---- parsing of requests
 
 
 def _rows(one: frames.ObjectToWrite) -> int:
