@@ -267,7 +267,7 @@ class _Link:
         self._leadership: Leadership | None = None
         self._transport: asyncio.Transport | None = None
         self._alarm = Alarm(self._loop, self._tick)
-        self._later: asyncio.TimerHandle | None = None  # wakes up a slave whose rate is limited
+        self._later: asyncio.TimerHandle | None = None  # sends the next batch
         self._fetcher: asyncio.Task[None] | None = None
         self._paused = False
         self._peer = "?"

@@ -4,7 +4,7 @@ request  returns
 26       its configuration, as properties; some settings have to match before bytes of its log are sent
 28       {"table":{…}}: when it was started (bootTimestamp), start and end of its log
 906      its HA address, and the end of its log when it was started: masterFlushOffset, despite the name
-907      the end of its log, its slaves, whether each is in sync, and the end of its log
+907      the end of its log; of each slave, whether it is in sync, and the end of its log
 
 28 also has the size of unflushed data (remainHowManyDataToFlush), rounded for display: `12.3 KiB`, or `12,3` with some
 locales of the master.

@@ -2,13 +2,13 @@
 
     ha/promotion.json    {"end":…}: a promotion has begun, and the master's log ended there. Bytes above are of a try
                          that a crash ended; no client has seen them, and the next try truncates them
-    ha/followed.json     whose copy it is; deleted at the end, and the directory is a master's as any other
+    ha/followed.json     identifies the copied master; deleted at the end, which makes the directory a master's
 
 ask        no process may listen at the master's address, and no name server may know another master of this name: both
            would assign the same offsets
 read       find waiting messages by the master's last poll and the log (`delays`, `timers`, `halves`, `pops`)
 write      marks in neve's form, with which every later start finds the same; topics younger than the last poll; sync
-archive    check whether it has another master's log: it was fenced, or a topic began again (`archiving.attach`)
+archive    refuse if the archive was superseded, or if a topic began again (`archiving.attach`)
 finish     delete the files above
 
 No client is served meanwhile. If anything is undecidable, the promotion is refused, and the directory remains a
