@@ -1,1 +1,1 @@
-"""What a request means on the wire: each processor translates, `table` says which code is whose."""
+"""Request processors: they translate between the wire and the broker; `table` maps request codes to them."""

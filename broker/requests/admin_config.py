@@ -1,4 +1,4 @@
-"""Administration: the broker's configuration (25, 26), and what is asked for and happens by itself."""
+"""Administration: the broker's configuration (25, 26), and requests for work that neve does by itself."""
 
 import logging
 
@@ -17,22 +17,23 @@ log = logging.getLogger(__name__)
 
 
 class AdminConfigProcessor:
-    """Tells and changes the configuration (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Returns and changes the configuration (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(self, config: BrokerConfig, kept: KeptConfig, topics: TopicConfigManager) -> None:
         self._config, self._kept, self._topics = config, kept, topics
 
     def broker_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """26: what is in force; beside it, for who asks for it, what of it was set here and what it is instead of."""
+        """Return the effective configuration (26), with the keys changed at runtime and their configured values."""
         version = dumps_standard(self._topics.data_version.to_wire()).decode()
         body = to_properties(self._config).encode()
         ext = {"version": version, "kept": dumps_standard(self._kept.instead_of()).decode()}
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=body)
 
     async def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """25: only keys that are meant for it; everything else would need a restart or open a hole.
+        """Change keys at runtime (25), which persist over a restart.
 
-        They hold over a restart. `unset` names keys, with commas between them, that are again as they were given.
+        Other keys are rejected, because they need a restart or are security relevant. `unset` lists keys, separated by
+        commas, that are set back to their configured values.
         """
         unset = [key for key in request.ext.get("unset", "").split(",") if key]
         try:
@@ -61,5 +62,5 @@ class AdminConfigProcessor:
 
     @staticmethod
     def nothing_to_do(connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """306, 316, 329: what they ask for happens by itself."""
+        """Accept requests (306, 316, 329) for work that neve does by itself."""
         return RemotingCommand.response(request, ResponseCode.SUCCESS)

@@ -1,4 +1,4 @@
-"""Administration: who is connected, and who reads what (203, 204, 300, 328, 343, 345)."""
+"""Administration: connected clients, and the topics that groups consume (203, 204, 300, 328, 343, 345)."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from neve.remoting.headers import require_str
 
 
 class AdminConnectionsProcessor:
-    """Who is connected, as mqadmin shows it (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Returns connected clients (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(self, clients: ClientManager, offsets: ConsumerOffsetManager, address: tuple[str, int]) -> None:
         self._clients, self._offsets, self._address = clients, offsets, address
@@ -61,7 +61,7 @@ class AdminConnectionsProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(body))
 
     def all_producers(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """328."""
+        """Return all producers (328)."""
         data = {
             group: [
                 {

@@ -1,4 +1,4 @@
-"""Administration: consumer groups, as they are made, changed, deleted and told of, and what they may not read (353)."""
+"""Administration: consumer groups and the topics that they may not read (353)."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_str
 
-# What a group may bring beside its name: fields that are only kept.
+# Limit of a group's settings, which may include fields that are only stored.
 _MAX_GROUP_BYTES = 16 * 1024
 
 
 class AdminGroupsProcessor:
-    """Makes, changes, deletes and lists groups (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Creates, changes, deletes and lists groups (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class AdminGroupsProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(config.to_wire()))
 
     async def group_forbidden(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """353: with `readable` set it changes what is told."""
+        """Return whether a group may read a topic (353); with `readable`, change that first."""
         ext, groups = request.ext, self._groups
         group, topic = require_str(ext, "group"), require_str(ext, "topic")
         if ext.get("readable"):

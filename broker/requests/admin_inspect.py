@@ -1,4 +1,4 @@
-"""Administration: statistics (315), queue entries (321)."""
+"""Administration: statistics (315) and queue entries (321)."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _ENTRIES_MAX = 2000
 
 
 class AdminInspectProcessor:
-    """Looks into the broker that change nothing (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Read-only views of the broker's state (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self, store: MessageStore, topics: TopicConfigManager, clients: ClientManager, stats: BrokerStats
@@ -25,7 +25,7 @@ class AdminInspectProcessor:
         self._store, self._topics, self._clients, self._stats = store, topics, clients, stats
 
     def stats_data(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """315."""
+        """Return one of the broker's statistics (315)."""
         name, key = require_str(request.ext, "statsName"), require_str(request.ext, "statsKey")
         found = self._stats.view(name, key)
         if found is None:
@@ -33,7 +33,7 @@ class AdminInspectProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps(found))
 
     def queue_entries(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """321: the local queue's entries as they are; what is only in the archive has none."""
+        """Return entries of the local queue (321); messages that are in the archive only have none."""
         ext = request.ext
         topic, queue = require_str(ext, "topic"), require_int(ext, "queueId")
         index, count = require_int(ext, "index"), require_int(ext, "count")

@@ -1,4 +1,4 @@
-"""Groups' positions: all of them (43, 45), copied (314), compared (308, 303)."""
+"""Administration: committed offsets of groups: return them all (43, 45), copy (314) and compare them (308, 303)."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.headers import optional_bool, require_str
 
-# Offsets that are encoded in the time that a look at one queue takes.
+# Offsets that are encoded in the same time as one queue is processed.
 _NUMBERS_PER_LOOK = 32
 _LONG_MAX = (1 << 63) - 1
 
 
 class AdminOffsetsProcessor:
-    """Groups' positions, as an administrator reads and copies them (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Returns and copies committed offsets (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class AdminOffsetsProcessor:
         self._tiered, self._schedule, self._settled = tiered, schedule, settled
 
     async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """43: what every group has consumed, as a stock slave copies it: it saves nothing without a version."""
+        """Return all committed offsets (43); RocketMQ's slaves save them only with a version."""
         offsets = self._offsets
         table = WideMap()
         slices = LoopSlices()
@@ -54,13 +54,13 @@ class AdminOffsetsProcessor:
         return table.answer(request, {"dataVersion": version}, "offsetTable")
 
     def delay_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """45: how far each delay level is delivered."""
+        """Return the next offset to deliver of each delay level (45)."""
         schedule = self._schedule
         table = {level: schedule.position(level)[0] for level in range(1, schedule.max_level + 1)}
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps_object_keys({"offsetTable": table}))
 
     async def clone_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """314."""
+        """Copy a group's committed offsets to another group (314)."""
         ext = request.ext
         source, target = require_str(ext, "srcGroup"), require_str(ext, "destGroup")
         topics = [ext["topic"]] if ext.get("topic") else self._offsets.topics_of(source)
@@ -76,7 +76,10 @@ class AdminOffsetsProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     async def correction_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """308: where the slowest group of the topic is; no bound for queues where the compared group is behind it."""
+        """Return the lowest committed offsets of a topic's groups (308), by queue.
+
+        Queues in which the compared group is behind them get the maximum of a long, which RocketMQ treats as no limit.
+        """
         ext = request.ext
         topic, compared = require_str(ext, "topic"), require_str(ext, "compareGroup")
         filtered = {group.strip() for group in (ext.get("filterGroups") or "").split(",")}
@@ -96,7 +99,7 @@ class AdminOffsetsProcessor:
         return await wide_answer(request, {"correctionOffsets": lowest})
 
     async def time_span(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """303."""
+        """Return the store times of first, last and consumed messages of each queue (303)."""
         topic, group = require_str(request.ext, "topic"), require_str(request.ext, "group")
         config = self._topics.require(topic)
         parts = [b'{"consumeTimeSpanSet":[']

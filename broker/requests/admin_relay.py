@@ -1,4 +1,4 @@
-"""Questions of an administrator that only a connected consumer can answer: 223, 307, 309."""
+"""Administration: requests that only a connected consumer can answer (223, 307, 309)."""
 
 import logging
 from typing import Any
@@ -18,14 +18,14 @@ from neve.remoting.headers import require_str
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 10.0
-# Older clients answer nothing of this.
+# Older clients do not answer these requests.
 _VERSION_MIN = 62
 
 
 class AdminRelayProcessor:
-    """Passes an administrator's question on to a connected consumer and its answer back (RocketMQ's Broker2Client).
+    """Relays requests to connected consumers and returns their answers (RocketMQ's Broker2Client).
 
-    A consumer that is silent for too long, or isn't there, is an error of the request.
+    The request fails if the consumer is not connected or does not answer in time.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class AdminRelayProcessor:
         self._topics, self._groups = topics, groups
 
     async def running_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """307."""
+        """Return a consumer's runtime information (307)."""
         return await self._relay(request, dict(request.ext), bytes(request.body))
 
     async def consume_directly(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """309: the consumer gets the record itself, as the id of its place in the log says."""
+        """Let a consumer process one message (309), whose record is found by the physical offset in the message id."""
         ext = dict(request.ext)
         ext["brokerName"] = self._broker_name
         body = bytes(request.body)
@@ -91,7 +91,7 @@ class AdminRelayProcessor:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"{who} not online") from error
 
     async def consumer_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """223: every member of the group, or one, tells where it stands in the topic."""
+        """Return the offsets that members of a group, or one of them, have in a topic (223)."""
         ext = request.ext
         topic, group, wanted = require_str(ext, "topic"), require_str(ext, "group"), ext.get("clientAddr")
         info = self._clients.consumers.get(group)

@@ -1,4 +1,4 @@
-"""Administration: what is in a topic's queues and where groups stand in them (202, 208, 317)."""
+"""Administration: figures of a topic's queues and of groups in them (202, 208, 317)."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ from neve.remoting.headers import optional_bool, require_str
 
 
 class AdminStatsProcessor:
-    """Queues and groups in figures, as mqadmin shows them (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Returns figures of queues and groups (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class AdminStatsProcessor:
         self._stats, self._queue_stats, self._tiers = stats, queue_stats, tiers
 
     async def topic_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """202; to who says `tiers`, also what of it is where."""
+        """Return figures of a topic's queues (202); with `tiers`, also the archived part."""
         topic = require_str(request.ext, "topic")
         config = self._topics.select(topic)
         if config is None:
@@ -89,7 +89,7 @@ class AdminStatsProcessor:
         return table.answer(request, {"consumeTps": rate}, "offsetTable")
 
     async def all_consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """317: every group in every topic where it stands, and how far it is behind in all."""
+        """Return the progress of all groups in all their topics (317), and the total lag."""
         only_ordered = optional_bool(request.ext, "isOrder")
         parts = [b'{"brokerAddr":%b,"consumeStatsList":[' % dumps("{}:{}".format(*self._address))]
         behind = in_flight = 0

@@ -1,4 +1,4 @@
-"""Administration: topics, as they are made, changed, deleted and told of ."""
+"""Administration: creation, change, deletion and listing of topics."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class AdminTopicsProcessor:
-    """Makes, changes, deletes and lists topics (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Creates, changes, deletes and lists topics (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -35,8 +35,10 @@ class AdminTopicsProcessor:
         self._settled = settled
 
     async def update_topic(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """17. Answered when the change is on disk and the name servers were told. What it costs does not grow with the
-        topics that there are."""
+        """Create or change a topic (17); answer when it is durable and registered with the name servers.
+
+        The cost does not depend on the number of existing topics.
+        """
         ext = request.ext
         topic = require_str(ext, "topic")
         self._check_name(topic)
@@ -138,5 +140,5 @@ def _warn_of_attributes(config: TopicConfig) -> None:
 
 
 def _queues(config: BrokerConfig, name: str, number: int) -> int:
-    """Tables, statistics and positions have a row for each queue, whether anything is in it or not."""
+    """Check a number of queues: tables, statistics and offsets have a row for each queue, even an empty one."""
     return in_range(name, number, 0, config.max_queues_per_topic)

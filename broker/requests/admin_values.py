@@ -1,4 +1,4 @@
-"""What administrators' requests have in common: lists of settings in the body, numbers within bounds."""
+"""Common parts of administration requests: lists of settings in the body, and range checks."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -8,12 +8,12 @@ from neve.remoting.body import lenient_loads
 from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 
-#: Returns when what was put into the log is as safe as what is answered.
+#: Returns when the records appended so far are as durable as an answer requires.
 Settled = Callable[[], Awaitable[None]]
 
 
 def list_of(request: RemotingCommand, name: str) -> list[Any]:
-    """The list of this name; BrokerError where the body has none."""
+    """Return the list of this name in the body. Raises BrokerError if there is none."""
     value = lenient_loads(request.body)
     items = (value.get(name) or []) if isinstance(value, dict) else None
     if not isinstance(items, list):
@@ -22,7 +22,7 @@ def list_of(request: RemotingCommand, name: str) -> list[Any]:
 
 
 def in_range(name: str, value: int, low: int, high: int) -> int:
-    """The value; BrokerError where it is not allowed."""
+    """Return the value. Raises BrokerError if it is out of range."""
     if not low <= value <= high:
         raise BrokerError(ResponseCode.INVALID_PARAMETER, f"{name}={value}: allowed are {low} to {high}")
     return value

@@ -1,7 +1,7 @@
-"""A broker in its set: its HA port (906), who follows (907), hand-over (1002), who wrote its log (1007), news (1008).
+"""Requests of a broker set: HA address (906), slaves (907), switchover (1002), epochs (1007), role changes (1008).
 
-906 is RocketMQ's way for a slave to find the HA port: it asks its master with an empty request. 1002 is a controller's
-request: asked of a master of neve's, it has all of its log reach the next one before that is elected.
+By 906, RocketMQ's slaves ask their master for its HA port, with an empty request. 1002 is a request to controllers. A
+neve master accepts it too, and replicates its whole log to the target before the election.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ALONE = "this request only for controllerMode"
 
 
 class BrokerSetProcessor:
-    """A part of RocketMQ's AdminBrokerProcessor."""
+    """Handles requests of a broker set (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class BrokerSetProcessor:
         name: str,
         address: tuple[str, int],
     ) -> None:
-        """`replicas`: None of a broker in no set; `plain_slave`: of one that follows a master without a controller."""
+        """Create it; `replicas` is None without a broker set, `plain_slave` is set for a slave without a controller."""
         self._store, self._replicas, self._plain_slave = store, replicas, plain_slave
         self._cluster, self._name, self._address = cluster, name, address
 
     def exchange_ha_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """906: asked of a master, nothing is told to it. `masterFlushOffset` is where its log ended at its start."""
+        """Return the addresses of this master (906); `masterFlushOffset` is the end of its log at its start."""
         replicas, (host, port) = self._in_set(), self._address
         ext = {
             "masterHaAddress": f"{host}:{replicas.ha_service.port}",
@@ -53,7 +53,7 @@ class BrokerSetProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
     def ha_status(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """907."""
+        """Return the state of replication (907)."""
         replicas, end = self._replicas, self._store.max_physical_offset
         slave = self._plain_slave
         is_master = slave is None and (replicas is None or replicas.leads)
@@ -84,7 +84,7 @@ class BrokerSetProcessor:
         }
 
     async def elect_master(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1002: `brokerId` shall lead, or whoever has most. The answer comes when it is elected."""
+        """Switch over to `brokerId`, or to the most advanced member (1002); answer after the election."""
         replicas, target = self._in_set(), optional_int(request.ext, "brokerId", _ANYBODY)
         try:
             elected = await replicas.hand_over(None if target == _ANYBODY else target)
@@ -93,7 +93,7 @@ class BrokerSetProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"masterBrokerId": str(elected)})
 
     def epoch_cache(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1007: with which life of this broker answers, for a controller that is about to elect."""
+        """Return the epochs of the log (1007), and the identity of this process for a controller's election."""
         replicas = self._in_set()
         entries, end, life = replicas.epochs.entries(), self._store.max_physical_offset, replicas.member.life
         ends = [start for _, start in entries[1:]] + [end]
@@ -111,7 +111,7 @@ class BrokerSetProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=dumps(body))
 
     def role_changed(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """1008: one-way as a rule."""
+        """Process a notification of a role change (1008), usually one-way."""
         self._in_set().notified(view_of(request.ext, request.body))
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
@@ -122,7 +122,7 @@ class BrokerSetProcessor:
 
 
 def _slaves(replicas: ReplicasManager, end: int) -> list[dict[str, Any]]:
-    """As `mqadmin haStatus` shows them."""
+    """Return the slaves in the form that `mqadmin haStatus` displays."""
     confirming = replicas.member.confirming
     if confirming is None:
         return []

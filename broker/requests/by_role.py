@@ -1,7 +1,7 @@
-"""Who answers which request, by the broker's role: one table, and what the others say instead.
+"""Roles that serve each request code, and the answers of other roles, as one table.
 
-Where RocketMQ 5.3 lets a slave do a thing that its master would not hear of (locks of queues, commits of offsets), it
-is refused: two members that each give a promise break both.
+A slave of RocketMQ 5.3 also serves requests that its master does not learn of, like queue locks and committed offsets.
+A neve slave refuses these, because conflicting promises of two members would break both.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from neve.remoting.command import RemotingCommand
 
 
 class Who(Enum):
-    """Who answers."""
+    """Roles that serve a request."""
 
     MASTER = frozenset({Role.MASTER})
-    #: It tells where a queue or a group stands: who lacks what is confirmed moves a group by it.
+    #: Queue bounds and group progress: a member without all confirmed records would give too low ones.
     IN_SYNC = frozenset({Role.MASTER, Role.SLAVE_IN_SYNC})
-    #: A slave, too: what it shows is confirmed, and will not vanish.
+    #: Slaves as well: their visible messages are confirmed and can't disappear.
     MEMBER = frozenset({Role.MASTER, Role.SLAVE_IN_SYNC, Role.SLAVE})
     ANYBODY = frozenset(Role)
 
 
 class Refusal(NamedTuple):
-    """What is answered in place of an answer."""
+    """Answer of a role that does not serve a request."""
 
     code: ResponseCode
     remark: str
 
 
 FENCED = Refusal(ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: this broker has no role in its set")
-# Producers and consumers try again with another broker, or with this one later.
+# Producers and consumers retry with another broker, or later with this one.
 SLAVE = Refusal(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: a slave")
 NOT_IN_SYNC = Refusal(
     ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while: a slave that is not in sync"
@@ -57,9 +57,9 @@ def _all(codes: Iterable[Code], who: Who, refusal: Refusal = SLAVE) -> dict[int,
     return {code.value: (who, refusal) for code in codes}
 
 
-#: For each code who answers, and what a slave that doesn't says.
+#: For each code, the roles that serve it and the answer of a slave that does not.
 RULES: Mapping[int, tuple[Who, Refusal]] = {
-    # What appends, and what promises.
+    # Requests that append messages or make promises.
     **_all(
         (
             Code.SEND_MESSAGE,
@@ -83,7 +83,7 @@ RULES: Mapping[int, tuple[Who, Refusal]] = {
     **_all((Code.END_TRANSACTION, Code.RESUME_CHECK_HALF_MESSAGE), Who.MASTER, _NO_TRANSACTION),
     **_all((Code.RECALL_MESSAGE,), Who.MASTER, _NO_RECALL),
     **_all((Code.INVOKE_BROKER_TO_RESET_OFFSET,), Who.MASTER, _NO_RESET),
-    # What changes a table: it is a record of the log first.
+    # Changes of tables, which are logged first.
     **_all(
         (
             Code.UPDATE_AND_CREATE_TOPIC,
@@ -105,7 +105,7 @@ RULES: Mapping[int, tuple[Who, Refusal]] = {
         Who.MASTER,
         _NO_CHANGE,
     ),
-    # Where a queue begins and ends, where a group stands.
+    # Bounds of queues and progress of groups.
     **_all(
         (
             Code.GET_MAX_OFFSET,
@@ -122,7 +122,7 @@ RULES: Mapping[int, tuple[Who, Refusal]] = {
         Who.IN_SYNC,
         NOT_IN_SYNC,
     ),
-    # Messages, tables, and clients by their groups. Pulls of a slave: where `slaveReadEnable` is on.
+    # Messages, tables, and clients by group. A slave serves pulls only with `slaveReadEnable`.
     **_all(
         (
             Code.PULL_MESSAGE,
@@ -149,7 +149,7 @@ RULES: Mapping[int, tuple[Who, Refusal]] = {
         ),
         Who.MEMBER,
     ),
-    # Of the broker itself, and of who is connected to it.
+    # Requests about the broker itself and its connections.
     **_all(
         (
             Code.HEART_BEAT,
@@ -183,7 +183,7 @@ RULES: Mapping[int, tuple[Who, Refusal]] = {
 
 
 def refusal(code: int, role: Role) -> Refusal | None:
-    """None: it is served."""
+    """Return the refusal of a request code in a role, None if it is served."""
     who, of_a_slave = RULES[code]
     if role in who.value:
         return None
@@ -198,9 +198,9 @@ def _refusing(refused: Refusal) -> Handler:
 
 
 class RoleGate:
-    """In front of the handlers, after who asks is known. A request of a served code costs what it did without it.
+    """Replaces the handlers of request codes that the current role does not serve, behind authentication.
 
-    Who waits for messages while the role changes is asked again in the next one.
+    Requests of served codes cost nothing extra. Requests that wait for messages are checked again after a role change.
     """
 
     def __init__(self, role: BrokerRole, router: RequestRouter, arriving: MessageArriving) -> None:

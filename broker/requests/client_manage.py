@@ -1,4 +1,4 @@
-"""Heartbeats, farewells and the check of a subscription: 34, 35, 46."""
+"""Heartbeats (34), unregistration (35) and the check of a subscription (46)."""
 
 import asyncio
 import logging
@@ -30,32 +30,33 @@ _UNIT_SUBSCRIPTION = 2
 _MAX_PRODUCER_GROUP = 255
 _BEAT = "heartbeat"
 _ORDER = "order of heartbeats"
-# A body that is read and compared at once: less than a millisecond. What is longer holds the loop no longer than it
-# takes to decode.
+# Size of a body that is read and compared in one step, in less than a millisecond. A longer body blocks the event loop
+# only while it is decoded.
 _SHORT = 1 << 16
 
 
 class _Beat(NamedTuple):
-    """A connection's last heartbeat, as far as saying it again has to be understood."""
+    """A connection's last heartbeat, as far as needed to renew it when it is repeated."""
 
     said: tuple[int, int]
     client_id: str
-    changed: bool  # what is answered
+    changed: bool  # part of the answer
     producers: list[str]
-    consumers: list[tuple[str, int]]  # groups, and the revision that each was at
+    consumers: list[tuple[str, int]]  # groups and their revisions
 
 
 class _Order:
-    """What a connection says is heard in the order in which it came, while something of it takes turns with others."""
+    """Keeps requests of a connection in order while one of them is processed in steps."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
-        # And under way. A request that is refused drops its work before it begins: that ends it, too.
+        # Queued and running requests. A refused request drops its coroutine before it starts, which also removes it
+        # here.
         self.waiting: WeakSet[Coroutine[Any, Any, Answer]] = WeakSet()
 
 
 class ClientManageProcessor:
-    """Hears heartbeats and farewells and keeps `clients` true by them (RocketMQ's ClientManageProcessor)."""
+    """Processes heartbeats and unregistrations of clients (RocketMQ's ClientManageProcessor)."""
 
     def __init__(
         self,
@@ -71,7 +72,10 @@ class ClientManageProcessor:
         self._topics, self._groups, self._registration = topics, groups, registration
 
     def heartbeat(self, connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
-        """A client says the same every 30 s, and it may be a megabyte: what changes nothing is not read again."""
+        """Process a heartbeat.
+
+        Clients repeat it every 30 s, with up to a megabyte, so an unchanged one is not parsed.
+        """
         if self._must_wait(connection):
             return self._in_order(connection, partial(self._heartbeat, connection, request))
         beat = self._known(connection, request)
@@ -80,7 +84,7 @@ class ClientManageProcessor:
         return _answer(request, beat or at_once(self._hear(connection, request)))
 
     async def _heartbeat(self, connection: Connection, request: RemotingCommand) -> Answer:
-        """None when its connection is gone: what it says is of nobody, or of nobody any more."""
+        """Process a heartbeat in its turn; return None if the connection closes meanwhile."""
         beat = self._known(connection, request)
         if beat is None:
             beat = await in_turns(self._hear(connection, request), is_cancelled=lambda: connection.is_closed)
@@ -104,14 +108,14 @@ class ClientManageProcessor:
         return waiting
 
     def _known(self, connection: Connection, request: RemotingCommand) -> _Beat | None:
-        """What it says, when that was said before and stands."""
+        """Return the last heartbeat if the request repeats it and it is still valid."""
         beat: _Beat | None = connection.state.get(_BEAT)
         if beat is None or beat.said != _said(request) or not self._hear_again(connection, request, beat):
             return None
         return beat
 
     def _hear_again(self, connection: Connection, request: RemotingCommand, beat: _Beat) -> bool:
-        """False: it has to be read, something that it speaks of has changed."""
+        """Renew the clients of a repeated heartbeat; return False if a group has changed, so that it must be parsed."""
         channel = self._channel(connection, request, beat.client_id)
         for group, revision in beat.consumers:
             if group not in self._groups.groups or self._topics.select(RETRY_PREFIX + group) is None:
@@ -123,7 +127,7 @@ class ClientManageProcessor:
         return True
 
     def _hear(self, connection: Connection, request: RemotingCommand) -> Steps[_Beat]:
-        """Each group is seen as it was before or as the heartbeat says, whoever asks between two steps."""
+        """Parse and apply a heartbeat in steps; each group changes in one step."""
         data = loads_as(request.body, HeartbeatData)
         if len(data.client_id) > MAX_CLIENT_ID:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"a client id of {len(data.client_id)} characters")
@@ -158,7 +162,7 @@ class ClientManageProcessor:
     def _register_consumer(
         self, channel: ClientChannel, data: HeartbeatData, consumer: ConsumerData
     ) -> Steps[ConsumerGroup | None]:
-        """None: there is no such group, and none is made."""
+        """Register a consumer; return None if its group does not exist and is not created."""
         group = consumer.group_name
         fault = group_fault(group)
         if fault is not None:
@@ -176,7 +180,7 @@ class ClientManageProcessor:
                     self._topics.create_plain(retry, queue_nums, _UNIT_SUBSCRIPTION if consumer.unit_mode else 0)
                 else:
                     self._topics.grow(retry, queue_nums)
-            except BrokerError as error:  # it comes with a later heartbeat: reading goes on while the log takes nothing
+            except BrokerError as error:  # a later heartbeat retries: clients may read while the log refuses records
                 log.debug("%s is not made yet: %s", retry, error.remark)
             else:
                 self._registration.soon()
@@ -185,7 +189,7 @@ class ClientManageProcessor:
 
     @staticmethod
     def _is_new(connection: Connection, data: HeartbeatData, groups: Iterable[str]) -> bool:
-        """By its fingerprint, to each of its groups."""
+        """Return whether the heartbeat's fingerprint is new for any of its groups."""
         fingerprint = data.heartbeat_fingerprint
         known: dict[str, int] = connection.state.setdefault("fingerprints", {})
         is_new = not data.consumer_data_set
@@ -220,7 +224,7 @@ class ClientManageProcessor:
 
 
 def _said(request: RemotingCommand) -> tuple[int, int]:
-    return len(request.body), hash(request.body)  # siphash, with this process' own key
+    return len(request.body), hash(request.body)  # SipHash with a random key of this process
 
 
 def _answer(request: RemotingCommand, beat: _Beat) -> RemotingCommand:

@@ -1,4 +1,4 @@
-"""Where a group stands, and who is in it: 14, 15, 38."""
+"""Committed offsets (14, 15) and members of groups (38)."""
 
 from broker.clients.client_manager import ClientManager
 from broker.reading.tiered_store import TieredStore
@@ -16,7 +16,7 @@ from neve.remoting.headers import optional_bool, require_int, require_str
 
 
 class ConsumerManageProcessor:
-    """A group's offsets, read and committed, and its members (RocketMQ's ConsumerManageProcessor)."""
+    """Returns and commits offsets of groups, and lists their members (RocketMQ's ConsumerManageProcessor)."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ConsumerManageProcessor:
         offset = self._offsets.query(group, topic, queue)
         if (
             offset < 0 and not self._role.is_master
-        ):  # a slave hears of positions late: its master knows that there is none
+        ):  # a slave receives offsets late, so only its master knows that there is none
             raise BrokerError(*NOT_IN_SYNC)
         if offset < 0 and optional_bool(ext, "setZeroIfNotFound", True) and self._tiered.is_young(topic, queue):
             offset = 0

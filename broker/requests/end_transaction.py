@@ -1,4 +1,4 @@
-"""END_TRANSACTION (37): a half message becomes an ordinary one, or never does. RESUME_CHECK_HALF_MESSAGE (323)."""
+"""END_TRANSACTION (37) commits or rolls back half messages. RESUME_CHECK_HALF_MESSAGE (323) restarts checks."""
 
 from collections import Counter
 
@@ -25,7 +25,7 @@ from neve.remoting.names import CHECK_MAX_TOPIC, HALF_TOPIC
 class EndTransactionProcessor:
     """Commits and rolls back half messages (RocketMQ's EndTransactionProcessor).
 
-    The message and the mark that ends its half message go into the log in one append: never one without the other.
+    A committed message and the end mark of its half message are appended together.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class EndTransactionProcessor:
         self._intake, self._half_messages, self._clock = intake, half_messages, clock
         self._store, self._tiered = store, tiered
         self._topics, self._guard = topics, guard
-        #: Transactions that ended, by topic.
+        #: Ended transactions by topic.
         self.committed, self.rolled_back = Counter[str](), Counter[str]()
 
     async def end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Everything up to the answer happens in one turn of the loop; the answer waits for the disk if sends do."""
+        """End a transaction in one step of the event loop; the answer waits for the fsync if sends do."""
         outcome = require_int(request.ext, "commitOrRollback")
         if outcome not in (COMMIT, ROLLBACK, UNKNOWN):
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"commitOrRollback={outcome}: allowed are 0, 8 and 12")
@@ -93,7 +93,7 @@ class EndTransactionProcessor:
         return record
 
     async def resume_check(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """323: its producer is asked about it again, from the first time on; also of what was given up."""
+        """Restart the checks of a half message from the first one (323), even if it was abandoned."""
         offset = _physical_offset(require_str(request.ext, "msgId"))
         raw = await self._tiered.record_at(offset)
         record = decode_record(raw) if raw is not None else None
@@ -114,7 +114,7 @@ class EndTransactionProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def _check_time(self, request: RemotingCommand, record: MessageRecord) -> None:
-        """Who asked for a quiet time and ends the transaction after it must wait to be asked."""
+        """Raise BrokerError if a producer ends a transaction after its immunity time and without a check."""
         quiet = immunity(record.properties)
         if quiet is None or optional_bool(request.ext, "fromTransactionCheck"):
             return
@@ -124,7 +124,7 @@ class EndTransactionProcessor:
             )
 
     def _commit(self, record: MessageRecord, mark: NewMessage) -> None:
-        """With its mark, or not at all: a crash must not leave it to be committed once more."""
+        """Append the message together with its end mark, because a crash in between could cause a second commit."""
         properties = record.properties
         topic = properties.get("REAL_TOPIC", "")
         self._topics.require(topic)

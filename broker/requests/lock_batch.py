@@ -1,4 +1,4 @@
-"""Queues that one member of a group consumes in order, alone: 41, 42."""
+"""Queue locks of ordered consumers (41, 42)."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ from neve.remoting.headers import Int32
 
 
 class LockBatchProcessor:
-    """Only for queues that are this broker's and exist."""
+    """Locks and unlocks existing queues of this broker only."""
 
     def __init__(
         self, broker_name: str, locks: RebalanceLock, *, topics: TopicConfigManager, groups: SubscriptionGroupManager
@@ -26,7 +26,7 @@ class LockBatchProcessor:
         group, client, queues = _lock_body(request)
         broker = self._broker_name
         if group not in self._groups.groups or len(client) > MAX_CLIENT_ID:
-            queues = []  # nobody who could hold one
+            queues = []  # this client can't hold any lock
         known = self._topics.topics
         real = [
             (topic, name, queue) for topic, name, queue in queues

@@ -1,4 +1,4 @@
-"""What a pop would find, without taking it: peeks, notifications and the number of waiting pops (200052, 54, 55)."""
+"""Peeks (200052), notifications (200054) and the number of waiting pops (200055)."""
 
 import asyncio
 
@@ -18,9 +18,7 @@ from neve.remoting.headers import optional_int, parse_header, require_str
 
 
 class PeekMessageProcessor:
-    """What a pop would find, who waits, and who wants to be told: asking changes nothing (RocketMQ's
-    PeekMessageProcessor).
-    """
+    """Handles peeks and notifications, which change nothing (RocketMQ's PeekMessageProcessor)."""
 
     def __init__(
         self,
@@ -45,10 +43,10 @@ class PeekMessageProcessor:
         return pop_response(request, asked, result, code)
 
     def notification(self, connection: Connection, request: RemotingCommand) -> None:
-        """Answer whether there is a message, after a wait if need be.
+        """Answer whether there is a message, and wait for one if necessary.
 
-        At the deadline the queues are looked at once more: a message wakes one notification of a group, and the others
-        report it then. As a pop that waits, it does not count among a connection's requests in work.
+        The queues are checked once more at the deadline: a message wakes one notification of a group, and the others
+        report it then. A waiting notification does not count towards a connection's requests in progress.
         """
         header = parse_header(request.ext, PopHeader)
         asked = self._checks.checked(header, 1)
@@ -60,7 +58,7 @@ class PeekMessageProcessor:
     ) -> RemotingCommand | None:
         polling, ext = self._polling, {"hasMsg": "false", "pollingFull": "false"}
         timed_out = False
-        waiting: list[Waiter] = []  # added, and has not looked since
+        waiting: list[Waiter] = []  # registered, and no check since
         try:
             while True:
                 if polling.count >= self._config.max_pop_polling_size:
@@ -72,7 +70,7 @@ class PeekMessageProcessor:
                     break
                 waiter = Waiter.of(asked.group, asked.topic, asked.queue_id, takes=False)
                 waiting.append(waiter)
-                polling.add(waiter)  # before it looks: a message that arrives meanwhile wakes it
+                polling.add(waiter)  # before the check, so that a message that arrives during it wakes the waiter
                 try:
                     if await self._service.has_message(asked):
                         ext["hasMsg"] = "true"

@@ -1,4 +1,4 @@
-"""The end of a pop: acknowledged (200051, 200151), or hidden for another time (200053)."""
+"""Acknowledgements of popped messages (200051, 200151), and changes of their invisible time (200053)."""
 
 import base64
 import binascii
@@ -24,8 +24,9 @@ _BATCH_BITS_MAX = 4096
 
 
 class PopAckProcessor:
-    """Acknowledges popped messages and changes how long they are hidden (RocketMQ's AckMessageProcessor and
-    ChangeInvisibleTimeProcessor).
+    """Acknowledges popped messages and changes their invisible time.
+
+    This is RocketMQ's AckMessageProcessor and ChangeInvisibleTimeProcessor.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class PopAckProcessor:
         self._pops, self._polling = pops, polling
 
     def ack(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Of what is no longer out it is too late, or was done before: no error."""
+        """Acknowledge a message; no error if it is no longer in flight, by timeout or an earlier acknowledgement."""
         group, topic, queue_id, offset, info = self._message(request)
         self._land(group, topic, queue_id, [offset], info.pop_time)
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
@@ -52,7 +53,7 @@ class PopAckProcessor:
         queue = self._pops.find(group, topic, queue_id)
         is_ours = queue is not None and bool(is_out(queue, [offset], info.pop_time))
         in_order = queue.flights[offset].in_order if queue and is_ours else info.revive_queue == ORDER_QUEUE
-        # The order keeps its pop time: one checkpoint stands for the whole batch. Else the old receipt is dead.
+        # In order the pop time stays, because one checkpoint covers the whole batch. Otherwise the old receipt expires.
         pop_time = info.pop_time if in_order else max(now, info.pop_time + 1)
         if queue is not None and is_ours:
             self._pops.record(
@@ -116,13 +117,13 @@ class PopAckProcessor:
             self._polling.wake(*queue.key)
 
     def _wake_if_released(self, queue: PopQueue) -> None:
-        """In order, what is acknowledged or seen again may have been the last of its batch that kept the queue."""
+        """Wake waiting pops if this was the last message that blocked an ordered queue."""
         if self._pops.release(queue):
             self._polling.wake(*queue.key)
 
 
 def _batch_item(ack: Any) -> tuple[str, str, int, int, list[int]]:
-    """Group, topic, queue, pop time and offsets of one entry, by its short or its long names."""
+    """Parse one entry to group, topic, queue, pop time and offsets; fields have short or long names."""
     try:
         group, topic, retry = (
             str(_field(ack, *names)) for names in (("c", "consumerGroup"), ("t", "topic"), ("r", "retry"))

@@ -1,8 +1,8 @@
-"""Pops (200050): answered with what `pop_consumer_service` hands out, or held until there is something.
+"""Pops (200050): answered with the messages of `pop_consumer_service`, or held until there are some.
 
-What a pop does when it finds nothing: it stands in line, looks again (something may have come between), and only then
-sleeps. Whoever makes something visible wakes one in line. A pop that was woken and ends before it has looked again,
-because it fails, is refused or lost its connection, wakes the next one.
+A pop that finds nothing registers as a waiter, checks again for messages that arrived in between, and only then waits.
+Each message that becomes visible wakes one waiter. A woken pop that ends without checking again, because it fails, is
+refused or has lost its connection, wakes the next waiter.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from neve.remoting.headers import parse_header
 
 
 class PopMessageProcessor:
-    """Hands out messages that are then the client's for a time (RocketMQ's PopMessageProcessor and its kin).
+    """Hands out messages for an invisible time (RocketMQ's PopMessageProcessor).
 
-    What it hands out is in the book, and its event in the log, before it is answered; in a broker set also the set has
-    it by then, or a master that is elected meanwhile would hand it out as well.
+    The pop book and the log have the event before the answer is sent. In a broker set, the event is replicated as well,
+    because a new master would otherwise hand out the same messages.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PopMessageProcessor:
         self._checks, self._service, self._polling, self._guard = checks, service, polling, guard
 
     def pop(self, connection: Connection, request: RemotingCommand) -> None:
-        """Waiting pops don't count among a connection's requests in work: there may be thousands."""
+        """Handle a pop; waiting ones do not count as a connection's requests in progress: there may be thousands."""
         header = parse_header(request.ext, PopHeader)
         asked = self._checks.checked(header, header.max_msg_nums)
         deadline = self._checks.deadline(header, request)
@@ -58,7 +58,7 @@ class PopMessageProcessor:
     async def _pop(
         self, connection: Connection, request: RemotingCommand, header: PopHeader, asked: PopRequest, deadline: float
     ) -> RemotingCommand | None:
-        woken: Waiter | None = None  # it has not looked since
+        woken: Waiter | None = None  # has been woken and has not checked since
         try:
             while True:
                 term = self._replication.term
@@ -75,7 +75,7 @@ class PopMessageProcessor:
                     raise BrokerError(ResponseCode.SYSTEM_BUSY, result.failure)
                 if code is not None:
                     return pop_response(request, asked, result, code)
-                self._guard.require(connection, request)  # what it may do may have changed while it waited
+                self._guard.require(connection, request)  # permissions may have changed during the wait
                 asked = self._checks.checked(header, asked.max_count)
         finally:
             if woken is not None:
@@ -85,7 +85,7 @@ class PopMessageProcessor:
         return pop_response(request, asked, result, ResponseCode.SUCCESS)
 
     async def _replicated(self, term: int) -> None:
-        """What is not known to be out in the whole set is not given to anybody: it comes again when its time is up."""
+        """Wait for the set; without its confirmation the messages are not handed out and become visible later."""
         try:
             await self._replication.replicated(self._log_end(), term)
         except BrokerError as error:
@@ -94,7 +94,7 @@ class PopMessageProcessor:
     async def _wait(
         self, waiter: Waiter, asked: PopRequest, result: PopResult, deadline: float
     ) -> tuple[PopResult, ResponseCode | None]:
-        """No code when something was found, or may be there; otherwise what to answer."""
+        """Wait for a message; return no code if there may be one, otherwise the code of the answer."""
         clock, polling, service = self._clock, self._polling, self._service
         if clock.monotonic() >= deadline or not self._life.accepting:
             return result, ResponseCode.POLLING_TIMEOUT
@@ -102,7 +102,7 @@ class PopMessageProcessor:
             return result, ResponseCode.POLLING_FULL
         polling.add(waiter)
         try:
-            if await service.has_message(asked):  # it came while the queues were looked at
+            if await service.has_message(asked):  # it arrived during the previous check
                 result = await service.pop(asked)
             if not result.buffers:
                 result.failure = result.failure or await service.unreadable(asked)
@@ -110,7 +110,7 @@ class PopMessageProcessor:
                 async with asyncio.timeout(left if result.failure is None else min(left, service.unreadable_seconds)):
                     await waiter.future
         except TimeoutError:
-            # The attempt's batch may have gone to another request of the same attempt, which wakes no one.
+            # Another request of the same attempt may have received the attempt's batch, which wakes no waiter.
             found = clock.monotonic() < deadline or await service.has_message(asked) or waiter.future.done()
             return result, None if found else ResponseCode.POLLING_TIMEOUT
         finally:
@@ -119,7 +119,7 @@ class PopMessageProcessor:
 
 
 def pop_response(request: RemotingCommand, asked: PopRequest, result: PopResult, code: int) -> RemotingCommand:
-    """As RocketMQ's PopMessageResponseHeader says it."""
+    """Encode a result as RocketMQ's PopMessageResponseHeader."""
     ext = {
         "popTime": str(result.pop_time),
         "invisibleTime": str(asked.invisible_time),
