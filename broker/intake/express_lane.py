@@ -8,7 +8,7 @@ A frame that is unusual in any way, or cannot be stored, is put back unchanged. 
 it through `Intake.send`, with the same result.
 
 If requests have to be signed, a send is plain only if its signature is valid and its user may send to the topic. The
-ordinary handler rejects all others.
+ordinary handler decides about all others.
 """
 
 from __future__ import annotations

@@ -386,7 +386,7 @@ class Intake:
         *,
         waits: bool,
     ) -> None:
-        """Send `render(code)` once all records below `end_offset` are durable, or at once if not `waits`.
+        """Send `render(code)` once the log is as durable as promised up to `end_offset`; at once if not `waits`.
 
         `begun` is when the sends were read, in seconds of the monotonic clock. `number` is how many sends this answers.
         """

@@ -7,8 +7,8 @@ the body of a record proves its origin.
 The field preparedTransactionOffset does. A client cannot set it. Apache's brokers store 0 there, or the physical offset
 of a half message that they looked up (EndTransactionProcessor), which is never negative. neve stores `WRITTEN_BY_NEVE`
 in every record that a start, a slave or a change of role executes: the metadata log, the revive log, the marks of timer
-messages. Replication copies the field as it is. Records without it are counted and ignored, and so are damaged ones
-where an older one may stand in for them.
+messages. Replication copies the field as it is. Records without it are counted and ignored. Damaged
+records are ignored too if an older record may replace them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 #: preparedTransactionOffset of a record that a neve broker wrote into an internal topic: "neve" in ASCII, negated.
 WRITTEN_BY_NEVE = -0x6E657665
-_COUNT, _BYTES = 512, 4 << 20  # of one read
+_COUNT, _BYTES = 512, 4 << 20  # limits of one read
 
 
 class _Seen(NamedTuple):
-    """The newest own record below an offset of a queue, decoded, and `MessageStore.cuts` by then."""
+    """The decoded newest own record of a queue below the offset `end`, and `MessageStore.cuts` when it was read."""
 
     cuts: int
     end: int
@@ -49,7 +49,7 @@ class InternalRecords:
         self._seen: dict[tuple[str, int], _Seen] = {}
 
     def scan(self, topic: str, queue_id: int, first: int, end: int) -> Iterator[MessageRecord]:
-        """Yield all records from offset `first` up to `end`; ends earlier where the queue returns nothing."""
+        """Yield all records from offset `first` up to `end`; end earlier if the queue returns nothing."""
         offset = first
         while offset < end:
             got = self._store.get(topic, queue_id, offset, _COUNT, _BYTES)

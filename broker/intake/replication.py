@@ -155,7 +155,7 @@ class GroupTransfer:
         """The number of answers that wait."""
         return len(self._waiting)
 
-    # ---- before an append, and after it
+    # ---- appends
 
     def takes(self) -> bool:
         """Return whether `check_append` would pass."""

@@ -29,7 +29,7 @@ class MessageFilter:
         assert self.codes is None or self.predicate is None, "a subscription is of one type"
 
     def limits(self, max_count: int, max_bytes: int) -> tuple[int, int]:
-        """Return how many records and bytes to read: the requested ones, or for an expression those to evaluate."""
+        """Return how many records and bytes to read: as requested, or the limits for an expression."""
         if self.predicate is None:
             return max_count, max_bytes
         share = max(1, self.predicate.nodes // FULL_COUNT_NODES)

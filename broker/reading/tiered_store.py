@@ -478,7 +478,7 @@ class TieredStore:
         return Found((self._still_shown(found) + more)[:max_num], " and ".join(unsearched))
 
     def _still_shown(self, records: list[bytes]) -> list[bytes]:
-        """Return records of the local log without those that were hidden since they were found."""
+        """Return the records of the local log that are still visible to readers."""
         shows, decoded = self._hot.shows, ((raw, decode_record(raw)) for raw in records)
         return [raw for raw, one in decoded if shows(one.topic, one.queue_id, one.queue_offset, one.physical_offset)]
 

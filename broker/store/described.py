@@ -64,7 +64,7 @@ def _entries(count: int) -> Struct:
     return Struct(CRC_ENTRY.format[:1] + CRC_ENTRY.format[1:] * count)
 
 
-def describe(  # noqa: PLR0917 - column by column
+def describe(  # noqa: PLR0917 - the fields of `Told`, as parallel sequences
     records: bytes,
     crc_entries: bytes,
     whose: Sequence[int],

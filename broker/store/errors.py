@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Any refusal or failure of the local store."""
+    """Base class of the local store's errors."""
 
 
 class StoreFull(StoreError):

@@ -372,7 +372,7 @@ class LogEnd:
         file = self.file
         return file is not None and not self._log.next_is_ready and self.appended - file.base >= file.size // 2
 
-    # -- what the file holds so far
+    # -- topic table of the file
 
     def topics(self) -> dict[str, tuple[int, int]]:
         """Return the topic table of the file: offset of each topic's last record, and its newest store time."""

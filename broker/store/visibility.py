@@ -117,7 +117,7 @@ class Visibility:
         """Whether there is something to flush, or a failure to report."""
         return self._end.appended > self.flushed or self._end.failure is not None
 
-    # -- a set's
+    # -- broker set
 
     def join_set(self, confirmed: int) -> None:
         """From now on make only confirmed records visible. Visible ones stay visible."""
