@@ -1,4 +1,4 @@
-"""What a pop, a peek and a notification may ask for: one header, one table of checks."""
+"""Header and checks of pops, peeks and notifications."""
 
 import msgspec
 
@@ -44,7 +44,7 @@ class PopHeader(msgspec.Struct, rename="camel"):
 
 
 class PopChecks:
-    """Asked again each time that a pop has waited: what it may do may have changed."""
+    """Checks of pops, repeated after each wait because settings and permissions may have changed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PopChecks:
         self._service = service
 
     def checked(self, header: PopHeader, count: int) -> PopRequest:
-        """Raises BrokerError."""
+        """Check a request and convert its header. Raises BrokerError if it is refused."""
         config = self._config
         if not self._life.accepting:
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "broker unable to service, until it has started")
@@ -93,7 +93,7 @@ class PopChecks:
         if not group.consume_enable or self._groups.is_forbidden(header.consumer_group, header.topic):
             raise BrokerError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
         fault = topic_fault(self._retry_names.of_pair(header.consumer_group, header.topic))
-        if fault is not None:  # what comes back would find no topic
+        if fault is not None:  # redeliveries would have no topic
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"the group's retry topic of {header.topic}: {fault}")
         message_filter = parse_expression(header.exp, header.exp_type, sql=config.enable_property_filter)
         any_queue = header.queue_id == ANY_QUEUE
@@ -111,7 +111,7 @@ class PopChecks:
         )
 
     def deadline(self, header: PopHeader, request: RemotingCommand) -> float:
-        """When to answer at the latest, by this broker's clock alone: `bornTime` is a client's idea of the time."""
+        """Return the monotonic time of the answer; `bornTime` is ignored, because the client's clock may be wrong."""
         may_wait = self._config.long_polling_enable and request.size <= MAX_HELD_SIZE
         poll = min(header.poll_time, _MAX_POLL_MS) if may_wait else 0
         return self._clock.monotonic() + max(poll, 0) / 1000

@@ -1,11 +1,11 @@
 """Promises of answers, by request code: which of them wait for replication in a broker set.
 
-Every code that a broker serves has a row in `ANSWERS`. A start with a code that has none fails, so that a new request
-cannot be answered before replication because its row was forgotten.
+Each code that a broker serves has a row in `ANSWERS`. A start with a code that has none fails, so that no new request
+can be answered before replication because its row was forgotten.
 
-An answer that promises a record waits until the set has it. Records of an earlier try of the same request count as
-well: an acknowledgement that finds nothing to do is answered when all that the log holds by then is confirmed, or it
-would promise a record that may yet vanish.
+An answer that promises a record waits until the set has it. This includes records of an earlier attempt of the same
+request. An acknowledgement without effect therefore waits until the whole log is confirmed, because the record of the
+earlier attempt could still be truncated.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from neve.remoting.command import RemotingCommand
 class Promise(Enum):
     """Whether an answer promises a record, and where it waits for the set."""
 
-    #: Around the handler.
+    #: The wrapper of the handler waits.
     WAITS = "waits"
-    #: In the handler: a send is answered without a task of its own (`Intake.acknowledge`), a pop waits together with
-    #: the messages that it hands out (`pop_message`).
+    #: The handler waits: a send is answered without a task of its own (`Intake.acknowledge`), and a pop waits together
+    #: with its messages (`pop_message`).
     WAITS_IN_HANDLER = "waits in handler"
-    #: No record is promised: a read, or state of this broker alone.
+    #: The answer promises no record: a read, or state of this broker only.
     NONE = "none"
 
 
@@ -66,9 +66,9 @@ ANSWERS: Mapping[Code, Promise] = {
         ),
         Promise.NONE,
     ),
-    # A committed offset is no record: a slave polls it, and a failover loses the last seconds, as RocketMQ's does.
+    # A committed offset is no record. Slaves poll it, and a failover loses the last seconds of it, as in RocketMQ.
     **_all((Code.QUERY_CONSUMER_OFFSET, Code.UPDATE_CONSUMER_OFFSET), Promise.NONE),
-    # Clients, and locks that live as long as their connection.
+    # Clients, and locks with the lifetime of a connection.
     **_all(
         (
             Code.HEART_BEAT, Code.UNREGISTER_CLIENT, Code.CHECK_CLIENT_CONFIG, Code.GET_CONSUMER_LIST_BY_GROUP,
@@ -91,7 +91,7 @@ ANSWERS: Mapping[Code, Promise] = {
         ),
         Promise.NONE,
     ),
-    # Settings of this broker, its place in the set, and requests that do nothing.
+    # Settings of this broker, its role in the set, and requests without effect.
     **_all(
         (
             Code.GET_BROKER_CONFIG, Code.UPDATE_BROKER_CONFIG, Code.CLEAN_EXPIRED_CONSUMEQUEUE, Code.CLEAN_UNUSED_TOPIC,
@@ -112,7 +112,7 @@ def check_answers(codes: Iterable[int]) -> None:
 
 
 def keep_promises(router: RequestRouter, replication: Replication, log_end: Callable[[], int]) -> None:
-    """Make the answers that promise a record wait for the set; for when all that is served is registered."""
+    """Make answers that promise a record wait for the set; call this after all handlers are registered."""
 
     def promising(handler: Handler) -> Handler:
         def serve(connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
@@ -132,7 +132,7 @@ async def _promised(
     replication: Replication,
     log_end: Callable[[], int],
 ) -> Answer:
-    term = replication.term  # what the handler awaits may last beyond it
+    term = replication.term  # taken first, because the handler may still be waiting when the term ends
     found = handler(connection, request)
     answer = await found if isawaitable(found) else found
     if isinstance(answer, RemotingCommand) and answer.code == ResponseCode.SUCCESS:

@@ -1,6 +1,6 @@
-"""Pulls (11, 361): answered at once, or parked while what they ask for is read; empty ones held.
+"""Pulls (11, 361): answered immediately, after a read, or held until there is a message.
 
-The records go from the log's mapping to the socket as they lie there.
+Records are sent from the log's memory mapping without a copy.
 """
 
 import logging
@@ -52,13 +52,13 @@ _CODES = {
     GetMessageStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
 }
 assert _CODES.keys() == set(GetMessageStatus), "each status has its code"
-# For each pull: to look up an enum's member costs a call.
+# Constants for the pull path, because an attribute of an enum costs a call.
 _EMPTY = GetMessageStatus.NO_MESSAGE_IN_QUEUE
 _SUCCESS, _NOT_FOUND, _MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED
 
 
 class Pull(msgspec.Struct):
-    """One request with what the checks found out; `start` moves on over what was looked at and not wanted."""
+    """One pull with the results of its checks; `start` moves past messages that the filter rejects."""
 
     connection: Connection
     request: RemotingCommand
@@ -67,15 +67,15 @@ class Pull(msgspec.Struct):
     max_count: int
     max_bytes: int
     start: int
-    # When its reading began, by the monotonic clock: waiting for messages is no latency.
+    # Monotonic time at which reading began; the time of waiting for messages does not count as latency.
     begun: float
-    is_slow: bool = False  # it had to be waited for
+    is_slow: bool = False  # it had to wait for a read
 
 
 class PullMessageProcessor:
-    """Turns a pull into a question to `reading` and its result into an answer (RocketMQ's PullMessageProcessor).
+    """Translates pulls to reads and results to answers (RocketMQ's PullMessageProcessor).
 
-    A pull that finds nothing is held where the client allows it; the offset that comes with it is committed.
+    A pull that finds nothing is held if the client allows that. The offset in its header is committed.
     """
 
     def __init__(
@@ -96,9 +96,12 @@ class PullMessageProcessor:
         latency: Histogram,
         master_may_lack: Callable[[str, int, int], bool] | None = None,
     ) -> None:
-        """`latency` is told from when a pull's reading began to its answer, where it found messages.
+        """Create the processor.
 
-        `master_may_lack`: at which offsets of a queue a slave keeps its reader; None: the master has them all."""
+        `latency` observes the time from the begin of reading to the answer, for pulls with messages.
+        `master_may_lack(topic, queue, offset)` returns whether a slave must keep its readers, because the master may
+        not have the messages; None: the master has all.
+        """
         self._config, self._clock, self._role, self._guard = config, clock, role, guard
         self._master_may_lack = master_may_lack
         self._tiered, self._hold, self._turns, self._stats = tiered, hold, turns, stats
@@ -128,7 +131,7 @@ class PullMessageProcessor:
         return self._in_turn(pull, self._begin)
 
     def _is_backlog(self, pull: Pull) -> bool:
-        """It will not see the end of its queue: nobody waits for it as for a new message."""
+        """Return whether the pull will not reach the end of its queue, so that latency does not matter."""
         return pull.start + pull.max_count < self._tiered.max_offset(pull.header.topic, pull.header.queue_id)
 
     def _take_turn(self, pull: Pull) -> None:
@@ -153,7 +156,7 @@ class PullMessageProcessor:
         return self._response(pull, answer)
 
     def _begin_again(self, pull: Pull) -> Answered:
-        """What the pull may do may have changed while it waited for its turn."""
+        """Read after the wait for a turn, with all checks again."""
         self._guard.require(pull.connection, pull.request)
         self._check(pull.header)
         return self._begin(pull)
@@ -172,7 +175,7 @@ class PullMessageProcessor:
             raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls wait already")
 
     def _first_deadline(self, pull: Pull) -> float:
-        """It stays that of the request, however often it is read and held again."""
+        """Return the deadline of the request, which stays the same when the pull is held again."""
         return self._clock.monotonic() + min(pull.header.suspend_timeout_millis / 1000, _MAX_SUSPEND_SECONDS)
 
     # ---- checks
@@ -209,7 +212,7 @@ class PullMessageProcessor:
             raise BrokerError(*(FENCED if role is Role.FENCED else SLAVE))
 
     def _stored_subscription(self, header: PullMessageHeader, *, broadcast: bool) -> MessageFilter:
-        """What the heartbeat said that this group wants of the topic."""
+        """Return the filter of the group's subscription from its heartbeats."""
         info = self._clients.consumers.get(header.consumer_group)
         if info is None:
             raise BrokerError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
@@ -250,9 +253,9 @@ class PullMessageProcessor:
     def _read(self, pull: Pull) -> Answer:
         header = pull.header
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        # A slave keeps what is still to be told, for the day that it is master.
+        # A slave keeps pending resets until it is the master.
         target = self._offsets.take_reset(group, topic, queue_id) if self._role.is_master else None
-        if target is not None:  # an administrator set the group back or forward: the consumer goes on there
+        if target is not None:  # an administrator has reset the offset: the consumer continues there
             low, high = self._tiered.min_offset(topic, queue_id), self._tiered.max_offset(topic, queue_id)
             return GetResult(GetMessageStatus.OFFSET_RESET, target, low, high)
         return self._tiered.get_message(
@@ -265,7 +268,7 @@ class PullMessageProcessor:
     ) -> RemotingCommand | None:
         pull.is_slow = True
         result = await pending
-        # A master tells where to go on; of a slave this pull would ask again at once, and find no more.
+        # A master's answer has the next offset. A slave's answer would make the client repeat the pull immediately.
         is_time_left = not last and self._clock.monotonic() < deadline
         if is_time_left and not self._role.is_master and self._waits(pull, result):
             self._require_place()
@@ -286,8 +289,8 @@ class PullMessageProcessor:
         self._hold.hold(HeldPull(pull.connection, header.topic, header.queue_id, pull.start, deadline, codes, resume))
 
     def _resume(self, pull: Pull, deadline: float, *, last: bool) -> Answered:
-        """While it was held, what it waits for may have moved, and what it may do may have changed."""
-        if self._role.current is Role.FENCED and not last:  # nobody is answered between two roles
+        """Read again after the wait, with all checks; the filter's start may have moved."""
+        if self._role.current is Role.FENCED and not last:  # wait for the next role
             self._hold_on(pull, deadline)
             return None
         pull.begun, pull.is_slow = self._clock.monotonic(), False
@@ -298,7 +301,7 @@ class PullMessageProcessor:
             return self._respond_later(pull, answer, deadline, last=last)
         waits = self._waits(pull, answer)
         if pull.message_filter.predicate is not None and answer.status is GetMessageStatus.NO_MATCHED_MESSAGE:
-            # Every message of the queue wakes it, whatever it holds: on waiting, behind what isn't wanted.
+            # Each message of the queue wakes this pull, whatever its properties, so it waits after the rejected ones.
             pull.start, waits = answer.next_offset, True
         if waits and not last:
             self._hold_on(pull, deadline)
@@ -312,7 +315,7 @@ class PullMessageProcessor:
 
     def _response(self, pull: Pull, result: GetResult) -> RemotingCommand:
         header, config, is_master = pull.header, self._config, self._role.is_master
-        # A topic or group that was deleted meanwhile has no flags.
+        # A topic or group that has been deleted meanwhile has no flags.
         topic, group = self._topics.topics.get(header.topic), self._groups.groups.get(header.consumer_group)
         following = result.next_offset if is_master or moves_on(result.status) else pull.start
         ext = {
@@ -337,7 +340,7 @@ class PullMessageProcessor:
         return RemotingCommand.response(pull.request, code, result.status, ext, parts=buffers or None)
 
     def _suggested(self, pull: Pull, result: GetResult, group: SubscriptionGroupConfig | None, following: int) -> str:
-        """Who reads what is old leaves the master alone; who has caught up goes back to it."""
+        """Return the broker id for the next pull: a slave for readers of old messages, otherwise the master."""
         lacks, header = self._master_may_lack, pull.header
         if lacks is not None and lacks(header.topic, header.queue_id, following):
             return str(self._config.broker_id)
@@ -349,7 +352,7 @@ class PullMessageProcessor:
 
 
 def response_code(result: GetResult, asked: int) -> ResponseCode:
-    """RocketMQ's table; 21 sets a consumer's offset, so it is never given for a queue that is only empty."""
+    """Return the code by RocketMQ's table; 21 makes a client change its offset, so an empty queue never gets it."""
     if result.status is _EMPTY and asked not in (0, result.next_offset):
         return _MOVED
     return _CODES[result.status]

@@ -1,4 +1,4 @@
-"""The share-out of queues by the broker: 400 to 402."""
+"""Queue assignment by the broker (400 to 402)."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _MAX_QUEUES = 100_000
 
 
 class QueryAssignmentProcessor:
-    """Tells a client its queues and the mode in which it reads them (RocketMQ's QueryAssignmentProcessor)."""
+    """Assigns queues and request modes to clients (RocketMQ's QueryAssignmentProcessor)."""
 
     def __init__(
         self,
@@ -37,7 +37,10 @@ class QueryAssignmentProcessor:
         self._clients, self._name_servers, self._settled = clients, name_servers, settled
 
     async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Without a field: the client keeps what it has; with an empty one it would drop all."""
+        """Return a client's queues.
+
+        Without any, the field is omitted, because an empty one would make the client drop its queues.
+        """
         value = _body(request)
         topic, group, client = (str(value.get(name, "")) for name in ("topic", "consumerGroup", "clientId"))
         strategy = str(value.get("strategyName") or assignment.AVERAGE)
@@ -78,7 +81,7 @@ class QueryAssignmentProcessor:
             neighbours = int(value.get("popShareQueueNum") or 0)
         except (TypeError, ValueError, OverflowError) as error:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum is no number") from error
-        if not -(2**31) <= neighbours < 2**31:  # it is kept in a table that must be written again
+        if not -(2**31) <= neighbours < 2**31:  # the table's file has 32 bits for it
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum has more than 32 bits")
         self._modes.set(topic, group, mode, neighbours)
         await self._modes.file.save()
@@ -96,7 +99,7 @@ class QueryAssignmentProcessor:
                 return []
             datas = [QueueData(self._broker_name, own.read_queue_nums, own.write_queue_nums, own.perm)]
         readable = [data for data in datas if data.perm & PERM_READ]
-        if sum(max(data.read_queue_nums, 0) for data in readable) > _MAX_QUEUES:  # whoever registers may say anything
+        if sum(max(data.read_queue_nums, 0) for data in readable) > _MAX_QUEUES:  # registered by other brokers
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the route of {topic} has more than {_MAX_QUEUES} queues")
         return sorted(
             MessageQueue(topic, data.broker_name, queue) for data in readable for queue in range(data.read_queue_nums)

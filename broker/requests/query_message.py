@@ -1,4 +1,4 @@
-"""Looking messages up: by key (12) and by the id that holds their place in the log (33)."""
+"""Queries of messages by key (12) and by the id that contains the physical offset (33)."""
 
 from broker.reading.tiered_store import TieredStore
 from broker.store.message_store import MessageStore
@@ -14,7 +14,7 @@ _UNIQUE_HITS = 32
 
 
 class QueryMessageProcessor:
-    """Messages by key and by id, out of both tiers (RocketMQ's QueryMessageProcessor)."""
+    """Returns messages by key and by id from both tiers (RocketMQ's QueryMessageProcessor)."""
 
     def __init__(self, clock: Clock, tiered: TieredStore, store: MessageStore) -> None:
         self._clock, self._tiered, self._store = clock, tiered, store

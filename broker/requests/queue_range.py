@@ -1,4 +1,4 @@
-"""Where a queue begins and ends, and what time it is in between: 29 to 32."""
+"""First and last offsets of queues, and offsets by time (29 to 32)."""
 
 from broker.reading.tiered_store import TieredStore
 from infra.net.remoting_server import Connection
@@ -10,7 +10,7 @@ from neve.remoting.headers import require_int, require_str
 
 
 class QueueRangeProcessor:
-    """Of both tiers together."""
+    """Returns offsets over both tiers."""
 
     def __init__(self, tiered: TieredStore) -> None:
         self._tiered = tiered
@@ -36,7 +36,7 @@ class QueueRangeProcessor:
 
     @staticmethod
     def _queue(request: RemotingCommand) -> tuple[str, int]:
-        """An unknown topic or queue is no error here: its offsets are 0."""
+        """Return the topic and queue; unknown ones are accepted, and have offset 0."""
         topic, queue = require_str(request.ext, "topic"), require_int(request.ext, "queueId")
         if names.topic_fault(topic) is not None or not 0 <= queue < 1 << 31:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, f"topic {topic!r}, queueId {queue}")

@@ -1,4 +1,4 @@
-"""RECALL_MESSAGE (370): take back a timer message that isn't delivered yet.
+"""RECALL_MESSAGE (370): cancel a timer message that is not delivered yet.
 
 handle:  base64url of "v1 <topic> <broker> <time of delivery + 1> <unique key>"
 """
@@ -25,13 +25,13 @@ _BODY = b"0"
 
 
 class RecallMessageProcessor:
-    """Takes a timer message back by its handle (RocketMQ's RecallMessageProcessor)."""
+    """Cancels timer messages by their handle (RocketMQ's RecallMessageProcessor)."""
 
     def __init__(self, intake: Intake, config: BrokerConfig, clock: Clock, *, topics: TopicConfigManager) -> None:
         self._intake, self._config, self._clock, self._topics = intake, config, clock, topics
 
     async def recall(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Whatever comes of it, the region beside it makes a stock client tell its trace of it."""
+        """Cancel a timer message; even errors contain the region, so that RocketMQ clients trace the recall."""
         try:
             code, remark, ext = ResponseCode.SUCCESS, None, {"msgId": await self._recall(connection, request)}
         except BrokerError as error:
@@ -39,7 +39,7 @@ class RecallMessageProcessor:
         return RemotingCommand.response(request, code, remark, {"MSG_REGION": REGION, "TRACE_ON": "true", **ext})
 
     async def _recall(self, connection: Connection, request: RemotingCommand) -> str:
-        """The id of the message that was recalled."""
+        """Append the recall and return the id of the cancelled message."""
         topic = require_str(request.ext, "topic")
         if not self._config.recall_message_enable:
             raise BrokerError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
@@ -60,7 +60,7 @@ class RecallMessageProcessor:
         return unique
 
     def _read(self, topic: str, handle: str) -> tuple[int, str]:
-        """Time of delivery and unique key; a handle that isn't for a waiting message of this broker is refused."""
+        """Parse a handle to delivery time and unique key. Raises BrokerError unless it is for a future message here."""
         try:
             text = base64.urlsafe_b64decode(handle + "=" * (-len(handle) % 4)).decode("ascii")
             version, its_topic, broker, time, unique = text.split(" ")

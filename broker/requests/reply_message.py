@@ -1,4 +1,4 @@
-"""SEND_REPLY_MESSAGE (324, 325): hand a reply to the client that waits for it, and keep it as an ordinary message."""
+"""SEND_REPLY_MESSAGE (324, 325): push a reply to the waiting client, and store it as an ordinary message."""
 
 import logging
 
@@ -21,7 +21,7 @@ _PUSH_SECONDS = 10.0
 
 
 class ReplyMessageProcessor:
-    """Hands a reply to the client that waits for it (RocketMQ's ReplyMessageProcessor)."""
+    """Pushes replies to waiting clients (RocketMQ's ReplyMessageProcessor)."""
 
     def __init__(
         self, intake: Intake, clients: ClientManager, config: BrokerConfig, clock: Clock, *, address: tuple[str, int]
@@ -44,7 +44,7 @@ class ReplyMessageProcessor:
     async def _push(
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, properties: dict[str, str]
     ) -> str | None:
-        """None: the client has it; else why not."""
+        """Push a reply; return None if the client has it, otherwise the error."""
         client = properties.get("REPLY_TO_CLIENT")
         if not client:
             return "REPLY_TO_CLIENT is null, can not reply message"
@@ -94,7 +94,7 @@ class ReplyMessageProcessor:
         try:
             stored = self._intake.put_now(message, properties)
         except BrokerError as error:
-            # The answer tells of the push alone.
+            # The answer reports the outcome of the push only.
             log.warning("a reply to %s can't be kept: %s", properties.get("REPLY_TO_CLIENT"), error)
             return {}
         return {"msgId": stored.msg_id, "queueId": str(stored.queue_id), "queueOffset": str(stored.queue_offset)}

@@ -1,4 +1,4 @@
-"""A group is sent somewhere else (222): its positions, what it has popped, and who waits for either."""
+"""Reset of a group's offsets (222), including the pop book and held requests."""
 
 from broker.long_polling.message_arriving import MessageArriving
 from broker.pop.pop_book import PopBook
@@ -18,7 +18,7 @@ from neve.remoting.headers import optional_int, require_int, require_str
 
 
 class ResetOffsetProcessor:
-    """Sets a group's positions for it (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Resets offsets of groups (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ResetOffsetProcessor:
         self._pops, self._arriving, self._settled = pops, arriving, settled
 
     async def reset_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """222. Kept here until each queue's next pull or pop, so consumers need not be running."""
+        """Reset offsets (222); consumers need not be connected, as each queue's next pull or pop receives it."""
         ext = request.ext
         group, topic = require_str(ext, "group"), require_str(ext, "topic")
         config = self._topics.require(topic)
@@ -52,7 +52,7 @@ class ResetOffsetProcessor:
             time = require_int(ext, "timestamp")
             queues = [queue] if queue >= 0 else range(config.read_queue_nums)
             targets = {number: await self._by_time(topic, number, time) async for number in in_slices(queues)}
-        self._topics.require(topic)  # the queues were looked at one after the other
+        self._topics.require(topic)  # it may have been deleted while the queues were read
         await in_turns(self._offsets.reset_all(group, topic, targets))
         await self._pops.settle()
         await self._offsets.file.save()

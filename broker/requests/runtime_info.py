@@ -1,4 +1,4 @@
-"""How the broker is doing (28)."""
+"""Runtime information of the broker (28)."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ _ZEROS = (
 
 
 class RuntimeInfoProcessor:
-    """`used_ratio`: the used share of the data disk."""
+    """Returns runtime information (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -38,13 +38,17 @@ class RuntimeInfoProcessor:
         conditions: Callable[[], Iterable[Condition]],
         waiting: Callable[[], Mapping[str, int]],
     ) -> None:
-        """`conditions`: what the broker can't do now. `waiting`: how many messages wait, by what for."""
+        """Create the processor.
+
+        `used_ratio` returns the used share of the data disk, `conditions` the current impairments, `waiting` the
+        numbers of waiting messages by kind.
+        """
         self._clock, self._store, self._schedule = clock, store, schedule
         self._totals, self._used_ratio, self._conditions, self._waiting = totals, used_ratio, conditions, waiting
         self._boot_ms = clock.now_ms()
 
     def runtime_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """28. mqadmin parses most of these without asking whether they are there."""
+        """Return the runtime information (28); mqadmin fails if one of these keys is missing."""
         store = self._store
         now = self._clock.now_ms()
         ratio = str(self._used_ratio())

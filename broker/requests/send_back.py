@@ -1,4 +1,4 @@
-"""A consumer failed on a message (36): again later through its group's retry topic, or a dead letter."""
+"""CONSUMER_SEND_MSG_BACK (36): redeliver a message by its group's retry topic, or move it to the dead letters."""
 
 from access.guard import Guard
 from broker.broker_stats import BrokerStats
@@ -23,8 +23,9 @@ _FIRST_DELAY_LEVEL = 3
 
 
 class SendBackProcessor:
-    """CONSUMER_SEND_MSG_BACK: a copy for the group's retry topic, or its dead letters (RocketMQ's SendMessageProcessor
-    has it).
+    """Copies messages that consumers send back to retry topics or dead letters.
+
+    In RocketMQ, this is a part of SendMessageProcessor.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SendBackProcessor:
         self._groups, self._guard = groups, guard
 
     async def send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """A consumer failed on a message: again later through its retry topic, or a dead letter."""
+        """Append a copy of the message to the group's retry topic, or to its dead letters after too many attempts."""
         ext, intake = request.ext, self._intake
         group = require_str(ext, "group")
         intake.check_open()

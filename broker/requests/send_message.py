@@ -1,6 +1,7 @@
-"""Sends (10, 310, 320): from the wire to what the intake takes, and its receipt back onto the wire.
+"""Sends (10, 310, 320): from the wire to the intake, and the receipt back to the wire.
 
-Plain sends take the express lane (`ExpressSend`); what it leaves comes here, and both answer alike (`send_response`).
+Plain sends take the express lane (`ExpressSend`). All others are processed here, with the same answers
+(`send_response`).
 """
 
 import functools
@@ -33,16 +34,15 @@ from neve.remoting.command import SERIALIZE_JSON, RemotingCommand, encode_comman
 from neve.remoting.headers import SendMessageHeader, parse_send_header
 from neve.remoting.names import DLQ_PREFIX, RETRY_PREFIX
 
-# A client before 3.4.9 sends a maxReconsumeTimes that isn't meant.
+# Clients before 3.4.9 send a meaningless maxReconsumeTimes.
 VERSION_MAX_RECONSUME = 121
 DLQ_QUEUES = 1
 
 
 class SendMessageProcessor:
-    """Reads a send's header, hands its messages to the intake and answers with the receipt (RocketMQ's
-    SendMessageProcessor).
+    """Parses sends, passes their messages to the intake and answers with receipts (RocketMQ's SendMessageProcessor).
 
-    A batch is checked whole before its first message is appended.
+    All messages of a batch are checked before the first one is appended.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class SendMessageProcessor:
         retry_names: RetryNames,
         broker_name: str,
     ) -> None:
-        """Groups, their locks and retry names say what a send to a retry topic is."""
+        """Create the processor; groups, locks and retry names decide about sends to retry topics."""
         self._intake, self._clock, self._broker_name = intake, clock, broker_name
         self._groups, self._locks, self._retry_names = groups, locks, retry_names
 
     def send(self, connection: Connection, request: RemotingCommand) -> Awaitable[None] | None:
-        """Answered with the batch that it came in, or with the next fdatasync; never before its topic is saved."""
+        """Handle a send; it is answered with its batch or the next fdatasync, and never before its topic is saved."""
         try:
             self._send(connection, request)
         except TopicNotSaved:
@@ -70,7 +70,7 @@ class SendMessageProcessor:
     async def _send_when_saved(self, connection: Connection, request: RemotingCommand) -> None:
         await self._intake.topics_saved()
         again = self.send(connection, request)
-        if again is not None:  # it is a dead letter, whose topic is new as well
+        if again is not None:  # a dead letter, whose topic is new as well
             await again
 
     def _send(self, connection: Connection, request: RemotingCommand) -> None:
@@ -78,7 +78,7 @@ class SendMessageProcessor:
         header = parse_send_header(request.code, request.ext)
         self._intake.check_open()
         config = self._intake.check_topic(header, len(request.body))
-        put = self._put_batch if header.batch else self._put_single  # the flag decides, whatever the code
+        put = self._put_batch if header.batch else self._put_single  # by the flag, because any code may carry it
         stored, waits = put(connection, request, header, config)
         if not request.is_oneway:
             render = functools.partial(self._frame, request, header.topic, stored)
@@ -93,7 +93,7 @@ class SendMessageProcessor:
         try:
             return b"".join(encode_command(send_response(request, code, stored, unique, handle)))
         except (ProtocolError, ValueError):
-            # what is stored is stored: what the client named itself is left out where it makes no header
+            # The message is stored, so the answer must succeed: omit texts of the client that can't be encoded.
             return b"".join(encode_command(send_response(request, code, stored, "", None)))
 
     # ---- single
@@ -101,7 +101,7 @@ class SendMessageProcessor:
     def _put_single(
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig
     ) -> tuple[Stored, bool]:
-        """The receipt, and whether its sender waits for the disk."""
+        """Store a message; return the receipt, and whether the client waits for the fsync."""
         text = properties_of(header)
         properties = text_to_properties(text)
         topic, queue_id, reconsume_times = header.topic, header.queue_id, header.reconsume_times or 0
@@ -123,7 +123,10 @@ class SendMessageProcessor:
         return self._intake.send(message, text, properties, half=half), properties.get(PROPERTY_WAIT) != "false"
 
     def _gives_up(self, request: RemotingCommand, header: SendMessageHeader) -> str | None:
-        """A client that couldn't send back sends to its retry topic; after too many times: whose dead letter it is."""
+        """Return the group whose dead letters get this message, None if it stays in the retry topic.
+
+        Clients that could not send a message back send it to the retry topic themselves.
+        """
         group = self._retry_names.group_of(header.topic)
         limit = self._groups.require(group).retry_max_times
         if request.version >= VERSION_MAX_RECONSUME and header.max_reconsume_times is not None:
@@ -141,7 +144,7 @@ class SendMessageProcessor:
     def _put_batch(
         self, connection: Connection, request: RemotingCommand, header: SendMessageHeader, config: TopicConfig
     ) -> tuple[Stored, bool]:
-        """All of the batch is checked before its first message is appended."""
+        """Store a batch, all of which is checked before the first message is appended; return as `_put_single`."""
         if header.topic.startswith(RETRY_PREFIX):
             raise BrokerError(ResponseCode.MESSAGE_ILLEGAL, "batch request does not support retry group")
         try:
@@ -160,7 +163,7 @@ class SendMessageProcessor:
     def _part_of_batch(
         self, connection: Connection, header: SendMessageHeader, common: str | None, part: tuple[int, bytes, bytes]
     ) -> NewMessage:
-        """A message keeps its own unique id; one without gets the batch's (MessageExtEncoder appends that to all)."""
+        """Check a message of a batch; without a unique id it gets the batch's (RocketMQ appends that to all)."""
         flag, body, raw = part
         properties = bytes_to_properties(raw)
         if self._intake.asks_to_wait(properties):

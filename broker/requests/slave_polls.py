@@ -1,7 +1,7 @@
-"""What slaves poll: tables (21) and group offsets (43), as RocketMQ's slaves ask for them, and as neve's do.
+"""Polls of slaves for tables (21) and committed offsets (43), in the forms of RocketMQ and of neve.
 
-A neve slave says with `masterEpoch` of which master it wants to hear. Only who leads in that epoch answers, with an
-image (`broker.metadata.images`): a former master, or one that does not know yet that it is one, has nothing to say.
+A neve slave sends the epoch of its master as `masterEpoch`. Only the master of that epoch answers, with an image
+(`broker.metadata.images`). A former master, which may not know its successor yet, is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from neve.remoting.headers import require_int
 
 
 class SlavePollsProcessor:
-    """Answers slaves (a part of RocketMQ's AdminBrokerProcessor)."""
+    """Answers polls of slaves (a part of RocketMQ's AdminBrokerProcessor)."""
 
     def __init__(
         self,
@@ -38,15 +38,16 @@ class SlavePollsProcessor:
         leads_in: Callable[[], int | None],
         frontier: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`leads_in`: the epoch in which this broker is its set's master; None where it is not.
+        """Create the processor.
 
-        `frontier`: what nothing needs any more below.
+        `leads_in` returns the epoch in which this broker is the master, None on a slave. `frontier` returns the
+        physical offset below which nothing needs the log.
         """
         self._metadata, self._topics, self._offsets, self._guard = metadata, topics, offsets, guard
         self._leads_in, self._frontier = leads_in, frontier
 
     async def all_topics(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """21: with `masterEpoch` all tables."""
+        """Return the topics (21); with `masterEpoch`, an image of all tables."""
         if MASTER_EPOCH not in request.ext:
             return await self._topics.all_topics(connection, request)
         self._require_epoch(request)
@@ -54,12 +55,12 @@ class SlavePollsProcessor:
         return await self._answer(request, self._metadata.image())
 
     async def all_offsets(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """43."""
+        """Return all committed offsets (43); with `masterEpoch`, as an image."""
         if MASTER_EPOCH not in request.ext:
             return await self._offsets.all_offsets(connection, request)
         self._require_epoch(request)
         image = await in_turns(self._metadata.offsets_image())
-        self._require_epoch(request)  # its turns may have been another's
+        self._require_epoch(request)  # the role may have changed between the steps
         return await self._answer(request, msgspec.structs.replace(image, frontier=self._frontier()))
 
     def _require_epoch(self, request: RemotingCommand) -> None:

@@ -1,10 +1,11 @@
-"""What a pull hears from a slave: messages that are confirmed, and never that its offset is wrong.
+"""Answers of a slave to pulls: confirmed messages, but never an error about the offset.
 
-A slave may lack what its master has shown long since. So a pull that it has nothing for goes on where it was, as with
-RocketMQ's slaves: at the master, where there is one (20, `suggestWhichBrokerId` 0), else here when its time is up (19).
+A slave may lack messages that its master has made visible. A pull without messages therefore keeps its offset, as with
+RocketMQ's slaves. If there is a master, the client repeats it there (20, `suggestWhichBrokerId` 0). Otherwise it is
+repeated here when its time is up (19).
 
-It is held first where it may be, for a second at most if there is a master: a client whose route does not have it comes
-back at once, each time, until it has asked its name server again.
+The pull is held first if the client allows that. With a master, it is held for one second at most. A client whose route
+lacks the master repeats the pull immediately, until it refreshes the route.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from neve.remoting.codes import GetMessageStatus, ResponseCode
 
 _SENT_ON_AFTER_S = 1.0
-# By these the reader knows what lies at its offset; by any other only what this slave lacks.
+# Statuses that describe messages at the pull's offset. All others only describe what this slave lacks.
 _TOLD: Mapping[GetMessageStatus, ResponseCode] = {
     GetMessageStatus.FOUND: ResponseCode.SUCCESS,
     GetMessageStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -30,10 +31,10 @@ def slave_code(status: GetMessageStatus, *, has_master: bool) -> ResponseCode:
 
 
 def moves_on(status: GetMessageStatus) -> bool:
-    """Whether the reader goes on where the result says; else at the offset that it asked for, and may wait there."""
+    """Return whether the result's next offset is valid; otherwise the pull keeps its offset, and may be held."""
     return status in _TOLD
 
 
 def held_for(suspend: float, *, has_master: bool) -> float:
-    """Seconds."""
+    """Return for how long (s) a pull is held."""
     return min(suspend, _SENT_ON_AFTER_S) if has_master else suspend

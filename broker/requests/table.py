@@ -1,4 +1,4 @@
-"""Which request code goes where."""
+"""Table of request codes and their handlers."""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ from neve.remoting.codes import ResponseCode
 from neve.remoting.command import RemotingCommand
 from neve.remoting.names import is_hidden
 
-# What takes its time and changes nothing: it ends when its asker hangs up.
+# Long-running reads, which are cancelled when their client disconnects.
 _READS = frozenset({
     Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.PEEK_MESSAGE, Code.QUERY_MESSAGE, Code.VIEW_MESSAGE_BY_ID,
     Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.GET_EARLIEST_MSG_STORETIME, Code.QUERY_ASSIGNMENT, Code.GET_CONSUME_STATS,
@@ -47,7 +47,7 @@ _READS = frozenset({
     Code.QUERY_CONSUME_TIME_SPAN, Code.QUERY_CONSUME_QUEUE,
 })  # fmt: skip
 
-# Requests that read a topic which they name in the field `topic`.
+# Requests that read the topic in their field `topic`.
 _READS_A_TOPIC = frozenset({
     Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE, Code.POP_MESSAGE, Code.PEEK_MESSAGE, Code.NOTIFICATION,
     Code.QUERY_MESSAGE, Code.QUERY_CONSUME_QUEUE, Code.GET_MAX_OFFSET, Code.GET_MIN_OFFSET,
@@ -57,7 +57,7 @@ _READS_A_TOPIC = frozenset({
 
 
 def _refusing_hidden_topics(handler: Handler) -> Handler:
-    """Answer as if a hidden topic did not exist. Reads by log position are refused in `TieredStore.record_at`."""
+    """Answer as if a hidden topic did not exist. `TieredStore.record_at` refuses reads by physical offset."""
 
     def serve(connection: Connection, request: RemotingCommand) -> Answer | Awaitable[Answer]:
         topic = request.ext.get("topic", "")
@@ -70,7 +70,7 @@ def _refusing_hidden_topics(handler: Handler) -> Handler:
 
 @dataclass(frozen=True, kw_only=True)
 class Processors:
-    """One of each; the composition makes them."""
+    """All request processors of a broker."""
 
     sender: SendMessageProcessor
     send_back: SendBackProcessor
@@ -151,7 +151,7 @@ class Processors:
             Code.ACK_MESSAGE: acks.ack,
             Code.BATCH_ACK_MESSAGE: acks.batch_ack,
             Code.CHANGE_MESSAGE_INVISIBLETIME: acks.change_invisible,
-            Code.POP_ROLLBACK: self.config.nothing_to_do,  # what is out was always in the log
+            Code.POP_ROLLBACK: self.config.nothing_to_do,  # pop state is always in the log
         }
 
     def _administration(self) -> dict[Code, Handler]:

@@ -1,7 +1,7 @@
-"""Answers that may tell of tens of thousands of queues: looked up in slices, encoded as they are looked up.
+"""Answers about tens of thousands of queues: collected in slices and encoded as they are collected.
 
-A table of all of them would cost the loop as much a second time, at once, when it is given back; and a thread that
-encodes it takes turns with the loop.
+Freeing a table of all queues would block the event loop as long as building it. Encoding it in a thread would compete
+with the event loop for the interpreter.
 """
 
 import asyncio
@@ -15,20 +15,20 @@ from neve.remoting.command import RemotingCommand
 
 
 class WideMap:
-    """A map in the dialect, of which no more than a slice is anything but bytes."""
+    """A map in RocketMQ's JSON dialect; at most one slice of it exists as objects, the rest as bytes."""
 
     def __init__(self) -> None:
         self._slice: dict[Any, Any] = {}
         self._encoded: list[bytes] = []
 
     def add(self, key: object, value: object) -> None:
-        """Each key once."""
+        """Add a key, which must be new."""
         self._slice[key] = value
         if len(self._slice) == SLICE:
             self._encode()
 
     def add_numbers(self, key: str, numbers: Mapping[int, int]) -> None:
-        """As `add`, of a map of numbers, which may be large: a hundredth of the work."""
+        """Add a key with a map of numbers, which may be large; costs a hundredth of `add`."""
         self._encode()
         row = b"%b:{%b}" % (dumps(key), ",".join(map("%d:%d".__mod__, numbers.items())).encode())
         self._encoded.append(b",%b" % row if self._encoded else row)
@@ -40,7 +40,7 @@ class WideMap:
             self._slice = {}
 
     def parts(self, before: Mapping[str, object], name: str) -> list[bytes]:
-        """The encoded object that has this map as its last field, `name`."""
+        """Return the encoded object that has the fields `before` and this map as its last field, `name`."""
         self._encode()
         head = dumps_object_keys({**before, name: {}})
         return [head[:-2], *self._encoded, b"}}"]
@@ -50,6 +50,6 @@ class WideMap:
 
 
 async def wide_answer(request: RemotingCommand, body: object) -> RemotingCommand:
-    """The answer with this body, which nobody else may hold: it is encoded in a thread."""
+    """Return an answer whose body is encoded in a thread, so no other code may modify it."""
     encoded = await asyncio.to_thread(dumps_object_keys, body)
     return RemotingCommand.response(request, ResponseCode.SUCCESS, body=encoded)
