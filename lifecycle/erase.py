@@ -222,7 +222,8 @@ class EraseKey:
             self._delete_after_ms(wanted)  # raises if the clocks disagree
             erase_id = erase_id or f"e{self._journal.epoch}.{self._journal.catalog.next_seq}"
             tell(progress, event="begun", id=erase_id)  # a repetition with this id continues the erasure
-            _, end = self._hot.confirmed_range()
+            # Records that are appended and not confirmed yet count too: their senders may have an acknowledgement.
+            end = max((segment.end for segment in self._hot.segments()), default=0)
             reports = self._offload.run(roll=True, progress=progress)
             failed = [text for report in reports for text in report.failed.values()]
             catalog = self._journal.catalog
