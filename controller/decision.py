@@ -20,9 +20,9 @@ forced     An operator designates a live member, with enableElectUncleanMaster a
            Or an operator has removed all of the above (CleanBrokerData) and designates one of the rest.
 
 A set is frozen when a member reports epochs above the stored ones: the register was restored from a backup or wiped,
-and its SyncStateSet may be wrong. A frozen set has no elections and no changes, except that members still register. It
-ends when an operator designates a member with the highest known epochs. A restored register may assign an id again.
-The check code of the id identifies its owner, and the other broker takes a new id.
+and its SyncStateSet may be wrong. A frozen set has no elections and no changes, except that members still register.
+The freeze ends when an operator designates a member with the highest known epochs. A restored register may assign an
+id again. The check code of the id identifies its owner, and the other broker takes a new id.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class ExpireArchived:
         return {"expired": expired + dropped, "deleted": self._delete_expired(now, pace), "raised": raised}
 
     def _take_up(self) -> None:
-        """Follow the journal at the begin of a turn: since the last one the archive or its objects may have changed."""
+        """Follow the journal at the start of a turn: since the last one the archive or its objects may have changed."""
         self._journal.ensure_online()
         self._journal.follow()
 

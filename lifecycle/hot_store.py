@@ -66,7 +66,7 @@ class HotStore(HotLog, Protocol):
         ...
 
     def evict(self, base: int) -> bool:
-        """Delete the oldest segment from the disk; False if it is no longer sealed because the log was truncated."""
+        """Delete the oldest segment from the disk; False if a truncation during the call kept it in the log."""
         ...
 
     def topics(self) -> Sequence[str]:

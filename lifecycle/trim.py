@@ -33,7 +33,7 @@ class TrimRefused(Exception):
 
 
 class Trimmed(NamedTuple):
-    """The new begin of each trimmed queue, and the number of objects that left the readers' view."""
+    """The new first offset of each trimmed queue, and the number of objects that left the readers' view."""
 
     topic: str
     begins: Mapping[int, int]

@@ -223,7 +223,7 @@ class ColdReader:
         return max(found.group.oldest_ms, 0), found.group.newest_ms
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, upper: bool = False) -> int | None:
-        """Return the first offset stored at or after a time, or with `upper` the last at or before; None if not here.
+        """Return the first offset stored at or after a time, or with `upper` the last at or before; None if none.
 
         Raises ColdUnavailable.
         """

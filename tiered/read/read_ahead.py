@@ -22,8 +22,8 @@ Reader = tuple[str, str, int, Hashable]
 class Position:
     """The position of a reader. `ahead`: wire bytes requested after its row group, up to `reached`."""
 
-    offset: int  # begin of the last read
-    following: int  # begin of the next read if the reader is sequential
+    offset: int  # start of the last read
+    following: int  # start of the next read if the reader is sequential
     place: tuple[str, int]  # object and row group of the last read
     window: int = 0
     ahead: int = 0
@@ -64,7 +64,7 @@ class ReadAhead:
         self._readers: OrderedDict[Reader, Position] = OrderedDict()
 
     def note(self, reader: Reader, location: Location, offset: int) -> Position:
-        """Note the begin of a read. The result's `window` is the wire bytes to have after it; 0 for no read-ahead."""
+        """Note the start of a read. The result's `window` is the wire bytes to have after it; 0 for no read-ahead."""
         place = (location.name.key, location.row_group)
         known = self._readers.get(reader)
         if known is None or offset not in (known.offset, known.following):

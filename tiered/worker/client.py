@@ -91,7 +91,7 @@ class WorkerClient:
             uploads: limit of concurrent uploads.
             priority: see `infra.process.priority`.
             cache_dir: directory of the worker's disk cache, up to `cache_bytes`; None: no cache.
-            answer_seconds: a worker that does not answer for so long, plus the time for its uploads, counts as hung.
+            answer_seconds: seconds without an answer, plus the time for uploads, until a worker counts as hung.
                 Time without a processor is not counted, unless the worker sleeps.
         """
         self._patience = Patience(answer_seconds, uploads, self._look)

@@ -1,10 +1,10 @@
 """Time limit for the answers of a worker, after which it counts as hung: its store may be on a dead file server.
 
 All uploads of a worker share one rate, also those of different callers. So an answer may take a fixed time, plus the
-time that the rate needs for all bytes in progress at the begin of the wait and requested since: it may be the last one.
+time that the rate needs for all bytes in progress at the start of the wait and requested since: it may be the last one.
 
 The wait is limited even if new requests always arrive, because uploads share the rate in turns. When other uploads
-have ended with many times the bytes in progress at the begin, each has had its turns. Bytes that ended then no longer
+have ended with many times the bytes in progress at the start, each has had its turns. Bytes that ended then no longer
 extend the limit.
 
 Time in which the worker wanted a processor and had none is not counted: a busy machine is not a hung store. A worker

@@ -1,7 +1,7 @@
 """One broker's writer of a topic's Delta table log.
 
 A commit is an object that is put only if it is absent, under the next version. Its `txn` action has the number of the
-journal entry that it reflects, so that a process after a crash or on another machine finds how far the table is
+journal entry that it reflects. From it, a process after a crash or on another machine learns how far the table is
 complete. The content of a commit is determined by the journal and the table before it. So no lock is needed: the first
 writer may be any process.
 

@@ -19,7 +19,7 @@ from neve.record.codec import MalformedRecord, MessageRecord, decode_record
 
 
 class Rows(Protocol):
-    """A row group's concatenated records: their bytes, and the positions of their begins and of the last end."""
+    """A row group's concatenated records: their bytes, the start of each record and the end of the last."""
 
     @property
     def wire(self) -> memoryview: ...

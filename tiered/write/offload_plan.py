@@ -120,7 +120,7 @@ def _bounds(runs: Mapping[int, EntryRun], start: int, end: int) -> dict[int, tup
 
 
 def _gaps(catalog: Catalog, topic: str, runs: Mapping[int, EntryRun]) -> list[Gap]:
-    """Return the offsets between the archived end of each queue and the run's begin: their loss is recorded."""
+    """Return the offsets between the archived end of each queue and the run's first offset: their loss is recorded."""
     named = catalog.named_offsets(topic)
     found = []
     for queue, run in sorted(runs.items()):
