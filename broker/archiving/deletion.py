@@ -40,7 +40,7 @@ class DoomedQueues:
         return self._replication.term
 
     def add(self, topic: str) -> None:
-        """Add a topic whose deletion is the log's last record. It is confirmed at once if no slave has to confirm."""
+        """Add a topic whose deletion is the log's last record. It is confirmed immediately if no slave has to."""
         self._topics[topic] = self._store.max_physical_offset
         self.confirmed()
 

@@ -45,8 +45,7 @@ class Registration:
         await self._name_servers.register(self._topics.to_wire())
 
     async def topics(self, names: Sequence[str]) -> None:
-        """Register new or changed topics now. A few are registered one by one, followed by the whole table a moment
-        later.
+        """Register new or changed topics now; a few are registered one by one, and the whole table follows later.
 
         Otherwise, ten thousand topics created one after another would each send the whole table.
         """

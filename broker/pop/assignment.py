@@ -80,12 +80,12 @@ class RequestModes:
         )
 
     def load(self) -> None:
-        """As the file has it, at a start."""
+        """Load the file at a start."""
         run_here(self.load_parts())
         self.file.resume()
 
     def load_parts(self) -> Parts[None]:
-        """As `load`, where a master becomes a slave: the file stays suspended."""
+        """Run `load` in parts when a master becomes a slave; the file stays suspended."""
         value = yield from self.file.load_parts(messageRequestModeMap=_SHAPE)
         self._modes = value.get("messageRequestModeMap", {})
 

@@ -321,7 +321,7 @@ class PopBook:
         return had
 
     def _keys(self, group: str, topic: str) -> list[Key]:
-        """Keys of the queues in the book; an empty name matches every name."""
+        """Return keys of queues in the book; an empty name matches every name."""
         return [key for key in self.queues if topic in ("", key[1]) and group in ("", key[0])]
 
     def tell_offsets(self) -> None:
@@ -349,7 +349,7 @@ class PopBook:
         return await in_turns(self._drop(await in_turns(self._idle())))
 
     def _idle(self) -> Steps[dict[tuple[str, str], list[PopQueue]]]:
-        """Idle queues by group and topic."""
+        """Return the idle queues by group and topic."""
         before = self._clock.now_ms() - _IDLE_MS
         found: dict[tuple[str, str], list[PopQueue]] = {}
         for number, queue in enumerate(list(self.queues.values()), 1):
@@ -421,7 +421,7 @@ class PopBook:
             self._commit(queue)
 
     def take_due(self) -> list[tuple[PopQueue, int, Flight]]:
-        """Return the messages in flight whose invisible time has expired. A slave returns none.
+        """Return the messages in flight whose invisible time has expired; none on a slave.
 
         They stay in the book until an event about them is recorded.
         """

@@ -39,7 +39,7 @@ _GOES_ON = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class PopRequest:
-    """One pop of a group member, already authorized."""
+    """One pop of a group member, whose permissions are already checked."""
 
     group: str
     topic: str

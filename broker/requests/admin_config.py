@@ -30,7 +30,7 @@ class AdminConfigProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext, body=body)
 
     async def update_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        """Change keys at runtime (25), which persist over a restart.
+        """Change keys at runtime (25); the changes persist across restarts.
 
         Other keys are rejected, because they need a restart or are security relevant. `unset` lists keys, separated by
         commas, that are set back to their configured values.

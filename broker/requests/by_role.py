@@ -24,7 +24,8 @@ class Who(Enum):
     """Roles that serve a request."""
 
     MASTER = frozenset({Role.MASTER})
-    #: Queue bounds and group progress: a member without all confirmed records would give too low ones.
+    #: Queue bounds and group progress. Clients reset offsets by them, and a member without all confirmed records
+    #: would return too low ones.
     IN_SYNC = frozenset({Role.MASTER, Role.SLAVE_IN_SYNC})
     #: Slaves as well: their visible messages are confirmed and can't disappear.
     MEMBER = frozenset({Role.MASTER, Role.SLAVE_IN_SYNC, Role.SLAVE})

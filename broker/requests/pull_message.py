@@ -98,7 +98,7 @@ class PullMessageProcessor:
     ) -> None:
         """Create the processor.
 
-        `latency` observes the time from the begin of reading to the answer, for pulls with messages.
+        `latency` observes the time from the start of reading to the answer, for pulls with messages.
         `master_may_lack(topic, queue, offset)` returns whether a slave must keep its readers, because the master may
         not have the messages; None: the master has all.
         """

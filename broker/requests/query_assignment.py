@@ -81,7 +81,7 @@ class QueryAssignmentProcessor:
             neighbours = int(value.get("popShareQueueNum") or 0)
         except (TypeError, ValueError, OverflowError) as error:
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum is no number") from error
-        if not -(2**31) <= neighbours < 2**31:  # the table's file has 32 bits for it
+        if not -(2**31) <= neighbours < 2**31:  # a larger number could not be encoded in the table's file
             raise BrokerError(ResponseCode.INVALID_PARAMETER, "popShareQueueNum has more than 32 bits")
         self._modes.set(topic, group, mode, neighbours)
         await self._modes.file.save()
@@ -99,7 +99,7 @@ class QueryAssignmentProcessor:
                 return []
             datas = [QueueData(self._broker_name, own.read_queue_nums, own.write_queue_nums, own.perm)]
         readable = [data for data in datas if data.perm & PERM_READ]
-        if sum(max(data.read_queue_nums, 0) for data in readable) > _MAX_QUEUES:  # registered by other brokers
+        if sum(max(data.read_queue_nums, 0) for data in readable) > _MAX_QUEUES:  # any broker may register any number
             raise BrokerError(ResponseCode.SYSTEM_ERROR, f"the route of {topic} has more than {_MAX_QUEUES} queues")
         return sorted(
             MessageQueue(topic, data.broker_name, queue) for data in readable for queue in range(data.read_queue_nums)

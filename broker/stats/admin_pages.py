@@ -99,7 +99,7 @@ class AdminPages:
         clock: Clock,
         replicas: ReplicasManager | None = None,
     ) -> None:
-        """Create the handlers; `pace(share)` limits a thread's part of a scrape to a share of the CPU."""
+        """Create the handlers; `pace(share)` limits a thread's part of a scrape to a share of the interpreter."""
         self._replicas, self._pace = replicas, pace
         self._config, self._life, self._archive = config, life, archive
         self._metrics, self._topic_metrics, self._health, self._conditions = metrics, topic_metrics, health, conditions

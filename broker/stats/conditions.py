@@ -1,7 +1,8 @@
 """Conditions: functions that a running broker can't provide now, with start, cause, consequences and recovery.
 
 All of these report the same state: `/readyz`, `/archive/status`, `neve_condition`, the runtime information (request 28,
-which `neve broker show` and `mqadmin brokerStatus` print). The log has one line at the begin and one at the end.
+which `neve broker show` and `mqadmin brokerStatus` print). The log has one line when a condition begins
+and one when it ends.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from neve.remoting.names import RETRY_PREFIX
 
 # Queues or names processed in one turn of the event loop: about 0.12 ms.
 _SLICE = 50
-_COUNTED_AT_ONCE = 400  # topics of which two numbers are added: the same time
-_NAMES_AT_ONCE = 1_000  # names whose prefix is checked: the same time
+_COUNTED_AT_ONCE = 400  # topics whose traffic is compared in one turn, in about the same time
+_NAMES_AT_ONCE = 1_000  # names whose prefix is checked in one turn, in about the same time
 T = TypeVar("T")
 U = TypeVar("U")
 

@@ -122,7 +122,7 @@ class StateFile:
         self._own_end = self._journal.position
 
     def suspend(self) -> None:
-        """Refuse every `save` until `resume` or the next `load`: the table differs from that of the broker's set."""
+        """Reject every `save` until `resume` or the next `load`: the table differs from that of the broker's set."""
         self._is_suspended = True
 
     def resume(self) -> None:
@@ -150,7 +150,7 @@ class StateFile:
         return value
 
     def _read(self, shapes: Mapping[str, Any]) -> tuple[dict[str, Any], int | None] | None:
-        """Return the table and the position in the log that its file names; None without a file. For any thread."""
+        """Return the table and its offset of the metadata log, None without a file; may run in any thread."""
         if not self._disk.exists(self._path):
             return None
         data = self._disk.read(self._path)

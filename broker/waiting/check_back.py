@@ -116,7 +116,10 @@ class CheckBack:
             return False
 
     def _check(self, half: Half) -> bool:
-        """Check one half message; return whether it counts as a check, in RocketMQ even without a producer."""
+        """Check one half message; return whether that counts.
+
+        As in RocketMQ, a check without a connected producer counts as well.
+        """
         store = self._store
         raw = store.record_at(half.physical_offset)
         if raw is None:

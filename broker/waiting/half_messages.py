@@ -218,10 +218,9 @@ class HalfMessages:
             self._mark(_ASKED, [half.queue_offset] * half.checks)
 
     def begin_with(self, waiting: Sequence[tuple[MessageRecord, int]], ended: list[int]) -> None:
-        """Take over the half messages of another broker, each with its number of checks; none of its marks is read
-        again.
+        """Take over the half messages of another broker, each with its number of checks.
 
-        `ended` are the offsets in between that no longer wait. Raises StoreError.
+        No start reads marks of that broker. `ended` are the offsets in between that no longer wait. Raises StoreError.
         """
         self.forget()
         op_from = self._store.max_offset(OP_HALF_TOPIC, 0)

@@ -98,12 +98,12 @@ class ScheduleMessage:
         self.on_delivered: Callable[[], None] = lambda: None
 
     def load(self) -> None:
-        """Read the positions of the log, or of the file if the log has none; at a start."""
+        """Load the offsets from the log, or from the file if the log has none, at a start."""
         run_here(self.load_parts())
         self.file.resume()
 
     def load_parts(self) -> Parts[None]:
-        """As `load`, where a master becomes a slave: the file stays suspended."""
+        """Run `load` in parts when a master becomes a slave; the file stays suspended."""
         value = yield from self.file.load_parts(offsetTable=dict[int, int], saidBelow=int)
         self._offsets.clear()
         self._unsaid = False
