@@ -64,4 +64,5 @@ class Attachment:
         self.state = State.DETACHED if archived else State.OFF
 
     def happens(self, event: Event) -> None:
+        """Change the state by an event."""
         self.state = next_state(TRANSITIONS, self.state, event, owner="an archive")

@@ -152,6 +152,7 @@ class Restore:
         return self._marker.plan.report if self._marker.plan is not None else {}
 
     def record_gaps(self, journal: JournalWriter, plan: RestorePlan) -> None:
+        """Record offsets that were assigned but not archived as GAPs in the journal."""
         archived = _archived(self._config)
         queues = {topic: ends for topic, ends in plan.queues.items() if archived(topic)}
         for gap in gaps_of(journal.catalog, queues):
@@ -159,6 +160,7 @@ class Restore:
         failpoint.hit("restore.after_gaps")
 
     def end(self) -> None:
+        """Remove the marker and log the report."""
         assert self._marker.plan is not None
         self._file.remove()
         log.warning("restored: store=%s %s", self._config.store_url, _fields(self.report))
@@ -191,6 +193,10 @@ def _marker_file(config: BrokerConfig, disk: Disk) -> VersionedFile[Marker]:
 
 
 def read_marker(config: BrokerConfig, disk: Disk) -> Marker | None:
+    """Return the marker of an unfinished restore, None without one.
+
+    Raises StartupError if the configuration names another store or broker.
+    """
     marker = _marker_file(config, disk).read()
     if marker is None:
         return None

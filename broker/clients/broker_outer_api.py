@@ -124,6 +124,7 @@ class BrokerOuterApi:
         return is_known and server not in self._whole_only
 
     async def unregister(self) -> None:
+        """Unregister this broker from all name servers, and close the connections."""
         request = (RequestCode.UNREGISTER_BROKER, self._identity(), b"")
         await asyncio.gather(*(self._ask(server, *request) for server in self._config.name_servers))
         for peer in self._peers.values():

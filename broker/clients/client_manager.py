@@ -70,6 +70,7 @@ class ConsumerGroup:
 
     @property
     def kinds(self) -> tuple[str, str, str]:
+        """Consume type, message model and start position, as in heartbeats."""
         return self.consume_type, self.message_model, self.consume_from_where
 
     def client_ids(self) -> list[str]:
@@ -204,6 +205,7 @@ class ClientManager:
             connection.on_close(self.connection_closed)
 
     def connection_closed(self, connection: Connection) -> None:
+        """Remove all producers and consumers of a connection."""
         self._watched.discard(connection)
         for group in tuple(self._producers_of.get(connection, ())):
             self._remove_producer(group, connection)

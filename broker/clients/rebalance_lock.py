@@ -51,6 +51,7 @@ class RebalanceLock:
             self._forget(group)
 
     def any_held(self, group: str) -> bool:
+        """Return whether any queue of the group is locked now."""
         now = self._clock.monotonic()
         return any(now - since <= LOCK_SECONDS for _, since in self._locks.get(group, {}).values())
 

@@ -114,6 +114,7 @@ class RequestModes:
         self.file.touch_logged()
 
     def find(self, topic: str, group: str) -> tuple[str, int]:
+        """Return the mode and the number of neighbours (RocketMQ's popShareQueueNum); PULL and -1 by default."""
         value = self._modes.get(topic, {}).get(group)
         return (PULL, -1) if value is None else (str(value["mode"]), int(value["popShareQueueNum"]))
 

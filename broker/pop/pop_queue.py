@@ -101,6 +101,7 @@ class PopQueue:
     _lowest: list[int] = field(default_factory=list)
 
     def add(self, offset: int, flight: Flight) -> None:
+        """Mark a message as in flight, or replace its state."""
         if offset not in self.flights:
             heapq.heappush(self._lowest, offset)
         self.flights[offset] = flight
@@ -112,6 +113,7 @@ class PopQueue:
         return not self.flights and not self.lock.held
 
     def low(self) -> int:
+        """Return the lowest offset in flight, or the next offset if none is: the group's committed offset."""
         lowest = self._lowest
         while lowest and lowest[0] not in self.flights:
             heapq.heappop(lowest)

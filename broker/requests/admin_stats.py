@@ -65,6 +65,7 @@ class AdminStatsProcessor:
         return table.answer(request, about, "offsetTable")
 
     async def consume_stats(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return a group's progress in the queues of its topics, or of the listed ones (208)."""
         ext = request.ext
         group = require_str(ext, "consumerGroup")
         listed = [name for name in dict.fromkeys((ext.get("topicList") or "").split(";")) if name]

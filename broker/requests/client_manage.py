@@ -216,6 +216,7 @@ class ClientManageProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def check_client(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Check that a subscription's expression can be parsed (46)."""
         value = lenient_loads(request.body)
         if isinstance(value, dict) and value.get("subscriptionData"):
             data = convert(value["subscriptionData"], SubscriptionData)

@@ -32,6 +32,10 @@ class ConsumerManageProcessor:
         self._role, self._tiered = role, tiered
 
     def query_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return a committed offset (14).
+
+        Without one, a young queue has 0. Otherwise the request fails, so that the client decides where to start.
+        """
         ext = request.ext
         group, topic = require_str(ext, "consumerGroup"), require_str(ext, "topic")
         queue = require_int(ext, "queueId")
@@ -47,6 +51,7 @@ class ConsumerManageProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext={"offset": str(offset)})
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Commit an offset (15)."""
         ext = request.ext
         group, topic = require_str(ext, "consumerGroup"), require_str(ext, "topic")
         config = self._topics.require(topic)
@@ -59,6 +64,7 @@ class ConsumerManageProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def consumer_list(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return the client ids of a group's members (38)."""
         group = require_str(request.ext, "consumerGroup")
         info = self._clients.consumers.get(group)
         if info is None or not info.channels:

@@ -36,6 +36,7 @@ class PeekMessageProcessor:
         self._checks, self._service, self._polling, self._guard = checks, service, polling, guard
 
     async def peek(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return messages that a pop would get, without marking them as in flight (200052)."""
         header = parse_header(request.ext, PopHeader)
         asked = self._checks.checked(header, header.max_msg_nums)
         result = await self._service.peek(asked)
@@ -96,6 +97,7 @@ class PeekMessageProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
     def polling_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return the number of waiting pops of a group (200055)."""
         group, topic = require_str(request.ext, "consumerGroup"), require_str(request.ext, "topic")
         self._topics.require(topic)
         queue = optional_int(request.ext, "queueId", ANY_QUEUE)

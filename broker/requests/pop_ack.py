@@ -42,6 +42,7 @@ class PopAckProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS)
 
     def change_invisible(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Change the invisible time of a message (200053); the answer has the data of its new receipt."""
         group, topic, queue_id, offset, info = self._message(request)
         invisible = require_int(request.ext, "invisibleTime")
         if not 0 <= invisible <= MAX_INVISIBLE_MS:
@@ -69,6 +70,7 @@ class PopAckProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, ext=ext)
 
     def batch_ack(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Acknowledge several messages (200151); all entries are parsed before the first is applied."""
         value = lenient_loads(request.body) if request.body else None
         acks = value.get("acks") if isinstance(value, dict) else None
         if not acks:

@@ -109,6 +109,7 @@ class PullMessageProcessor:
         self._latency = latency
 
     def pull(self, connection: Connection, request: RemotingCommand) -> Answered:
+        """Handle a pull: check it, commit its offset, then read or wait for a turn among pulls of a backlog."""
         header = parse_header(request.ext, PullMessageHeader)
         message_filter = self._check(header)
         pull = Pull(

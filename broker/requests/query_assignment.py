@@ -68,6 +68,7 @@ class QueryAssignmentProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, body=dumps({"messageQueueAssignments": found}))
 
     async def set_mode(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Set the request mode of a group in a topic (401)."""
         value = _body(request)
         topic, group = str(value.get("topic", "")), str(value.get("consumerGroup", ""))
         mode = str(value.get("mode", assignment.PULL))

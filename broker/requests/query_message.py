@@ -20,6 +20,7 @@ class QueryMessageProcessor:
         self._clock, self._tiered, self._store = clock, tiered, store
 
     async def query(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return messages by key (12), the oldest first; the remark describes the range that was not searched."""
         ext = request.ext
         unique = optional_bool(ext, "_UNIQUE_KEY_QUERY")
         count = _UNIQUE_HITS if unique else min(max(require_int(ext, "maxNum"), 1), _MAX_HITS)
@@ -45,6 +46,7 @@ class QueryMessageProcessor:
         return RemotingCommand.response(request, ResponseCode.SUCCESS, left, ext=answer, parts=hits)
 
     async def view(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Return the message at a physical offset (33)."""
         offset = require_int(request.ext, "offset")
         record = await self._tiered.record_at(offset)
         if record is None:

@@ -30,6 +30,7 @@ class ReplyMessageProcessor:
         self._address = address
 
     async def reply(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        """Push a reply to the client in REPLY_TO_CLIENT; then store it, if the configuration enables that."""
         header = parse_send_header(request.code, request.ext)
         self._intake.check_open()
         await self._intake.check_saved_topic(header, len(request.body))

@@ -24,6 +24,7 @@ _TOLD: Mapping[GetMessageStatus, ResponseCode] = {
 
 
 def slave_code(status: GetMessageStatus, *, has_master: bool) -> ResponseCode:
+    """Return the code of a slave's answer to a pull."""
     told = _TOLD.get(status)
     if told is not None:
         return told

@@ -102,6 +102,7 @@ class Processors:
     broker_set: BrokerSetProcessor
 
     def register_on(self, router: RequestRouter) -> None:
+        """Register all handlers; those that read a topic refuse hidden topics."""
         router.express = self.express.serve
         for table in (self._messaging(), self._popping(), self._administration(), self._inspection()):
             for code, handler in table.items():

@@ -85,6 +85,7 @@ class Largest(Generic[T]):
 
     @property
     def left_out(self) -> int:
+        """Number of rows that were not kept."""
         return self.count - len(self._kept)
 
 

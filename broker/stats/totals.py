@@ -20,6 +20,7 @@ class Totals:
         self._yesterday = self._today = (0, 0)
 
     def sample(self) -> None:
+        """Take one sample; called every second."""
         day = self._clock.now_ms() // _DAY
         if day != self._day:
             self._day, self._yesterday, self._today = day, self._today, (self.put(), self.got())
@@ -27,6 +28,7 @@ class Totals:
         del self._samples[: -(self._WINDOWS[-1] + 1)]
 
     def mornings(self) -> dict[str, str]:
+        """Return RocketMQ's totals of yesterday morning, this morning and now, by key."""
         put, got = zip(self._yesterday, self._today, (self.put(), self.got()), strict=True)
         whens = ("YesterdayMorning", "TodayMorning", "TodayNow")
         rows = (("Put", put), ("Get", got))
@@ -45,9 +47,11 @@ class Totals:
         return self._intake.bytes / self._intake.messages if self._intake.messages else 0.0
 
     def put_rates(self) -> str:
+        """Return messages per second over 10, 60 and 600 s, separated by spaces."""
         return self._rates(1)
 
     def get_rates(self) -> str:
+        """Return messages read per second over 10, 60 and 600 s, separated by spaces."""
         return self._rates(2)
 
     def _rates(self, column: int) -> str:

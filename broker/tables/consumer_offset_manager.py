@@ -146,6 +146,10 @@ class ConsumerOffsetManager:
         return queues
 
     def commit(self, group: str, topic: str, queue: int, offset: int) -> None:
+        """Commit an offset of a client; ignored while a reset of the queue is pending.
+
+        Raises BrokerError if the offset is new and there is no room.
+        """
         name = topic + SEPARATOR + group
         if self._resets and queue in self._resets.get(name, ()):
             return
@@ -252,6 +256,7 @@ class ConsumerOffsetManager:
         self.file.touch_logged()
 
     def queues_of(self, group: str, topic: str) -> dict[int, int]:
+        """Return a copy of a group's committed offsets in a topic, by queue."""
         return dict(self._offsets.get(topic + SEPARATOR + group, {}))
 
     def standing(self, group: str, topic: str) -> Mapping[int, int]:
@@ -278,6 +283,7 @@ class ConsumerOffsetManager:
         queues[queue] = offset
 
     def query_pull(self, group: str, topic: str, queue: int) -> int:
+        """Return the offset where the last pull ended, -1 if unknown."""
         return self._pulls.get(topic + SEPARATOR + group, {}).get(queue, -1)
 
     def topics_of(self, group: str) -> list[str]:

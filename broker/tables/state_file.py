@@ -83,6 +83,7 @@ class StateFile:
 
     @property
     def dirty(self) -> bool:
+        """Whether the file lacks changes, or lags far behind the metadata log."""
         return self._changes != self._saved or self._is_behind
 
     @property
@@ -112,6 +113,7 @@ class StateFile:
         return self._saved >= change
 
     def touch(self) -> None:
+        """Note a change that is not in the metadata log."""
         self._changes += 1
 
     def touch_logged(self) -> None:
@@ -250,6 +252,7 @@ class DataVersion:
         return {"counter": self.counter + 1, "stateVersion": self.state_version, "timestamp": now_ms}
 
     def read(self, value: Mapping[str, Any]) -> None:
+        """Take over a version, as returned by `after` or read from a file."""
         self.timestamp = int(value.get("timestamp", self.timestamp))
         self.counter = int(value.get("counter", 0))
         self.state_version = int(value.get("stateVersion", 0))

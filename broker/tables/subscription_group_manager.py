@@ -146,6 +146,7 @@ class SubscriptionGroupManager:
         return config
 
     def update(self, config: SubscriptionGroupConfig) -> None:
+        """Log and store a group's settings. Raises BrokerError if the log refuses the record."""
         self._record(GroupPut(config=config.to_wire(), version=self._next_version()))
 
     def deletion(self, group: str, *, with_offsets: bool) -> GroupGone:

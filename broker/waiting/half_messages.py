@@ -104,6 +104,7 @@ class HalfMessages:
         return self._outcomes.get(queue_offset)
 
     def waiting(self) -> list[Half]:
+        """Return the waiting half messages, in the order of the log."""
         return list(self._pending.values())
 
     def pinned_from(self) -> int | None:
@@ -131,6 +132,7 @@ class HalfMessages:
         return stored, None
 
     def added(self, stored: PutResult, properties: Mapping[str, str]) -> None:
+        """Track a half message that has been stored."""
         op_from = self._store.max_offset(OP_HALF_TOPIC, 0)
         self._pending[stored.queue_offset] = Half(
             stored.queue_offset, stored.physical_offset, stored.store_timestamp, immunity(properties), op_from
@@ -161,6 +163,7 @@ class HalfMessages:
             self._outcomes.popitem(last=False)
 
     def asked(self, halves: list[Half]) -> None:
+        """Count one more check of each half message, and log that."""
         for half in halves:
             half.checks += 1
         for start in range(0, len(halves), _OFFSETS_IN_MARK):

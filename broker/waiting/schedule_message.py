@@ -169,9 +169,11 @@ class ScheduleMessage:
         return self._writer.put(parked, internal=True), None
 
     def deliver_time(self, level: int, store_ms: int) -> int:
+        """Return the delivery time (ms) of a message by its level and store time."""
         return store_ms + self._levels[level - 1]
 
     def position(self, level: int) -> tuple[int, int]:
+        """Return the next offset to deliver of a level, and the end of its queue."""
         return self._offsets.get(level, 0), self._store.max_offset(SCHEDULE_TOPIC, level - 1)
 
     def pending(self) -> int:

@@ -179,6 +179,7 @@ class TimerMessages:
         return when
 
     def added(self, when: int, stored: PutResult, recall_key: str | None) -> None:
+        """Track a message that has been stored; `when` is its delivery time in ms."""
         self._add((when, stored.queue_offset, stored.physical_offset))
         if recall_key:
             self._recalls[recall_key] = stored.queue_offset
