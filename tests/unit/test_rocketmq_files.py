@@ -323,19 +323,19 @@ def rendered() -> str:
     every = {**rocketmq_keys.keys(rocketmq_keys.NAMESRV), **rocketmq_keys.keys(rocketmq_keys.BROKER)}
     lines = listed(every)
     of_a_controller = rocketmq_keys.keys(rocketmq_keys.CONTROLLER[:1])
-    lines += ["", "In a controller.conf these read so:", "", *listed(of_a_controller)]
+    lines += ["", "In a controller.conf, these keys have the following effect:", "", *listed(of_a_controller)]
     lines += ["", "| refused | unless it is | or this is set | why |", "|---|---|---|---|"]
     for name, rule in rocketmq_keys.REFUSED.items():
         harmless = ", ".join(f"`{text.replace('{root}', 'storePathRootDir')}`" if text else "empty"
                              for text in rule.harmless)  # fmt: skip
         lines.append(f"| `{name}` | {harmless} | {f'`{rule.unless}`' if rule.unless else ''} | {rule.why} |")
-    lines += ["", "What to write instead, where something here does what the key was for:", ""]
+    lines += ["", "Replacements for keys whose purpose neve serves in another way:", ""]
     lines += ["| instead of | |", "|---|---|"]
     by_text: dict[str, list[str]] = {}
     for name, text in rocketmq_keys.INSTEAD.items():
         by_text.setdefault(text, []).append(name)
     lines += [f"| {code(names)} | {text} |" for text, names in by_text.items()]
-    lines += ["", "Where a file says nothing of these, neve goes another way than RocketMQ:", ""]
+    lines += ["", "If a file omits these keys, neve's default differs from RocketMQ's:", ""]
     lines += ["| file | key | neve | RocketMQ | why |", "|---|---|---|---|---|"]
     for kind, _, _ in SERVERS:
         own = {name: value for _, name, value in parse_properties(to_properties(kind()), "")}
