@@ -1,4 +1,5 @@
-"""`neve up` as a user starts it: its own process, ports that are free, its data below the test's directory."""
+"""Fixtures that run `neve up` like a user does: in its own process, on free ports, with its data in the test's
+directory."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.servers.neve import NeveServer
 
 @pytest.fixture(scope="session", autouse=True)
 def spark_for_seconds() -> Iterator[None]:
-    """Spark's JVMs end here before an optimising compiler has paid for itself: it would cost a third of their time."""
+    """Stop Spark's JVMs before their optimizing compiler pays off; compiling would take a third of their run time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         yield
@@ -21,13 +22,16 @@ def spark_for_seconds() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def neve_up() -> Callable[..., AbstractContextManager[NeveServer]]:
-    """`with neve_up(tmp_path, "--set", "k=v") as neve:`; the same directory again continues with the same data."""
+    """Return a context manager that runs `neve up`.
+
+    Use it as `with neve_up(tmp_path, "--set", "k=v") as neve:`. A second run in the same directory uses the same data.
+    """
     return NeveServer
 
 
 @pytest.fixture(scope="module")
 def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name server of a cluster for the whole module; NEVE_TEST_NAMESRV names one that is up already."""
+    """Return the address of the module's name server: the one in NEVE_TEST_NAMESRV, or one that is started here."""
     outside = os.environ.get("NEVE_TEST_NAMESRV")
     if outside:
         yield outside

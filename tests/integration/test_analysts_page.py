@@ -1,4 +1,4 @@
-"""The examples of docs/analysts.md that need no Spark, run as they stand there."""
+"""Run the examples of docs/analysts.md that do not need Spark, exactly as printed."""
 
 from __future__ import annotations
 

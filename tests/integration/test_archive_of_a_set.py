@@ -1,4 +1,4 @@
-"""A broker set in processes, and its archive: masters are killed while they archive, and the archive is one."""
+"""Archiving by a broker set whose members are processes: masters are killed while they archive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ARCHIVED_S = 60.0
 
 
 def archived(url: str) -> list[tuple[int, bytes]]:
-    """(offset, body) of each row of each object that readers see, as any reader of Parquet has them."""
+    """Return (offset, body) of each row in each visible object, read like any Parquet reader does."""
     store = open_store(url)
     catalog = catalogs(store)[NAME]
     rows: list[tuple[int, bytes]] = []
@@ -37,7 +37,7 @@ def archived_end(url: str) -> int:
     try:
         return catalogs(open_store(url))[NAME].max_offset(TOPIC, 0) or 0
     except FileNotFoundError:
-        return 0  # the first master has not had its first round
+        return 0  # The first master may not have run its first archiving round yet.
 
 
 def archives_above(url: str, offset: int) -> bool:
@@ -85,7 +85,7 @@ def test_masters_are_killed_while_they_archive_and_no_message_is_missing_or_twic
 
 
 def test_a_new_member_starts_where_its_masters_log_does_and_gives_no_offset_twice(tmp_path: Path) -> None:
-    """All messages of a topic are in the bucket alone when it comes; then all others die, and it takes the next."""
+    """The member joins when all messages of a topic are only in the bucket, and becomes master after all others die."""
     url = f"dir:{tmp_path / 'bucket'}"
     settings = {"archiveMinBytes": 1, "archivePeriod": "1s"}
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Times of messages that only the archive has, as RocketMQ's tools and metrics get them."""
+"""Times of archived messages, as reported by RocketMQ's tools and by metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong is said in one line that names it, what is allowed and what to do; nothing half-started is left."""
+"""Errors for invalid input: one line names the input, the allowed values and the remedy; nothing is half started."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Up = Callable[..., AbstractContextManager[Any]]
 
 
 def start(*arguments: str) -> tuple[int, str]:
-    """Exit code and what was said, of a broker that must not come up."""
+    """Return the exit code and the output of a broker that must not start."""
     ended = subprocess.run([NEVE, "broker", *arguments], capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.stdout == ""
@@ -83,7 +83,7 @@ def test_too_little_room_for_a_segment(tmp_path: Path) -> None:
     assert not (tmp_path / "commitlog").exists()
 
 
-# ---- the archive's store
+# ---- the object store of the archive
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_no_credentials_anywhere() -> None:
-    """The library asks the machine's role last, whatever answers there; its words say nothing of what is missing."""
+    """Without credentials the library asks for the machine's role, and its error does not say what is missing."""
     said = GenericError(
         "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 3ms - Forbidden"
     )
@@ -264,7 +264,7 @@ def test_a_lifetime_on_the_command_line(ttl: str, said: str) -> None:
 
 
 def test_more_queues_than_open_files_end_no_broker(tmp_path: Path) -> None:
-    """Each queue has a file: they are opened in turn where the process may not open them all."""
+    """Each queue has a file. If the process may not open all of them at once, the broker opens them in turn."""
     settings = {"storePathRootDir": tmp_path / "data", "listenPort": 0, "adminPort": -1, "brokerIP1": "127.0.0.1"}
     options = settings_as_options(settings | {"mappedFileSizeCommitLog": "1m"})
     body = {"topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "readQueueNums": "300",

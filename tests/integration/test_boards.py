@@ -1,4 +1,4 @@
-"""The boards of conf/grafana and the alarms, asked of a real Prometheus that scrapes real servers with traffic."""
+"""Dashboards of conf/grafana and alert rules, evaluated by a real Prometheus that scrapes servers under traffic."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CONF = Path(__file__).parents[2] / "conf"
 RULES = CONF / "prometheus-rules.yml"
 BOARDS = sorted((CONF / "grafana").glob("*.json"))
 _S = 120.0
-#: What Grafana puts in: everything that there is.
+#: Grafana's variables, replaced so that they match everything.
 _VARIABLES = {"job": ".+", "instance": ".+", "cluster": ".+", "node": ".+", "top": "10", "__rate_interval": "5m"}
 
 
 class Asked(NamedTuple):
-    """One expression of a board."""
+    """An expression of a dashboard, as sent to Prometheus."""
 
     board: str
     panel: str
@@ -60,7 +60,7 @@ def filled(text: str) -> str:
 
 
 async def traffic(namesrv: str) -> None:
-    """A topic with messages, and a group that has read some of them."""
+    """Create a topic with messages, and a group that has consumed some of them."""
     async with neve.connect(namesrv) as client:
         await client.admin.create_topic("orders", 2)
         for number in range(20):
@@ -74,7 +74,7 @@ async def traffic(namesrv: str) -> None:
 
 @contextmanager
 def connected(namesrv: str) -> Iterator[None]:
-    """A producer and a member of a group that stay."""
+    """Keep a producer and a consumer group member connected."""
     ends = threading.Event()
 
     async def stay() -> None:
@@ -100,7 +100,7 @@ def are_equal(prometheus: Prometheus, own: str, rocketmqs: str) -> bool:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With a broker, a name server and a controller that it has scraped before the traffic, and after it."""
+    """Run Prometheus on a broker, a name server and a controller, scraped before and after the traffic."""
     directory = tmp_path_factory.mktemp("boards")
     (names_port,) = free_ports(1)
     names = {"listenPort": names_port, "bindAddress": "127.0.0.1", "adminPort": 0}
@@ -149,7 +149,7 @@ def test_what_a_board_offers_to_choose_from_is_there(prometheus: Prometheus) -> 
 
 
 def test_the_figures_are_those_of_the_traffic_by_both_names(prometheus: Prometheus) -> None:
-    """Each page is scraped at its own time."""
+    """Each page is scraped at a different time."""
     for own, rocketmqs in (
         ('sum(neve_topic_messages_in_total{topic="orders"})', 'sum(rocketmq_messages_in_total{topic="orders"})'),
         ('sum(neve_topic_bytes_in_total{topic="orders"})', 'sum(rocketmq_throughput_in_total{topic="orders"})'),
@@ -174,7 +174,7 @@ def test_prometheus_takes_each_alarm_and_none_rings_while_all_is_well(prometheus
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
 def test_a_board_is_one_that_grafana_shows_whole(path: Path) -> None:
-    """No panel on another, none named twice, each with a source, a unit and expressions that name their series."""
+    """Panels do not overlap, ids are unique, and each panel has a title, a unit, a data source and known variables."""
     board = json.loads(path.read_text("utf-8"))
     all_panels = list(panels(board))
     assert len({panel["id"] for panel in all_panels}) == len(all_panels)

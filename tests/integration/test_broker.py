@@ -1,4 +1,4 @@
-"""A broker and its name server as processes, spoken to over the wire."""
+"""A broker and its name server as processes, tested over the wire."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from neve.remoting.codes import RequestCode as Code
 from neve.remoting.command import RemotingCommand
 from tests.servers.neve import NEVE, NeveServer
 
-# Longer than any answer is waited for: a pull that is answered was woken.
+# Longer than the timeout of any request, so an answered pull must have been notified.
 HELD_MS = 600_000
 SMALL = {"mappedFileSizeCommitLog": "4m"}
 
@@ -109,7 +109,7 @@ def test_a_waiting_pull_is_answered_by_the_next_fitting_message(up: NeveServer) 
         await send(sender, "orders", b"third", "TAGS\x01b\x02")
         answer = await waiting
         sender.close()
-        if answer.code == 20:  # it began to wait after the second message
+        if answer.code == 20:  # The pull began to wait after the second message.
             answer = await pull(connection, "orders", int(answer.ext["nextBeginOffset"]), expression="b")
         assert bodies(answer) == [b"third"]
         assert (await pull(connection, "orders", 3, hold_ms=200)).code == 19

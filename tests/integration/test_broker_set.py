@@ -1,4 +1,5 @@
-"""A broker set in processes: the master is killed, another one serves, and nothing acknowledged is lost."""
+"""A broker set whose members are processes: after the master is killed, another serves and no acknowledged message is
+lost."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ FLUSH_SLAVE_TIMEOUT = 12
 
 
 def bodies(member: Serving) -> list[bytes]:
-    """Of all messages that its readers see."""
+    """Return the bodies of all messages visible to readers."""
     with Client(member.broker) as client:
         return [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
 
 
 def log_of(member: Serving) -> bytes:
-    """The files of its log, one after the other; without the zeros of those that are made ahead."""
+    """Return the concatenated commit log files without the zeros of preallocated space."""
     files = sorted((store_of(member) / "commitlog").iterdir())
     return b"".join(file.read_bytes() for file in files if file.name.isdigit()).rstrip(b"\0")
 
@@ -105,7 +106,7 @@ def test_after_a_stop_of_all_the_set_goes_on_with_what_it_had(tmp_path: Path) ->
 
 
 def test_a_master_that_was_frozen_acknowledges_nothing_when_it_wakes_and_follows(tmp_path: Path) -> None:
-    """Its time-out is over, and another one serves; it finds out by what it hears, not by its clock."""
+    """The old master was frozen past its timeout, and learns of the new master from messages, not from its clock."""
     with BrokerSet(tmp_path, replication="sync", controllerHeartBeatTimeoutMills="2s") as brokers:
         create_topic(brokers)
         with producing(brokers) as producer:

@@ -1,4 +1,4 @@
-"""neve's brokers, two controllers and an etcd, as processes: each may go, and what may be decided without it is."""
+"""Brokers, two controllers and an etcd as processes: each is stopped in turn, and the set must still work."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 ELECT_MASTER = 1002
-SILENT_S = 4  # then a broker is dead
+SILENT_S = 4  # The time after which a silent broker counts as dead.
 _CHANGE_S = 60.0
 
 
 @contextmanager
 def with_etcd(directory: Path) -> Iterator[tuple[Node, BrokerSet]]:
-    """Three members, two controllers; the topic is there."""
+    """Run three members and two controllers, with the topic created."""
     with servers.node(directory / "etcd") as etcd:
         shared = register_url(etcd)
         settings = {"controllerHeartBeatTimeoutMills": SILENT_S * 1000}
@@ -36,13 +36,14 @@ def with_etcd(directory: Path) -> Iterator[tuple[Node, BrokerSet]]:
 
 
 def is_frozen(brokers: BrokerSet) -> bool:
-    return any("is frozen" in controller.log() for controller in brokers.controllers)  # who finds it says it
+    # The broker that finds out reports it.
+    return any("is frozen" in controller.log() for controller in brokers.controllers)
 
 
 def designate(brokers: BrokerSet, broker_id: int) -> None:
-    """As soon as the controller has heard what the broker knows: what changed last is in its next heartbeat.
+    """Designate a master once the controller has the broker's state.
 
-    Until then the broker is behind whoever has told it, or nobody has.
+    The broker's latest state arrives with its next heartbeat. Until then the designation is refused.
     """
     not_yet = (f"broker {broker_id} is behind", f"neither broker {broker_id} nor any other has said yet")
     fields = {"clusterName": "DefaultCluster", "brokerName": NAME, "brokerId": broker_id, "designateElect": "true"}
@@ -61,7 +62,7 @@ def test_the_set_goes_on_whatever_of_those_who_decide_about_it_goes(tmp_path: Pa
         assert takes(brokers.master)
         one, other = brokers.controllers
 
-        # A controller goes, and then the master: the other controller elects.
+        # Kill a controller and then the master: the other controller elects.
         one.kill()
         brokers.controller = other
         former, epoch = brokers.master, brokers.epoch
@@ -72,7 +73,7 @@ def test_the_set_goes_on_whatever_of_those_who_decide_about_it_goes(tmp_path: Pa
         former.start()
         brokers.wait_until_in_sync(*brokers.members)
 
-        # etcd goes: what is in sync goes on, and nobody seems dead when it is back.
+        # Stop etcd: in-sync members keep working, and no member counts as dead when etcd returns.
         epoch, master, (slave, _) = brokers.epoch, brokers.master, brokers.slaves
         etcd.kill()
         gone_s = time.monotonic()
@@ -119,7 +120,7 @@ def test_a_backup_of_etcd_elects_nobody_until_an_operator_has_said_who_knows_mos
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_an_etcd_that_lost_everything_makes_no_empty_broker_master(tmp_path: Path, restarts: bool) -> None:
-    """Neither by controllers that remember the set, nor by such as have to be told by its brokers."""
+    """This holds for controllers that remember the set and for controllers that learn of it from its brokers."""
     with with_etcd(tmp_path) as (etcd, brokers):
         master, epoch = brokers.master, brokers.epoch
         if restarts:
@@ -142,7 +143,7 @@ def test_an_etcd_that_lost_everything_makes_no_empty_broker_master(tmp_path: Pat
 
 
 def known(brokers: BrokerSet) -> dict[str, int]:
-    """The ids of those who live, by address."""
+    """Return the ids of the living members by address."""
     told = brokers.told()
     everybody = (*told.get("inSyncReplicas", ()), *told.get("notInSyncReplicas", ()))
     return {one["brokerAddress"]: int(one["brokerId"]) for one in everybody if one["alive"]}

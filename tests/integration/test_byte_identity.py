@@ -1,7 +1,7 @@
-"""A message pulled from the archive has the very bytes that it had when it was pulled from the log, also when its
-object was compacted, and what came of it again.
+"""A message pulled from the archive is byte-identical to the same message pulled from the log.
 
-`make test` runs a few thousand messages; `make identity` the 100,000 of the acceptance run (NEVE_IDENTITY_MESSAGES).
+This includes messages whose object was compacted, and redelivered messages. `make test` runs a few thousand messages;
+`make identity` runs the 100,000 of the acceptance run (NEVE_IDENTITY_MESSAGES).
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 MESSAGES = int(os.environ.get("NEVE_IDENTITY_MESSAGES", "3000"))
 BODY_MAX = 1 << 20
-SMALL_BODY_MAX = 4 << 10  # so that an object of all is below what compaction makes
+SMALL_BODY_MAX = 4 << 10  # Small enough that one object of all messages is still below the size limit of compaction.
 TOPIC = "shapes"
 QUEUES = 4
-PARTS = 5  # each an object of its own; all but the last are compacted twice
+PARTS = 5  # Each batch becomes an object; all but the last are compacted twice.
 NOW = 1_700_000_000_000
 
-Shaped = tuple[str, bytes, bytes, dict[str, str]]  # shape, body, properties, changes of the send header
+Shaped = tuple[str, bytes, bytes, dict[str, str]]  # Shape, body, properties, and changes to the send header.
 
 
 def shapes(random_: random.Random, body_max: int = BODY_MAX) -> Iterator[Shaped]:
-    """Endless messages; each shape comes as often as the others."""
+    """Yield messages without end; all shapes are equally frequent."""
     makers: list[Callable[[bytes], tuple[str, bytes, bytes, dict[str, str]]]] = [
         lambda b: ("plain", b, b"TAGS\x01a\x02KEYS\x01k1 k2\x02", {}),
         lambda b: ("no properties", b, b"", {}),
@@ -73,7 +73,7 @@ def shapes(random_: random.Random, body_max: int = BODY_MAX) -> Iterator[Shaped]
 
 
 class Pulled(NamedTuple):
-    """A record as a consumer got it."""
+    """A record as a consumer received it."""
 
     size: int
     digest: bytes
@@ -82,7 +82,7 @@ class Pulled(NamedTuple):
 
 
 class RawClient:
-    """Pipelined requests over one socket, with bytes in places where a stock client would not put them."""
+    """A client that pipelines requests over one socket and sets bytes that a stock client would not set."""
 
     def __init__(self, address: str, host: str | None = None) -> None:
         named, port = address.rsplit(":", 1)
@@ -113,9 +113,9 @@ class RawClient:
 
 
 def send(address: str, messages: Iterator[tuple[int, Shaped]]) -> Counter[str]:
-    """Each by the batch code: it alone copies a message's properties unchanged.
+    """Send each message with the batch request code, the only one that copies properties unchanged.
 
-    Every second block of them comes from an IPv6 address.
+    Every second block is sent from an IPv6 address.
     """
     sent: Counter[str] = Counter()
     clients = RawClient(address), RawClient(address, "::1")
@@ -145,7 +145,7 @@ def send(address: str, messages: Iterator[tuple[int, Shaped]]) -> Counter[str]:
 
 
 def pull(client: RawClient, queue: int, offset: int) -> RemotingCommand:
-    """Again as long as the broker says so: a crowded machine may keep a row group for longer than a pull waits."""
+    """Repeat a pull while the broker asks for it; on a busy machine a row group may take longer than a pull waits."""
     answers: list[RemotingCommand] = []
 
     def answered() -> bool:
@@ -166,7 +166,7 @@ def pull(client: RawClient, queue: int, offset: int) -> RemotingCommand:
 
 
 def pull_all(client: RawClient) -> dict[tuple[int, int], Pulled]:
-    """(queue, offset) → each record as it came over the wire."""
+    """Return each record as received, by (queue, offset)."""
     records: dict[tuple[int, int], Pulled] = {}
     for queue in range(QUEUES):
         offset, bound = 0, 1
@@ -192,12 +192,12 @@ def told_by(admin: str, order: str) -> list[dict[str, object]]:
 
 
 def keys_in(store: str) -> list[str]:
-    """Of the objects in the readers' view, in log order."""
+    """Return the keys of the objects in the readers' view, in log order."""
     (catalog,) = catalogs(open_store(store)).values()
     return [name.key for name in catalog.objects(TOPIC)]
 
 
-# In a process of its own: a JVM lives as long as its Python, with the credentials that it began with.
+# Run in a new process: a JVM lives as long as its Python process and keeps its first credentials.
 SPARK = """
 import json, sys
 from neve import spark as neve_spark
@@ -212,14 +212,14 @@ spark.stop()
 
 
 def seen_by_spark(store: str) -> dict[int, tuple[int, ...]]:
-    """queue → messages, first and last offset, bytes of the bodies, and the sum of their CRCs."""
+    """Return by queue the count, first and last offset, total body size and sum of CRCs."""
     done = subprocess.run([sys.executable, "-c", SPARK, store, TOPIC], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return {row[0]: tuple(row[1:]) for row in json.loads(done.stdout.splitlines()[-1])}
 
 
 def summed(records: dict[tuple[int, int], Pulled]) -> dict[int, tuple[int, ...]]:
-    """The same of what was pulled."""
+    """Return the same sums for pulled messages."""
     found: dict[int, tuple[int, ...]] = {}
     for queue in range(QUEUES):
         mine = {offset: record for (of, offset), record in records.items() if of == queue}
@@ -235,7 +235,8 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         store = server.url("neve", "identity")
-        # What is shown is bytes: workers give way to nobody, so that a crowded machine does not keep them waiting.
+        # Disable throttling of the workers: this test is about bytes, and on a busy machine it would only slow the test
+        # down.
         settings = {
             "bindAddress": "127.0.0.1,::1", "mappedFileSizeCommitLog": 64 << 20,
             "archiveWorkerPriority": "normal", "coldReadPriority": "normal",
@@ -287,7 +288,7 @@ def test_bytes_that_were_compacted_twice_are_the_hot_bytes(broker: dict[str, obj
 
 
 def assert_same(client: RawClient, hot: dict[tuple[int, int], Pulled]) -> None:
-    """What is pulled now, out of the archive, to what was pulled out of the log."""
+    """Assert that messages pulled from the archive now equal those pulled from the log before."""
     assert client.call(31, {"topic": TOPIC, "queueId": "0"}).ext["offset"] == "0", "the minimum is the archive's"
     cold = pull_all(client)
     assert cold.keys() == hot.keys()

@@ -1,4 +1,4 @@
-"""The command line when servers are gone: an answer that lacks something says what, and its exit code is not 0."""
+"""The command line when servers are down: an incomplete answer names the missing part, and the exit code is not 0."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_without_a_name_server_the_usual_admin_port_is_asked(capfd: pytest.Captu
 def test_topic_upserts_keep_what_they_do_not_change(
     neve_up: Up, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """UPDATE_AND_CREATE_TOPIC replaces a whole row, so each writer has to begin with the present one."""
+    """UPDATE_AND_CREATE_TOPIC replaces the whole row, so each writer must start from the current row."""
     with neve_up(tmp_path / "neve") as neve:
         asked = ["-n", neve.namesrv]
 

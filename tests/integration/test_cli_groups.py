@@ -1,4 +1,4 @@
-"""`neve group` against a neve server: what a group has left to read, also of what is in the archive alone."""
+"""`neve group` against a neve server, including the lag in messages that only the archive has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`neve produce` and `neve consume`: nothing is changed, ignored or lost without a word."""
+"""`neve produce` and `neve consume` neither change, ignore nor lose messages silently."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def stored(namesrv: str, topic: str) -> list[Message]:
 
 
 def own(message: Message) -> tuple[Any, ...]:
-    """What the application gave."""
+    """Return the properties that the application set."""
     properties = {name: value for name, value in message.properties.items() if name not in RESERVED_PROPERTIES}
     return message.body, message.tags, message.properties.get("KEYS"), properties, message.flag
 
@@ -119,7 +119,7 @@ def test_a_line_that_is_too_long_is_named_and_what_was_stored_has_its_receipt(na
 
 def test_one_interrupt_ends_a_produce_that_waits_for_its_terminal(namesrv: str) -> None:
     ours, theirs = pty.openpty()
-    # Below a shell's `&` an interrupt is ignored, and so it would be by all that is started from here.
+    # The shell ignores interrupts for processes started with `&`, and child processes inherit that.
     heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
         [sys.executable, "-c", heeds, NEVE, "produce", "typed"],
@@ -369,7 +369,7 @@ def test_a_reader_that_goes_ends_it_without_a_word(namesrv: str, how: list[str])
 
 
 def test_many_lines_come_back_byte_for_byte(namesrv: str, tmp_path: Path) -> None:
-    """`make lines` does it with a million."""
+    """`make lines` runs this test with a million lines."""
     assert len(list(round_trip(namesrv, tmp_path, 20_000))) == 5
 
 

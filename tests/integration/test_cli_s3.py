@@ -1,4 +1,4 @@
-"""The command line on an S3 store: rights, and the archive read without a broker."""
+"""The command line on an S3 store: permissions, and reading the archive without a broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.servers
 
 
 def test_a_minio_to_try_with(tmp_path: Path) -> None:
-    """`--serve` prints what a shell needs, keeps bucket and keys over a restart, and ends on a signal."""
+    """`--serve` prints shell variables, keeps bucket and keys over a restart, and ends on a signal."""
     command = [sys.executable, "-m", "infra.objects.minio", "--serve", str(tmp_path / "minio")]
     exports: dict[str, str] = {}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The command line where requests must be signed and connections encrypted."""
+"""The command line with signed requests and encrypted connections."""
 
 import ssl
 import subprocess
@@ -48,7 +48,7 @@ def test_every_verb_signs_and_encrypts(
     with neve_up(tmp_path / "neve", "--store", "", *(part for key in keys for part in ("--set", key))) as neve:
         monkeypatch.setenv("NAMESRV_ADDR", neve.namesrv)
         monkeypatch.setenv("NEVE_TLS_CA", str(certificate[0]))
-        assert main.run(["topic", "list"]) == AUTH  # encrypted, but nobody signed
+        assert main.run(["topic", "list"]) == AUTH  # Encrypted, but unsigned.
         assert main.run(["topic", "create", "Orders", "--credentials", str(secrets), "--no-tls"]) == UNREACHABLE
         assert main.run(["topic", "create", "Orders", "--credentials", str(secrets)]) == DONE
         monkeypatch.setenv("NEVE_ACCESS_KEY", "root")
@@ -76,7 +76,7 @@ def test_half_of_a_pair_is_wrong_usage(
     assert main.run(["topic", "list", "--credentials", str(half)]) == USAGE
     assert main.run(["topic", "list", "--credentials", str(tmp_path / "none")]) == USAGE
     assert main.run(["topic", "list", "--tls-cert", str(half)]) == USAGE
-    assert main.run(["topic", "list", "--tls-ca", str(half)]) == USAGE  # it is no PEM
+    assert main.run(["topic", "list", "--tls-ca", str(half)]) == USAGE  # The file is not PEM.
     monkeypatch.setenv("NEVE_ACCESS_KEY", "root")
     assert main.run(["topic", "list"]) == USAGE
     said = "".join(capfd.readouterr())

@@ -1,4 +1,4 @@
-"""Neve's client against Neve's servers; with NEVE_TEST_NAMESRV against any cluster that speaks the protocol."""
+"""Neve's client against Neve's servers, or with NEVE_TEST_NAMESRV against any cluster that speaks the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECEIVE = 20
 
 
 def run(namesrv: str, work: Callable[[AsyncClient, str], Awaitable[None]], queues: int = 4) -> None:
-    """Runs `work` with a client and a fresh topic."""
+    """Run `work` with a client and a new topic."""
 
     async def inside() -> None:
         topic = f"client-{uuid.uuid4().hex[:8]}"
@@ -42,7 +42,7 @@ async def until_routed(client: AsyncClient, topic: str) -> None:
 
 
 async def until_visible(client: AsyncClient, topic: str, count: int) -> None:
-    """Apache's broker answers a sender a moment before readers can see the message."""
+    """Wait until a message is readable; Apache's broker answers the sender slightly earlier."""
 
     async def are_visible() -> bool:
         return sum([await client.max_offset(topic, queue) for queue in await client.queues(topic)]) == count
@@ -299,7 +299,7 @@ def test_the_synchronous_face(namesrv: str) -> None:
 
 
 def test_a_client_outlives_a_broker_that_is_killed(neve_up: Any, tmp_path: Any) -> None:
-    """Every message that was confirmed before the kill is read after the restart on the same data."""
+    """Every message confirmed before the kill is readable after a restart on the same data."""
 
     async def before(namesrv: str) -> None:
         async with asyncio.timeout(DEADLINE), connect(namesrv) as client:

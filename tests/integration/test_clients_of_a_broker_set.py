@@ -1,4 +1,4 @@
-"""neve's client through the failovers of a broker set: calls go on, groups stand where they stood."""
+"""Neve's client through failovers of a broker set: calls succeed and groups keep their committed offsets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers.broker_set import BrokerSet
 from tests.waiting import until
 
 TOPIC, GROUP = "orders", "g"
-_CALL_S = 60.0  # a change of roles takes a second; the machine is shared
+_CALL_S = 60.0  # A role change takes a second, and the machine is shared.
 
 
 @asynccontextmanager
@@ -25,7 +25,7 @@ async def client_of(brokers: BrokerSet) -> AsyncIterator[AsyncClient]:
 
 
 async def send(client: AsyncClient, numbers: range, sent: list[int] | None = None) -> None:
-    """One after the other; each call ends well."""
+    """Send messages one after the other; each call must succeed."""
     for number in numbers:
         await client.send(TOPIC, str(number))
         if sent is not None:
@@ -33,7 +33,7 @@ async def send(client: AsyncClient, numbers: range, sent: list[int] | None = Non
 
 
 async def stored(client: AsyncClient) -> list[int]:
-    """As they lie in the queue; a send whose connection broke is repeated, so one may follow itself."""
+    """Return the messages in queue order without adjacent duplicates: a send whose connection broke is repeated."""
     found = [int(message.body) async for message in client.reader(TOPIC)]
     return [number for at, number in enumerate(found) if at == 0 or found[at - 1] != number]
 
@@ -97,7 +97,7 @@ async def test_a_group_reads_on_and_the_new_master_knows_where_it_stands(tmp_pat
 
 
 async def test_slaves_are_read_while_there_is_no_master(tmp_path: Path) -> None:
-    """And nobody elects one."""
+    """No master is elected during the test."""
 
     with BrokerSet(tmp_path, replication="sync", slaveReadEnable="true") as brokers:
         async with client_of(brokers) as client:

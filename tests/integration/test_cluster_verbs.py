@@ -1,4 +1,4 @@
-"""`neve broker-set` with a set of processes: its output, its effects, and refusals where messages would be lost."""
+"""`neve broker-set` on a set of processes: output, effects, and refusals of commands that would lose messages."""
 
 from __future__ import annotations
 

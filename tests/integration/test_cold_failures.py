@@ -1,4 +1,5 @@
-"""The archive's store hangs, loses or spoils an object: hot traffic goes on, cold consumers wait, and none skips."""
+"""The archive's store hangs, or an object is lost or damaged: hot traffic continues, and cold consumers wait without
+gaps."""
 
 import asyncio
 import errno
@@ -23,7 +24,7 @@ from tests.waiting import until
 
 COUNT = 50
 PULLS = 300
-COLD_GROUPS = 40  # more than lanes
+COLD_GROUPS = 40  # More than the number of read lanes.
 
 Check = Callable[[BrokerController, Connection, Path], Awaitable[None]]
 
@@ -36,7 +37,7 @@ async def pull(connection: Connection, offset: int, group: str = "g") -> Remotin
 
 
 def let_go(pipe: Path) -> bool:
-    """Ends the open of who waits at a pipe, so that its read fails; False: nobody does yet."""
+    """Make a reader that is blocked at the pipe fail; return False if none is blocked yet."""
     try:
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
@@ -47,7 +48,10 @@ def let_go(pipe: Path) -> bool:
 
 
 def with_archive(tmp_path: Path, check: Check) -> None:
-    """COUNT messages only in the archive, one more in the log; `check` gets the path of their object."""
+    """Run `check` on a broker with COUNT messages in the archive only, in one object, and one more in the log.
+
+    `check` gets the path of the object.
+    """
 
     async def main() -> None:
         archive = tmp_path / "archive"
@@ -69,7 +73,7 @@ def test_while_the_store_hangs_hot_traffic_goes_on_and_cold_pulls_wait(tmp_path:
         tiered = broker.tiered
         kept = path.with_suffix(".kept")
         path.rename(kept)
-        os.mkfifo(path)  # who opens it to read waits for a writer
+        os.mkfifo(path)  # A reader that opens the pipe blocks until there is a writer.
         other = await open_connection(*broker.address)
         waiting = [asyncio.create_task(pull(other, n % COUNT, f"g{n % 7}")) for n in range(PULLS)]
         patient = asyncio.create_task(pull(connection, 3))
@@ -132,7 +136,7 @@ def test_a_spoilt_object_holds_its_readers_until_it_is_mended(tmp_path: Path) ->
 
 
 def take_out(broker: BrokerController, group: str, offsets: list[int]) -> int:
-    """As if popped and due at once; returns the pop time."""
+    """Put messages in flight as if they had been popped and were due at once; return the pop time."""
     context = broker
     context.groups.require(group)
     context.pops.open(group, "T", 0, offsets[0])
@@ -162,7 +166,7 @@ def test_while_the_store_hangs_popped_messages_that_are_hot_come_back_and_cold_o
         assert (revive.revived, revive.waiting) == (2, COUNT + COLD_GROUPS)
         assert 0 < context.tiered.cold_parked <= 32 and threading.active_count() < 60
         context.pops.record(Ack("long", "T", 0, popped, [0, 7]))
-        context.offsets.commit("cold3", "T", 0, 20)  # by hand: what is out is forgotten
+        context.offsets.commit("cold3", "T", 0, 20)  # Committed by hand: the messages in flight are dropped.
         del context.groups.groups["cold5"]
         context.pops.drop(group="cold5")
         path.rename(pipe)

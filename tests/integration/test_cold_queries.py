@@ -1,4 +1,4 @@
-"""Messages that are only in the archive: found by key, by their place, by time and by an SQL92 expression."""
+"""Queries for messages that only the archive has: by key, by message id, by time and with an SQL92 expression."""
 
 from pathlib import Path
 
@@ -49,11 +49,11 @@ async def check(broker: BrokerController, connection: Connection) -> None:
     found = await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)
     assert [record.queue_offset for record in iter_records(found.body)] == [7]
     assert (await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place + 1)).code == 1
-    # A consumer that failed on it gives back its place in the log, which is local no longer.
+    # A consumer sends back a message by its physical offset, which is no longer local.
     back = await ask(connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=place, delayLevel=-1, originTopic="T")
     assert back.code == 0, back.remark
     assert await dead_letters(connection) == ["U7"]
-    # Both tiers, the newest ones, in the order of the queue; a body with the word is no hit.
+    # Both tiers, the newest matches, in queue order. A body that contains the key does not match.
     assert await by_key(connection, "key0", 3) == [30, 40, 50]
     assert await by_key(connection, "key7", 32) == [7, 17, 27, 37, 47]
     assert await by_key(connection, "U42", 32) == [42]

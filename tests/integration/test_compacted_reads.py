@@ -1,5 +1,5 @@
-"""Readers over objects of which compaction made one: who comes after it, who is in the middle, and who comes back when
-the old objects are deleted."""
+"""Reads of objects that compaction merges: by consumers that start afterwards, are in the middle, or go back after
+deletion."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.servers.admin_port import post_request
 from tests.waiting import until
 from tiered.worker.client import DecodedGroup
 
-OBJECTS, EACH = 4, 25  # objects of the topic, and messages of each of its two queues in one
+OBJECTS, EACH = 4, 25  # The number of objects of the topic, and of messages of each of its two queues in one object.
 COUNT = OBJECTS * EACH
 
 
 async def fill(broker: BrokerController, connection: Connection) -> None:
-    """Two queues; what is sent together becomes an object, and no message is local any more."""
+    """Fill two queues: each batch becomes an object, and no message stays local."""
     made = await ask(
         connection, Code.UPDATE_AND_CREATE_TOPIC, topic="T", defaultTopic="TBW102", readQueueNums=2, writeQueueNums=2,
         perm=6, topicFilterType="SINGLE_TAG", topicSysFlag=0, order="false",
@@ -50,7 +50,7 @@ def objects_of(broker: BrokerController) -> list[CommittedObject]:
 
 
 async def compact(broker: BrokerController) -> None:
-    """As an operator asks for it."""
+    """Compact on an operator's request."""
     assert broker.admin_address is not None
     url = "http://{}:{}/archive/compact?topic=T".format(*broker.admin_address)
     told = await asyncio.to_thread(lambda: urllib.request.urlopen(post_request(url), timeout=60).read())
@@ -59,7 +59,7 @@ async def compact(broker: BrokerController) -> None:
 
 
 async def delete_old(broker: BrokerController, old: list[CommittedObject]) -> None:
-    """What the TTL job does when the grace is over, which is none here."""
+    """Delete the old objects like the TTL job after the grace period, which is zero here."""
     lifecycle = broker.archive.lifecycle
     assert isinstance(lifecycle, ArchiveLifecycle) and broker.archive.journal is not None
     assert (await asyncio.to_thread(lifecycle.expire.run))["deleted"] == OBJECTS
@@ -77,7 +77,10 @@ async def pull(connection: Connection, queue: int, offset: int, group: str, most
 async def read(
     connection: Connection, queue: int, offset: int = 0, *, group: str = "g", end: int = COUNT, most: int = 7
 ) -> list[tuple[int, bytes]]:
-    """(offset, body) of what a client that goes on where it is told gets up to `end`; no answer is a refusal."""
+    """Return (offset, body) of the messages up to `end`, read by a client that follows the offsets in the answers.
+
+    An unanswered pull fails the test.
+    """
     found: list[tuple[int, bytes]] = []
     while offset < end:
         answer = await pull(connection, queue, offset, group, min(most, end - offset))
@@ -115,7 +118,7 @@ def served(tmp_path: Path, work: Callable[[BrokerController, Connection], Any], 
 def test_a_consumer_reads_each_message_once_while_its_objects_become_one_and_the_old_go(
     tmp_path: Path, caches: tuple[str, ...]
 ) -> None:
-    """One that begins behind it, one that was amid an old object at the REPLACE, and one at the DELETED."""
+    """One consumer is within an old object at the REPLACE and again at the DELETED; another starts afterwards."""
 
     async def work(broker: BrokerController, connection: Connection) -> None:
         old = objects_of(broker)
@@ -134,7 +137,7 @@ def test_a_consumer_reads_each_message_once_while_its_objects_become_one_and_the
 
 
 class HeldSource:
-    """A reader's worker that keeps back what is asked of an object until it is let go."""
+    """A reader's worker that holds back reads of an object until they are released."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -156,7 +159,7 @@ class HeldSource:
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["replaced", "deleted"])
 def test_a_pull_that_is_under_way_at_an_old_object_is_answered(tmp_path: Path, deleted: bool) -> None:
-    """It knows where its row group lies; when it gets there, that is another's place, or gone."""
+    """The pull has located its row group; by the time it reads it, the object was replaced or deleted."""
 
     async def work(broker: BrokerController, connection: Connection) -> None:
         old, reader = objects_of(broker), broker.archive.reader

@@ -1,4 +1,4 @@
-"""`docs/compatibility.md` says of every request code what the servers really answer."""
+"""`docs/compatibility.md` states for every request code how the servers answer it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def documented() -> dict[int, tuple[str, str, str]]:
 
 
 def answers(address: str, codes: Iterable[int]) -> dict[int, int]:
-    """The response code that a bare request of each code gets: no header field, no body."""
+    """Return the response code to an empty request of each code, without header fields or body."""
     host, port = address.rsplit(":", 1)
     given: dict[int, int] = {}
     with socket.create_connection((host, int(port)), timeout=30) as connection:

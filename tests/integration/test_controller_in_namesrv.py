@@ -1,4 +1,4 @@
-"""`neve namesrv --controller`: one process, two servers, each on its port."""
+"""`neve namesrv --controller`: one process runs two servers, each on its own port."""
 
 from __future__ import annotations
 

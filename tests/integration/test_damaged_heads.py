@@ -1,4 +1,4 @@
-"""Rows that are pulled from a broker whose log has records with damaged heads: as the archive has them."""
+"""Rows pulled from a broker whose log has records with damaged headers equal the rows of the archive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def another_offset(head: bytearray) -> None:
     head[_OFFSET_AT + 7] ^= 64
 
 
-#: By offset, of which some are neighbours, one the first and one the last.
+#: The damage by offset: some adjacent records, the first one and the last one.
 DAMAGED: dict[int, Damage] = {
     0: zeroed, 5: size_is(-30), 9: size_is(60), 10: another_queue, 11: zeroed, 20: another_offset, 30: size_is(1 << 20),
     39: zeroed,
@@ -61,7 +61,7 @@ def server(tmp_path: Path) -> Iterator[NeveServer]:
 
 
 def records_of(client: Client, topic: str) -> list[tuple[int, int]]:
-    """(place in the log, size) of each record, while they can be told apart."""
+    """Return (physical offset, size) of each record, read before the damage."""
     found: list[tuple[int, int]] = []
     (queue,) = client.admin.topic_route(topic).read_queues
     while len(found) < COUNT:
@@ -75,7 +75,7 @@ def records_of(client: Client, topic: str) -> list[tuple[int, int]]:
 
 
 def pulled(server: NeveServer, topic: str, wanted: Wanted | None = None) -> pa.Table:
-    """In one task."""
+    """Pull all messages in one task."""
     (queue,) = (Queue("broker-a", topic, 0),)
     options = Options(server.store, Subscription(frozenset({topic})))
     rows = rows_of_hot_task(
@@ -85,7 +85,7 @@ def pulled(server: NeveServer, topic: str, wanted: Wanted | None = None) -> pa.T
 
 
 def test_a_record_whose_head_is_damaged_is_the_row_that_the_archive_will_have(server: NeveServer) -> None:
-    """But for its place in the log, which nobody tells who pulls."""
+    """The physical offset is an exception: a puller does not learn it."""
     with connect(server.namesrv) as client:
         client.admin.create_topic("orders", 1)
         for number in range(COUNT):

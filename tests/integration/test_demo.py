@@ -1,4 +1,4 @@
-"""The demos on short runs: they compare all that comes back with what went in, so their exit codes are the test."""
+"""Short runs of the demos. They compare all output with the input, so their exit codes are the test."""
 
 from __future__ import annotations
 

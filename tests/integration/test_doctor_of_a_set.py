@@ -1,4 +1,4 @@
-"""`neve doctor -c broker.conf` of a member: the controllers, and the set as it is."""
+"""`neve doctor -c broker.conf` of a set member: checks of the controllers and of the running set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def brokers(tmp_path: Path) -> Iterator[BrokerSet]:
 
 
 class Ahead(SystemClock):
-    """It goes on as the members' clocks do."""
+    """A clock that runs ahead of this one at the same pace."""
 
     def __init__(self, by_ms: int) -> None:
         self._by_ms = by_ms
@@ -38,7 +38,7 @@ class Ahead(SystemClock):
 
 
 def looked(brokers: BrokerSet, home: Path, *, clock_ms: int = 0, **keys: object) -> dict[str, list[Check]]:
-    """At the file of a fourth member. By the name of the check."""
+    """Return the checks of a fourth member's configuration file by name."""
     port, ha_port = free_ports(2)
     fourth = {
         "storePathRootDir": home / "fourth", "listenPort": port, "haListenPort": ha_port, "adminPort": -1,
@@ -87,7 +87,7 @@ def test_who_joins_a_set_is_told_what_does_not_fit(brokers: BrokerSet, tmp_path:
     new = looked(brokers, tmp_path, brokerName="broker-b")
     assert "first member" in the(new, "broker set").found
     assert "machines" not in new
-    with Client(brokers.controller.ready["controller"]) as client:  # the first member of another set
+    with Client(brokers.controller.ready["controller"]) as client:  # The first member of another set.
         applied = {
             "clusterName": "c",
             "brokerName": "broker-c",

@@ -1,4 +1,4 @@
-"""A broker erases a key, asked as an operator asks it: consumers, queries, retries, Spark's plan, the certificate."""
+"""Erasure by key through the admin interface: consumers, queries, retries, Spark's plan, and the certificate."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ async def post(broker: BrokerController, **query: str) -> list[Any]:
 async def read(
     connection: Connection, topic: str, end: int, offset: int = 0, *, expression: str = "*", kind: str = "TAG"
 ) -> dict[int, bytes]:
-    """What a client that goes on where it is told gets; no answer is a refusal."""
+    """Return the messages that a client gets which follows the offsets in the answers; an unanswered pull fails the
+    test."""
     found: dict[int, bytes] = {}
     while offset < end:
         answer = await ask(
@@ -99,7 +100,7 @@ def test_a_key_is_erased_wherever_the_archive_has_it(tmp_path: Path) -> None:
                     connection, Code.CONSUMER_SEND_MSG_BACK, group="g", offset=place, delayLevel=-1, originTopic="T"
                 )
                 assert back.code == 0, back.remark
-            await send(connection, "T", b"late", "KEYS\x01who\x02")  # no round has had it
+            await send(connection, "T", b"late", "KEYS\x01who\x02")  # No archiving round has archived it yet.
             *_, planned = await post(broker, topic="T", key="who", **{"dry-run": "1"})
             assert planned["rows"] == len(MEANT)
 
@@ -146,7 +147,7 @@ def test_a_key_is_erased_wherever_the_archive_has_it(tmp_path: Path) -> None:
     assert f"{len(MEANT)} rows of T are erased" in listed.output
 
 
-# ---- in the local log, whose segments have it still
+# ---- in the local log, whose segments still contain the messages
 
 
 def properties_of(n: int) -> str:
@@ -155,7 +156,7 @@ def properties_of(n: int) -> str:
 
 
 async def fill(connection: Connection) -> list[int]:
-    """Where in the log they are."""
+    """Fill the topic; return the physical offsets of the messages."""
     return [
         parse_offset_msg_id((await send(connection, "T", b"%d" % n, properties_of(n))).ext["msgId"])[2]
         for n in range(COUNT)
@@ -163,7 +164,7 @@ async def fill(connection: Connection) -> list[int]:
 
 
 async def check_none_is_returned(broker: BrokerController, connection: Connection, places: list[int]) -> None:
-    """Whatever is asked for; all others are there."""
+    """Check that no request returns an erased message, and that all others are returned."""
     left = {n: b"%d" % n for n in range(COUNT) if n not in MEANT}
     assert await read(connection, "T", COUNT) == left
     assert await read(connection, "T", COUNT, 13) == {n: body for n, body in left.items() if n >= 13}
@@ -207,7 +208,7 @@ async def queue_ends(connection: Connection) -> tuple[int, int]:
 
 @pytest.mark.parametrize("level", ["NOT_IN_DISK", "NOT_IN_MEM", "FORCE"])
 async def test_erased_rows_in_the_local_log_are_hidden_from_the_certificate_on(tmp_path: Path, level: str) -> None:
-    """Whichever tier is asked first, and over a start."""
+    """This holds for both orders of the tiers, and after a restart."""
     url = f"dir:{tmp_path / 'archive'}"
     settings = (f"storeUrl={url}", "archiveMinBytes=1", "archivePeriod=24h", f"tieredStorageLevel={level}")
 
@@ -246,7 +247,7 @@ async def test_copies_in_retry_and_dead_letter_topics_are_returned_by_no_request
 
 
 async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Path) -> None:
-    """A bridge republishes messages with all their properties, RETRY_TOPIC among them."""
+    """A bridge republishes messages with all their properties, including RETRY_TOPIC."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
     stated = "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02DLQ_ORIGIN_TOPIC\x01elsewhere\x02"
 
@@ -270,7 +271,8 @@ async def test_a_copy_is_erased_whatever_origin_its_producer_stated(tmp_path: Pa
 
 
 async def test_a_message_sent_into_a_pop_retry_topic_is_erased_by_its_name(tmp_path: Path) -> None:
-    """A client can send there, and state any origin: a group gets the message as one of the topic in the name."""
+    """A client can send to a retry topic and set any origin; the group receives such a message as one of the named
+    topic."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
     retry, forged = "%RETRY%poppers+T", "KEYS\x01who\x02RETRY_TOPIC\x01elsewhere\x02"
 
@@ -292,24 +294,24 @@ async def test_a_message_sent_into_a_pop_retry_topic_is_erased_by_its_name(tmp_p
 
 
 def is_retry(taken: Taken) -> bool:
-    """By its receipt: it goes out under its own topic."""
+    """Return whether the message is a retry according to its receipt; it is delivered under its own topic."""
     return taken.receipt.split(" ")[4] != "0"
 
 
 async def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) -> None:
-    """A peek and a pop alike; what was out when it was erased does not come again, and holds nothing else up."""
+    """Both peek and pop skip erased messages. Erased messages in flight are not redelivered and do not block others."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
     async with running(tmp_path / "data", *settings) as (broker, connection):
         await fill(connection)
         member = Member(broker, connection, "T", "poppers")
-        out = await member.pop(6)  # of these 3 is meant
+        out = await member.pop(6)  # Three of these match the erased key.
         assert [one.offset for one in out] == [*range(6)]
         await member.ack(out[0])
         *_, told = await post(broker, topic="T", key="who")
         assert told["complete"]
         for one in out[1:]:
-            await member.hide(one, 1)  # their time is over
+            await member.hide(one, 1)  # Their invisible time is over.
         peeked = await ask(connection, Code.PEEK_MESSAGE, consumerGroup="peekers", topic="T", queueId=0, maxMsgNums=32)
         assert [record.queue_offset for record in iter_records(peeked.body)] == [n for n in range(32) if n not in MEANT]
         taken = []
@@ -342,13 +344,14 @@ async def test_a_group_that_pops_goes_on_over_what_was_erased(tmp_path: Path) ->
 
 
 async def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it(tmp_path: Path) -> None:
-    """The entry stands, no certificate was told: the store may be away by then, the journal's own copy is not."""
+    """The journal has the entry, but no certificate was issued. The start hides the rows from the local copy of the
+    journal."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1", "archivePeriod=24h")
 
     async with running(tmp_path / "data", *settings) as (broker, connection):
         await fill(connection)
         assert isinstance(broker.archive, Archive)
-        broker.archive.lifecycle.hot_erasure._is_of = lambda: 0  # the job's turn does not come any more
+        broker.archive.lifecycle.hot_erasure._is_of = lambda: 0  # The hiding job does not run again.
         with failpoint.armed("erase.before_hide"):
             lines = await post(broker, topic="T", key="who")
         assert "certificate" not in {line.get("event") for line in lines}
@@ -360,7 +363,7 @@ async def test_after_a_crash_between_the_erasing_and_the_hiding_a_start_hides_it
 
 
 class FailingQueueFiles(RealDisk):
-    """The files of a topic's queues can't be opened while `topic` names it."""
+    """A disk on which the consume queue files of `topic` cannot be opened."""
 
     topic = ""
     refused = 0
@@ -410,13 +413,13 @@ def lifecycle_of(broker: BrokerController) -> ArchiveLifecycle:
 
 
 async def archive_all(broker: BrokerController) -> None:
-    """Archive all messages, and evict nothing."""
+    """Archive all messages without evicting any."""
     await asyncio.to_thread(lambda: lifecycle_of(broker).offload.run(roll=True))
 
 
 @pytest.mark.parametrize("how", ["deleted", "created again", "its tail"])
 async def test_messages_of_a_deleted_topic_are_searched_in_the_local_log(tmp_path: Path, how: str) -> None:
-    """They were never archived, or the newest of them were not."""
+    """Either no message of the topic was archived, or only the newest were not."""
     settings = (f"storeUrl=dir:{tmp_path / 'archive'}", "archiveMinBytes=1g", "archiveMaxAge=30d", "archivePeriod=24h")
 
     async with running(tmp_path / "data", *settings) as (broker, connection):

@@ -1,4 +1,4 @@
-"""The register in a real etcd: one writer wins, an answer that got lost changes nothing, what was set back is told."""
+"""The register in a real etcd: one writer wins, lost answers change nothing, and a rollback is detected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ prefixes = (f"test{number}" for number in count())
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """One node for all who don't break it; each has a prefix of its own."""
+    """Return one node for all tests that do not damage it; each test uses its own key prefix."""
     with servers.node(tmp_path_factory.mktemp("etcd")) as node:
         yield node
 
@@ -56,7 +56,7 @@ async def register(url: str, **settings: Any) -> AsyncIterator[EtcdRegister]:
 
 
 class Relay:
-    """Stands before etcd, as a network does: it can be cut, and it can lose answers."""
+    """A proxy in front of etcd that acts like a network: it can cut connections and drop answers."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -163,7 +163,7 @@ async def test_what_is_no_broker_set_is_told_and_not_taken_for_none(shared: Node
             await found.get("b")
 
 
-# ---- answers that get lost
+# ---- lost answers
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -207,7 +207,7 @@ async def test_what_nobody_answers_is_told_to_be_unknown(own: Node) -> None:
             await found.put(value(epoch=2), first)
         assert found.glance("b") == value()
         own.thaw()
-        # It has been carried out by now or not: who asks again meets either, and no third.
+        # The write has been executed by now or not. A repeated write meets one of these two states.
         again = await found.put(value(epoch=2), first)
         assert again is None or (await found.get("b")).revision == again
         assert (await found.get("b")).broker_set == value(epoch=2)
@@ -252,7 +252,7 @@ def test_three_nodes_go_on_when_their_leader_is_killed_and_stop_without_a_majori
             async with register(register_url(leader, *(one for one in members if one is not leader))) as found:
                 revision = await found.put(value(), NEVER)
                 leader.kill()
-                for epoch in range(2, 6):  # while the others elect, it may be unknown what became of a write
+                for epoch in range(2, 6):  # During the election the outcome of a write may be unknown.
                     try:
                         await found.put(value(epoch=epoch), (await found.get("b")).revision)
                     except RegisterUnavailable:
@@ -284,7 +284,7 @@ async def test_endpoints_of_two_clusters_are_no_register(tmp_path: Path, shared:
     assert "kvs" not in shared.ask("kv/range", {"key": servers.text(f"{prefix}/sets/c")})
 
 
-# ---- set back
+# ---- rollback
 
 
 async def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
@@ -294,13 +294,13 @@ async def test_a_wiped_etcd_is_known_to_have_had_the_set(own: Node) -> None:
         own.start()
         assert await found.all() == {}
         assert await found.get("b") == Stored(None, NEVER, value(epoch=4))
-        # Somebody begins anew: that is no better.
+        # Another controller writes a new set, which does not restore the lost one.
         async with register(register_url(own)) as newcomer:
             assert await newcomer.get("b") == Stored(None, NEVER)
             revision = await newcomer.put(value(epoch=1), NEVER)
             assert revision is not None
             assert await found.get("b") == Stored(value(epoch=1), revision, value(epoch=4))
-            # Until somebody has decided above all that was.
+            # The rollback is reported until a decision with a higher epoch is made.
             revision = await found.put(value(epoch=5), revision)
         assert revision is not None
         assert await found.get("b") == Stored(value(epoch=5), revision)
@@ -351,7 +351,7 @@ async def test_a_set_that_another_controller_removed_and_made_anew_is_not_one_th
 
 
 async def test_what_another_controller_removed_is_forgotten_with_the_next_scan(shared: Node) -> None:
-    """Else the place that is kept for what is known would be full one day, and what is set back no longer seen."""
+    """Otherwise the table of known sets would fill up, and later rollbacks would not be detected."""
 
     url = register_url(shared, prefix=next(prefixes))
     async with register(url) as found, register(url) as other:
@@ -374,7 +374,7 @@ async def test_a_read_that_a_write_overtook_sets_nothing_back(shared: Node) -> N
             assert found.glance("b") == value(epoch=epoch)
 
 
-# ---- who may
+# ---- authorization
 
 
 async def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_one_is_gone(own: Node) -> None:
@@ -385,7 +385,7 @@ async def test_a_user_writes_under_its_prefix_and_gets_a_new_token_when_the_old_
         first = await found.put(value(), NEVER)
         assert first is not None
         own.stop()
-        own.start()  # it has forgotten all tokens
+        own.start()  # The restart made it forget all tokens.
         assert await found.put(value(epoch=2), first) is not None
     for url, settings, why in (
         (register_url(own, prefix="mine"), {**user, "etcd_password": "wrong"}, "invalid user ID or password"),
@@ -421,7 +421,7 @@ def test_tls_with_a_certificate_of_its_own_and_nothing_less(tmp_path: Path) -> N
             (
                 {**trusting, **pair},
                 node.endpoint.replace("127.0.0.1", "localhost"),
-            ),  # its certificate has not this name
+            ),  # The certificate does not have this name.
         ]
         for settings, endpoint in cases:
             found, _ = etcd_register(ControllerConfig(register_url=f"etcd://{endpoint}/neve", **settings))
@@ -463,7 +463,7 @@ async def test_what_answers_is_no_etcd(tmp_path: Path) -> None:
 
 
 async def test_a_set_keeps_what_was_added_to_it_under_load_of_many_controllers(shared: Node) -> None:
-    """Each adds members to one set by compare and swap; none is lost."""
+    """Each controller adds members to one set by compare and swap; no addition is lost."""
 
     url = register_url(shared, prefix=next(prefixes))
     async with register(url) as one, register(url) as two, register(url) as three:

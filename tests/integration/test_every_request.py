@@ -1,8 +1,9 @@
-"""Every request code to both servers, as nobody sends it: each field absent, empty, huge, negative, of another type or
-with a hostile name, and bodies that are none, or expand.
+"""Send every request code to both servers with hostile fields and bodies.
 
-Each is answered, and by a refusal, not by a handler's accident; nothing grows, and all that runs goes on running. The
-codes are the codec's, the fields are those that the servers' sources read: a new one is asked by itself.
+Each field is absent, empty, huge, negative, of another type or a hostile name; bodies are invalid or expand when they
+are decompressed. Each request is answered with a deliberate refusal, not with a handler's unexpected error; memory does
+not grow, and the servers keep running. The codes come from the codec, and the fields from the servers' sources, so that
+new ones are tested automatically.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 READERS = frozenset({"require_str", "require_int", "optional_int", "optional_bool"})
 HEADERS = ("neve.remoting.headers", "broker.requests.pop_request")
-#: Values that a sound request could have; any other field has 0.
+#: Values that a valid request could have; any other field is 0.
 ORDINARY = {
     "topic": "T", "b": "T", "group": "g", "consumerGroup": "g", "a": "p", "producerGroup": "p", "srcGroup": "g",
     "destGroup": "h", "groupName": "g", "defaultTopic": "TBW102", "c": "TBW102", "defaultTopicQueueNums": "1", "d": "1",
@@ -64,7 +65,7 @@ BODIES: tuple[bytes, ...] = (
     struct.pack(">i", 1 << 30) + bytes(64),
     zlib.compress(bytes(1 << 25)),
 )  # fmt: skip
-#: What a few KiB or MiB of these would take in memory is gigabytes: for the codes that read a body.
+#: A few KiB or MiB of these would take gigabytes in memory; sent to the codes that read a body.
 BOMBS: tuple[bytes, ...] = (
     b"{'a':[" + b"{}," * 2_500_000 + b"0]}",
     b'{"a":[' + b"{}," * 2_500_000 + b"0]}",
@@ -72,7 +73,7 @@ BOMBS: tuple[bytes, ...] = (
     b'{"z":[' + b"1," * 5000 + b'1],"a":[' + b'{"$ref":"$.z"},' * 5000 + b"0]}",
 )
 MANY = 2500
-#: Codes whose body is a table, beside those of the fuzzer's corpus.
+#: Codes whose body is a table, in addition to those of the fuzzer's corpus.
 TABLES: dict[Code, Any] = {
     Code.HEART_BEAT: {
         "clientID": "c",
@@ -101,7 +102,7 @@ ROOM = 128 << 20
 
 
 def fields() -> list[str]:
-    """Every header field that a server's source names."""
+    """Return every header field that a server's source names."""
     found: set[str] = set()
     for module in HEADERS:
         for value in vars(importlib.import_module(module)).values():
@@ -134,7 +135,7 @@ SOUND = {name: ORDINARY.get(name, "0") for name in FIELDS}
 
 
 def headers(code: int) -> Iterator[dict[str, str]]:
-    """With one field at a time that is not as it should be, then with all of them."""
+    """Yield headers with one invalid field at a time, then with all fields invalid."""
     yield {}
     yield SOUND
     for index, name in enumerate(FIELDS):
@@ -167,7 +168,7 @@ def bodies(code: int) -> Iterator[bytes]:
 
 
 def _expanding(table: Any) -> Iterator[bytes]:
-    """The table with each of its lists as long as can be, and with lists in it that refer to one another."""
+    """Return the table with each of its lists at maximum length, and with lists that refer to one another."""
     for path in _paths(table):
         changed = json.loads(json.dumps(table))
         place = changed
@@ -199,7 +200,7 @@ def properties() -> Iterator[str]:
 
 
 class Stranger:
-    """Asks, and counts what was asked and answered."""
+    """A client that sends requests and counts them and their answers."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -222,7 +223,7 @@ class Stranger:
         await asyncio.gather(*waiting)
 
     async def _rebuild(self) -> None:
-        """What an earlier request may have deleted; a name server only says no."""
+        """Create again what an earlier request may have deleted; a name server refuses this."""
         for code, ext, body in (
             (Code.SEND_MESSAGE_V2, SOUND, b"one"),
             (Code.SEND_MESSAGE_V2, SOUND, b"two"),
@@ -250,12 +251,12 @@ def hostile_requests(served: frozenset[int]) -> Iterator[tuple[int, dict[str, st
 
 
 def peak() -> int:
-    """The most memory that this process, servers and strangers, ever had."""
+    """Return the peak memory of this process, with its servers and clients."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 def accidents(caplog: pytest.LogCaptureFixture) -> set[str]:
-    """What a handler stumbled over instead of refusing it."""
+    """Return the unexpected errors that handlers logged."""
     return {
         f"{record.getMessage()}: {record.exc_info[1]!r}"[:300]
         for record in caplog.records

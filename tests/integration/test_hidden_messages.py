@@ -1,7 +1,7 @@
 """No request returns a hidden message: trimmed, expired, erased, or of a deleted topic, created again or not.
 
-Every request code that a broker serves is classified here. A code that returns or copies stored messages is asked for a
-message while it is visible, where it has to return it, and after it was hidden, where it must not.
+Every request code that a broker serves is classified here. Each code that returns or copies stored messages is sent
+twice: it has to return the message while it is visible, and must not return it after it was hidden.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ NUMBERS = count()
 
 @dataclass
 class Place:
-    """A stored message, and the broker that is asked for it."""
+    """A stored message and a broker to query for it."""
 
     broker: BrokerController
     connection: Connection
     physical: int
-    given: list[bytes] = field(default_factory=list)  # bodies that the broker passed to a consumer
+    given: list[bytes] = field(default_factory=list)  # Bodies that the broker passed to a consumer.
 
     @property
     def msg_id(self) -> str:
@@ -115,7 +115,7 @@ async def by_send_back(place: Place) -> bytes:
 
 
 async def by_direct_consumption(place: Place) -> bytes:
-    """Return what a connected consumer was given."""
+    """Return the messages that a connected consumer was asked to consume."""
     place.given.clear()
     await place.ask(
         Code.CONSUME_MESSAGE_DIRECTLY, consumerGroup="direct", clientId=CLIENT, msgId=place.msg_id, topic=TOPIC
@@ -123,7 +123,7 @@ async def by_direct_consumption(place: Place) -> bytes:
     return b"".join(place.given)
 
 
-#: Requests that return a message of an ordinary topic, or copy it to where it is read.
+#: Requests that return a message of an ordinary topic, or copy it to a topic where it is read.
 READERS: dict[Code, Read] = {
     Code.PULL_MESSAGE: by_pull,
     Code.LITE_PULL_MESSAGE: by_lite_pull,
@@ -134,9 +134,9 @@ READERS: dict[Code, Read] = {
     Code.CONSUMER_SEND_MSG_BACK: by_send_back,
     Code.CONSUME_MESSAGE_DIRECTLY: by_direct_consumption,
 }
-#: Requests that read a half message: its topic is read by nothing else.
+#: Requests that read a half message; no other request reads its topic.
 READERS_OF_HALVES = frozenset({Code.END_TRANSACTION, Code.RESUME_CHECK_HALF_MESSAGE})
-#: Requests that name entries of a queue, and return no message.
+#: Requests that name entries of a queue and return no message.
 READERS_OF_ENTRIES = frozenset({Code.QUERY_CONSUME_QUEUE})
 #: Requests that neither return nor copy a stored message.
 OTHERS = frozenset({

@@ -1,4 +1,4 @@
-"""docs/high-availability.md: its tour runs as it stands, and what it says of `neve cluster` is a command."""
+"""docs/high-availability.md: its tour runs as printed, and each command that it names exists."""
 
 from __future__ import annotations
 

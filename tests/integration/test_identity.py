@@ -1,4 +1,4 @@
-"""Whose archive a broker goes on with, and that nothing it ever named is given again."""
+"""A broker resumes only its own archive, and never assigns an offset or object name twice."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_fresh_directory_does_not_take_over_an_archive(tmp_path: Path, neve_up
         assert offload(neve)["objects"] == 1
     before = len(journal_of(store))
     shutil.rmtree(tmp_path / "data")
-    for _ in range(2):  # the refused start leaves nothing that lets a second one in
+    for _ in range(2):  # The refused start leaves nothing behind that lets a second start succeed.
         said = refusal(tmp_path / "data", f"dir:{store}")
         assert re.search(
             r"archive of broker broker-a reaches \d+ .*data directory back, use --restore-from.*another brokerName",
@@ -65,7 +65,7 @@ def test_a_fresh_directory_does_not_take_over_an_archive(tmp_path: Path, neve_up
 
 
 def test_a_log_cut_below_its_archive_goes_on_above_it(tmp_path: Path, neve_up: Up) -> None:
-    """An older copy of the directory comes back; one round was committed since, another was only announced."""
+    """An older copy of the directory is restored; since then one round was committed and another was only announced."""
     store, data = tmp_path / "store", tmp_path / "data"
     arguments = ("--store", f"dir:{store}", *SMALL)
     with neve_up(tmp_path, *arguments) as neve:
@@ -101,12 +101,12 @@ def test_a_log_cut_below_its_archive_goes_on_above_it(tmp_path: Path, neve_up: U
     assert [type(entry) for entry in written if isinstance(entry, Abort)] == [Abort]
     gaps = [(gap.first, gap.last) for gap in written if isinstance(gap, Gap)]
     assert gaps[0] == (4, 9)
-    with neve_up(tmp_path, *arguments) as neve:  # and it starts again as any other
+    with neve_up(tmp_path, *arguments) as neve:  # The next start is an ordinary one.
         assert read_all(neve) == kept
 
 
 def test_lost_newest_files_are_read_from_the_archive(tmp_path: Path, neve_up: Up) -> None:
-    """The newest files are gone from the log; everything had been archived, so nothing is lost to consumers."""
+    """The newest log files are lost. Everything had been archived, so consumers lose no message."""
     arguments = ("--store", f"dir:{tmp_path / 'store'}", "--set", "flushConsumerOffsetInterval=100", *SMALL)
     bodies = [b"%d" % index * 500 for index in range(10)]
     with neve_up(tmp_path, *arguments) as neve:
@@ -118,7 +118,7 @@ def test_lost_newest_files_are_read_from_the_archive(tmp_path: Path, neve_up: Up
         more = [b"%d" % index * 5000 for index in range(10, 40)]
         send(neve, *more)
         offload(neve)
-        pull(neve, 0)  # the group is made by its first pull
+        pull(neve, 0)  # The first pull creates the group.
         ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": "35"}, b""))
         table = tmp_path / "data/broker/config/consumerOffset.json"
         wait_until(lambda: table.exists() and "35" in table.read_text())
@@ -129,7 +129,7 @@ def test_lost_newest_files_are_read_from_the_archive(tmp_path: Path, neve_up: Up
     (tmp_path / "older-checkpoint").replace(tmp_path / "data/broker/checkpoint")
     with neve_up(tmp_path, *arguments) as neve:
         (position,) = ask(neve, (Code.QUERY_CONSUMER_OFFSET, GROUP, b""))
-        assert position.ext["offset"] == "35"  # the group need not read again what the log alone has lost
+        assert position.ext["offset"] == "35"  # The group need not reread messages that only the log has lost.
         (new,) = send(neve, b"new")
         assert new >= 40
         assert read_all(neve) == {**dict(enumerate(bodies + more)), new: b"new"}
@@ -152,7 +152,7 @@ def test_a_missing_directory_store_is_waited_for(tmp_path: Path, neve_up: Up) ->
 
 
 def unreachable(neve: Any, first: int) -> None:
-    """Hot traffic goes on; the jobs fail, and nothing leaves the local log."""
+    """Check that hot traffic continues, jobs fail, and no local message is evicted."""
     assert send(neve, b"hot") == [first]
     assert [bytes(record.body) for record in iter_records(pull(neve, first).body)] == [b"hot"]
     segments = post(neve, "/archive/offload?roll=1&evict=1")
@@ -165,7 +165,8 @@ def unreachable(neve: Any, first: int) -> None:
 
 
 def back(neve: Any) -> None:
-    """A job that has failed says so until it has run again: none is waited for until its time comes."""
+    """Run the failed jobs now, because each reports its failure until it has run again; check that the archive is
+    online."""
     for job in ("offload", *get(neve, "/archive/status")["errors"]):
         post(neve, f"/jobs/{job}/run")
     wait_until(lambda: bool(get(neve, "/archive/status")["archive"] == "online"))
@@ -185,7 +186,7 @@ def test_another_directory_in_the_place_of_the_store_is_refused(tmp_path: Path, 
     with neve_up(tmp_path, *arguments) as neve:
         store.unlink()
         store.mkdir()
-        for _ in range(2):  # the second try is as careful as the first
+        for _ in range(2):  # The second attempt is refused like the first.
             assert "has storeUrl changed" in offload(neve)["error"]
         assert list(store.iterdir()) == []
         assert send(neve, b"b") == [1]
@@ -206,7 +207,7 @@ def test_the_bucket_of_another_cluster_and_a_newer_format_are_refused(tmp_path: 
 
 
 def test_the_older_of_two_brokers_with_one_name_is_fenced(tmp_path: Path, neve_up: Up) -> None:
-    """A data directory was copied, and the copy started: the archive has one writer, the younger."""
+    """A copied data directory was started: the archive has one writer, the newer broker."""
     store = tmp_path / "store"
     arguments = ("--store", f"dir:{store}", *SMALL)
     with neve_up(tmp_path / "one", *arguments) as old:
@@ -260,7 +261,7 @@ def again(directory: Path, server: Minio) -> Iterator[None]:
 
 
 def test_a_deep_check_reads_the_objects(tmp_path: Path, neve_up: Up) -> None:
-    """One flipped byte keeps the size: only reading finds it, through the broker as from the store alone."""
+    """A flipped byte keeps the size. Only reading the object finds it, by the broker and from the store alone."""
     store = tmp_path / "store"
     with neve_up(tmp_path, "--store", f"dir:{store}", *SMALL) as neve:
         send(neve, b"a" * 1000)

@@ -1,4 +1,4 @@
-"""What a broker with nothing to do costs. The bounds are loose, the figures are printed (`pytest -s`)."""
+"""The cost of an idle broker. The bounds are loose; the figures are printed (`pytest -s`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WATCHED_SECONDS = 10
 
 
 def family(pid: int) -> list[int]:
-    """The process and its descendants."""
+    """Return the process and its descendants."""
     children = Path(f"/proc/{pid}/task").glob("*/children")
     return [pid, *(one for path in children for child in path.read_text().split() for one in family(int(child)))]
 
@@ -43,7 +43,7 @@ def test_an_idle_broker_is_small_and_quiet(tmp_path: Path) -> None:
         started = time.monotonic() - began
         pid = broker.process.pid
         before, began = sum(map(cpu_seconds, family(pid))), time.monotonic()
-        threading.Event().wait(WATCHED_SECONDS)  # the measure itself, not a wait for something
+        threading.Event().wait(WATCHED_SECONDS)  # This sleep is the measurement interval, not a wait for a condition.
         members = family(pid)
         share = (sum(map(cpu_seconds, members)) - before) / (time.monotonic() - began)
         memory = sum(map(anonymous_kib, members))

@@ -1,4 +1,4 @@
-"""What users install: the wheel with each of its extras in a bare environment, and the command line in one file."""
+"""Install the wheel with each of its extras into a bare environment, and run the command line as one file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.servers
 ROOT = Path(__file__).parents[2]
 _S = 300.0
 _FOR_SPARK = "from neve.spark.data_source import NeveDataSource; import pyspark; print(pyspark.__version__)"
-#: Of each extra: a program that needs what it brings and nothing more; "": without one.
+#: For each extra, a program that needs exactly what the extra installs; "" is the wheel without extras.
 EXTRAS = {
     "": "import neve; from neve.cli import main; print(neve.connect)",
     "archive": "import neve.archive; print(neve.archive.open)",
@@ -31,13 +31,13 @@ EXTRAS = {
     "notebook": "import ipykernel, matplotlib, pandas, pyspark",
 }
 
-# Of costs: it reads nothing, and needs what the archive does.
+# A cost estimate reads no archive, but needs the archive extra.
 MODEL = ("archive", "cost", "--messages", "9", "--message-bytes", "9")
 SPARKS = ("notebook", "pipelines", "spark")
 
 
 def run(*command: str, cwd: Path, stdin: str = "", env: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Its output; what it said where it failed."""
+    """Run a command and return its output; on failure raise with the output."""
     bare = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "PIP_INDEX_URL") if name in os.environ}
     done = subprocess.run(
         command, cwd=cwd, env={**bare, **env}, input=stdin, capture_output=True, text=True, timeout=_S, check=False
@@ -56,7 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with nothing in it, not even pip; extras are installed into it one after the other."""
+    """Return the Python of an empty environment without pip; the extras are installed into it one after the other."""
     directory = tmp_path_factory.mktemp("bare")
     run(sys.executable, "-m", "venv", "--without-pip", str(directory / "venv"), cwd=directory)
     return directory / "venv" / "bin" / "python"
@@ -80,7 +80,7 @@ def test_the_wheel_with_an_extra_works_in_a_bare_environment(
 
 
 def serve_a_message(command: str, directory: Path) -> None:
-    """A name server and a broker of this environment, and its own command line on them."""
+    """Run a name server and a broker of this environment, and its command line against them."""
     names, port = free_ports(2)
     options = ["--data", str(directory / "data"), "--namesrv-port", str(names), "--port", str(port)]
     with subprocess.Popen([command, "up", *options], cwd=directory, stdout=subprocess.PIPE, text=True) as server:
@@ -98,7 +98,7 @@ def serve_a_message(command: str, directory: Path) -> None:
 
 @pytest.mark.parametrize("extra", SPARKS)
 def test_what_an_extra_for_spark_brings_can_be_had_and_is_enough(wheel: Path, extra: str, tmp_path: Path) -> None:
-    """Spark is 450 MB: what pip would install is lent by this environment, just that."""
+    """Spark is 450 MB, so this environment lends exactly the packages that pip would install."""
     report, python = tmp_path / "report.json", tmp_path / "venv" / "bin" / "python"
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     told = ("--dry-run", "--ignore-installed", "--report", str(report), "-c", str(ROOT / "requirements.lock"))
@@ -114,7 +114,7 @@ def test_what_an_extra_for_spark_brings_can_be_had_and_is_enough(wheel: Path, ex
 
 
 def lend(name: str, place: Path) -> None:
-    """Links to all that a package has here."""
+    """Link all files that a package has here."""
     package = distribution(name)
     for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
         link = place / top
@@ -124,7 +124,7 @@ def lend(name: str, place: Path) -> None:
 
 @pytest.fixture(scope="module")
 def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make zipapp` makes it."""
+    """Build the file like `make zipapp`."""
     run("make", "zipapp", cwd=ROOT)
     return ROOT / "dist" / "neve.pyz"
 

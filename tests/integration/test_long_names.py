@@ -1,4 +1,4 @@
-"""The longest legal group has an archive like any other: cold reads, the library and the sweep know its true name."""
+"""The group with the longest legal name is archived; cold reads, the library and the sweep use its full name."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`neve migrate` from one cluster to another: what is made, left, changed and refused, and where groups are set."""
+"""`neve migrate` between two clusters: what it creates, keeps, changes and refuses, and which offsets groups get."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GROUP = "tour"
 
 
 class Two:
-    """Clusters, and the command between them."""
+    """Two clusters, and the command that migrates between them."""
 
     def __init__(self, old: Serving, new: Serving, capfd: pytest.CaptureFixture[str]) -> None:
         self.old, self.new, self._capfd = old, new, capfd
         self.said = ""
 
     def __call__(self, *words: str, code: int = 0) -> list[dict[str, Any]]:
-        """The rows of `neve migrate`, from the old one to the new."""
+        """Return the rows printed by `neve migrate` from the old cluster to the new one."""
         self._capfd.readouterr()
         ended = main.run(["migrate", *words, "-n", self.old.namesrv, "--to-namesrv", self.new.namesrv, "-o", "json"])
         told = self._capfd.readouterr()
@@ -123,7 +123,7 @@ def test_positions_go_to_the_message_that_comes_next_wherever_it_lies(two: Two) 
 
         expected = {
             ("copied", 0): (0, 3, "same offset"),
-            ("copied", 1): (1, 5, "same offset"),  # all is read: behind the last
+            ("copied", 1): (1, 5, "same offset"),  # All messages are read: the offset is behind the last.
             ("sent_again", 0): (0, 4, "by message"),
             ("sent_again", 1): (None, None, "unknown"),
         }
@@ -133,7 +133,7 @@ def test_positions_go_to_the_message_that_comes_next_wherever_it_lies(two: Two) 
         assert places(two("offsets", "-t", "copied", "-t", "sent_again", code=FAILED)) == expected
         assert "1 committed offsets are unknown at the target, among them tour in queue 1 of sent_again" in two.said
         assert [new.committed(GROUP, "sent_again", 0), new.committed(GROUP, "copied", 1)] == [4, 5]
-        # the last one read is not there: nothing of it was sent again, and what came there is the group's to read
+        # The last consumed message has no copy at the target, so the group starts at the beginning there.
         assert places(two("offsets", "-t", "apart")) == {("apart", 0): (0, 0, "beginning")}
 
         new.commit(GROUP, "sent_again", 0, 5)

@@ -1,4 +1,4 @@
-"""The real store, the real worker and real object stores: offload, evict, and the same bytes again."""
+"""Offload, evict and read back the same bytes with the real message store, the real worker and real object stores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HOST = ("127.0.0.1", 10911)
 
 
 class StoreAdapter(OneByOne):
-    """What a broker passes to the lifecycle, without the hop to its loop."""
+    """Passes to the lifecycle what a broker would, without the switch to its event loop."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
@@ -137,7 +137,7 @@ class StoreAdapter(OneByOne):
         return None
 
     def reappend_waiting(self, below: int) -> None:
-        """Nothing waits here."""
+        """Do nothing: no messages wait here."""
 
     def pinned_from(self) -> int | None:
         return None
@@ -268,10 +268,11 @@ def start(
 @pytest.mark.parametrize(
     ("server", "place", "at_once"),
     [
-        (minio, "object_store.mid_put=crash", False),  # each worker dies amid the parts
+        (minio, "object_store.mid_put=crash", False),  # Each worker dies in the middle of its parts.
         (versitygw, "object_store.mid_put=crash", False),
-        (minio, "object_store.after_complete=error", True),  # unknown, and there: read back and adopted
-        (versitygw, "object_store.before_complete=error", True),  # unknown, and not there: sent again
+        # Unknown outcome and the object exists: it is read back and adopted.
+        (minio, "object_store.after_complete=error", True),
+        (versitygw, "object_store.before_complete=error", True),  # Unknown outcome and no object: it is uploaded again.
     ],
     indirect=["server"],
 )

@@ -1,4 +1,4 @@
-"""A broker that may open 200 files: whoever comes above its budget is refused, and nothing fails the disk."""
+"""A broker limited to 200 open files refuses connections above its budget, and its disk operations do not fail."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""An outage drill: what every surface says while something is down, minute by minute, and that each says it once.
+"""An outage drill: check the output of every surface while something is down, and that each reports the outage once.
 
 Six outages (the store, the disk, the name server, the broker, the clock, the certificate) by ten surfaces: `/readyz`,
-`/archive/status`, `neve_condition`, the log, `neve broker show`, `neve produce`, `neve consume`, what a client's
-send and its read of an archived message end with, and the name server. `make drill` lets each outage last for minutes,
-looks at each of them and prints the table; here each lasts for some seconds.
+`/archive/status`, `neve_condition`, the log, `neve broker show`, `neve produce`, `neve consume`, the results of a
+client's send and of its read of an archived message, and the name server. `make drill` lets each outage last for
+minutes, checks each of them and prints the table; here each lasts for some seconds.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 _S = 120.0
-#: How many minutes each outage lasts; 0: as long as it takes to look once.
+#: The number of minutes that each outage lasts; 0: as long as one check takes.
 _MINUTES = int(os.environ.get("NEVE_DRILL_MINUTES", "0"))
 _MINUTE_S = 60.0
-#: In which the log would have said it several times, said each second.
+#: If a condition were logged each second, it would be logged several times in this period.
 _TELLS_AGAIN_S = 4.0
 _SMALL_DISK = "48m"
 
@@ -52,7 +52,7 @@ Said = dict[str, str]
 
 
 class Row(NamedTuple):
-    """What one surface said at one moment of an outage."""
+    """The output of one surface at one moment of an outage."""
 
     outage: str
     minute: str
@@ -64,7 +64,7 @@ TABLE: list[Row] = []
 
 
 class OnASmallDisk(Serving):
-    """A broker whose data are on a disk of its own, in memory, that goes with it; needs user namespaces."""
+    """A broker whose data are on its own disk in memory, which ends with it; needs user namespaces."""
 
     def __init__(self, directory: Path, data: Path, *arguments: str) -> None:
         super().__init__(directory, *arguments)
@@ -73,23 +73,23 @@ class OnASmallDisk(Serving):
         self._command = [*own, *self._command]
 
     def seen_from_here(self, path: Path) -> Path:
-        """A file of the broker's, by a name that works here."""
+        """Return the path of the broker's file that works in this namespace."""
         return Path(f"/proc/{self.process.pid}/root{path}")
 
 
 class Drill:
-    """A name server and a broker, each a process; the broker's store, if it has one."""
+    """A name server and a broker as processes, and the broker's store if it has one."""
 
     def __init__(self, directory: Path, names: Serving, broker: Serving, store: Store | None = None) -> None:
         self.directory, self.names, self.broker, self.store = directory, names, broker, store
         self.namesrv = names.namesrv
-        #: What clients are told of certificates.
+        #: TLS options of the clients.
         self.tls: tuple[str, ...] = ()
 
-    # ---- what is said
+    # ---- output of the surfaces
 
     def look(self) -> Said:
-        """By surface: one line each."""
+        """Return one line for each surface."""
         return {
             "/readyz": self._page("/readyz"),
             "/archive/status": " | ".join(f"{name}: {one['why']}" for name, one in self.conditions().items()) or "none",
@@ -116,7 +116,7 @@ class Drill:
         return {one["name"]: one for one in told}
 
     def told(self) -> list[str]:
-        """What the broker's log said of conditions since the outage began, without the reasons."""
+        """Return the conditions that the broker logged since the outage began, without their reasons."""
         lines = re.findall(
             r"WARNING broker\.stats\.conditions ([^:]+: (?:no more)?)", self.broker.log()[self._before :]
         )
@@ -152,7 +152,7 @@ class Drill:
         return f"exit code {done.returncode}" + (f": {lines[-1]}" if done.returncode and lines else "")
 
     async def _client(self, ask: Callable[[neve.AsyncClient], object]) -> str:
-        """What a program hears, by its kind."""
+        """Return the kind of result that a program gets."""
         options = ClientOptions(tls=ssl.create_default_context(cafile=self.tls[1]) if self.tls else False)
         try:
             async with asyncio.timeout(_S), neve.connect(self.namesrv, options=options) as client:
@@ -162,7 +162,7 @@ class Drill:
         messages = getattr(result, "messages", None)
         return "stored" if messages is None else f"{len(messages)} messages, {result.status}"
 
-    # ---- what is done
+    # ---- phases of an outage
 
     def neve(self, *words: str, stdin: str = "", check: bool = False) -> subprocess.CompletedProcess[str]:
         command = [NEVE, *words, "-n", self.namesrv]
@@ -174,14 +174,14 @@ class Drill:
 
     @contextmanager
     def outage(self, ends: Callable[[], object]) -> Iterator[None]:
-        """It ends also where a surface is wrong: the next one is another test's."""
+        """End the outage even if a surface fails its check: the next outage belongs to another test."""
         try:
             yield
         finally:
             ends()
 
     def during(self, outage: str, condition: str | None, expected: Mapping[str, str], minutes: int = _MINUTES) -> None:
-        """Every surface says what it should, at once and, where it lasts, each minute of it; the log says it once."""
+        """Check every surface at once and, in a long drill, in each minute; the log reports the outage once."""
         began = time.monotonic()
         for minute in range(minutes + 1):
             minute_is_over = partial(_is_past, began + minute * _MINUTE_S)
@@ -196,7 +196,7 @@ class Drill:
             assert self.told() == [condition], "once, and not each second"
 
     def after(self, outage: str, condition: str | None) -> None:
-        """Every surface takes it back."""
+        """Check that every surface reports normal operation again."""
         wait_until(lambda: self.conditions() == {}, f"{outage} is over", _S)
         if condition is not None:
             wait_until(lambda: self.told() == [condition, f"{condition}: no more"], "once each", _S)
@@ -216,7 +216,7 @@ def _reason(error: OSError) -> str:
 
 
 def make_certificate(pem: Path, key: Path, days: int) -> None:
-    """Good for so many days from now on; none: its time was yesterday."""
+    """Make a certificate that is valid for some days from now, or one that expired yesterday if `days` is 0."""
     private, today = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "neve")])
     address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
@@ -230,7 +230,7 @@ def make_certificate(pem: Path, key: Path, days: int) -> None:
 
 
 class Store:
-    """An S3 server that goes and comes back with what it has."""
+    """An S3 server that can be stopped and started with its data."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._running = directory, ExitStack()
@@ -246,7 +246,7 @@ class Store:
 
 
 def settings_of(directory: Path, namesrv: str, **more: object) -> list[str]:
-    """A broker's, on ports that are its own over restarts."""
+    """Return the settings of a broker whose ports stay the same over restarts."""
     port, admin_port = free_ports(2)
     return settings_as_options({
         "brokerName": "broker-a", "namesrvAddr": namesrv, "storePathRootDir": directory / "data",
@@ -263,7 +263,7 @@ def name_server(directory: Path, **more: object) -> Serving:
 
 @contextmanager
 def tabled() -> Iterator[None]:
-    """What was seen, printed at the end: `make drill` shows it."""
+    """Print the table of all observations at the end, for `make drill`."""
     try:
         yield
     finally:
@@ -300,7 +300,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drill]:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[tuple[Drill, OnASmallDisk, Path]]:
-    """A broker alone, on a disk that a test can fill."""
+    """Run only a broker, on a disk that a test can fill."""
     data = tmp_path / "data"
     data.mkdir()
     with tabled(), name_server(tmp_path) as names:
@@ -321,7 +321,7 @@ WELL: dict[str, str] = {
 
 
 def told(condition: str, why: str, means: str, **more: str) -> dict[str, str]:
-    """What every surface says of a condition; what is not told otherwise is well."""
+    """Return the expected lines of all surfaces for a condition; all others have to report normal operation."""
     since = r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
     return {
         **WELL,
@@ -339,7 +339,7 @@ def until_told(drill: Drill, condition: str) -> None:
 
 
 def test_the_store_is_down(drill: Drill) -> None:
-    """Hot traffic goes on; what is archived alone can't be read, and its reader is told to come back."""
+    """Hot traffic continues. Messages that only the archive has cannot be read, and their reader is asked to retry."""
     assert drill.store is not None
     drill.begins()
     means = "messages that are not on the local disk can't be read"
@@ -355,7 +355,7 @@ def test_the_store_is_down(drill: Drill) -> None:
 
 
 def test_the_disk_is_full(small: tuple[Drill, OnASmallDisk, Path]) -> None:
-    """Sends are refused by the broker's word; reads go on, and so do sends when there is room again."""
+    """The broker refuses sends and serves reads; once there is space again, it accepts sends."""
     drill, broker, data = small
     drill.begins()
     filler = broker.seen_from_here(data / "filler")
@@ -373,7 +373,7 @@ def test_the_disk_is_full(small: tuple[Drill, OnASmallDisk, Path]) -> None:
 
 
 def test_the_name_server_is_gone(drill: Drill) -> None:
-    """The broker serves who knows it; who comes anew is told which name server does not answer."""
+    """The broker serves clients that know it; new clients get an error that names the unreachable name server."""
     drill.begins()
     away = re.escape(drill.namesrv)
     expected = told(
@@ -390,7 +390,7 @@ def test_the_name_server_is_gone(drill: Drill) -> None:
 
 
 def test_the_broker_is_killed(drill: Drill) -> None:
-    """It says nothing any more: the name server does, and each client says what it could not reach."""
+    """The name server reports the loss, and each client reports what it could not reach."""
     drill.begins()
     refused = "^(no answer: )?connection refused"
     expected = {
@@ -410,7 +410,7 @@ def test_the_broker_is_killed(drill: Drill) -> None:
 
 
 def test_the_clock_is_off(drill: Drill) -> None:
-    """A start finds the wall clock far before what was trusted last: nothing expires early, all else goes on."""
+    """At start the wall clock is far ahead of the last trusted time: nothing expires early, all else works."""
     drill.broker.stop()
     (drill.directory / "data" / "clock").write_text('{"version":1,"trusted_ms":1000000000000}')
     drill.begins()
@@ -420,14 +420,15 @@ def test_the_clock_is_off(drill: Drill) -> None:
         wait_until(lambda: drill.reads_what_is_archived().endswith("FOUND"), "the archive's worker has begun", _S)
         until_told(drill, "clock not trusted")
         expected = told("clock not trusted", "", "what expires is .* s late")
-        drill.during("clock off", "clock not trusted", expected, minutes=0)  # it ends when what expires is looked at
+        # The condition ends when the expiry job compares the clocks.
+        drill.during("clock off", "clock not trusted", expected, minutes=0)
         if _MINUTES:
             wait_until(lambda: drill.conditions() == {}, "the store's clock agrees", _S)
     drill.after("clock off", "clock not trusted")
 
 
 def test_the_certificate_is_over(drill: Drill) -> None:
-    """Who checks it can't connect and hears why; a new one is taken without a restart."""
+    """Clients that verify the certificate cannot connect and get the reason; a new one is loaded without a restart."""
     pem, key = drill.directory / "server.pem", drill.directory / "server.key"
     drill.begins()
     expected = told(
@@ -447,6 +448,6 @@ def test_the_certificate_is_over(drill: Drill) -> None:
 
 
 def test_all_is_well_then(drill: Drill) -> None:
-    """What the drill calls well is what each surface says where nothing is wrong."""
+    """Every surface has the output that the drill expects in normal operation."""
     drill.begins()
     drill.during("none", None, WELL)

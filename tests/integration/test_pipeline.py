@@ -1,4 +1,4 @@
-"""The Spark pipeline on a short run: it compares what its consumer has with pandas, so its exit code is the test."""
+"""A short run of the Spark pipeline. It compares its consumer's data with pandas, so its exit code is the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`examples/declared` under `spark-pipelines`, one run of which is killed: each message counts once.
+"""`examples/declared` under `spark-pipelines`: each message counts once although one run is killed.
 
 The archive is a bucket, the tables are files.
 """
@@ -44,7 +44,7 @@ RUN_S = 480.0
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The archive's URL; its credentials are in the environment."""
+    """Return the archive's URL; its credentials are in the environment."""
     with minio.running(tmp_path / "minio") as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -54,11 +54,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The environment of `spark-pipelines`, and where the project will be."""
+    """Return the directory of the project, with the environment of `spark-pipelines` set."""
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path / "pipeline" / "conf"))
-    monkeypatch.setenv("SPARK_TESTING", "1")  # its server listens on a port that is free
+    monkeypatch.setenv("SPARK_TESTING", "1")  # The server listens on a free port.
     return tmp_path / "pipeline"
 
 
@@ -98,7 +98,8 @@ def test_declared_pipeline_counts_each_message_once_after_a_kill(
         kill_amid_a_batch(home)
 
         send(server.namesrv, range(70, 90))
-        # In an entry of its own: of two queues in one, a batch may have the last of one before all of the other.
+        # A journal entry of its own: if one entry had both queues, a batch could read all of one queue before the
+        # other.
         archived(server, store, 93)
         after = time.time() + LATE_S + WINDOW_S + 1
         wait_until(lambda: time.time() > after, "a message that closes all windows before it")
@@ -132,7 +133,7 @@ def run(*command: str) -> str:
 
 
 def send(namesrv: str, numbers: range) -> None:
-    """Send half of them compressed, and one body that is not JSON."""
+    """Send messages, half of them compressed and one with a body that is not JSON."""
 
     async def all_of_them() -> None:
         async with connect(namesrv, compress_over=64) as client:
@@ -163,7 +164,7 @@ def sent(store: str) -> list[tuple[str | None, int, int | None]]:
 
 
 def kill_amid_a_batch(home: Path) -> None:
-    """Kill a run and its JVMs when one batch of the clean table is committed and the next has begun."""
+    """Kill a run and its JVMs after one batch of the clean table was committed and the next has begun."""
     log = (home.parent / "killed.log").open("wb")
     before = len(batches(home, "commits"))
     with log, subprocess.Popen(pipeline("run", home), stdout=log, stderr=log, start_new_session=True) as process:
@@ -202,7 +203,7 @@ def numbers(home: Path) -> list[int]:
 
 
 async def consume(namesrv: str) -> Counter[tuple[int, str | None]]:
-    """Return messages by second and tag; a window that was sent again after the kill has the same count."""
+    """Return messages by second and tag; assert that a window sent again after the kill has the same count."""
     found: Counter[tuple[int, str | None]] = Counter()
     async with (
         connect(namesrv) as client,

@@ -1,4 +1,4 @@
-"""Pop over the wire: acknowledged stays so and unacknowledged comes again, over a kill as well."""
+"""Pop over the wire: acknowledged messages stay acknowledged and others are redelivered, also after a kill."""
 
 import asyncio
 import base64
@@ -204,7 +204,7 @@ def test_a_pop_in_order_gives_nothing_more_until_all_of_the_last_is_acknowledged
         assert [record.body for record in records(rest)] == [b"step 2", b"step 3"]
         await ack(connection, rest, records(rest)[0])
         again = await pop(connection, invisible=60_000, poll=15_000, order=True)
-        # what was not acknowledged comes again in its place, and says how often it came back
+        # The unacknowledged message is redelivered in its place, with its delivery count.
         assert [record.body for record in records(again)] == [b"step 3"]
         assert "0 qo0%3 1" in again.ext["orderCountInfo"]
 
@@ -226,7 +226,8 @@ def test_a_peek_takes_nothing_and_a_notification_waits_for_the_next_message(neve
         assert (await peek(connection)).code == ResponseCode.PULL_NOT_FOUND
         assert await notified(connection) == "false"
         waiting = asyncio.create_task(notified(connection, pollTime="15000"))
-        assert (await peek(connection)).code == ResponseCode.PULL_NOT_FOUND  # asked behind it, so it waits by now
+        # This peek was sent after the notification request, so the latter waits by now.
+        assert (await peek(connection)).code == ResponseCode.PULL_NOT_FOUND
         assert not waiting.done()
         await send(connection, b"two")
         assert await waiting == "true"

@@ -1,4 +1,4 @@
-"""The tour and the example of the README do what they say, as they stand there."""
+"""The tour and the example of the README work as printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.servers
 
 
 def block(heading: str, number: int) -> str:
-    """A code block below a heading."""
+    """Return a code block below a heading."""
     return str(re.findall(r"```\w*\n(.*?)```", README.partition(f"## {heading}\n")[2], re.DOTALL)[number])
 
 

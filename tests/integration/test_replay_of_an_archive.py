@@ -1,4 +1,4 @@
-"""`neve replay --store`: what is archived is sent again, read from the bucket alone, and only what was asked for."""
+"""`neve replay --store` sends archived messages again: only the selected ones, read from the bucket alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = 300
 
 
 async def filled(namesrv: str, first: int) -> int:
-    """Its time when all are stored, in ms."""
+    """Fill the topic; return the time when all messages are stored, in ms."""
     async with connect(namesrv) as client:
         if not first:
             await create_topic(client, "orders", 2)

@@ -1,4 +1,4 @@
-"""A broker from its bucket alone: what comes back, what is lost, and that nothing is given twice."""
+"""Restore a broker from its bucket alone: what is recovered, what is lost, and that no offset is assigned twice."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def position(neve: Any) -> int:
 
 
 def commit(neve: Any, offset: int) -> None:
-    pull(neve, 0)  # the group is made by its first pull
+    pull(neve, 0)  # The first pull creates the group.
     (answer,) = ask(neve, (Code.UPDATE_CONSUMER_OFFSET, {**GROUP, "commitOffset": str(offset)}, b""))
     assert answer.code == 0, answer.remark
 
@@ -92,7 +92,10 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def live_and_die(tmp_path: Path, neve_up: Up, url: str, known: Callable[[int], None]) -> None:
-    """Six messages archived, two more known to the state, two that nothing outside ever heard of; a timer waits."""
+    """Run and kill a broker: six messages are archived, two are in the saved state only, and two are saved nowhere.
+
+    A timer message is pending.
+    """
     with neve_up(tmp_path, "--store", url, *OFTEN) as neve:
         assert send(neve, *(b"%d" % index for index in range(6))) == list(range(6))
         offload(neve, "?roll=1&evict=1")
@@ -150,13 +153,13 @@ def test_a_lost_broker_comes_back_with_topics_offsets_and_cold_reads(tmp_path: P
         assert post(neve, "/archive/verify?deep=true")[0]["findings"] == []
         (config,) = [topic for topic in get_topics(neve) if topic["topicName"] == TOPIC]
         assert config["writeQueueNums"] == 4
-    with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:  # and it starts again as any other
+    with neve_up(tmp_path, "--store", f"dir:{store}", *OFTEN) as neve:  # The next start is an ordinary one.
         assert read_all(neve) == kept
         assert send(neve, b"next") == [new + 1]
 
 
 def tiers(neve: Any) -> dict[str, Any]:
-    """The summary of `neve topic show --tiers`."""
+    """Return the summary of `neve topic show --tiers`."""
     command = [NEVE, "topic", "show", TOPIC, "--tiers", "-o", "json", "-n", neve.namesrv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -186,14 +189,14 @@ def test_a_broker_that_still_lives_is_fenced_by_the_restore(tmp_path: Path, neve
     assert last is not None and max(last.queues[TOPIC].values()) > 1000, "the old one's late state does not count"
 
 
-# ---- a restore that is cut short, in this process ----
+# ---- an interrupted restore, in this process ----
 
 STEPS = ("claim", "epoch", "plan", "log", "queues", "tables", "gaps")
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory, neve_up: Up) -> Path:
-    """The store of a broker that is gone."""
+    """Return the store of a broker that was lost."""
     directory = tmp_path_factory.mktemp("gone")
     store = directory / "store"
     store.mkdir()
@@ -213,7 +216,7 @@ def controller(data: Path, store: Path, *, restoring: bool) -> BrokerController:
 
 
 def start(data: Path, store: Path, *, restoring: bool) -> tuple[dict[int, int], dict[str, int], set[str]]:
-    """Starts and stops a broker; the ends of the topic's queues, the group's offsets, and the topics."""
+    """Start and stop a broker; return the ends of the topic's queues, the group's offsets, and the topics."""
 
     async def run() -> tuple[dict[int, int], dict[str, int], set[str]]:
         broker = controller(data, store, restoring=restoring)
@@ -249,7 +252,7 @@ def test_a_restore_that_was_cut_short_goes_on_and_gives_the_same(tmp_path: Path,
 
 
 def test_a_restore_that_was_killed_between_the_log_and_its_checkpoint_goes_on(tmp_path: Path, archive: Path) -> None:
-    """No start can open such a directory; a restore makes it again."""
+    """An ordinary start cannot open such a directory; a restore builds it again."""
     store, data = tmp_path / "store", tmp_path / "data"
     shutil.copytree(archive, store)
     settings = (f"storePathRootDir={data}", "listenPort=0", "adminPort=-1", "mappedFileSizeCommitLog=64k")
@@ -274,7 +277,7 @@ def test_a_restore_fills_only_an_empty_directory_from_an_archive_that_is_there(t
     before = files(store)
     with pytest.raises(StartupError, match="belongs to another data directory"):
         start(data, store, restoring=False)
-    start(data, store, restoring=True)  # what the refused start left is as good as empty
+    start(data, store, restoring=True)  # A directory left by a refused start counts as empty.
     assert sum(isinstance(entry, Epoch) for entry in journal_of(store)) == 2
     assert files(store).keys() > before.keys()
     with pytest.raises(StartupError, match="is not empty"):

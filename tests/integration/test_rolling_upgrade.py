@@ -1,4 +1,4 @@
-"""docs/high-availability.md: a set is restarted member by member, line by line, and its clients do not notice."""
+"""Follow the rolling restart of docs/high-availability.md line by line; the clients of the set must not notice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.waiting import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "high-availability.md").read_text("utf-8")
 GROUP = "g"
-_CALL_S = 60.0  # a hand-over takes a second; the machine is shared
-_STEP = 50  # messages that get through before the first line, and behind the last
+_CALL_S = 60.0  # A switchover takes a second, and the machine is shared.
+_STEP = 50  # The number of messages sent and received before the first line and after each line.
 
 
 def procedure() -> list[str]:
@@ -28,7 +28,7 @@ def procedure() -> list[str]:
 
 
 class Operator:
-    """Does what the page says."""
+    """Executes the lines of the page."""
 
     def __init__(self, brokers: BrokerSet) -> None:
         self._names = brokers.name_server.namesrv
@@ -53,7 +53,7 @@ class Operator:
 
 
 class Traffic:
-    """One producer that sends numbers, each once it knows of the one before, and a group that reads them."""
+    """One producer of numbers that sends each after the previous one is acknowledged, and a group that reads them."""
 
     def __init__(self, client: AsyncClient, consumer: DeliveringConsumer) -> None:
         self._client, self._consumer = client, consumer
@@ -67,7 +67,7 @@ class Traffic:
             self.sent += 1
 
     async def receive(self) -> None:
-        """For ever."""
+        """Receive messages until cancelled."""
         while True:
             message = await self._consumer.receive()
             assert message is not None
@@ -75,7 +75,7 @@ class Traffic:
             await message.ack()
 
     async def goes_on(self) -> None:
-        """Both of them."""
+        """Wait until more messages are sent and received."""
         sent, read = self.sent + _STEP, len(self.read) + _STEP
         await until(lambda: self.sent >= sent and len(self.read) >= read, f"{_STEP} messages more", 2 * _CALL_S)
 
@@ -103,7 +103,7 @@ def test_a_set_is_restarted_line_by_line_and_no_send_fails_and_nothing_is_lost(t
             assert brokers.epoch == epoch + 1, "nobody was elected whom the hand-over did not name"
             assert brokers.in_sync() == {member.broker for member in brokers.members}
             found = [int(message.body) async for message in client.reader(TOPIC)]
-            # a send whose connection broke is repeated, so one may follow itself
+            # A send whose connection broke is repeated, so a message may be followed by its duplicate.
             assert [n for at, n in enumerate(found) if at == 0 or found[at - 1] != n] == list(range(traffic.sent))
             assert traffic.read == set(range(traffic.sent))
 

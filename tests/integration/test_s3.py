@@ -1,4 +1,4 @@
-"""The S3 store against two servers that speak its protocol: MinIO and the Versity gateway, started by this test."""
+"""The S3 store against two real servers that the tests start: MinIO and the Versity gateway."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_round_trip_and_literal_keys(store: ObjectStore, server: S3Server, tmp_p
     assert [info.key for info in store.list("topic=%25RETRY%25g%7Cx/")] == [key]
     assert list(store.list_prefixes("")) == ["topic=%25RETRY%25g%7Cx/"]
     listed = boto(server).list_objects_v2(Bucket=BUCKET, Prefix="run/test_round_trip")["Contents"]
-    assert [entry["Key"].split("/", 2)[2] for entry in listed] == [key]  # Spark sees the name that we wrote
+    assert [entry["Key"].split("/", 2)[2] for entry in listed] == [key]  # Spark sees the key exactly as written.
     source = tmp_path / "source"
     source.write_bytes(b"from a file")
     store.put("file", source, if_absent=True)
@@ -122,9 +122,9 @@ def test_stopped_store_is_an_error_not_a_hang(tmp_path: Path, monkeypatch: pytes
         store.get("x")
 
 
-# ---- objects in parts
+# ---- multipart objects
 
-PART = 5 << 20  # S3 takes no smaller one but the last
+PART = 5 << 20  # S3 accepts no smaller part except the last one.
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_parts_of_a_dead_writer_go_with_the_next_attempt_and_others_stay(
 
 
 def test_the_sweep_forgets_our_uploads_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not on MinIO: it lists unfinished uploads under an exact name only, and forgets them after a day by itself."""
+    """MinIO is excluded: it lists unfinished uploads by exact key only, and removes them after a day by itself."""
     with versitygw.running(tmp_path) as server:
         create_bucket(server, BUCKET)
         for name, value in server.environment.items():

@@ -1,4 +1,4 @@
-"""`neve up` with TLS, users and policies, spoken to by neve's client and by bare sockets."""
+"""`neve up` with TLS, users and policies, used by neve's client and by plain sockets."""
 
 import asyncio
 import contextlib
@@ -70,12 +70,13 @@ def test_one_port_takes_tls_and_plain_text(neve_up: Up, tmp_path: Path) -> None:
     with neve_up(tmp_path / "neve", "--store", "", *tls_settings("permissive", pair)) as neve:
         assert asyncio.run(round_trip(neve.namesrv, "Encrypted", tls=trusting(pair[0]))) == b"over the wire"
         assert asyncio.run(round_trip(neve.namesrv, "Plain")) == b"over the wire"
-        with pytest.raises(NeveError):  # the system does not trust it
+        with pytest.raises(NeveError):  # The system does not trust the certificate.
             asyncio.run(round_trip(neve.namesrv, "Untrusted", tls=True))
 
         second = make_certificate(tmp_path, "second")
         assert subject_of(neve.broker, trusting(pair[0])) == "first"
-        second[1].replace(pair[1])  # between the two the pair does not match: the old one serves on
+        # Between the two replacements the pair does not match, and the old pair stays in use.
+        second[1].replace(pair[1])
         assert subject_of(neve.broker, trusting(pair[0])) == "first"
         trust = trusting(second[0])
         second[0].replace(pair[0])
@@ -91,7 +92,8 @@ def test_enforcing_hangs_up_on_plain_text(neve_up: Up, tmp_path: Path) -> None:
             host, port = address.rsplit(":", 1)
             with socket.create_connection((host, int(port)), 10) as plain:
                 plain.sendall(b"\0\0\0\x10")
-                with contextlib.suppress(ConnectionResetError):  # the byte was never read: the kernel says so
+                # The kernel resets the connection because the byte was never read.
+                with contextlib.suppress(ConnectionResetError):
                     assert plain.recv(1) == b""
 
 
@@ -137,7 +139,7 @@ async def users_and_policies(namesrv: str, broker: str) -> None:
     rules = [{"resource": "Topic:Orders", "actions": ["Pub"], "sourceIps": [], "decision": "Allow"}]
     acl = {"subject": "User:alice", "policies": [{"policyType": "Custom", "entries": rules}]}
     assert (await ask(broker, 3006, {"subject": "User:alice"}, acl)).code == 0
-    # the name server of the same process knows her as well
+    # The name server in the same process knows the user as well.
     assert (await ask(namesrv, Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "Orders"}, user="alice")).code == 0
     assert (await ask(namesrv, Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "Other"}, user="alice")).code == 16
     async with connect(namesrv, credentials=alice) as client:
@@ -157,7 +159,7 @@ async def users_and_policies(namesrv: str, broker: str) -> None:
 
 
 async def records_of_another_topic(namesrv: str, broker: str) -> None:
-    """The request names a group or topic of hers; the record that it points at is not hers."""
+    """Requests that name a permitted group or topic, but point at a record of another topic, are refused."""
     rules = [
         {"resource": "Topic:Orders", "actions": ["Pub"], "sourceIps": [], "decision": "Allow"},
         {"resource": "Group:hers", "actions": ["Sub"], "sourceIps": [], "decision": "Allow"},

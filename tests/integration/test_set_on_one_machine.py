@@ -1,4 +1,4 @@
-"""`neve up --replicas 3` as a user starts it: a whole set; a member that is killed comes back."""
+"""`neve up --replicas 3` like a user runs it: a whole broker set whose killed members are restarted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def up(directory: Path, *options: str) -> Serving:
 
 
 def sent(addresses: list[str], body: bytes) -> str | None:
-    """By whom it was acknowledged."""
+    """Send a message; return the address of the broker that acknowledged it, or None."""
     for address in addresses:
         try:
             with Client(address, timeout=10) as client:
@@ -43,7 +43,7 @@ def sent(addresses: list[str], body: bytes) -> str | None:
 
 
 def has(address: str, count: int) -> bool:
-    """So many messages, or more; a member that has no role yet shows none."""
+    """Return whether the broker has at least `count` messages; a member without a role shows none yet."""
     try:
         with Client(address) as client:
             return client.bounds("orders", 0)[1] >= count
@@ -112,7 +112,7 @@ def test_members_end_when_who_started_them_is_killed(tmp_path: Path) -> None:
         processes = servers.alive()
         servers.process.kill()
         _, left = psutil.wait_procs([one for one in processes if one.pid != servers.process.pid], timeout=_CHANGE_S)
-        for process in left:  # nobody else would: their sessions are their own
+        for process in left:  # The members have sessions of their own, so no other process ends them.
             process.kill()
         assert not left
 

@@ -1,4 +1,7 @@
-"""Several controllers on one etcd: each answers everything, a broker is dead when none of them hears it, one elects."""
+"""Several controllers on one etcd: each answers every request, and one of them elects.
+
+A broker counts as dead only if none of the controllers hears it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ async def controllers(root: Path, node: Node, number: int = 2) -> AsyncIterator[
 
 
 async def also(broker: Broker, controller: ControllerManager) -> Broker:
-    """The same broker, as it is heard by another controller."""
+    """Connect the same broker to another controller."""
     voice = Broker(controller, broker.name, broker.born)
     voice.id, voice._port, voice.epochs = broker.id, broker._port, broker.epochs
     await voice.connect()
@@ -53,7 +56,7 @@ async def also(broker: Broker, controller: ControllerManager) -> Broker:
 
 
 async def is_told(controller: ControllerManager, asker: Broker, *ids: int) -> None:
-    """The controller knows, by itself or from the others, that exactly these live."""
+    """Wait until the controller knows, by itself or from the others, that exactly these brokers are alive."""
 
     async def holds() -> bool:
         answer = await controller.sets.carry_out(GetSyncStateData(asker.name))
@@ -105,7 +108,7 @@ async def test_a_master_that_one_of_them_can_not_hear_stays(shared: Node, tmp_pa
 async def test_a_master_that_hangs_up_on_all_of_them_is_replaced_once_and_soon(
     shared: Node, tmp_path: Path, attempt: int
 ) -> None:
-    """None of them scans in this test: who sees it go last elects."""
+    """No controller scans in this test: the last one that the master disconnects from elects."""
 
     async with controllers(tmp_path, shared, 3) as found:
         a, b = Broker(found[0]), Broker(found[0])
@@ -141,14 +144,14 @@ async def test_what_one_says_is_gone_when_it_stops_and_soon_when_it_died(shared:
     async def is_gone() -> bool:
         return not await reads.heard("b")
 
-    await until(is_gone, "its lease is over")  # nobody renews it
+    await until(is_gone, "its lease is over")  # No one renews the lease.
     await dies.close()
     for client in clients:
         await client.close()
 
 
 class Slow:
-    """Answers as etcd does what is asked of leases, and who it is; of keys it answers nothing."""
+    """An etcd that answers requests about leases and its identity, and never answers requests about keys."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -189,7 +192,7 @@ async def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(
         says, reads = (EtcdControllers(one, url.prefix, Etcd(url)) for one in (own, client))
         said = Report(0, address="h:1", cluster="c", epoch=3, max_offset=77, incarnation="i", starts=2, process="p")
         await says.say("a/b", {1: said})
-        assert await reads.heard("a/b") == {}  # there is no lease that would end it
+        assert await reads.heard("a/b") == {}  # There is no lease that would end this entry.
         await says.renew()
         await says.say("a/b", {1: said})
         await says.say("a", {2: said})
@@ -217,7 +220,7 @@ async def test_what_is_said_is_what_others_hear_whatever_became_of_it_meanwhile(
         assert set(await reads.heard("a")) == {2, 5}
         (gone,) = [kv.key for kv in (await own.read_all(b"neve/alive/a/", 9)).kvs if b"somebody" not in kv.key]
         node.ask("kv/deleterange", {"key": servers.text(gone.decode())})
-        await says.heard("a")  # it sees that its own word is not there any more
+        await says.heard("a")  # The controller notices that its own entry is missing.
         await says.say("a", {2: said})
         assert set(await reads.heard("a")) == {2, 5}
         await says.close()
@@ -249,7 +252,7 @@ async def test_new_controller_learns_of_a_live_master_from_other_controllers(sha
         clock = ManualClock()
         async with controlling(tmp_path / "new", clock, register_url=url) as new:
             await is_told(new, a, 1, 2)
-            clock.advance(60_000)  # it has waited for long enough
+            clock.advance(60_000)  # The startup wait is over.
             await new.scan()
             assert (await b.info()).ext["masterEpoch"] == "1"
         await closed(a, b)

@@ -1,4 +1,4 @@
-"""Spark reads exactly what the catalog holds: from a directory and from MinIO, through the JVM's Parquet reader."""
+"""Spark reads exactly the rows of the catalog, from a directory and from MinIO, with the JVM's Parquet reader."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-TOPIC = "%RETRY%g|x"  # the characters that Hive paths must carry escaped
-LONG = "%RETRY%" + "|" * 120  # more than a path can say
+TOPIC = "%RETRY%g|x"  # The characters that must be escaped in Hive paths.
+LONG = "%RETRY%" + "|" * 120  # Longer than a path component may be.
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
-    """One Spark session for both kinds of store, and their URLs."""
+    """Return one Spark session for both kinds of store, and their URLs."""
     with ExitStack() as stack:
         server = stack.enter_context(minio.running(tmp_path_factory.mktemp("minio")))
         minio.create_bucket(server, "archive")
@@ -67,9 +67,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dic
 
 
 def fill(store: ObjectStore) -> None:
-    """Queue 0 of broker a: 0…9 expired, 10…19 cut at 15, 20…29; queue 1 of broker b; one object never published.
+    """Fill the archive of TOPIC and of a topic whose name is too long for a path.
 
-    Broker c has a topic whose name no path can say.
+    Queue 0 of broker a: 0…9 expired, 10…19 with the minimum at 15, 20…29. Queue 1 of broker b; one object was never
+    published. Broker c has the topic with the long name.
     """
     a = ArchiveOnPaper(store, "a", TOPIC)
     gone = a.write(0, 0, 0, 10, hour=0)
@@ -163,7 +164,7 @@ def test_a_refused_query_is_a_few_lines(servers: tuple[Any, dict[str, str]]) -> 
 
 
 def test_the_five_lines_of_the_page_run_below_spark_submit(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
-    """As on a Spark that was unpacked: pyspark is one file there, and the JVM runs before `session` is called."""
+    """As in an unpacked Spark distribution, pyspark is one file and the JVM runs before `session` is called."""
     home = pyspark_jars().parent
     places = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     submit = [str(home / "bin" / "spark-submit"), "--master", "local[1]"]
@@ -254,9 +255,9 @@ def test_after_a_crash_amid_a_round_no_row_is_there_twice(servers: tuple[Any, di
 
 
 def test_erasure_between_plan_and_read_doubles_no_row(servers: tuple[Any, dict[str, str]], tmp_path: Path) -> None:
-    """A frame is of the objects that counted when it was made; they stay for the grace."""
+    """A frame reads the objects that were current when it was created; they are kept for the grace period."""
     spark, _ = servers
-    objects, each = 4, 25  # of each of two queues in one object
+    objects, each = 4, 25  # The number of messages of each of two queues in one object.
     url = f"dir:{tmp_path}/archive"
     store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 18), RealDisk(), SystemClock())
     store.load()

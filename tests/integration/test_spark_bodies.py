@@ -1,4 +1,5 @@
-"""Bodies in Spark: as text, JSON of a schema, found schema or VARIANT; and where one goes that is none."""
+"""Decoding bodies in Spark: as text, JSON with a given or inferred schema, VARIANT, Avro or Protobuf, with errors
+apart."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ SCHEMA = "n INT, q INT"
 
 @pytest.fixture(scope="module")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
-    """Frames: `plain` has `BODIES` at the offsets 0…9, `packed` what is packed."""
+    """Return two frames: `plain` has `BODIES` at the offsets 0…9, `packed` has compressed bodies."""
     root = tmp_path_factory.mktemp("archive")
     url = f"dir:{root}"
 
@@ -73,7 +74,7 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]
 
 
 def told(frame: Any, column: str) -> dict[int, tuple[Any, str | None]]:
-    """offset -> value and error."""
+    """Return value and error by offset."""
     rows = frame.select("queue_offset", column, "body_error").collect()
     return {row.queue_offset: (row[column], row.body_error) for row in rows}
 
@@ -91,7 +92,7 @@ def test_packed_bodies_are_inflated_and_say_why_when_they_are_not(topics: tuple[
 def test_a_spark_without_arrow_functions_inflates_row_by_row(
     topics: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As 4.0 is; values of Avro and Protobuf it has not."""
+    """Spark 4.0 has no such functions; it decodes neither Avro nor Protobuf."""
     monkeypatch.delattr(f, "arrow_udf")
     found = told(decode_bodies(topics[1], "bytes", max_body=1000), "body")
     assert [value for value, _ in found.values()] == [*BODIES[:3], None, None]
@@ -125,7 +126,7 @@ def test_avro_and_protobuf_are_values_by_their_schema_files(topics: tuple[Any, A
 
 
 def test_bodies_are_values_by_the_registry_that_their_numbers_are_of(topics: tuple[Any, Any], tmp_path: Path) -> None:
-    """Two versions of a schema in one topic; in a batch, and in a stream that sets apart what is none."""
+    """Two versions of a schema in one topic, in a batch and in a stream that splits off undecodable bodies."""
     newer = {**ORDER, "fields": [*ORDER["fields"], {"name": "more", "type": ["null", "int"], "default": None}]}
     with SchemaRegistry() as registry:
         registry.put(7, json.dumps(ORDER), "orders-value")
@@ -204,7 +205,7 @@ def test_json_with_a_schema_names_the_fields_that_do_not_fit(topics: tuple[Any, 
 
 
 def with_bodies(frame: Any, *bodies: bytes) -> Any:
-    """The rows 0… of the topic `plain`, with these bodies."""
+    """Return the first rows of the topic `plain` with these bodies."""
     values = f.array(*map(f.lit, bodies))
     body = f.element_at(values, f.col("queue_offset").cast("int") + 1)
     return frame.where(f"queue_offset < {len(bodies)}").withColumn("body", body)

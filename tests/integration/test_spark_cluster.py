@@ -1,7 +1,7 @@
-"""`format("neve")` and `read_topic` on a standalone cluster of two workers and a second S3 server, Versity's.
+"""`format("neve")` and `read_topic` on a standalone cluster of two workers with the Versity S3 gateway.
 
-The driver, the executors and the archive share no process and no disk but what is installed: checkpoints and tables lie
-in the bucket, too. The source's own tests run here again, under what they promise in `test_spark_source`.
+The driver, the executors and the archive share no process, and no disk except for the installation: checkpoints and
+tables are in the bucket as well. The tests of `test_spark_source` run here again, imported from that module.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, server: S3Server) -> Iterator[SparkCluster]:
-    """Credentials are those of its machines: of the environment that workers and executors are started in."""
+    """Run the cluster with the credentials in the environment of its workers and executors."""
     with SparkCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
@@ -89,7 +89,7 @@ def spark(cluster: SparkCluster, url: str) -> Iterator[Any]:
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        # no task begins before both are there
+        # No task begins before both workers are registered.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     }
@@ -105,7 +105,7 @@ def place(server: S3Server) -> str:
 
 
 def homes_of(frame: Any) -> set[str]:
-    """The workers' directories in which the Pythons ran that rows of a frame passed through."""
+    """Return the work directories of the workers whose Python processes handled rows of the frame."""
 
     def here(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow
@@ -149,7 +149,7 @@ def test_rows_go_to_a_topic_from_both_workers(
 
 
 def test_a_stream_goes_on_where_it_was_when_a_worker_dies(spark: Any, cluster: SparkCluster, place: str) -> None:
-    """The last test here: the executor of the worker is lost and not replaced."""
+    """This is the last test of the module: the worker's executor is lost and not replaced."""
     archive = ArchiveOnPaper(open_store(below(place, "archive")), "a", "orders")
     for n in range(4):
         archive.write(100 * n, 0, 10 * n, 10, hour=n)

@@ -54,7 +54,7 @@ def test_sink_and_verify_through_a_connect_server(tmp_path: Path, neve_up: Up, m
     (tmp_path / "archive" / keys[1]).write_bytes(b"damaged")
     ArchiveOnPaper(open_store(url), "007", "orders").write(0, 0, 0, 15, hour=1)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("SPARK_TESTING", "1")  # a server on a port that is free
+    monkeypatch.setenv("SPARK_TESTING", "1")  # The server listens on a free port.
     with neve_up(tmp_path / "up") as server:
         asyncio.run(create("into", server.namesrv))
         objects, rows, faulty = through_connect(JOBS, tmp_path, url, str(tmp_path), server.namesrv, timeout=500)

@@ -1,4 +1,4 @@
-"""The notebooks of `examples/notebooks`, run on a day of flights; their output equals the results of pandas."""
+"""Run the notebooks of `examples/notebooks` on one day of flights; their output equals the results of pandas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CELL_S = 240
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory, neve_up: Up) -> Iterator[pd.DataFrame]:
-    """The flights of a day in an archive that the environment names; a JVM is each notebook's own."""
+    """Archive one day of flights and set the archive in the environment; each notebook has its own JVM."""
     home = tmp_path_factory.mktemp("day")
     store = f"dir:{home / 'archive'}"
     with neve_up(home / "up", "--store", store) as server, pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory, neve_up: Up) -> Iterator[p
 
 
 def run(name: str) -> list[Any]:
-    """The code cells, with their outputs."""
+    """Run a notebook; return its code cells with their outputs."""
     notebook = nbformat.read(FOLDER / name, as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(
         notebook, timeout=CELL_S, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}
@@ -81,7 +81,7 @@ def test_a_stream_that_is_restarted_has_each_row_once(archive: pd.DataFrame) -> 
 
 
 def test_a_day_with_plots(archive: pd.DataFrame) -> None:
-    """The third notebook has run before: the flights that it invents are in another topic."""
+    """The third notebook has run before, but its synthetic flights are in another topic."""
     cells = run("2-a-day-with-plots.ipynb")
     assert f"{len(archive)} flights in {archive.time_hour.nunique()} hours" in printed(cells[1])
     assert len(plots(cells)) == 2

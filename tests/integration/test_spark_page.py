@@ -1,4 +1,4 @@
-"""The program of docs/analysts.md that keeps a decoded table, run as it is printed."""
+"""Run the program of docs/analysts.md that maintains a decoded table, as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark reads the files of the journal without a listing, in a session and through Spark Connect."""
+"""Spark plans from the files of the journal without listing the store, in a session and through Spark Connect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spark() -> Iterator[Any]:
 
 
 def test_no_object_is_asked_for_before_rows_are(spark: Any, tmp_path: Path) -> None:
-    """Forty objects, more than Spark lists by itself, and none of them there: planning does not notice."""
+    """There are forty objects, more than Spark lists without a job. All are absent during planning."""
     store = open_store(f"dir:{tmp_path}")
     archive = ArchiveOnPaper(store, "007", "orders")
     keys = [archive.write(100 * n, 0, n, 1, hour=1) for n in range(40)]
@@ -74,7 +74,7 @@ spark.stop()
 
 
 def test_through_connect_a_topic_is_read_as_it_is_here(spark: Any, tmp_path: Path) -> None:
-    """A process of its own: the session here has a JVM of its own."""
+    """Spark Connect runs in another process because this one has a JVM."""
     store = open_store(f"dir:{tmp_path}/archive [1]")
     fill(store)
     ArchiveOnPaper(store, "00%7", TOPIC).write(0, 3, 0, 2, hour=1)

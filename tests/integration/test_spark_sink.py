@@ -1,4 +1,4 @@
-"""`format("neve")` as a sink on a real Spark and a real broker: columns, refusals, streams that are killed."""
+"""`format("neve")` as a sink on a real Spark and a real broker: columns, refusals, and killed streams."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ query = sink.trigger(availableNow=True).start()
 query.awaitTermination()
 """
 
-ROWS, FILES = 4_000, 2  # a file is a batch of the stream, of hundreds of requests, one after the other
+ROWS, FILES = 4_000, 2  # Each file is a batch of the stream, with hundreds of sequential requests.
 
 
 def test_a_stream_that_is_killed_loses_no_row_and_repeats_are_told(

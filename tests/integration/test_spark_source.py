@@ -41,7 +41,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
-    """The URL of an empty place: for an archive below `archive`, and for what a stream keeps and writes."""
+    """Return the URL of an empty directory: `archive` below it is for an archive, the rest for a stream's files."""
     return f"dir:{tmp_path}"
 
 
@@ -107,7 +107,7 @@ def test_fewer_columns_a_key_and_offsets(spark: Any, url: str) -> None:
 
 @pytest.mark.parametrize("pushing", ["true", "false"])
 def test_a_query_without_filters_has_all_rows_after_one_with(spark: Any, url: str, pushing: str) -> None:
-    """Spark keeps the selection of the last filters of a frame, so filters are pushed only by an option."""
+    """Spark keeps the filter selection of a frame's last query, so filters are pushed down only with an option."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushing)
     frame = spark.read.format("neve").options(store=url, subscribe=TOPIC).load()
     assert (frame.where("broker = 'b'").count(), frame.count()) == (10, 25)
@@ -120,7 +120,7 @@ def test_sql_sees_a_topic_as_a_view(spark: Any, url: str) -> None:
 
 
 def below(place: str, name: str) -> str:
-    """The URL of what is called so there."""
+    """Return the URL of the entry with this name below `place`."""
     where, question, options = place.partition("?")
     return f"{where}/{name}{question}{options}"
 
@@ -167,7 +167,7 @@ def test_stream_returns_each_row_once_over_restarts_and_compaction(spark: Any, p
     a.append(Deleted(keys=keys))
     store.delete_many(keys)
     a.append(Expire(keys=[], delete_after_ms=T0, minimums={"orders": {0: 28}}))
-    # the last batch is lost from the checkpoint, as if the driver had died before it was noted: Spark does it again
+    # Remove the last commit from the checkpoint, as if the driver had died before writing it: Spark repeats the batch.
     whole = open_store(place)
     commits = {Path(one.key).name: one.key for one in whole.list("checkpoint/commits/")}
     newest = max((name for name in commits if name.isdigit()), key=int)
@@ -212,7 +212,7 @@ spark.stop()
 
 
 def test_a_bucket_is_read_in_any_session_without_jars_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals and objects are read by Python: the session, a plain one, knows nothing of S3."""
+    """Python reads journals and objects, so an ordinary session without S3 jars suffices."""
     with minio.running(tmp_path / "minio") as server:
         minio.create_bucket(server, "archive")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)

@@ -21,7 +21,7 @@ from tests.servers.spark_cluster import SparkCluster
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]
 
 Submit = Callable[..., Any]
-JOB = "from neve.cli.main import main\nmain()\n"  # as docs/analysts.md has it
+JOB = "from neve.cli.main import main\nmain()\n"  # As in docs/analysts.md.
 CONF = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -34,7 +34,7 @@ SUBMIT_S = 280.0
 
 @pytest.fixture(scope="module")
 def submit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submit]:
-    """`submit(*words)` returns the JSON that a command prints last."""
+    """Return `submit(*words)`, which returns the JSON that a command prints last."""
     home = pyspark_jars().parent
     job = tmp_path_factory.mktemp("job") / "neve_job.py"
     job.write_text(JOB)

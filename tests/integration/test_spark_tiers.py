@@ -1,6 +1,6 @@
-"""`format("neve")` with a name server: what is archived and what is not yet, as one table and one stream.
+"""`format("neve")` with a name server reads archived and unarchived messages as one table and one stream.
 
-`make seam` reads a hundred times and streams for as long (NEVE_SEAM_READS).
+`make seam` performs a hundred reads and streams accordingly longer (NEVE_SEAM_READS).
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ pytestmark = [
 
 READS = int(os.environ.get("NEVE_SEAM_READS", "5"))
 QUEUES = 4
-#: Between two sends, and two rounds: what a slow machine is given to read has to stay in proportion to its pace.
+#: The pause between two sends and two rounds: on a slow machine the amount to read must stay in proportion to its
+#: speed.
 SEND_PAUSE_S, ROUND_PAUSE_S = 0.1, 0.3
-BATCHES_S = 240.0  # for a few batches of a stream, on a machine that does other work
+BATCHES_S = 240.0  # For a few batches of a stream on a busy machine.
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def table(spark: Any, neve: NeveServer, topic: str, **options: str) -> Any:
 
 
 def archive(neve: NeveServer) -> None:
-    """All of it, and nothing stays local that need not."""
+    """Archive all messages and evict as many local ones as possible."""
     assert neve.post("/archive/offload?roll=1&evict=1")[-1]["backlog_bytes"] == 0
 
 
@@ -124,7 +125,7 @@ def test_filters_fewer_columns_and_sql_hold_over_both_tiers(spark: Any, neve: Ne
     cut = table(spark, neve, "filters", startingOffsets=middle[0], endingOffsets=middle[1])
     assert sorted(row.queue_offset for row in cut.collect()) == [8, 9, 10, 11]
     stored = {row.queue_offset: row.store_timestamp for row in table(spark, neve, "filters").collect()}
-    newest = stored[19]  # others may be of the same millisecond
+    newest = stored[19]  # Other messages may have the same millisecond.
     at = str(round(newest.timestamp() * 1000))
     before = table(spark, neve, "filters", endingTimestamp=at).where("tags = 'even'").collect()
     assert {row.queue_offset for row in before} == {n for n in range(0, 20, 2) if stored[n] < newest} != set()
@@ -140,19 +141,19 @@ def test_filters_fewer_columns_and_sql_hold_over_both_tiers(spark: Any, neve: Ne
 
 
 class Traffic:
-    """A producer, and an archive that takes from it and has the local copies removed."""
+    """A producer and an archive that offloads and evicts its messages."""
 
     def __init__(self, neve: NeveServer, topic: str) -> None:
         self._neve, self._topic = neve, topic
-        self.sent = [0] * QUEUES  # what was acknowledged of each queue
+        self.sent = [0] * QUEUES  # The number of acknowledged messages by queue.
         self.rounds = 0
         self.problems: list[BaseException] = []
         self._is_over = threading.Event()
 
     def is_archived(self) -> None:
-        """Waits until a round has taken something of each queue; a problem of the traffic ends the wait."""
+        """Wait until a round has archived messages of each queue; a problem of the traffic ends the wait."""
         wait_until(lambda: min(self.sent) > 0 or bool(self.problems), "messages in each queue")
-        later = self.rounds + 2  # the round that is under way may have begun before them
+        later = self.rounds + 2  # The round in progress may have begun earlier.
         wait_until(lambda: self.rounds >= later or bool(self.problems), "a round of the archive")
         assert not self.problems, self.problems
 
@@ -192,7 +193,7 @@ class Traffic:
 
 
 def dense(offsets: list[tuple[int, int]]) -> list[int]:
-    """How many offsets each queue has; each once, none missing."""
+    """Return the number of offsets of each queue after checking that each occurs once and none is missing."""
     ends = []
     for queue in range(QUEUES):
         of_queue = sorted(offset for number, offset in offsets if number == queue)
@@ -231,7 +232,7 @@ def started(spark: Any, neve: NeveServer, home: Path, topic: str, **trigger: Any
 
 
 def is_under_way(query: Any, traffic: Traffic) -> bool:
-    """Some batches have been done; or nothing more is to come."""
+    """Return whether some batches are finished or the query has ended."""
     return len(query.recentProgress) >= 2 or query.exception() is not None or bool(traffic.problems)
 
 
@@ -248,7 +249,7 @@ def test_stream_in_live_traffic_has_each_row_once_and_no_lag(spark: Any, neve: N
             finally:
                 query.stop()
             assert query.exception() is None, query.exception()
-            # The last batch is lost from the checkpoint, as if the driver had died before it was noted.
+            # Remove the last commit from the checkpoint, as if the driver had died before writing it.
             commits = tmp_path / "checkpoint" / "commits"
             newest = max((one for one in commits.iterdir() if one.name.isdigit()), key=lambda one: int(one.name))
             newest.unlink()

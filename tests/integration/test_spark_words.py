@@ -1,4 +1,4 @@
-"""Errors of queries that cannot be answered, in one process whose Spark has no jars for S3 and whose secret is wrong.
+"""Error messages for queries that cannot be answered, in one process without S3 jars and with a wrong secret.
 
 A missing or old Java is an error before a JVM starts: `unit/cli/test_spark_setup.py`.
 """
@@ -63,7 +63,7 @@ spark.stop()
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A bucket with an archive; the environment has a wrong secret."""
+    """Return a bucket with an archive, and set a wrong secret in the environment."""
     with minio.running(tmp_path_factory.mktemp("minio")) as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
@@ -75,7 +75,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def fill(store: ObjectStore) -> None:
-    """Topic orders, of which 0 to 9 have expired and 10 to 19 have not; and topic new, which has no archive yet."""
+    """Fill topic orders (0 to 9 expired, 10 to 19 visible) and create topic new, which has no archive yet."""
     archive = ArchiveOnPaper(store, "a", "orders")
     gone = archive.write(0, 0, 0, 10, hour=0)
     archive.write(100, 0, 10, 10, hour=1)
@@ -86,7 +86,7 @@ def fill(store: ObjectStore) -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory, bucket: str) -> dict[str, list[str]]:
-    """Of each case the kind of error and its words, or how many rows."""
+    """Return for each case the error type with its message, or the number of rows."""
     home = tmp_path_factory.mktemp("words")
     fill(open_store(f"dir:{home / 'archive'}"))
     (home / "empty").mkdir()
@@ -125,7 +125,7 @@ def test_it_is_said_in_words(told: dict[str, list[str]], case: str, kind: str, w
 
 
 def test_on_the_command_line_it_is_a_line_and_an_exit_code(bucket: str, tmp_path: Path) -> None:
-    """Before any JVM is started."""
+    """The errors are raised before any JVM is started."""
     (tmp_path / "empty").mkdir()
     for store, code, words in (
         (bucket, 4, "SignatureDoesNotMatch"),

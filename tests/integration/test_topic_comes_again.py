@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again: empty for its readers, and no archived offset is given a second time."""
+"""A topic that is deleted and created again is empty, and no archived offset is assigned twice."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def _buried_later(tmp_path: Path) -> None:
                 raise BrokerError(ResponseCode.SYSTEM_BUSY, "the store is down")
             await record(topic, minimums)
             await in_process.send(client, TOPIC)
-            await in_process.offload(broker)  # a round takes what came meanwhile
+            await in_process.offload(broker)  # A round archives the messages sent in the meantime.
 
         broker.archive.tombstones.record = once  # type: ignore[method-assign]
         assert (await in_process.ask(client, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)).code == ResponseCode.SYSTEM_BUSY

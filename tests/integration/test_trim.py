@@ -1,4 +1,4 @@
-"""`neve topic trim`: what is deleted stays so, hot and archived, over a kill and in a restored broker."""
+"""`neve topic trim`: trimmed messages stay deleted in both tiers, after a kill and in a restored broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTINGS = {"archiveWorkerPriority": "normal", "coldReadPriority": "normal", "ar
 
 
 class Shell:
-    """Commands to one broker."""
+    """Runs commands against one broker."""
 
     def __init__(self, neve: NeveServer, capfd: pytest.CaptureFixture[str]) -> None:
         self._neve, self._capfd = neve, capfd
@@ -29,7 +29,7 @@ class Shell:
         return out
 
     def trim(self, *arguments: str, code: int = 0) -> list[tuple[int, int, int, int]]:
-        """(queue, begin, to, messages) of what it shows."""
+        """Return (queue, begin, to, messages) of the printed rows."""
         out = self("topic", "trim", "orders", *arguments, "--admin", self._neve.admin, "-o", "json", code=code)
         rows: list[dict[str, Any]] = json.loads(out) if out else []
         return [(row["queue"], row["begin"], row["to"], row["messages"]) for row in rows]
@@ -42,7 +42,7 @@ class Shell:
 
 
 def send(neve: NeveServer, numbers: range) -> None:
-    """Even ones to queue 0, odd ones to queue 1."""
+    """Send even numbers to queue 0 and odd ones to queue 1."""
     with sync.connect(neve.namesrv) as client:
         for number in numbers:
             client.send("orders", str(number), queue=number % 2)
@@ -57,7 +57,7 @@ def test_what_is_trimmed_is_gone_from_both_tiers_for_good(tmp_path: Path, capfd:
         send(neve, range(10, 20))
         assert shell.trim("--before-offset", "3", "--queue", "0", "--dry-run") == [(0, 0, 3, 3)]
         assert len(shell.numbers()) == 20
-        # archived messages alone; then all of them and some that are on the disk alone
+        # First only archived messages; then the rest of them and some that are only on the disk.
         assert shell.trim("--before-offset", "3", "--queue", "0", "--yes") == [(0, 0, 3, 3)]
         assert shell.trim("--before-offset", "7", "--queue", "1", "--yes") == [(1, 0, 7, 7)]
         left = [6, 8, 10, 12, 14, 15, 16, 17, 18, 19]

@@ -1,4 +1,5 @@
-"""A topic's life through a real object store: hot, archived, out of view by row group, deleted after the grace."""
+"""The TTL of a topic on a real object store: messages expire by row group, and objects are deleted after the grace
+period."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ ROWS = 5
 
 
 class MovedClock:
-    """The real store, but for its clock: it goes with the test's, `behind_ms` later."""
+    """The real store, except that its clock is the test's clock minus `behind_ms`."""
 
     def __init__(self, store: ObjectStore, clock: ManualClock) -> None:
         self._store, self._clock = store, clock
@@ -66,7 +67,7 @@ class Life:
             self.hot.put("brief", queue, os.urandom(80_000), b"", flag=0, sys_flag=0, born_timestamp=1, born_host=HOST)
 
     def rows(self) -> list[int]:
-        """Per queue, what a program that needs no broker reads."""
+        """Return per queue what a program reads without a broker."""
         topic = neve.archive.open(self.store).topic("brief")
         return [sum(1 for _ in topic.read(queue)) for queue in (0, 1)]
 
@@ -78,7 +79,7 @@ class Life:
 
 @pytest.fixture
 def life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
-    """One object of two row groups, half an hour apart, each of another queue; nothing of it is local any more."""
+    """Create one object of two row groups of different queues, half an hour apart; none of it is local any longer."""
     clock = ManualClock(SystemClock().now_ms() - 3 * HOUR_MS)
     hot = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 20), RealDisk(), clock)
     hot.load()
@@ -113,7 +114,7 @@ def test_out_of_view_by_row_group_then_deleted_after_the_grace(life: Life) -> No
     assert run()["expired"] == 0
     assert (life.rows(), life.entries(Expire)) == ([ROWS, ROWS], [])
 
-    life.clock.advance(1)  # the first row group's hour is over
+    life.clock.advance(1)  # The TTL of the first row group has passed.
     with failpoint.armed("ttl.after_expire"), pytest.raises(FailpointError):
         run()
     assert life.entries(Expire)[0].minimums == {"brief": {0: ROWS}}, "recorded, before a broker tells it"
@@ -139,7 +140,7 @@ def test_out_of_view_by_row_group_then_deleted_after_the_grace(life: Life) -> No
 
 
 def test_a_store_whose_clock_differs_stops_expiry_and_deletion(life: Life) -> None:
-    """Its Date header says three hours more than the clock of the machine does."""
+    """The store's Date header is three hours ahead of the machine's clock."""
     life.clock.advance(HALF_HOUR)
     life.store.behind_ms = 60_000
     life.lifecycle.expire.run()

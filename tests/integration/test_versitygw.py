@@ -1,4 +1,4 @@
-"""A whole broker on a second S3 server: offload, evict, read back cold, and again after a restart."""
+"""A whole broker on a second S3 server: offload, evict, and read back cold, again after a restart."""
 
 from __future__ import annotations
 
