@@ -1,4 +1,4 @@
-"""Brokers as a controller sees them: a connection that heartbeats, a port that is asked and told."""
+"""Fake brokers for controller tests: a connection that sends heartbeats, and a port that answers queries."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ async def controlling(
     first_ms: int = 0,
     **settings: Any,
 ) -> AsyncIterator[ControllerManager]:
-    """A controller that has heard the living: its first time-out is over.
+    """Run a controller whose waiting time after the start is over.
 
-    A test scans when it wants, and lets time go by in steps: nothing stands still by that, but for `pulse_ms`.
+    Tests call `scan` themselves and advance the clock in steps. The controller takes a step for a suspension only if it
+    is longer than `pulse_ms` allows.
     """
     clock = clock or ManualClock()
     config = ControllerConfig(listen_port=0, bind_address="127.0.0.1", controller_store_path=str(root))
@@ -50,7 +51,7 @@ async def controlling(
 
 
 class Broker:
-    """One of them. `born` is what a neve broker says of its incarnation; Apache's says nothing."""
+    """A fake broker. `born` has the incarnation fields that a neve broker sends; an Apache broker sends none."""
 
     def __init__(self, controller: ControllerManager, name: str = "b", born: dict[str, str] | None = None) -> None:
         self._controller, self.name, self.born = controller, name, born or {}
@@ -58,7 +59,7 @@ class Broker:
         self.told: list[RemotingCommand] = []
         self.epochs: list[dict[str, int]] = []
         self.end = 0
-        self.answers_as: dict[str, str] | None = None  # another process than the one that registered
+        self.answers_as: dict[str, str] | None = None  # fields of a process other than the registered one
         self.connection: Connection | None = None
         self.is_frozen = False
         self._port = RemotingServer(self._serve, host="127.0.0.1")
@@ -76,12 +77,12 @@ class Broker:
         self.connection = await open_connection("127.0.0.1", self._controller.port)
 
     async def close(self) -> None:
-        """Its machine is gone."""
+        """Close the port and the connection, as a lost machine does."""
         await self._port.shutdown(0)
         self.hang_up()
 
     async def close_port(self) -> None:
-        """It is heard, and can't be asked."""
+        """Close only the port: heartbeats continue, queries fail."""
         await self._port.shutdown(0)
 
     def hang_up(self) -> None:
@@ -105,7 +106,7 @@ class Broker:
         return await self.connection.invoke(RemotingCommand(code, ext=fields, body=body), 20)
 
     async def join(self) -> Broker:
-        """An id, registered, heard."""
+        """Apply for an id, register, and send a heartbeat."""
         own = {"clusterName": "c", "brokerName": self.name}
         answer = await self.ask(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, own)
         self.id = int(answer.ext["nextBrokerId"])
@@ -140,7 +141,7 @@ class Broker:
 
 
 async def in_sync(*brokers: Broker) -> None:
-    """They join, the first is master, all are in its sync state set."""
+    """Start brokers, elect the first as master, and add all to its SyncStateSet."""
     for broker in brokers:
         await broker.open()
         await broker.join()

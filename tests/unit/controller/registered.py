@@ -1,4 +1,4 @@
-"""What tests of a register put into it."""
+"""Values and a runner for tests of registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The register's value: what is written reads back, what is damaged is refused."""
+"""Tests of the stored form of a broker set: encoding, and rejection of damaged values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests carried out against a register that others write, whose answers get lost, and that is away."""
+"""Tests of BrokerSets with a register that has concurrent writers, loses answers, or is unavailable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.waiting import until
 
 
 class MemoryRegister:
-    """`before_write` may change it first; a write whose answer is lost is done all the same."""
+    """A register in memory. `before_write` may change it before a write; a write with a lost answer is applied."""
 
     def __init__(self) -> None:
         self.value: BrokerSet | None = None
@@ -85,7 +85,7 @@ class MemoryRegister:
 
 
 class Calls:
-    """What is asked of and told to brokers."""
+    """Queries and notifications of brokers, recorded."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int | None, int]] = []
@@ -102,7 +102,7 @@ class Calls:
 
 
 class Others(NoOtherControllers):
-    """What they hear, and what they were told."""
+    """Other controllers: the reports that they publish, and the live brokers published to them."""
 
     def __init__(self) -> None:
         self.hear: dict[int, list[Report]] = {}
@@ -136,7 +136,7 @@ class World:
         self.tasks.append(asyncio.ensure_future(work()))
 
     async def joined(self, *ids: int) -> None:
-        """Members that live; the first is master, all are in sync."""
+        """Add live members, all in sync; the first is master."""
         for broker_id in ids:
             await self.sets.carry_out(ApplyBrokerId("c", "b", broker_id, f"h{broker_id}:1;1"))
             self.liveness.hear("b", broker_id, Report(0, max_offset=0), f"connection {broker_id}", None)
@@ -167,7 +167,7 @@ def test_what_another_controller_wrote_meanwhile_is_decided_on_anew() -> None:
     async def work(world: World) -> None:
         await world.joined(1, 2)
 
-        def other() -> None:  # has elected 2 after it heard that 1 is dead
+        def other() -> None:  # another controller elects 2 because 1 is dead
             world.register.before_write = lambda: None
             world.register.value = replace(
                 world.value, master=2, master_epoch=2, sync_state_set=(2,), sync_state_set_epoch=3
@@ -271,7 +271,7 @@ def test_a_master_that_another_controller_hears_is_not_dead() -> None:
 
 
 def test_the_others_are_told_who_is_gone_before_it_is_read_what_they_say() -> None:
-    """Of two that see a broker go, the later one to say so finds that nobody hears it: at least one elects."""
+    """If two controllers lose a broker, the second to publish it sees no live report, so at least one elects."""
 
     async def work(world: World) -> None:
         await world.joined(1, 2)
@@ -352,7 +352,7 @@ def test_a_set_of_which_the_others_can_not_be_told_keeps_back_no_other() -> None
         names = [f"b{number}" for number in range(5)]
         for name in names:
             world.liveness.hear(name, 1, Report(0), f"connection of {name}", None)
-        for name in names:  # whichever comes first
+        for name in names:  # independent of the iteration order
             world.others.told.clear()
             world.others.unsayable = name
             with pytest.raises(RegisterUnavailable, match=name):

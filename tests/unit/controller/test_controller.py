@@ -1,4 +1,4 @@
-"""A controller on its port: what brokers and operators are answered, who is told, what a fault does."""
+"""Tests of a controller over its port: answers, notifications of brokers, and faults."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_answers_have_the_fields_and_bodies_of_rocketmqs(tmp_path: Path) -> None
         )
         answer = await b.info()
         del roles["syncStateSetEpoch"]
-        more = {"members": "2"}  # neve's own; RocketMQ reads the fields that it knows
+        more = {"members": "2"}  # a neve extension; RocketMQ ignores unknown fields
         assert (answer.ext, answer.body) == (roles | more, b'{"syncStateSet":[1,2],"syncStateSetEpoch":2}')
         answer = await b.ask(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=b'["b","unknown"]')
         replicas = ",".join(
@@ -124,7 +124,7 @@ def test_a_master_that_hangs_up_is_replaced_and_the_new_one_is_told(tmp_path: Pa
             "syncStateSetEpoch": "3",
         }
         assert told.body == b'{"syncStateSet":[2],"syncStateSetEpoch":3}'
-        assert len(a.told) == 1  # of its own election, and of nothing after it was gone
+        assert len(a.told) == 1  # its own election, and nothing after it disconnected
         await closed(a, b)
 
     run(tmp_path, work)
@@ -141,7 +141,7 @@ def test_a_master_that_fell_silent_is_replaced_and_hung_up_on(tmp_path: Path) ->
         await server.scan()
         assert (await b.info()).ext["masterBrokerId"] == "1"
         clock.advance(2_000)
-        clock.set_wall(0)  # the time of day has no say
+        clock.set_wall(0)  # the wall clock does not matter
         await server.scan()
         assert (await b.info()).ext["masterBrokerId"] == "2"
         assert a.connection is not None
@@ -190,7 +190,7 @@ def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_h
     async def work(server: ControllerManager) -> None:
         a, b = Broker(server), Broker(server)
         await in_sync(a, b)
-        clock.advance(3_600_000 + 30_000)  # its next scan is that late
+        clock.advance(3_600_000 + 30_000)  # its next scan is this late
         await b.beat()
         await server.scan()
         await server.scan()
@@ -200,7 +200,7 @@ def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_h
         await a.beat()
         await server.scan()
         assert (await a.info()).ext["masterEpoch"] == "1"
-        clock.advance(10_001)  # a is dead indeed
+        clock.advance(10_001)  # a is dead now
         await b.beat()
         await server.scan()
         await master_is(b, b)
@@ -210,7 +210,7 @@ def test_a_controller_that_stood_still_takes_nobody_for_dead_whom_it_could_not_h
 
 
 def test_after_a_standstill_nobody_is_hung_up_on_before_what_it_said_is_read(tmp_path: Path) -> None:
-    """Whoever looks at the clock first: a request, the pulse, or the scan itself."""
+    """A request, the pulse and the scan may each be the first to detect the suspension."""
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
@@ -234,7 +234,7 @@ def test_after_a_standstill_nobody_is_hung_up_on_before_what_it_said_is_read(tmp
 
 @pytest.mark.parametrize("old_id", [1, 2])
 def test_who_asks_first_is_not_elected_before_those_who_know_of_the_set_have_told(tmp_path: Path, old_id: int) -> None:
-    """The register was lost with all controllers, and a new broker is there before the old ones are connected again."""
+    """The register was lost with all controllers, and a new broker connects before the old ones."""
     clock = ManualClock()
 
     async def work(server: ControllerManager) -> None:
@@ -244,7 +244,7 @@ def test_who_asks_first_is_not_elected_before_those_who_know_of_the_set_have_tol
         answer = await newcomer.elect()
         assert answer.code == Code.CONTROLLER_ELECT_MASTER_FAILED
         assert "has just begun" in (answer.remark or "")
-        old.id = old_id  # the newcomer got the first one
+        old.id = old_id  # the newcomer has got id 1
         await old.beat(masterEpoch=5, syncStateSetEpoch=7)
         clock.advance(50)
         answer = await newcomer.elect()
@@ -256,14 +256,14 @@ def test_who_asks_first_is_not_elected_before_those_who_know_of_the_set_have_tol
 
 
 class LoopClock(ManualClock):
-    """Goes by itself."""
+    """A clock that follows the time of the event loop."""
 
     def monotonic(self) -> float:
         return asyncio.get_running_loop().time()
 
 
 def test_who_asks_too_early_for_a_first_election_is_answered_when_it_may_be(tmp_path: Path) -> None:
-    """An Apache broker that is refused asks again five seconds later."""
+    """A refused Apache broker would repeat its request only after five seconds."""
 
     async def work(server: ControllerManager) -> None:
         broker = await Broker(server).open()
@@ -275,7 +275,7 @@ def test_who_asks_too_early_for_a_first_election_is_answered_when_it_may_be(tmp_
 
 
 class Stuck(NoOtherControllers):
-    """What is said to them is never answered."""
+    """Other controllers to which a report never completes."""
 
     renew_s = 0.001
 
@@ -311,7 +311,7 @@ def test_a_lease_outlives_the_longest_wait_for_its_renewal() -> None:
 
 
 def test_a_broker_that_beats_as_it_should_outlives_every_standstill_of_its_controller(tmp_path: Path) -> None:
-    """One that is too short to be noticed ends before the broker's default time-out does."""
+    """A suspension too short to be detected ends before the default heartbeat timeout of a broker."""
     clock = ManualClock()
     config = BrokerConfig()
     beat = {"heartbeatTimeoutMills": config.controller_heart_beat_timeout_mills}
@@ -323,11 +323,11 @@ def test_a_broker_that_beats_as_it_should_outlives_every_standstill_of_its_contr
         for standstill_ms in (STANDSTILL_MS, STANDSTILL_MS + 1, 2 * STANDSTILL_MS):
             for broker in (a, b):
                 await broker.beat(**beat)
-            for _ in range(period_ms // PULSE_MS):  # the next beat is there when it stands still
+            for _ in range(period_ms // PULSE_MS):  # the next heartbeat is due when the suspension begins
                 clock.advance(PULSE_MS)
                 await server.scan()
             clock.advance(PULSE_MS + standstill_ms)
-            await server.scan()  # before it has read what came meanwhile
+            await server.scan()  # before it has read the requests received meanwhile
             assert (await b.info()).ext["masterEpoch"] == "1"
         await closed(a, b)
 
@@ -391,7 +391,7 @@ def test_who_asks_beside_its_first_heartbeat_is_answered_when_that_has_come(tmp_
         await a.ask(RequestCode.CONTROLLER_APPLY_BROKER_ID, {**own, "appliedBrokerId": 1, "registerCheckCode": "h:1;1"})
         await a.register()
         asked = asyncio.create_task(a.elect())
-        await a.info()  # the request before it has been taken
+        await a.info()  # the elect request sent before has been received
         await a.beat()
         assert (await asked).code == Code.SUCCESS
         await closed(a)
@@ -412,7 +412,7 @@ def test_an_incarnation_that_is_new_leaves_the_sync_state_set_on_the_wire_as_wel
         assert a.told[-1].ext["syncStateSetEpoch"] == "3"
         b.born = {**b.born, "process": "a copy"}
         assert (await b.register()).code == Code.CONTROLLER_INVALID_REQUEST
-        assert (await b.beat()).code == Code.CONTROLLER_INVALID_REQUEST  # the other one lives
+        assert (await b.beat()).code == Code.CONTROLLER_INVALID_REQUEST  # the registered process is alive
         await closed(a, b)
 
     run(tmp_path, work)
@@ -633,11 +633,11 @@ def test_whatever_a_stranger_says_is_answered_and_the_register_stays_readable(
 
 
 async def nothing(server: ControllerManager) -> None:
-    """It starts: its register can be read."""
+    """Do nothing: the start itself proves that the register is readable."""
 
 
 class FullDisk(RealDisk):
-    """No register is written while it is full."""
+    """A disk that rejects writes while `is_full` is set."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -746,7 +746,7 @@ def test_a_register_that_can_be_none_stops_the_start(settings: dict[str, Any], w
 
 
 class Away(FileRegister):
-    """It is there, until it is not."""
+    """A register that is unavailable while `is_away` is set."""
 
     is_away = False
 

@@ -1,4 +1,4 @@
-"""What a controller may decide, promise by promise. What holds of every state is in test_every_state."""
+"""Tests of single controller decisions; test_every_state checks invariants over all small broker sets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOW = 1_000_000
 
 
 class World:
-    """One broker set, its reports and a controller that writes what it decides."""
+    """One broker set, the reports of its members, and a controller that stores each decision."""
 
     def __init__(self, *ids: int, stock: bool = False, least: int = 1) -> None:
         self.rules = Rules()
@@ -68,7 +68,7 @@ class World:
         return decide(self.set, self.reports, request, self.now_ms, self.rules)
 
     def start(self, broker_id: int, incarnation: str = "i", starts: int = 1, process: str = "p") -> Answer:
-        """A broker begins: it registers, and is heard from then on."""
+        """Start a broker: register it and, if it is accepted, record a heartbeat."""
         name = "" if self.stock else f"{incarnation}{broker_id}"
         born = (name, 0 if self.stock else starts, "" if self.stock else f"{process}{starts}")
         address = f"h{broker_id}:10911"
@@ -103,7 +103,7 @@ class World:
 
 
 def in_sync(*ids: int, stock: bool = False, least: int = 1) -> World:
-    """The first of them is master, all are in the sync state set."""
+    """Return a world whose first broker is master and whose brokers are all in sync."""
     world = World(*ids, stock=stock, least=least)
     assert world.elect(ids[0]).code == Code.SUCCESS
     for count in range(2, len(ids) + 1):
@@ -112,14 +112,14 @@ def in_sync(*ids: int, stock: bool = False, least: int = 1) -> World:
 
 
 def lost(world: World) -> World:
-    """As after a backup of the register is restored: it is where it was before the last two elections."""
+    """Set the register back behind the last two elections, as after the restore of a backup."""
     world.set = replace(world.value, master_epoch=world.value.master_epoch, sync_state_set_epoch=1)
     for broker_id in list(world.reports):
         world.hear(broker_id, master_epoch=world.value.master_epoch + 2, sync_state_set_epoch=8)
     return world
 
 
-# ---- becoming a member
+# ---- joining
 
 
 def test_ids_are_given_out_from_one_upwards_and_never_twice() -> None:
@@ -127,7 +127,7 @@ def test_ids_are_given_out_from_one_upwards_and_never_twice() -> None:
     assert world(GetNextBrokerId("c", "b")).next_broker_id == 1
     assert world(ApplyBrokerId("c", "b", 2, "h:1;1")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world(ApplyBrokerId("c", "b", 1, "h:1;1")).code == Code.SUCCESS
-    assert world(ApplyBrokerId("c", "b", 1, "h:1;1")).code == Code.SUCCESS  # the same request again
+    assert world(ApplyBrokerId("c", "b", 1, "h:1;1")).code == Code.SUCCESS  # the same request, repeated
     assert world(ApplyBrokerId("c", "b", 1, "h:1;2")).code == Code.CONTROLLER_BROKER_ID_INVALID
     assert world(GetNextBrokerId("c", "b")).next_broker_id == 2
     assert world(ApplyBrokerId("c", "b", 7, "h:2;1")).code == Code.SUCCESS
@@ -170,7 +170,7 @@ def test_a_registration_tells_the_master_only_while_it_lives_and_moves_the_addre
 def test_who_lost_what_it_had_in_memory_leaves_the_sync_state_set_as_it_registers() -> None:
     world = in_sync(A, B)
     epochs = world.value.epochs
-    world.start(B, incarnation="fresh")  # it acknowledged 1000, and is back with 900
+    world.start(B, incarnation="fresh")  # its log ended at 1000 before the crash and ends at 900 now
     assert world.value.sync_state_set == (A,)
     assert world.value.epochs == (epochs[0], epochs[1] + 1)
     assert world.told == (A,)
@@ -179,7 +179,7 @@ def test_who_lost_what_it_had_in_memory_leaves_the_sync_state_set_as_it_register
 
 
 def test_a_change_that_takes_it_in_and_comes_late_is_of_who_it_was_before() -> None:
-    """A asked for {A, B} when B had all that is confirmed; then B lost it, and the request arrives."""
+    """A requested {A, B} while B had all confirmed records. The request arrives after B lost some of them."""
     world = in_sync(A, B)
     assert world.alter(A).code == Code.SUCCESS
     late = AlterSyncStateSet("b", A, world.value.master_epoch, (A, B), world.value.sync_state_set_epoch)
@@ -192,7 +192,7 @@ def test_a_change_that_takes_it_in_and_comes_late_is_of_who_it_was_before() -> N
 
 def test_it_leaves_even_while_its_old_process_seems_to_live() -> None:
     world = in_sync(A, B)
-    assert world.reports[B].connected  # nobody has noticed that the machine went down
+    assert world.reports[B].connected  # the end of the old process was not detected
     world.start(B, incarnation="fresh")
     assert world.value.sync_state_set == (A,)
 
@@ -265,7 +265,7 @@ def test_an_apache_broker_registers_without_an_incarnation_and_stays() -> None:
 
 
 def test_an_apache_master_that_started_again_needs_an_epoch_of_its_own() -> None:
-    """Under the old one it would write down that this epoch begins where its log ends now, and nobody could follow."""
+    """In the old epoch, it would record that the epoch starts at its present log end, and no slave could follow."""
     world = in_sync(A, stock=True)
     world.start(A)
     assert (world.value.master, world.value.sync_state_set) == (None, (A,))
@@ -274,7 +274,7 @@ def test_an_apache_master_that_started_again_needs_an_epoch_of_its_own() -> None
     assert (answer.master, world.value.master_epoch) == (A, epoch + 1)
 
 
-# ---- all of them unclean
+# ---- all members unclean
 
 
 def test_when_all_came_back_unclean_the_longest_log_wins_and_not_before_all_are_there() -> None:
@@ -345,7 +345,7 @@ def test_the_first_master_is_who_asks_when_every_log_is_empty() -> None:
 
 def test_an_empty_member_of_a_wiped_register_does_not_become_master_over_full_ones() -> None:
     world = World(A, B)
-    world.hear(B, max_offset=1000)  # an epoch of 0: it never was in a set
+    world.hear(B, max_offset=1000)  # epoch 0: it was never in a broker set
     refused = world.elect(A)
     assert refused.code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert "designate" in refused.remark
@@ -360,10 +360,10 @@ def test_a_member_that_was_not_heard_may_have_a_log() -> None:
 
 
 def test_who_is_no_member_and_has_a_log_is_known_to_have_one() -> None:
-    """A register that was wiped: its brokers are heard before they are members again."""
+    """After the register was wiped, brokers send heartbeats before they are members again."""
     for hears in (
         lambda world: world.hear(STRANGER, max_offset=1000),
-        # Under an id that was given again; its holder lives.
+        # Under an id that was assigned again, and whose new owner is alive.
         lambda world: setattr(world, "rules", Rules(strangers=(Report(NOW, max_offset=1000, epoch=0),))),
     ):
         world = World(A)
@@ -440,7 +440,7 @@ def test_who_is_out_of_sync_is_not_elected() -> None:
     assert world.alter(A).code == Code.SUCCESS
     world.die(A)
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    assert world.value.master == A  # a broker's question changes nothing
+    assert world.value.master == A  # the request of a broker changes nothing
     assert world.elect(B, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
 
 
@@ -510,7 +510,7 @@ def test_an_apache_broker_alone_is_elected_unasked_since_it_asks_before_it_liste
     world.die(A)
     world.hear(B, asked=None)
     assert isinstance(world.decide(ElectMaster("b", B)), Decision)
-    assert isinstance(in_sync(A, B).decide(ElectMaster("b", B, designate=True)), Ask)  # a neve broker proves who it is
+    assert isinstance(in_sync(A, B).decide(ElectMaster("b", B, designate=True)), Ask)  # a neve broker is queried
 
 
 def test_a_designated_member_of_the_sync_state_set_takes_over_from_a_living_master() -> None:
@@ -546,7 +546,7 @@ def test_a_controller_that_has_just_begun_waits_for_those_that_it_has_not_heard(
     assert world.value.master == A
     world.reports = heard
     world.die(A)
-    assert world.elect(B).master == B  # all were heard: nothing to wait for
+    assert world.elect(B).master == B  # every member has reported: nothing to wait for
     world = in_sync(A, B)
     world.rules = Rules(elects_from_ms=NOW)
     del world.reports[A]
@@ -560,7 +560,7 @@ def test_a_former_member_of_the_set_stays_electable_until_something_may_be_ackno
     world = in_sync(A, B, least=2)
     world.die(A)
     assert world.elect().master == B
-    assert (world.value.sync_state_set, world.value.eligible) == ((B,), (A,))  # B acknowledges nothing alone
+    assert (world.value.sync_state_set, world.value.eligible) == ((B,), (A,))  # B cannot acknowledge alone
     world.die(B)
     world.hear(A)
     assert world.elect(A).master == A
@@ -614,8 +614,8 @@ def test_an_alteration_that_is_repeated_because_its_answer_was_lost_is_answered_
     assert world(request) == first
     assert world.value == after
     assert world.alter(A, B, id="r2").code == Code.SUCCESS
-    assert world(request).code == Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH  # others have come since
-    # Without an id nobody knows that it is the same one.
+    assert world(request).code == Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH  # a later alteration was stored
+    # Without an id, a repetition cannot be recognized.
     plain = AlterSyncStateSet("b", A, 1, (A,), world.value.sync_state_set_epoch)
     assert world(plain).code == Code.SUCCESS
     assert world(plain).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
@@ -635,11 +635,11 @@ def test_the_present_set_is_altered_to_a_new_epoch_of_itself_to_settle_an_older_
     world(ApplyBrokerId("c", "b", C, "h3:10911;1"))
     world.start(C)
     late = AlterSyncStateSet("b", A, 1, (A, B, C), world.value.sync_state_set_epoch, "late")
-    world.die(B)  # who is away may be as away as it likes: it is in the set already
+    world.die(B)  # a dead member may stay in the set, but not enter it
     answer = world.alter(A, B, id="settling")
     assert (answer.code, answer.sync_state_set) == (Code.SUCCESS, (A, B))
     assert world(late).code == Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
-    assert world.alter(A, B).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED  # RocketMQ's has no id
+    assert world.alter(A, B).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED  # a RocketMQ request has no id
 
 
 def test_a_set_that_is_too_small_may_still_grow_step_by_step() -> None:
@@ -649,7 +649,7 @@ def test_a_set_that_is_too_small_may_still_grow_step_by_step() -> None:
     assert world.alter(A, B, C).code == Code.SUCCESS
 
 
-# ---- a register that was rolled back
+# ---- a register that was restored or wiped
 
 
 def test_a_register_that_was_restored_freezes_and_elects_nobody() -> None:
@@ -661,17 +661,17 @@ def test_a_register_that_was_restored_freezes_and_elects_nobody() -> None:
     assert "restored" in refused.remark
     assert world.value == replace(before, frozen=world.value.frozen)
     frozen = world.value
-    for broker_id in world.reports:  # it stays so, whoever falls silent
+    for broker_id in world.reports:  # the freeze outlasts the reports
         world.hear(broker_id, master_epoch=0, sync_state_set_epoch=0)
     world.die(A)
     assert world(Scan("b")).code == Code.CONTROLLER_MASTER_NOT_AVAILABLE
     assert world.alter(A).code == Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED
     before = world.value
-    answer = world.start(B, incarnation="fresh")  # it is known, so that an operator may designate it, and told no role
+    answer = world.start(B, incarnation="fresh")  # accepted, so that an operator may designate it, but without a role
     assert (answer.code, answer.master, answer.sync_state_set) == (Code.SUCCESS, None, None)
     assert replace(world.value, members=before.members) == before
     frozen = world.value
-    assert world(ApplyBrokerId("c", "b", C, "h3:1;1")).code == Code.SUCCESS  # a name, and nothing that comes with one
+    assert world(ApplyBrokerId("c", "b", C, "h3:1;1")).code == Code.SUCCESS  # an id, but no role
     assert replace(world.value, members=frozen.members, next_broker_id=C) == frozen
     assert world(GetReplicaInfo("b")).master == A
 
@@ -730,7 +730,7 @@ def test_who_was_not_heard_since_a_standstill_is_waited_for_as_long_as_it_may_be
 
 
 def had(master_epoch: int, sync_state_set_epoch: int, next_broker_id: int = 3) -> Rules:
-    """Of a controller that has read these once."""
+    """Return the rules of a controller that has read these epochs from the register before."""
     epochs = (master_epoch, sync_state_set_epoch)
     empty = BrokerSet(cluster="c", name="b", next_broker_id=next_broker_id)
     return Rules(had=replace(empty, master_epoch=epochs[0], sync_state_set_epoch=epochs[1]))
@@ -755,7 +755,7 @@ def test_a_register_that_had_higher_epochs_is_not_believed_though_no_broker_tell
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_where_a_set_was_an_empty_member_is_given_no_role_and_nobodys_id(is_told: bool) -> None:
-    """The register was wiped: a broker tells of it, or the controller has read it before."""
+    """The register was wiped: a broker reports its epochs, or the controller has read the set before."""
     world = World()
     if is_told:
         world.reports[B] = Report(NOW, max_offset=9, epoch=3, master_epoch=3, sync_state_set_epoch=7)
@@ -767,7 +767,7 @@ def test_where_a_set_was_an_empty_member_is_given_no_role_and_nobodys_id(is_told
     world.reports[3] = Report(NOW, max_offset=0, incarnation="inew;1", starts=1, process="p")
     assert world.elect(3).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(3, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    # Those who were members are so again, under their ids, and one that knows all is designated.
+    # The former members rejoin under their ids, and one that has the highest epochs is designated.
     for broker_id in (A, B):
         assert world(ApplyBrokerId("c", "b", broker_id, f"h{broker_id}:10911;1")).code == Code.SUCCESS
         assert world.start(broker_id).code == Code.SUCCESS
@@ -869,7 +869,7 @@ def test_who_told_of_higher_epochs_and_is_gone_is_not_forgotten() -> None:
     world(Scan("b"))
     del world.reports[B]
     assert world.elect(A, designate=True).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    world.hear(A, master_epoch=9, sync_state_set_epoch=20)  # what it has heard meanwhile
+    world.hear(A, master_epoch=9, sync_state_set_epoch=20)  # learned in the meantime
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
     assert world.elect(A, designate=True).master_epoch == 10
     assert world.value.sync_state_set_epoch == 22
@@ -891,7 +891,7 @@ def test_readers_see_roles_and_who_is_alive() -> None:
     assert data.not_in_sync is not None and [(r.id, r.alive) for r in data.not_in_sync] == [(B, False)]
 
 
-# ---- forgetting
+# ---- cleaning
 
 
 def test_what_lives_or_is_unknown_or_malformed_is_not_cleaned() -> None:
@@ -921,7 +921,7 @@ def test_the_last_ones_that_have_everything_are_not_cleaned_by_chance() -> None:
     assert world(CleanBrokerData("b", "1", clean_living=True)).code == Code.SUCCESS
     assert (world.value.ids, world.value.master, world.value.sync_state_set) == ((B,), None, ())
     assert world.elect(B).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    assert world.elect(B, designate=True).master == B  # nobody else is left whom it could lack something of
+    assert world.elect(B, designate=True).master == B  # no other member is left that could have more records
 
 
 def test_a_set_without_master_or_with_leave_to_clean_the_living_is_forgotten_whole() -> None:

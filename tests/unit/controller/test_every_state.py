@@ -1,4 +1,4 @@
-"""All small broker sets, all requests: what holds whatever happens. Rules one by one are in test_decision."""
+"""Invariants of decisions over all requests to all small broker sets; test_decision tests single rules."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def member(broker_id: int, *, stock: bool, least: int) -> Member:
 
 
 def values(size: int, stock: tuple[bool, ...], least: int) -> Iterator[BrokerSet]:
-    """Every set of this size that the invariants allow, and that a chain of decisions can come to."""
+    """Yield every broker set of this size that the invariants allow and that decisions can reach."""
     ids = tuple(range(1, size + 1))
     members = tuple(member(id, stock=stock[id - 1], least=least) for id in ids)
     new = BrokerSet(cluster="c", name="b", next_broker_id=size + 1, members=members)
@@ -126,7 +126,7 @@ def states(size: int, stock: tuple[bool, ...], least: int, *, narrow: bool) -> I
                         incarnation=m.incarnation,
                         starts=m.starts,
                         process=m.process,
-                        # The first one tells of them: all that matters is the highest.
+                        # Only member 1 reports epochs: decisions use the highest ones of all members.
                         master_epoch=epochs[0] if m.id == 1 and value.master_epoch else 0,
                         sync_state_set_epoch=epochs[1] if m.id == 1 and value.master_epoch else 0,
                     )
@@ -167,7 +167,7 @@ def requests(value: BrokerSet) -> Iterator[Request]:
 
 
 def holds(state: State, request: Request) -> None:
-    """Every rule that a single decision can break."""
+    """Assert every invariant that a single decision could break."""
     old, decision = state.value, state.decided(request)
     answer, new = decision.answer, decision.broker_set or old
     refused = answer.code != Code.SUCCESS
@@ -175,12 +175,12 @@ def holds(state: State, request: Request) -> None:
         assert isinstance(request, CleanBrokerData) and not refused
         return
 
-    # Epochs never fall; each has at most one master, and one sync state set.
+    # Epochs never decrease. Each has at most one master and one SyncStateSet.
     assert new.epochs >= old.epochs
     assert new.master == old.master or new.master_epoch > old.master_epoch
     assert new.sync_state_set == old.sync_state_set or new.sync_state_set_epoch > old.sync_state_set_epoch
 
-    # A refused request changes nothing, but that an outdated register is frozen, and a dead master cleared.
+    # A refused request changes nothing, except that it may freeze an outdated set or clear a dead master.
     if refused and new != old:
         cleared = replace(old, master=None, master_epoch=old.master_epoch + 1)
         assert new == replace(old, frozen=new.frozen) or (
@@ -189,7 +189,7 @@ def holds(state: State, request: Request) -> None:
 
     by_operator = isinstance(request, ElectMaster) and request.designate
     if state.is_outdated and not by_operator and not isinstance(request, CleanBrokerData):
-        # Who has started since is known, for an operator to designate it.
+        # Brokers may still join, so that an operator can designate one.
         starts = isinstance(request, RegisterBroker | ApplyBrokerId)
         who = {"members": new.members, "next_broker_id": new.next_broker_id} if starts else {}
         assert replace(new, frozen=None) == replace(old, frozen=None, **who)
@@ -209,12 +209,12 @@ def holds(state: State, request: Request) -> None:
                 not state.in_sync and old.unclean and set(old.unclean) <= state.alive
             )
             if not state.in_sync:
-                assert new.master == max(state.alive)  # the longest, as they were made
+                assert new.master == max(state.alive)  # its log is the longest, see `states`
         elif by_operator and new.master not in state.in_sync and not first and not state.is_outdated:
             forced = state.rules.enable_elect_unclean_master and not any(m.is_stock for m in old.members)
             assert forced or not (state.in_sync or old.unclean)
 
-    # Nobody comes to be trusted but by its master's word or by an election.
+    # A member becomes trusted only by an alteration of its master or by an election.
     trusted = {*new.sync_state_set, *new.eligible} - state.in_sync
     assert trusted <= ({new.master} if elected else set()) | (
         set(request.sync_state_set) if isinstance(request, AlterSyncStateSet) else set()
@@ -227,21 +227,21 @@ def holds(state: State, request: Request) -> None:
         assert keeper is not None
         assert len(new.sync_state_set) >= min(len(old.sync_state_set), keeper.min_in_sync_replicas)
 
-    # Who may have lost what it acknowledged is out, and is remembered.
+    # A member that may have lost acknowledged records is out of the set and recorded as unclean.
     if isinstance(request, RegisterBroker) and request.incarnation == "fresh" and not refused and not state.is_outdated:
         assert request.broker_id not in (*new.sync_state_set, *new.eligible)
         assert state.in_sync - {*new.sync_state_set, *new.eligible} <= set(new.unclean)
 
-    # Where the master may acknowledge with what it has, nobody else is electable.
+    # If the set is large enough for the master to acknowledge, no other member is eligible.
     master = new.member(new.master)
     if master is not None and len(new.sync_state_set) >= master.min_in_sync_replicas:
         assert new.eligible == ()
 
-    # Who may lack something is forgotten only when that does not matter any more, or by an operator.
+    # An unclean mark disappears only by an election, an alteration, or an operator who cleans.
     if not (elected or isinstance(request, CleanBrokerData | AlterSyncStateSet)):
         assert set(old.unclean) <= set(new.unclean)
 
-    # A master that lives goes only by an operator, or by its own word that it began anew.
+    # A live master is deposed only by an operator, or by its own registration after a restart.
     if new.master != old.master and old.master in state.alive:
         assert by_operator or (
             isinstance(request, RegisterBroker | CleanBrokerData) and str(old.master) in str(request)

@@ -1,4 +1,4 @@
-"""Who lives, by what was heard and on which connection."""
+"""Tests of broker liveness by heartbeats and connections."""
 
 from __future__ import annotations
 

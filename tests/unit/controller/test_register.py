@@ -1,4 +1,4 @@
-"""The register in a file: one writer wins, what was written survives, what is damaged is no empty register."""
+"""Tests of FileRegister: one writer per revision wins, writes are durable, damage is detected."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def test_a_damaged_register_is_told_and_not_taken_for_an_empty_one(damage: Calla
     with pytest.raises(StartupError, match="is damaged") as refused:
         asyncio.run(opened(disk))
     assert refused.value.exit_code == EXIT_DISK
-    with pytest.raises(StartupError, match="is damaged"):  # it has let go of the lock
+    with pytest.raises(StartupError, match="is damaged"):  # the failed open has released the lock
         asyncio.run(opened(disk))
 
 
 class FailingDisk(RealDisk):
-    """Its writes fail with `fault` while there is one; they wait for `go`."""
+    """A disk whose writes wait for `go` and raise `fault` if it is set."""
 
     def __init__(self) -> None:
         self.fault: OSError | None = None
