@@ -1,4 +1,4 @@
-"""A hot log in memory and a worker that stores a description instead of Parquet."""
+"""Fakes for lifecycle tests: a hot log in memory, and a worker that stores a description instead of Parquet."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class FakeHot(OneByOne):
         self.rolled: dict[int, int] = {}
         self.minimums: dict[tuple[str, int], int] = {}
         self.minimum_writes = 0
-        self.hidden: dict[tuple[str, int], set[int]] = {}  # erased, and returned to nobody
-        self.unreadable: set[str] = set()  # topics whose rows can't be hidden
+        self.hidden: dict[tuple[str, int], set[int]] = {}  # erased offsets, returned to no reader
+        self.unreadable: set[str] = set()  # topics whose rows cannot be hidden
         self.former: dict[str, int] = {}
-        self.raw: list[bytes] = []  # records of deleted topics, and those that wait for delivery
+        self.raw: list[bytes] = []  # records of deleted topics and delayed records
         self.log_takes_nothing = False
-        self.logged: list[tuple[str, int, int, int]] = []  # rows that the log states as erased
+        self.logged: list[tuple[str, int, int, int]] = []  # rows that the log has recorded as erased
         self.quarantine: dict[str, bytes] = {}
         self.is_quarantine_locked = False
         self.is_log_unreadable = False
@@ -78,8 +78,8 @@ class FakeHot(OneByOne):
         self.pinned: int | None = None
         self.disk = 0.1
         self.evicted: list[int] = []
-        self.cut_short = 0  # of the evictions to come, this one finds the log cut meanwhile
-        self.timer: int | None = None  # where the oldest waiting timer lies
+        self.cut_short = 0  # number of the eviction that finds the log truncated, counted down
+        self.timer: int | None = None  # physical offset of the oldest pending timer
         self.carried: list[int] = []
 
     def put(self, topic: str, queue: int = 0, count: int = 1) -> None:
@@ -90,13 +90,13 @@ class FakeHot(OneByOne):
             self.tail += RECORD
 
     def delete_topic(self, topic: str) -> None:
-        """It comes again at offset 0."""
+        """Remove the queues of a topic; if it is created again, its offsets start at 0."""
         self.records = [record for record in self.records if record[1] != topic]
         self.next = {place: offset for place, offset in self.next.items() if place[0] != topic}
         self.minimums = {place: offset for place, offset in self.minimums.items() if place[0] != topic}
 
     def lose_above(self, physical: int) -> None:
-        """What a power cut does under ASYNC_FLUSH."""
+        """Drop all records above `physical`, as a power cut under ASYNC_FLUSH does."""
         self.records = [record for record in self.records if record[0] < physical]
         self.tail = physical
         self.next = {}
@@ -313,7 +313,7 @@ class FakeWorker:
         raise EncodeFailed("of these objects none is made")
 
     def give_up_compaction(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no compaction is in progress."""
 
     def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> MayHold:
         raise WorkerFailed("DamagedObject", "of these objects none is read")
@@ -332,7 +332,7 @@ class FakeWorker:
 
 
 class Rig:
-    """One broker's lifecycle over a shared store; `restart()` is what follows a crash."""
+    """The lifecycle of one broker over a shared store. `restart()` starts it again after a crash."""
 
     def __init__(self, directory: Path, policy: Policy | None = None, log_uuid: str = "log-1") -> None:
         self.clock = ManualClock()
@@ -363,7 +363,7 @@ class Rig:
         self.lifecycle.offload.run(roll=True, evict=evict)
 
     def check_tiles(self, topic: str, queue: int = 0) -> int:
-        """Every offset from 0 is in exactly one object or GAP; returns the next one."""
+        """Assert that every offset from 0 is in exactly one object or GAP, and return the next offset."""
         catalog = self.journal.catalog
         spans = [(run.first, run.last) for run in catalog.queue(topic, queue).runs()]
         spans += [(gap.first, gap.last) for gap in catalog.gaps() if (gap.topic, gap.queue) == (topic, queue)]

@@ -1,4 +1,4 @@
-"""Members of a broker set over one shared store, each with a hot log of its own that is a copy of the other's."""
+"""Members of a broker set over one shared store, each with its own copy of the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UUID = "the set's log"
 
 
 class MemberHot(FakeHot):
-    """Readers, and so rounds, see what is confirmed; a round reaches what the whole set has synced."""
+    """A hot log with a confirmed offset for readers, and an archivable limit that all members have synced."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -43,7 +43,7 @@ class MemberHot(FakeHot):
         return super().entries(topic, start, min(end, self.confirmed // RECORD * RECORD))
 
     def copy(self, other: FakeHot, upto: int = 1 << 62) -> None:
-        """The other's log up to there."""
+        """Replace this log by the other one up to the physical offset `upto`."""
         self.records += [record for record in other.records if self.tail <= record[0] < upto]
         self.tail = max(self.tail, min(other.tail, upto))
         for _, topic, queue, offset, _ in self.records:
@@ -51,7 +51,7 @@ class MemberHot(FakeHot):
 
 
 class Member:
-    """One of them; a slave that has no role yet."""
+    """A member of the set. It starts as a slave without a known role."""
 
     def __init__(
         self, broker_set: BrokerSet, directory: Path, *, log_uuid: str = UUID, proof: Proof | None = None
@@ -62,7 +62,7 @@ class Member:
         self.start()
 
     def start(self) -> None:
-        """A life; the directory is that of the last."""
+        """Start the process again on the directory of the previous one."""
         clock, disk = self.set.clock, RealDisk()
         self.journal = JournalWriter(
             self.set.store, "", "b", self.log_uuid, local=self.directory, disk=disk, clock=clock, proof=self.proof
@@ -78,7 +78,7 @@ class Member:
 
 
 class BrokerSet:
-    """A and B; `elect` tells the one who is elected, as its set would. The other hears of it when it is told."""
+    """Members A and B. `elect` notifies only the elected one; a test demotes the other one explicitly."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
@@ -94,16 +94,16 @@ class BrokerSet:
         return self.master_epoch
 
     def replicate(self) -> None:
-        """B has what A has."""
+        """Copy the log of A to B."""
         self.b.hot.copy(self.a.hot)
 
     @property
     def catalog(self) -> Catalog:
-        """As anybody reads it."""
+        """Return the catalog as a reader of the store sees it."""
         return read_catalog(self.store, "b")
 
     def check_tiles(self, topic: str, queue: int = 0) -> int:
-        """Every offset from 0 is in exactly one object, and no object is without a COMMIT; returns the next offset."""
+        """Assert that each offset is in exactly one object and each object has a COMMIT; return the next offset."""
         catalog, following = self.catalog, 0
         for first, last in sorted((run.first, run.last) for run in catalog.queue(topic, queue).runs()):
             assert first == following, f"gap or overlap at {following}"

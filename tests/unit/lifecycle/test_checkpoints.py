@@ -1,4 +1,4 @@
-"""The broker writes checkpoints, and its own start and the store's readers go by them."""
+"""Tests of journal checkpoints: the broker writes them; its next start and readers of the store use them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packs(rig: Rig) -> set[str]:
 
 
 def named_packs(rig: Rig) -> set[str]:
-    """By the checkpoints that stay."""
+    """Return the packs that the remaining checkpoints refer to."""
     heads = [decode_checkpoint(rig.store.objects[key][0]) for key in checkpoints(rig)]
     return {pack_key("", "b", *name) for head in heads if isinstance(head, CheckpointHead) for name in head.sizes()}
 

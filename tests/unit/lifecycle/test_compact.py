@@ -1,5 +1,7 @@
-"""Compaction over a store that fails at every call, and a process that ends at every step: nothing is lost, doubled or
-left over."""
+"""Tests of compaction with a store that fails at every call and a crash at every step.
+
+No row is lost or duplicated, and no object is left over.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ Row = tuple[int, int, bytes]  # queue, offset, record
 
 
 class CuttingStore(MemoryStore):
-    """Gives the nth body cut short, of the keys that hold `within`."""
+    """A store that truncates the nth body it returns for keys that contain `within`."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
@@ -96,24 +98,24 @@ class CuttingStore(MemoryStore):
 
 
 class _NoProcess:
-    """Of a worker in this process."""
+    """The process handle of a worker that runs in this process."""
 
     pid, returncode = 1, 0
 
     def kill(self) -> None:
-        """It ends with its socket."""
+        """Do nothing: the worker ends when its socket closes."""
 
     def wait(self, timeout: float | None = None) -> int:
         return 0
 
 
 class ThreadWorker(WorkerClient):
-    """The worker's code and the client's, a socket between them, and no process."""
+    """The real worker and client, connected by a socket, with the worker in a thread."""
 
     def __init__(self, store: MemoryStore, work_dir: Path) -> None:
         super().__init__(work_dir=work_dir)
         self.store = store
-        self.before: Callable[[], None] = lambda: None  # each request
+        self.before: Callable[[], None] = lambda: None  # called before each request
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -131,7 +133,7 @@ class ThreadWorker(WorkerClient):
 
 
 class QuickWorker(FakeWorker):
-    """As the real one, but an object is a list of rows. It asks the store for the same, and fails the same ways."""
+    """A worker whose objects are lists of rows. It sends the same store requests and fails in the same ways."""
 
     def compact(
         self, store_url: str, name: PlannedObject, merge: Merge, metadata: Mapping[str, str]
@@ -186,7 +188,7 @@ def quick_name(key: str, start: int, end: int, content: bytes) -> CommittedObjec
 
 
 def quick(objects: Sequence[Stored], sealed: Sealed) -> list[Stored]:
-    """The same rows."""
+    """Store the same rows as objects of a QuickWorker."""
     found = []
     for name, _ in objects:
         places = [(q, at) for q, (first, last, _) in sorted(name.queues.items()) for at in range(first, last + 1)]
@@ -197,7 +199,7 @@ def quick(objects: Sequence[Stored], sealed: Sealed) -> list[Stored]:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
-    """Three objects of three queues, the last two of which begin later."""
+    """Return a log of three objects and three queues. The last two queues begin in later objects."""
     log = Log(tmp_path_factory.mktemp("log"))
     for counts in ({0: 9}, {0: 6, 1: 5}, {0: 3, 1: 3, 2: 4}):
         log.object_of(counts, GROUP_SIZES)
@@ -213,7 +215,7 @@ def stored(log: Log) -> list[Stored]:
 
 
 class CompactRig(Rig):
-    """A broker whose archive has these objects, and a log above them."""
+    """A broker whose archive has the objects of a Log, and whose local log begins above them."""
 
     def __init__(
         self, directory: Path, objects: Sequence[Stored], policy: Policy | None = None, *, is_quick: bool = False
@@ -249,7 +251,7 @@ class CompactRig(Rig):
         return {key for key in self.store.objects if key.startswith("topic=")}
 
     def check_rows(self, sealed: Sealed) -> None:
-        """By who reads the bucket with nothing else: each record once, byte for byte."""
+        """Assert that an independent reader of the bucket finds each record once, byte for byte."""
         found: Sealed = {}
         if self.is_quick:
             catalog = read_catalog(self.store, "b")
@@ -268,7 +270,7 @@ class CompactRig(Rig):
         assert found == sealed
 
     def check_end(self, sealed: Sealed) -> None:
-        """And after the grace and two sweeps the bucket has nothing else."""
+        """Also assert that the bucket has no other objects after the grace and two sweeps."""
         assert self.lifecycle.unexpire.run()["objects"] == 0
         self.clock.advance(25 * HOUR)
         self.lifecycle.expire.run()
@@ -333,7 +335,7 @@ def test_small_objects_become_one_and_the_old_go_after_the_grace(new: New, log: 
 
 
 def test_a_compaction_writes_no_names_of_all_topics_down(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows have been named by a round: what is known locally of ten thousand topics is not written for each."""
+    """A round has already saved the names: a compaction must not save those of ten thousand topics again."""
     rig = new(is_quick=True)
     written: list[Path] = []
 
@@ -436,7 +438,7 @@ def test_each_fault_of_each_call(new: New, log: Log, kind: str, crash: bool) -> 
             rig.cutting.cut = nth + 1
         else:
             rig.store.fail(verb, error, after=after, skip=nth)
-        with contextlib.suppress(ObjectStoreError, MalformedEntry):  # the job has failed, and comes again
+        with contextlib.suppress(ObjectStoreError, MalformedEntry):  # the job failed and runs again
             rig.compact()
         rig.store.faults.clear()
         rig.cutting.cut = 0
@@ -530,11 +532,11 @@ def test_a_worker_that_fails_after_it_has_written_the_file_leaves_nothing(new: N
     rig.check_end(log.sealed)
 
 
-# ---- what comes between
+# ---- concurrent changes
 
 
 def while_it_is_made(rig: CompactRig, work: Callable[[], object]) -> None:
-    """Between the INTENT and the upload."""
+    """Run `work` between the INTENT and the upload."""
 
     def once() -> None:
         rig.encoder.before = lambda: None
@@ -610,7 +612,7 @@ def test_a_zombie_is_fenced_and_what_it_made_is_deleted(new: New, log: Log) -> N
 
 
 def test_two_compactors_one_of_which_has_the_epoch(new: New, log: Log) -> None:
-    """The other's REPLACE is refused; its inputs are gone by then."""
+    """The superseded compactor is refused: its inputs are no longer in the catalog."""
     rig = new()
     second: list[int] = []
 
@@ -631,7 +633,7 @@ def test_two_compactors_one_of_which_has_the_epoch(new: New, log: Log) -> None:
 
 
 def test_a_lost_replace_that_comes_to_stand_late_is_not_deleted(new: New, log: Log) -> None:
-    """Its request waits somewhere while its writer gives up, and lands before the ABORT."""
+    """The request is delayed in the network, its writer gives up, and it arrives just before the ABORT."""
     rig = new()
     held: list[tuple[str, bytes]] = []
 
@@ -689,7 +691,7 @@ def test_an_object_that_is_not_there_as_it_was_made_takes_no_place(new: New, log
 
 
 def test_a_catalog_from_the_objects_alone_finds_each_row_once(new: New, log: Log) -> None:
-    """Old and new lie beside each other, and one of an intent that was never ended: the page says which count."""
+    """Old, new and uncommitted objects coexist. The format page defines which of them count."""
     rig = new()
     with failpoint.armed("compact.after_upload"), pytest.raises(FailpointError):
         rig.compact()
@@ -792,7 +794,7 @@ def test_another_priority_begins_a_compaction_anew_and_no_upload(new: New, log: 
 def test_each_change_of_priority_leaves_a_compaction_its_second_try(
     new: New, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An upload comes, at another priority, and again; then a worker dies over it, once."""
+    """Uploads change the priority twice during the compaction; then a worker dies once."""
     rig = new()
     made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
     workers: list[Worker] = []
@@ -816,8 +818,10 @@ def test_each_change_of_priority_leaves_a_compaction_its_second_try(
 
 
 def test_who_shares_a_low_rate_waits_for_what_the_others_upload_too(new: New, log: Log, tmp_path: Path) -> None:
-    """A worker that keeps to its rate is not ended as one that hangs: a round, a compaction, and a compaction to which
-    a round comes."""
+    """A worker within its upload rate is not killed as hanging.
+
+    Cases: a round, a compaction, and a compaction that a round joins.
+    """
     rig, rate = new(), 1000
     made = make_round(tmp_path, base=1 << 20, first=0, counts={0: 5})
     round_bytes = sum(int(run.sizes.sum()) for run in made.entries.values())

@@ -1,4 +1,4 @@
-"""What becomes one object: neighbours of a day without a hole, when it is worth it, and nothing else."""
+"""Tests of the compaction plan: it merges adjacent objects of one day if the merge pays off."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def name_of(
     newest: int = D1,
     topic: str = "t",
 ) -> CommittedObject:
-    """One row group."""
+    """Return an object of one row group."""
     rows, queues, row = 0, {}, 0
     for queue, (first, last) in sorted(runs.items()):
         queues[queue] = (first, last, row)
@@ -137,7 +137,7 @@ def test_what_expires_within_twice_the_grace_is_left(grace: int) -> None:
 
 
 def test_only_what_is_hidden_for_good_is_left_out() -> None:
-    """An expiry that may be taken back hides rows, too."""
+    """An expiry that can still be undone hides rows, but does not drop them."""
     names = row_of(3)
     catalog = Catalog()
     catalog.apply(0, Commit(round=1, names=names, through={"t": 30}))
@@ -198,7 +198,7 @@ def test_whatever_is_planned_is_neighbours_in_bounds_each_at_most_once(
 
 
 def merged(merge: Merge, size: int = 100) -> CommittedObject:
-    """What becomes of it, in one row group."""
+    """Return the output object of a merge, in one row group."""
     newest = max(name.max_time for name in merge.inputs)
     return name_of(merge.start, merge.end, merge.queues, size=size, day=merge.day, newest=newest)
 

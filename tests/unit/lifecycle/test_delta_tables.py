@@ -1,4 +1,4 @@
-"""A topic's Delta table has exactly the rows that its archive has, whoever reads it, whatever fails on the way."""
+"""Tests of Delta tables: a table has exactly the rows of its archive, for every reader and after every fault."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Rules(NamedTuple):
 
 
 class OfBroker(NamedTuple):
-    """Whose journal is told."""
+    """The broker whose journal is published."""
 
     store: ObjectStore
     broker: str
@@ -86,10 +86,10 @@ def by_delta(root: Path, query: str = f"SELECT {PLACE} FROM rows") -> list[Row]:
 
 
 class OtherReader:
-    """A reader in a process of its own: its versions are not those of the other tests."""
+    """A reader in its own process, because it needs other library versions than these tests."""
 
     def __init__(self, python: str, program: str, table: str) -> None:
-        """`table` names the one of a path, in a query."""
+        """Start the process. `table` is the format of a table reference in a query."""
         command = [python, str(SERVERS / program)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._table = table
@@ -136,13 +136,13 @@ def by_archive(store: Path) -> list[Row]:
     return sorted(tuple(row[name] for name in columns) for row in found.to_pylist())
 
 
-# ---- what readers see
+# ---- readers
 
 
 def test_after_each_entry_delta_rs_sees_what_the_archive_has(
     tmp_path: Path, by_duckdb: OtherReader | None, by_spark: OtherReader | None
 ) -> None:
-    """Of two brokers, one of them with a name that is written otherwise in a path; now and then a job begins anew."""
+    """Two brokers, one with a name that paths encode; at random, a job is restarted."""
     directory = tmp_path / "store"
     directory.mkdir()
     store = open_store(f"dir:{directory}")
@@ -185,7 +185,7 @@ def refuses_to_write(spark: OtherReader, root: Path) -> None:
 
 
 class Readers(NamedTuple):
-    """A store with a table of some commits, of which rows are hidden."""
+    """A store with a table of several commits and hidden rows."""
 
     root: Path
     archive: ArchiveAtRandom
@@ -259,7 +259,7 @@ def test_the_schema_is_the_objects() -> None:
 def test_a_reader_that_knows_no_deletion_vectors_is_refused(table: Readers) -> None:
     with pytest.raises(DeltaProtocolError, match="deletionVectors"):
         ForeignTable(str(table.root)).to_pyarrow_dataset()
-    # Polars looks them up by the path's text, and would find none of this broker's.
+    # Polars looks up deletion vectors by the encoded path and would find none of this broker.
     with pytest.raises(DeltaProtocolError, match="v2Checkpoint"):
         pl.scan_delta(str(table.root)).collect()
 
@@ -274,7 +274,7 @@ def test_polars_and_duckdb_read_it_through_delta_rs(table: Readers) -> None:
     assert sorted(found.fetchall()) == by_archive(table.store)
 
 
-# ---- who else would write
+# ---- other writers
 
 ONE_ROW: Any = pa.table({"queue_id": pa.array([1], pa.int32())})
 WRITES: dict[str, Callable[[ForeignTable], object]] = {
@@ -302,7 +302,7 @@ def test_no_other_program_writes_to_it(table: Readers, write: str) -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_no_other_program_cleans_up_in_it(table: Readers, full: bool) -> None:
-    """Neither objects that are in their grace, nor one that is not committed yet."""
+    """Objects in their grace and uncommitted objects must survive."""
     stray = table.root / "dt=2026-01-02" / "broker=b%25" / f"{0:020d}-{1:020d}-e9.parquet"
     stray.write_bytes(b"on its way")
     before = {path: path.read_bytes() for path in table.store.rglob("*") if path.is_file()}
@@ -347,12 +347,12 @@ def test_a_damaged_log_stops_its_table_alone(tmp_path: Path, damage: bytes) -> N
     begun = of_broker(store)
     begun.run()
     assert "of its log" in begun.set_aside.reasons()[TOPIC]
-    running.run()  # looks at nothing but whose commits those are that it meets
+    running.run()  # reads only the owner of the commits
     assert damage.endswith(b"}\n") or "of its log" in running.set_aside.reasons()[TOPIC]
 
 
 def test_what_somebody_took_out_by_force_without_a_time_stays_told_in_checkpoints(tmp_path: Path) -> None:
-    """`deletionTimestamp` may be left out: unknown means keep."""
+    """`deletionTimestamp` is optional. A remove without one must be kept."""
     store = MemoryStore(ManualClock(T0))
     history(store, tmp_path / "log", 4, 3)
     of_broker(store).run()
@@ -389,11 +389,11 @@ def test_a_deletion_vector_says_these_rows_to_delta_rs(
     assert vector.rows == len(gone)
 
 
-# ---- what can fail on the way: by who reads the log with nothing else
+# ---- faults, checked by an independent reader of the log
 
 
 class Follower:
-    """Applies what is new in the log each time, as a stream does: rows of what comes with a change of data."""
+    """A reader that applies new versions of the log like a stream: it counts rows of commits with `dataChange`."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store, self.version = store, -1
@@ -419,7 +419,7 @@ class Follower:
         self.check_table(archive)
 
     def check_table(self, archive: ArchiveAtRandom) -> None:
-        """Each file with the rows that the archive has of it; in the stream each that a round made once."""
+        """Assert that the files have the rows of the archive, and that the stream has seen each archived row once."""
         self.follow()
         minimums = {queue: archive.catalog.recorded_minimum(TOPIC, queue) for queue in range(3)}
         wanted = {}
@@ -434,7 +434,7 @@ class Follower:
 
 
 def manifest_lines(store: ObjectStore, broker: str = "b") -> list[str]:
-    """The lines of all symlink manifests of a broker."""
+    """Return the lines of all symlink manifests of a broker."""
     keys = [one.key for one in store.list(f"topic={TOPIC}/_symlink_format_manifest/")]
     mine = [key for key in keys if key.endswith(f"/broker={escape(broker)}/manifest")]
     assert all(store.get(key) for key in mine), "an empty manifest is deleted"
@@ -512,7 +512,7 @@ def test_manifests_of_further_topics_are_not_written_when_the_broker_stops() -> 
 
 
 def history(store: MemoryStore, directory: Path, seed: int, entries: int) -> ArchiveAtRandom:
-    """With no checkpoint: whoever begins, begins at the first entry."""
+    """Make an archive of random entries without a checkpoint, so that jobs begin at the first entry."""
     archive = ArchiveAtRandom(store, "b", directory, seed, checkpoints=False)
     archive.commit()
     for _ in range(entries):
@@ -535,7 +535,7 @@ ERRORS: dict[str, tuple[BaseException, bool]] = {
 def test_whatever_call_fails_or_is_the_last_nothing_is_lost_or_told_twice(
     tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each call of a job that tells sixteen entries, with a checkpoint of the log and a clean-up on its way."""
+    """Each call of a job fails that publishes 16 entries and writes a checkpoint and cleans up on the way."""
     monkeypatch.setattr(delta_table, "CHECKPOINT_COMMITS", 5)
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 8, 16)
@@ -546,7 +546,7 @@ def test_whatever_call_fails_or_is_the_last_nothing_is_lost_or_told_twice(
 def test_a_table_that_is_made_in_several_commits_has_each_file_once(
     tmp_path: Path, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an archive that was there before, whose journal is taken from its checkpoint on."""
+    """The archive existed before the table, so the job begins at a checkpoint of the journal."""
     monkeypatch.setattr(delta_table, "BATCH", 2)
     store = MemoryStore(ManualClock(T0))
     archive = ArchiveAtRandom(store, "b", tmp_path / "log", 8)
@@ -560,7 +560,7 @@ def test_a_table_that_is_made_in_several_commits_has_each_file_once(
 
 
 def interrupted_at_each_call(store: MemoryStore, archive: ArchiveAtRandom, what: BaseException, after: bool) -> int:
-    """How many calls there are."""
+    """Interrupt a job at each of its store calls, check the result, and return the number of calls."""
     before = dict(store.objects)
     calls = 0
     while True:
@@ -584,7 +584,6 @@ def of_broker(store: MemoryStore, broker: str = "b", rules: Rules | None = None,
 
 
 def test_rows_come_back_whose_queue_has_no_minimum_any_more(tmp_path: Path) -> None:
-    """Of an object that was in view all the time."""
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 8, 0)
     queue, (_, last, _) = next(iter(archive.live()[0].queues.items()))
@@ -600,7 +599,7 @@ def test_rows_come_back_whose_queue_has_no_minimum_any_more(tmp_path: Path) -> N
 
 
 def test_two_processes_that_tell_one_journal_tell_each_entry_once(tmp_path: Path) -> None:
-    """At each call of the one the other does all of its work: a deposed master's, and its successor's."""
+    """At each call of a deposed master's job, the job of its successor runs completely."""
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 4, 10)
     before = dict(store.objects)
@@ -664,12 +663,12 @@ def test_the_log_is_cut_behind_checkpoints_that_are_old_enough(tmp_path: Path, m
     state = read_table(store, f"topic={TOPIC}")
     assert state.files.keys() == follower.files.keys()
     assert state.version == follower.version
-    # Who slept for so long, and goes on as if nothing had been:
+    # A job that was suspended that long and resumes:
     assert of_broker(store).run() == 0
 
 
 def test_who_slept_while_the_log_was_cut_reads_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its commit may stand where no reader looks: it is told again, behind the others."""
+    """Its commit may be at a version that no reader reads, so it is published again above the others."""
     store = MemoryStore(ManualClock(T0))
     archive = ArchiveAtRandom(store, "b", tmp_path / "log", 4)
     archive.commit()
@@ -694,7 +693,7 @@ def test_who_slept_while_the_log_was_cut_reads_it_again(tmp_path: Path, monkeypa
 def test_who_had_nothing_to_tell_until_the_first_versions_were_cut_begins_no_second_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 0 is free again, and no reader looks there."""
+    """Version 0 is free again, but no reader would read it."""
     store = MemoryStore(ManualClock(T0))
     quiet = ArchiveAtRandom(store, "b", tmp_path / "quiet", 4)
     quiet.commit()
@@ -716,7 +715,7 @@ def test_who_had_nothing_to_tell_until_the_first_versions_were_cut_begins_no_sec
 
 
 def test_a_table_that_was_changed_by_force_is_made_level(tmp_path: Path) -> None:
-    """What a writer that does not keep to Delta's protocol took out comes back at the next start."""
+    """Files that a non-compliant writer removed are added again at the next start."""
     store = MemoryStore(ManualClock(T0))
     archive = history(store, tmp_path / "log", 4, 3)
     of_broker(store).run()

@@ -1,4 +1,4 @@
-"""What `neve topic ttl plan` shows is what the broker's next sweep does, whatever the archive has gone through."""
+"""Tests that `neve topic ttl plan` predicts the next sweep of the broker, for random histories."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.unit.lifecycle.fakes import Rig
 
 TOPIC = "t"
 _puts = st.tuples(st.just("put"), st.integers(0, 1), st.integers(1, 9))
-_hours = st.tuples(st.just("hours"), st.integers(-60, 60))  # back: what was stored before is from the future
+_hours = st.tuples(st.just("hours"), st.integers(-60, 60))  # negative: older messages have store times in the future
 _unknown = st.tuples(st.just("unknown"), st.booleans())
 _others = st.sampled_from([("offload",), ("evict",), ("sweep",), ("unexpire",)])
 _histories = st.lists(st.one_of(_puts, _puts, _hours, _unknown, _others), max_size=24)
-# Three objects; the one in the middle was stored while the clock was 60 hours ahead.
+# Three objects. The clock was 60 hours ahead when the middle one was stored.
 _LIVE_IN_THE_MIDDLE: list[tuple[object, ...]] = [
     ("put", 0, 9), ("offload",), ("hours", 60), ("put", 0, 9), ("offload",), ("hours", -60), ("put", 0, 9),
     ("offload",), ("hours", 50),
@@ -36,7 +36,7 @@ def test_the_dry_run_shows_what_the_sweep_does(history: list[tuple[object, ...]]
         rig = lived(Path(directory), history)
         rig.clock.advance(later * HOUR_MS)
         rig.lifecycle.safe_clock.confirm()
-        rig.offload()  # the dry run speaks of the archive
+        rig.offload()  # the plan covers only the archive
         rig.policy = Policy(ttl_hours=lambda topic: ttl)
         catalog = rig.journal.catalog
         plan = expiry_plan(TOPIC, [catalog], ttl, rig.clock.now_ms())
@@ -58,7 +58,7 @@ def test_what_lies_behind_a_live_object_is_neither_promised_nor_taken() -> None:
 
 
 def lived(directory: Path, history: list[tuple[object, ...]]) -> Rig:
-    """A broker after that; sweeps on the way go by a TTL of 24 hours."""
+    """Return a broker after this history. Its sweeps use a TTL of 24 hours."""
     rig = Rig(directory, Policy(ttl_hours=lambda topic: 24))
     for verb, *arguments in history:
         match verb, arguments:
@@ -81,13 +81,13 @@ def lived(directory: Path, history: list[tuple[object, ...]]) -> Rig:
 
 
 def visible(catalog: Catalog) -> int:
-    """Rows that readers see."""
+    """Return the number of visible rows."""
     hidden = sum(rows_below(name, lambda q: catalog.recorded_minimum(TOPIC, q)) for name in catalog.objects(TOPIC))
     return sum(name.rows for name in catalog.objects(TOPIC)) - hidden
 
 
 def test_what_expires_on_the_local_log_hides_nothing_live_of_the_archive_below_it() -> None:
-    """Times ran backwards, and a minimum can't leave out what lies below it."""
+    """The clock went back, and a minimum hides every offset below it, also those of live rows."""
     with tempfile.TemporaryDirectory() as directory:
         rig = lived(
             Path(directory), [*_LIVE_IN_THE_MIDDLE[:5], ("evict",), ("hours", -60), ("put", 0, 9), ("hours", 50)]

@@ -1,5 +1,7 @@
-"""Erasure of a key over a store that fails at every call, and a process that ends at every step: the other messages are
-there once, byte for byte; those with the key go, and stay gone."""
+"""Tests of erasure by key with a store that fails at every call and a crash at every step.
+
+Messages with the key are deleted for good. All others remain once, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -68,12 +70,12 @@ from tiered.write.offload_plan import TopicUnreadable
 from tiered.write.segment_writer import GROUP_SIZES
 
 KEY = "who-is-meant"
-# Of the first object one in the middle and its last, of the second neighbours over two queues, all of the fourth.
+# First object: one in the middle and the last. Second: neighbours in two queues. Fourth: all.
 MEANT = {(0, 3), (0, 8), (0, 12), (0, 13), (1, 0), *((3, at) for at in range(4))}
 
 
 class KeyedLog(Log):
-    """Some of its messages have the key, others speak of it."""
+    """A log in which some messages have the key and others only contain its text."""
 
     def record(self, queue: int, at: int) -> bytes:
         offset = self.next.setdefault(queue, 0)
@@ -87,7 +89,7 @@ class KeyedLog(Log):
 
 
 class _Rows:
-    """What a search asks of a decoded row group."""
+    """The interface of a decoded row group that a search uses."""
 
     def __init__(self, rows: list[Row]) -> None:
         self.wire = memoryview(b"".join(raw for _, _, raw in rows))
@@ -95,7 +97,7 @@ class _Rows:
 
 
 class QuickEraser(QuickWorker):
-    """It reads, too; an object has no filters."""
+    """A QuickWorker that also reads objects, which have no filters."""
 
     def may_hold(self, store_url: str, name: CommittedObject, groups: list[int], word: bytes) -> MayHold:
         try:
@@ -124,7 +126,7 @@ class EraseRig(CompactRig):
         super().restart()
 
     def check_rows(self, sealed: Sealed) -> None:
-        """By who reads the bucket with nothing else: each record once, byte for byte."""
+        """Assert that an independent reader of the bucket finds each record once, byte for byte."""
         if self.is_quick:
             super().check_rows(sealed)
             return
@@ -133,7 +135,7 @@ class EraseRig(CompactRig):
         assert sorted(read) == sorted(sealed.values())
 
     def check_others(self, sealed: Sealed) -> None:
-        """Whatever has become of the key's so far: each of the others is there once."""
+        """Assert that each message without the key is there once, at any stage of the erasure."""
         catalog = read_catalog(self.store, "b")
         found: Counter[tuple[int, int]] = Counter()
         for queue in catalog.queues(TOPIC):
@@ -172,7 +174,7 @@ def new(tmp_path: Path, log: Log) -> Iterator[New]:
     made: list[EraseRig] = []
 
     def make(policy: Policy | None = None, *, is_quick: bool = False, first: int = 4) -> EraseRig:
-        """`first`: so many of the objects."""
+        """Make a rig whose archive has the first `first` objects."""
         directory = tmp_path / str(len(made))
         directory.mkdir()
         objects = (quick(stored(log), log.sealed) if is_quick else stored(log))[:first]
@@ -282,7 +284,7 @@ def test_each_fault_of_each_call(new: New, log: Log, rest: Sealed, kind: str, cr
             rig.cutting.cut = nth + 1
         else:
             rig.store.fail(verb, error, after=after, skip=nth)
-        with contextlib.suppress(ObjectStoreError, MalformedEntry, WorkerFailed):  # who asked is told
+        with contextlib.suppress(ObjectStoreError, MalformedEntry, WorkerFailed):  # reported to the caller
             told = rig.erase()
             assert told["complete"] is not bool(told["not_erased"])
         rig.store.faults.clear()
@@ -343,11 +345,11 @@ def test_what_another_process_left_open_is_closed_by_itself(new: New, log: Log, 
     rig.check_end(log.sealed)
 
 
-# ---- what comes between
+# ---- concurrent changes
 
 
 def once_between(rig: EraseRig, work: Callable[[], object]) -> None:
-    """While the first object is made, behind its INTENT."""
+    """Run `work` once while the first object is written, after its INTENT."""
     rig.store.before_first("put", lambda _: work(), match="topic=")
 
 
@@ -397,7 +399,7 @@ def test_what_expires_meanwhile_does_not_come_back_with_it(new: New, log: Log) -
 
 
 def test_of_what_had_expired_nothing_comes_back_and_its_neighbours_may(new: New, log: Log) -> None:
-    """A clock was wrong, and all had expired; then the key is erased, then it is taken back."""
+    """All rows expired by a wrong clock. Then the key is erased, then the expiry is undone."""
     rig = new()
     minimums = {TOPIC: {0: 15, 1: 5}}
     keys = [name.key for name in rig.names[:2]]
@@ -413,7 +415,7 @@ def test_of_what_had_expired_nothing_comes_back_and_its_neighbours_may(new: New,
 
 
 def between_look_and_entry(rig: EraseRig, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
-    """Once, after an object's rows were looked at and before any turn is taken for it."""
+    """Run `work` once, after the search of an object and before the job takes its turn to write."""
     inner = rig.lifecycle.erase._replacement.withdraw
 
     def withdraw(*arguments: Any) -> Any:
@@ -501,7 +503,7 @@ def test_where_an_entry_would_lose_rows_nothing_of_it_is_written_and_that_is_sai
 
 
 def test_what_lacks_the_row_by_now_may_go_before_what_has_it_and_that_does_not_come_back(new: New, log: Log) -> None:
-    """It was below its queue's minimum when its object was compacted."""
+    """The row was below the minimum of its queue when its object was compacted."""
     rig = new(is_quick=True)
     old = rig.names[0]
     key = data_key("", TOPIC, DAY, "b", start=old.start, end=old.end, epoch=1, rewrite=7)
@@ -627,7 +629,7 @@ def test_what_a_round_takes_behind_the_last_look_is_said(new: New, monkeypatch: 
 def test_copies_in_the_local_log_are_said_with_their_time(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = new(Policy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
-    rig.hot.first_segment, rig.hot.tail = 5_000, 5_000 + SEGMENT  # offsets 0 to 4 lay below
+    rig.hot.first_segment, rig.hot.tail = 5_000, 5_000 + SEGMENT  # offsets 0 to 4 were below
     rig.hot.records = [(5_000 + 10 * at, *record[1:]) for at, record in enumerate(rig.hot.records) if record[3] >= 5]
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
     told = rig.erase()
@@ -689,7 +691,7 @@ def test_after_a_crash_between_the_erasing_and_the_hiding_the_next_start_hides(
 
 
 def test_an_erasure_that_is_broken_off_hides_what_it_has_taken(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a new start: the job is the broker's own."""
+    """No restart is needed: the job runs periodically in the broker."""
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
@@ -699,7 +701,7 @@ def test_an_erasure_that_is_broken_off_hides_what_it_has_taken(new: New, monkeyp
 
 
 def test_what_could_not_be_erased_is_returned_as_before(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both tiers show the same: the first object has two of it, and can't be read."""
+    """The first object has two rows with the key and is unreadable, so both tiers still return them."""
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
@@ -714,7 +716,7 @@ def test_what_could_not_be_erased_is_returned_as_before(new: New, monkeypatch: p
 def test_of_a_topic_that_is_gone_what_stays_out_of_view_is_hidden_too(
     new: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No gap says so of rows that no reader would see again: by its place in the log a record is found still."""
+    """Rows that no reader sees get no gap, but their records can still be read by physical offset."""
     rig = new()
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
@@ -725,7 +727,7 @@ def test_of_a_topic_that_is_gone_what_stays_out_of_view_is_hidden_too(
 
 
 def of_no_queue(until: int) -> list[dict[str, Any]]:
-    """Rows of queues that the log does not have: their records may still be there, and no request returns them."""
+    """Return the entries of queues that the log lacks: their records may exist, but no request returns them."""
     return [
         {"topic": TOPIC, "queue": 1, "rows": 1, "hidden": 1, "until_ms": until},
         {"topic": TOPIC, "queue": 3, "rows": 4, "hidden": 4, "until_ms": until},
@@ -736,7 +738,7 @@ def test_copies_of_a_deleted_topic_in_the_local_log_are_said(new: New, monkeypat
     rig = new(Policy(reserved_ms=7 * HOUR))
     rig.hot.put(TOPIC, 0, 15)
     monkeypatch.setattr(rig.lifecycle.offload, "run", lambda **_: [])
-    rig.hot.next.clear()  # the segments have its messages still
+    rig.hot.next.clear()  # the segments still have its messages
     told = rig.erase()
     assert {one["queue"]: one["rows"] for one in told["remains"]["local_log"]} == {0: 4, 1: 1, 3: 4}
 
@@ -803,7 +805,7 @@ def test_an_object_that_is_deleted_between_the_listing_and_the_naming_is_in_no_v
 
 
 def test_who_was_fenced_meanwhile_certifies_nothing(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that is nowhere: nothing is appended, by which it would be found out."""
+    """No message has the key, so the erasure appends no entry that would reveal the fence."""
     rig = new(is_quick=True)
     successor = rig.new_journal(directory=rig.directory.parent / "copy", log_uuid=rig.log_uuid)
 
@@ -863,7 +865,7 @@ def test_caches_forget_what_was_erased_once_nobody_can_fetch_it(new: New, log: L
 
 
 def former(offset: int, keys: str = KEY, *, topic: str = TOPIC, at: int = 0, more: str = "") -> bytes:
-    """A record that no queue has: of a deleted topic, or one that waits for its delivery."""
+    """Return a record outside all queues: of a deleted topic, or delayed."""
     properties = f"KEYS\x01{keys}\x02{more}".encode()
     return record(offset, topic=topic.encode(), queue_id=7, physical_offset=at, properties=properties, body=b"plain")
 

@@ -1,4 +1,4 @@
-"""Names of deleted topics are forgotten when nothing of them is left, and no earlier."""
+"""Tests that the names of deleted topics are forgotten only when no trace of them is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def archived_and_deleted(rig: Rig) -> None:
-    """Of `a` there are objects and a tombstone; `b` goes on."""
+    """Archive topics `a` and `b`, and delete `a`."""
     rig.hot.put("a", count=15)
     rig.hot.put("b", count=5)
     rig.offload(evict=True)
@@ -38,7 +38,7 @@ def archived_and_deleted(rig: Rig) -> None:
 
 
 def passed(rig: Rig, days: int) -> None:
-    """Its objects expire and are deleted meanwhile."""
+    """Let days pass in which the objects of `a` expire and are deleted."""
     rig.lifecycle.expire.run()
     rig.clock.advance(days * DAY)
     rig.lifecycle.expire.run()

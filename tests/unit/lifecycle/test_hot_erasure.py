@@ -1,4 +1,4 @@
-"""What the journal says was erased leaves the view of the local log, on each member that reads it, and nothing else."""
+"""Tests that each member hides the rows in its local log that the journal records as erased."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gap(topic: str, queue: int, first: int, last: int, reason: str = f"{ERASED}e
 
 
 def test_what_an_erase_has_told_is_hidden_and_no_other_gap_is(rig: Rig) -> None:
-    """A message that exists beats a gap: what a log had lost may have come back with an older copy of it."""
+    """Other gaps hide nothing: an older copy of the log may have brought the lost messages back."""
     for one in (gap("a", 0, 2, 3), gap("a", 0, 4, 5, "lost"), gap("a", 1, 0, 0), gap("b", 0, 1, 1, "not archived")):
         rig.journal.append(one)
     assert rig.lifecycle.hot_erasure.run() == 2
@@ -77,7 +77,7 @@ def test_a_start_goes_on_with_the_erasures_of_before(rig: Rig) -> None:
 
 
 def test_a_copy_of_another_masters_log_hides_nothing_that_may_be_another_message(rig: Rig) -> None:
-    """Where that log went on below its archive, or the topic began again, the same offsets are others' by now."""
+    """If that log continued below its archive, or the topic was recreated, the offsets belong to other messages."""
     rig.journal.append(gap("a", 0, 2, 3))
     rig.journal.append(gap("b", 0, 1, 1))
     lifecycle, at = rig.lifecycle, [500]
@@ -102,7 +102,7 @@ def test_a_slave_hides_what_its_master_has_erased_as_soon_as_it_reads_the_journa
     assert both.a.lifecycle.hot_erasure.run() == 1
     slave = both.b.lifecycle
     assert slave.hot_erasure.run() == 0, "it has not read of it"
-    slave.evict.run()  # each ten seconds, and follows the journal
+    slave.evict.run()  # this job runs every ten seconds and follows the journal
     assert slave.hot_erasure.run() == 1
     assert both.b.hot.hidden == {("a", 0): {2, 3}}
     both.a.hot.put("a", 0, 1)

@@ -1,4 +1,4 @@
-"""Fence, identity, unknown outcomes, and the start without a store."""
+"""Tests of the journal writer: fencing, identity, unknown outcomes, and a start without the store."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_other_log_is_refused(rig: Rig, tmp_path: Path) -> None:
     ):
         stranger.attach(0)
     with pytest.raises(ArchiveRefused, match="another brokerName"):
-        rig.new_journal(log_uuid="log-3").attach(0)  # the log was replaced, its state directory stayed
+        rig.new_journal(log_uuid="log-3").attach(0)  # the log was replaced, but not its state directory
 
 
 def test_other_store_is_refused(rig: Rig) -> None:
@@ -101,7 +101,7 @@ def test_other_store_is_refused(rig: Rig) -> None:
 
 @pytest.mark.parametrize("entries", [2, 256])
 def test_a_data_directory_under_another_brokers_name_is_refused(rig: Rig, entries: int) -> None:
-    """In its first epoch too, whether its local copy begins with a checkpoint or with entry 0."""
+    """The refusal covers the first epoch, and local copies that begin with a checkpoint or with entry 0."""
     rig.journal._checkpoints.period = entries
     rig.hot.put("t", count=3)
     rig.offload()
@@ -176,7 +176,7 @@ def test_start_without_the_store_serves_and_takes_its_epoch_later(rig: Rig) -> N
 
 
 def test_an_older_copy_that_went_on_without_the_store_archives_nothing(rig: Rig, tmp_path: Path) -> None:
-    """Its offsets may be those of other messages in the archive: it says so, at once and at its next start."""
+    """Its offsets may denote other messages in the archive. It is refused, now and at its next start."""
     rig.hot.put("t", count=5)
     rig.offload()
     copy = tmp_path / "copy"
@@ -243,7 +243,7 @@ def test_log_below_its_archive_goes_on_above_it(rig: Rig) -> None:
 
 
 def test_a_lost_put_of_the_format_is_sent_again() -> None:
-    """A conditional PUT that S3 answers with 409, too, has an unknown outcome."""
+    """A conditional PUT that S3 answers with 409 has an unknown outcome, too."""
     store = MemoryStore()
     store.fail("put", UnknownOutcome("no answer"), times=2)
     check_format(store, "", "DefaultCluster")

@@ -1,4 +1,4 @@
-"""What a journal writer is now: each cell of its table is decided, and the writer goes by it."""
+"""Tests of the states of a journal writer and their transition table."""
 
 from __future__ import annotations
 

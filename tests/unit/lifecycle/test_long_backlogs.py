@@ -1,4 +1,4 @@
-"""While a long backlog is archived the disk is freed, a stop is quick, and the work grows with what is new."""
+"""Tests of long backlogs: disk space is freed meanwhile, a stop is quick, and work is linear in new data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def on_upload(rig: Rig, act: Callable[[int], None]) -> list[int]:
-    """`act` is told the number of each upload before it begins; the list grows with them."""
+    """Call `act` with the number of each upload before it begins, and return the growing list of numbers."""
     upload = rig.worker.encode_upload
     numbers: list[int] = []
 
@@ -84,7 +84,7 @@ def test_a_segment_is_evicted_while_those_behind_it_are_archived(rig: Rig) -> No
     def act(number: int) -> None:
         if number == 4:
             retention.start()
-            retention.join(10)  # nobody has the turn while an upload is waited for
+            retention.join(10)  # no job holds the turn during an upload
             seen.extend(rig.hot.evicted)
 
     on_upload(rig, act)
@@ -102,7 +102,7 @@ def test_a_segment_that_a_cut_took_back_counts_as_evicted_once_it_is(rig: Rig) -
 
 
 def test_ttl_and_retention_take_their_turns_between_any_two_names_of_a_backlog(rig: Rig) -> None:
-    """Counted: each job runs to its end at each of the uploads, and what it finds is what was done by then."""
+    """Each job runs completely during each upload and finds the work that was committed until then."""
     brief, topics = 6, ("a", "b")
     rig.policy = Policy(archive_min_bytes=1, grace_ms=0, ttl_hours=lambda topic: 1 if topic == "brief" else None)
     for _ in range(brief):
@@ -118,7 +118,7 @@ def test_ttl_and_retention_take_their_turns_between_any_two_names_of_a_backlog(r
     gone: list[int] = []
 
     def act(number: int) -> None:
-        rig.clock.advance(HOURS - brief * 60_000 if number == 1 else 60_000)  # another one of `brief` is over
+        rig.clock.advance(HOURS - brief * 60_000 if number == 1 else 60_000)  # another object of `brief` expires
         expired.append(rig.lifecycle.expire.run()["expired"])
         rig.lifecycle.evict.run()
         gone.append(rig.hot.first_segment // SEGMENT)
@@ -129,7 +129,7 @@ def test_ttl_and_retention_take_their_turns_between_any_two_names_of_a_backlog(r
     assert len(uploads) == len(expired) == len(gone) == len(topics) * SEGMENTS
     assert expired[:brief] == [1] * brief
     assert sum(expired) == brief
-    # Both names of a segment are published before those of the next one are begun, and then it goes.
+    # Both objects of a segment are committed before the next segment is begun. Then it is evicted.
     assert gone == [brief + number // len(topics) for number in range(len(uploads))]
     assert [rig.check_tiles(topic) for topic in topics] == [5 * SEGMENTS] * len(topics)
 
@@ -198,7 +198,7 @@ def test_a_long_round_publishes_what_it_has_now_and_then(rig: Rig) -> None:
 
 
 def asked_for(rig: Rig) -> list[tuple[int, int]]:
-    """The ranges of which entries are asked for."""
+    """Return the growing list of ranges whose entries are read."""
     ranges: list[tuple[int, int]] = []
     entries = rig.hot.entries
 
@@ -211,7 +211,7 @@ def asked_for(rig: Rig) -> list[tuple[int, int]]:
 
 
 def test_the_work_of_a_backlog_grows_with_its_length(rig: Rig) -> None:
-    """Each segment is counted, planned and written; not all of them again in each round."""
+    """Each segment is counted, planned and written once, instead of again in each round."""
     ranges = asked_for(backlog(rig))
     rig.lifecycle.offload.run()
     assert sum(end - start for start, end in ranges) <= 3 * SEGMENTS * SEGMENT
@@ -261,7 +261,7 @@ def test_a_round_asks_for_all_its_topics_together(rig: Rig) -> None:
     (*_, last) = rig.lifecycle.offload.run(roll=True)
     assert len(rig.journal.catalog.objects()) == 100
     rounds = last.round
-    # A round plans and reads; each look at what is due asks once for some topics, and there is one more than rounds.
+    # A round plans and reads. Each check for due topics reads once, and there is one more check than rounds.
     assert asked[0] <= 2 * rounds + 2 * (rounds + 1)
 
 
@@ -279,8 +279,7 @@ def test_counts_of_a_topic_are_not_those_of_the_one_that_came_again(rig: Rig) ->
 def test_a_topic_that_came_again_is_archived_though_the_log_lags_behind_what_the_journal_calls_expired(
     rig: Rig,
 ) -> None:
-    """Its own deletions a broker records first: only in the copy of another's log is a lower offset one that is given
-    again."""
+    """A broker records its own deletions first. Only in a copy of another log can a lower offset be a reused one."""
     rig.policy = Policy(gone_below=lambda topic: 1)
     rig.hot.put("a", count=5)
     rig.journal.append(Expire(keys=[], delete_after_ms=0, minimums={"a": {0: 2}}))

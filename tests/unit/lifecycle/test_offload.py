@@ -1,4 +1,4 @@
-"""Rounds: a crash or fault at every step, then a restart; the offsets tile and nothing is evicted unarchived."""
+"""Tests of archive rounds with a crash or fault at every step: offsets are complete, no unarchived eviction."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_gap_is_told_once_though_the_store_fails_between_it_and_the_end_of_its
 
 
 def test_no_offset_is_named_twice_even_if_the_intent_never_arrived(rig: Rig) -> None:
-    """A is durable locally before the INTENT is put: a lost log must not give its offsets again."""
+    """The names are durable locally before the INTENT is put, so a truncated log does not reuse their offsets."""
     rig.hot.put("a", count=8)
     with failpoint.armed("journal.after_identity"), pytest.raises(FailpointError):
         rig.offload()
@@ -258,7 +258,7 @@ def test_system_topics_are_never_archived_and_hold_their_segment(tmp_path: Path)
 
 
 def test_topics_of_the_broker_itself_hold_a_segment_only_while_something_waits(tmp_path: Path) -> None:
-    """Or a broker with delayed messages could not free a crowded disk for as long as fileReservedTime."""
+    """Otherwise, a broker with delayed messages could not free disk space for fileReservedTime."""
     rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != OWN, internal=lambda topic: topic == OWN))
     rig.hot.put("a", count=5)
     rig.hot.put(OWN, 3, 2)
@@ -274,7 +274,7 @@ def test_topics_of_the_broker_itself_hold_a_segment_only_while_something_waits(t
 def test_late_success_of_a_lost_intent_is_completed_not_doubled(rig: Rig) -> None:
     rig.hot.put("a", count=3)
     rig.store.fail("put", UnknownOutcome("timeout"), after=True, match="journal")
-    rig.store.fail("get", StoreUnavailable("down"), match="journal", skip=1)  # the job's first look succeeds
+    rig.store.fail("get", StoreUnavailable("down"), match="journal", skip=1)  # the first read of the job succeeds
     with pytest.raises(UnknownOutcome):
         rig.offload()
     rig.offload()
@@ -363,12 +363,12 @@ def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archiv
     first, second = (time // (24 * HOUR) for time in (rig.hot.records[0][4], rig.hot.records[2][4]))
     assert first < second, "a round of two names"
     with monkeypatch.context() as active:
-        active.setattr(rig.hot, "roll", lambda: True)  # the segment goes on
+        active.setattr(rig.hot, "roll", lambda: True)  # the segment stays open
         rig.store.fail("put", AccessDenied("not this one"), match="topic=a", times=1)
         rig.offload()
     ((_, (name,)),) = rig.journal.catalog.rounds.open_intents().items()
     assert name.queues == {0: (0, 1)}
-    del rig.hot.records[:2]  # its topic was deleted, and came again
+    del rig.hot.records[:2]  # the topic was deleted and recreated
     rig.hot.put("a")
     rig.hot.roll()
     rig.hot.put("a")
@@ -379,7 +379,7 @@ def test_what_lies_behind_a_closed_and_a_published_name_of_one_segment_is_archiv
 
 
 def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> None:
-    """Its number may be a round's, its names lie in the log or no more: nobody builds or closes them from there."""
+    """The number may equal that of a round and the log may have the rows, but no round completes or aborts it."""
     fill(rig)
     rig.offload()
     catalog = rig.journal.catalog
@@ -400,7 +400,7 @@ def test_a_round_has_no_part_in_what_another_kind_has_under_way(rig: Rig) -> Non
 
 
 def test_everything_is_what_is_there_when_it_is_asked_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that takes messages all the time comes to an end, and to what it may drop."""
+    """On a broker with constant traffic, the job ends and evicts."""
     fill(rig)
     there, flush, most = rig.hot.tail, rig.hot.flush, 50
 

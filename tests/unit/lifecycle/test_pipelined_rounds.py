@@ -1,4 +1,4 @@
-"""Names of a round side by side: bounded, in few requests, and whatever ends the round leaves no doubt of any."""
+"""Tests of parallel uploads within a round: bounded, few requests, and a definite state after every end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 class Watched(DeferredUploads):
-    """Notes the requests, and what is under way at most."""
+    """Uploads that record the requests and the maximum in flight."""
 
     def __init__(self, rig: Rig) -> None:
         super().__init__(lambda one, files: self.make(one), self._chosen)
@@ -51,7 +51,7 @@ class Watched(DeferredUploads):
         return self.rig.worker.encode_upload(one.name, one.entries)
 
     def on_upload(self, number: int, one: NamedEntries) -> None:
-        """What happens while it is uploaded."""
+        """Called during each upload."""
 
     def begin(self, objects: Sequence[NamedEntries], files: Files) -> None:
         self.requests.append(len(objects))
@@ -65,7 +65,7 @@ class Watched(DeferredUploads):
 
 
 def watch(rig: Rig, limits: Limits | None = None) -> Watched:
-    """The rig's rounds from here on."""
+    """Make the next rounds of the rig use recorded uploads."""
     watched = Watched(rig)
     rig.worker.uploads = lambda store_url, metadata: watched  # type: ignore[method-assign]
     if limits is not None:
@@ -101,7 +101,7 @@ def test_a_hundred_small_names_are_two_requests_and_one_commit(rig: Rig) -> None
     rig.offload()
     assert sum(watched.requests) == 100
     assert max(watched.requests) == 64
-    # Per round an INTENT and a COMMIT; a round takes what lies in one segment of each topic.
+    # Each round writes an INTENT and a COMMIT. It covers one segment of each topic.
     rounds = len(committed)
     assert rig.store.requests["put"] - before["put"] == 100 + 2 * rounds
     assert sum(committed) == 100
@@ -141,7 +141,7 @@ def test_after_a_fence_nothing_is_committed_and_what_is_not_on_its_way_is_given_
     with pytest.raises(Fenced):
         rig.lifecycle.offload.run()
     assert (watched.made, watched.given_up) == (4, 1), "the COMMIT of the second two was refused"
-    assert committed == [2, 2]  # tried
+    assert committed == [2, 2]  # attempted sizes
     rig.restart()
     rig.offload()
     assert len(rig.journal.catalog.objects()) == 9
@@ -181,7 +181,7 @@ def test_ttl_and_eviction_have_their_turn_while_uploads_are_waited_for(rig: Rig)
     ran: list[str] = []
 
     def jobs(number: int, one: NamedEntries) -> None:
-        rig.lifecycle.expire.run()  # would wait for ever for a turn that the round has
+        rig.lifecycle.expire.run()  # would deadlock if the round held the turn
         rig.lifecycle.evict.run()
         ran.append(one.name.topic)
 
@@ -191,7 +191,7 @@ def test_ttl_and_eviction_have_their_turn_while_uploads_are_waited_for(rig: Rig)
 
 
 def small_round(root: Path) -> Rig:
-    """Of nine topics with two messages each, four under way at a time; who was begun last ends first."""
+    """Return a rig with nine topics of two messages, four uploads in flight, and LIFO completion."""
     rig = Rig(root / "state", Policy(archive_min_bytes=1))
     watched = watch(rig, Limits(group=2, names=4, commit_names=3))
     watched.choose = lambda waiting: [waiting - 1] if waiting % 2 else [waiting - 1, 0]
@@ -210,7 +210,7 @@ def calls_of_one(root: Path) -> Counter[str]:
 
 
 def check_end(rig: Rig) -> None:
-    """Each message is in exactly one object, and no object stands there that nothing vouches for."""
+    """Assert that each message is in exactly one object and that there are no orphan objects."""
     catalog = rig.journal.catalog
     assert [rig.check_tiles(f"t{topic}") for topic in range(TOPICS)] == [2] * TOPICS
     assert catalog.gaps() == []
@@ -229,7 +229,7 @@ def test_each_fault_of_each_call_while_others_are_under_way(tmp_path: Path, kind
     for verb, nth in cases:
         rig = small_round(tmp_path / f"{verb}-{nth}")
         rig.store.fail(verb, error, after=after, skip=nth)
-        with contextlib.suppress(ObjectStoreError):  # the job has failed, and comes again
+        with contextlib.suppress(ObjectStoreError):  # the job failed and runs again
             rig.lifecycle.offload.run()
         rig.store.faults.clear()
         if crash:
@@ -310,9 +310,9 @@ HOURS = 3_600_000
 @pytest.mark.parametrize(
     ("oldest_ms", "disk", "priority"),
     [
-        (-1, 0.1, "idle"),  # nothing waits
+        (-1, 0.1, "idle"),  # no backlog
         (8 * HOURS, 0.1, "idle"),
-        (8 * HOURS - 1, 0.1, "normal"),  # for more than two hours
+        (8 * HOURS - 1, 0.1, "normal"),  # a backlog older than two hours
         (10 * HOURS, 0.75, "idle"),
         (10 * HOURS, 0.76, "normal"),
     ],

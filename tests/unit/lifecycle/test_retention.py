@@ -1,4 +1,4 @@
-"""TTL never early, deletes only what was expired, sweep only what nobody vouches for."""
+"""Tests of retention: TTL is never early, only expired objects are deleted, and sweeps delete only orphans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TTL = 48
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """Two objects of `a`, an hour apart, with a TTL of 48 h; one of `b` without."""
+    """Return a rig with two objects of `a`, an hour apart, with a TTL of 48 h, and one of `b` without a TTL."""
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL if topic == "a" else None))
     rig.hot.put("a", count=3)
     rig.hot.put("b", count=3)
@@ -232,7 +232,7 @@ def test_ttl_holds_on_the_hot_tier(rig: Rig) -> None:
 
 
 def test_the_hot_tiers_ttl_looks_at_no_topic_again_of_which_nothing_can_have_expired(tmp_path: Path) -> None:
-    """Each look at a queue is a step of the broker's loop, of 80,000 each minute."""
+    """Each check of a queue is a step of the event loop, and there may be 80,000 queues to check each minute."""
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
     looked: list[list[str]] = []
     aged = rig.hot.aged
@@ -291,7 +291,7 @@ def _begin_again(rig: Rig, topic: str) -> None:
 def test_a_topic_that_begins_again_while_the_ttl_looks_keeps_its_new_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """Deleted and made again between the look and the EXPIRE: what was seen was its former life."""
+    """The topic is deleted and recreated between the scan and the EXPIRE; the scan saw its old messages."""
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL))
     rig.hot.put("a", count=5)
     rig.clock.advance(TTL * HOUR)
@@ -347,7 +347,7 @@ def test_without_an_archive_a_topic_that_begins_again_keeps_its_new_messages_too
 
 
 def test_what_expired_in_a_gap_of_the_archive_stays_out_of_view(rig: Rig) -> None:
-    """A round that is still open may commit it later, though later offsets are archived already."""
+    """An open round may commit these rows later, although higher offsets are archived already."""
     rig.hot.put("a", count=2)
     rig.clock.advance(HOUR)
     rig.hot.put("a")
@@ -377,7 +377,7 @@ def test_sweep_reports_first_and_never_touches_what_is_not_ours(rig: Rig) -> Non
     foreign = orphan.replace("broker=b/", "broker=other/")
     for key in (orphan, foreign, "topic=a/notes.txt", "topic=a/dt=2026-01-01/x.parquet", "other/file"):
         rig.store.put(key, b"?")
-    assert rig.lifecycle.sweep.run(repair=True) == []  # younger than 48 h
+    assert rig.lifecycle.sweep.run(repair=True) == []  # the orphan is younger than 48 h
     rig.clock.advance(48 * HOUR)
     before = set(rig.store.objects)
     assert rig.lifecycle.sweep.run(repair=True) == [orphan]  # reported, not deleted
@@ -479,7 +479,7 @@ def without_archive(rig: Rig, **rules: Any) -> LocalLifecycle:
 
 
 def fill_by_segments(rig: Rig, empty: float, each: float) -> None:
-    """The disk's fill is `empty` and `each` more for each sealed segment."""
+    """Set the disk use ratio to `empty` plus `each` per sealed segment."""
 
     def ratio() -> float:
         return empty + each * sum(segment.sealed for segment in rig.hot.segments())
@@ -499,7 +499,7 @@ def test_without_an_archive_age_deletes(tmp_path: Path) -> None:
 
 
 def test_what_the_broker_set_has_not_confirmed_stays_however_old(tmp_path: Path) -> None:
-    """Of a set without an archive: it may still be cut off, from the begin of what is not confirmed on."""
+    """A broker set without an archive may still truncate the log at the confirmed offset."""
     rig = Rig(tmp_path / "state")
     hot = MemberHot(rig.clock)
     policy = Policy(archived=lambda topic: False)
@@ -514,7 +514,7 @@ def test_what_the_broker_set_has_not_confirmed_stays_however_old(tmp_path: Path)
 
 def test_without_an_archive_age_deletes_in_its_hours_or_on_a_crowded_disk(tmp_path: Path) -> None:
     rig = Rig(tmp_path / "state")
-    hour = datetime.fromtimestamp(rig.clock.now_ms() / 1000).hour  # noqa: DTZ006 - as the machine's operator reads it
+    hour = datetime.fromtimestamp(rig.clock.now_ms() / 1000).hour  # noqa: DTZ006 - settings use local time
     local = without_archive(rig, delete_hours=frozenset({(hour + 2) % 24}))
     rig.hot.put("a", count=35)
     rig.clock.advance(72 * HOUR)
@@ -541,7 +541,7 @@ def test_without_an_archive_a_full_disk_deletes_the_oldest_whatever_its_age(tmp_
 
 
 def test_a_crowded_disk_is_relieved_step_by_step_down_to_the_lower_mark(tmp_path: Path) -> None:
-    """Brokers that share a disk would otherwise evict all that each of them has."""
+    """Otherwise, brokers that share a disk would each evict all of their segments."""
     rig = Rig(tmp_path / "state")
     rig.hot.put("a", count=95)
     rig.lifecycle.offload.run(roll=True)
@@ -552,7 +552,7 @@ def test_a_crowded_disk_is_relieved_step_by_step_down_to_the_lower_mark(tmp_path
 
 
 def test_records_that_no_archive_takes_keep_no_archived_ones_on_a_crowded_disk(tmp_path: Path) -> None:
-    """A trace of each message would otherwise switch off relief by tiering."""
+    """Otherwise, message traces would block all evictions."""
     rig = Rig(tmp_path / "state", Policy(archived=lambda topic: topic != "RMQ_SYS_TRACE_TOPIC"))
     rig.hot.put("RMQ_SYS_TRACE_TOPIC")
     rig.hot.put("a", count=15)
@@ -563,7 +563,7 @@ def test_records_that_no_archive_takes_keep_no_archived_ones_on_a_crowded_disk(t
 
 
 def test_only_a_deletion_says_that_a_topic_is_gone(tmp_path: Path) -> None:
-    """One that is in no table of topics may have lost its table: its messages are kept until they are archived."""
+    """A topic missing from the topic table may be a lost table, so its messages are kept until they are archived."""
     gone: dict[str, int] = {}
     rig = Rig(tmp_path / "state", Policy(gone_below=lambda topic: gone.get(topic, 0), ttl_hours=lambda topic: None))
     rig.hot.put("lost", count=15)
@@ -604,7 +604,7 @@ def test_a_topic_waits_as_long_as_its_own_bound_says_and_goes_earlier_by_its_byt
 @pytest.mark.parametrize(
     ("age", "stored", "looks"),
     [
-        # bound, when it was stored, when it is due; hours of a day's beginning
+        # max age, store time and due time, in hours from midnight
         (24, -9, 0),
         (24, -24, 0),
         (24, 1, 24),

@@ -1,4 +1,4 @@
-"""What expires goes by a time that has surely passed."""
+"""Tests of the clock that expiry uses: it does not follow jumps of the wall clock."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ def test_a_failed_job_is_counted_logged_and_runs_again(caplog: pytest.LogCapture
             assert scheduler.shutdown(10) == []
     assert scheduler.failures["ttl"] == 1
     assert "first time" in caplog.text
-    assert "in job" in caplog.text  # the line of its code: not a failure that operators know
+    assert "in job" in caplog.text  # with traceback, because it is not a known operational failure
     assert scheduler.failing() == {}
 
 
 class Panic(BaseException):
-    """As PyO3's PanicException, which libraries in Rust raise."""
+    """A BaseException like PanicException of PyO3, which Rust libraries raise."""
 
 
 def test_job_runs_again_after_an_error_that_is_no_exception() -> None:
@@ -67,7 +67,7 @@ def test_job_runs_again_after_an_error_that_is_no_exception() -> None:
 
 
 def test_a_store_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
-    """A line without traceback at first, then each time that the failures have doubled, and one when it is over."""
+    """Lines without traceback: at the first failure, each time the failures double, and at recovery."""
     over = threading.Event()
     calls: list[int] = []
 
@@ -132,7 +132,7 @@ def test_no_job_goes_by_the_wall_clock() -> None:
 
 
 def test_jobs_follow_the_monotonic_clock_when_the_wall_is_set() -> None:
-    """The job runs by simulated time: a wall clock, simulated or the machine's, would not bring it forward."""
+    """The job runs by simulated monotonic time; no wall clock would make it due."""
     clock = SimClock(1_700_000_000_000)
     scheduler, ran = JobScheduler(clock, SimThreads()), list[float]()
     scheduler.every("ttl", 60, lambda: ran.append(clock.monotonic()))
@@ -149,7 +149,7 @@ def test_jobs_follow_the_monotonic_clock_when_the_wall_is_set() -> None:
 
 @pytest.mark.parametrize("set_by_s", [0, 3600, -3600])
 def test_a_job_runs_on_the_hour_of_a_time_of_day(set_by_s: int) -> None:
-    noon = int(datetime(2026, 3, 3, 12, 0, 0).timestamp())  # noqa: DTZ001 - the machine's day
+    noon = int(datetime(2026, 3, 3, 12, 0, 0).timestamp())  # noqa: DTZ001 - a day in local time
     clock = SimClock((noon - 25) * 1000 - set_by_s * 1000)
     scheduler, ran = JobScheduler(clock, SimThreads()), list[int]()
     scheduler.every("retention", 10, lambda: ran.append(clock.now_ms() // 1000 - noon), at_hours={4, 12})
@@ -237,7 +237,7 @@ def test_it_is_told_since_when_a_job_fails_though_the_clock_was_set_meanwhile() 
         for times in (1, 2):
             scheduler.run_now("ttl")
             assert ran.acquire(timeout=10)
-            wait_until(lambda: scheduler.runs["ttl"] == times)  # noqa: B023 - it is over before the next
+            wait_until(lambda: scheduler.runs["ttl"] == times)  # noqa: B023 - met before the next iteration
             clock.set_wall(clock.now_ms() + 86_400_000)
             clock.advance(1000)
         told = "StoreUnavailable: nobody there"

@@ -1,4 +1,4 @@
-"""The archive of a broker set: a failover in the middle of each step, and what a slave may do beside its master."""
+"""Tests of the archive of a broker set: failover within each step, and the jobs of a slave."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WRITES = [step for step in STEPS if "evict" not in step]
 
 @pytest.fixture
 def both(tmp_path: Path) -> BrokerSet:
-    """A is master in epoch 1, and B has all that it has."""
+    """Return a set in which A is master in epoch 1 and B has the same log."""
     made = BrokerSet(tmp_path)
     made.elect(made.a)
     made.a.hot.put("a", 0, 7)
@@ -77,7 +77,7 @@ def test_a_master_that_dies_in_any_step_of_a_round_leaves_it_to_the_next(both: B
 def test_a_master_that_was_deposed_in_any_step_and_does_not_know_it_changes_nothing(
     both: BrokerSet, step: str, nth: int
 ) -> None:
-    """It sleeps in the step while another is elected and archives all, and wakes where it slept."""
+    """The master is suspended in the step while another one is elected and archives everything, and then resumes."""
     before = both.b.hot.copy
 
     def failover(_: str) -> None:
@@ -158,7 +158,7 @@ def test_a_name_that_was_closed_comes_again_under_a_further_epoch_of_the_same_ma
 
 
 def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_nothing(both: BrokerSet) -> None:
-    """A is deposed, cut, and elected again while one of its rounds sleeps between the look and the entry."""
+    """A is deposed, truncated and elected again while one of its rounds is suspended between plan and INTENT."""
 
     def failover(_: str) -> None:
         failpoint.disarm()
@@ -167,7 +167,7 @@ def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_noth
         both.b.journal.become_slave()
         both.a.journal.become_slave()
         both.elect(both.a)
-        both.a.journal.ensure_online()  # another job of its own
+        both.a.journal.ensure_online()  # by another job of A
 
     with failpoint.armed("offload.before_intent", failover), pytest.raises(NotAttached, match="another master epoch"):
         both.a.offload()
@@ -180,7 +180,7 @@ def test_a_round_that_saw_another_log_before_its_member_was_a_slave_records_noth
 
 
 def test_an_archive_is_proven_the_own_once_in_a_reign(both: BrokerSet, tmp_path: Path) -> None:
-    """All of an object's range is read for it, under the journal's lock."""
+    """The proof reads the whole range of an object under the lock of the journal, so it must be rare."""
     proved: list[int] = []
 
     def prove(catalog: Catalog) -> bool:
@@ -217,7 +217,7 @@ def test_a_name_that_is_told_while_the_last_is_written_down_is_not_lost(
 def test_a_master_that_has_not_looked_yet_tells_the_name_that_it_was_told(both: BrokerSet, tmp_path: Path) -> None:
     member = Member(both, tmp_path / "c", log_uuid="its own")
     member.journal.log_name.set_by_master(UUID)
-    both.elect(member)  # no job has asked the store yet
+    both.elect(member)  # no job has read the store yet
     assert member.journal.log_uuid == UUID
     again = Member(both, tmp_path / "c", log_uuid="its own")
     again.journal.log_name.set_by_earlier_process(UUID)
@@ -247,7 +247,7 @@ def test_no_epoch_is_below_the_journals_highest(both: BrokerSet) -> None:
 
 
 def test_an_epoch_that_read_the_journal_before_its_successors_finds_its_number_taken(both: BrokerSet) -> None:
-    """Between the look at the highest and the put of the own there is nothing that a later master may not do."""
+    """A later master may write its EPOCH between this master's read of the journal and its PUT."""
     both.a.journal.become_slave()
     both.elect(both.a)
     later = both.master_epoch + 1
@@ -310,11 +310,11 @@ def test_a_set_goes_on_with_the_archive_of_the_broker_that_it_grew_from(tmp_path
         rig.offload()
 
 
-# ---- nothing is told of what the set has not settled
+# ---- no entry covers unconfirmed records
 
 
 def test_no_gap_is_recorded_over_what_readers_do_not_see_yet(both: BrokerSet) -> None:
-    """What B had at its promotion is not confirmed at once; its rounds stop there as readers do."""
+    """Records that B had at its promotion are not confirmed at once. Its rounds end at the confirmed offset."""
     with failpoint.armed("offload.after_intent"), pytest.raises(FailpointError):
         both.a.offload()
     both.b.hot.confirmed = 9 * RECORD
@@ -343,7 +343,7 @@ def test_a_round_reaches_what_the_whole_set_has_synced(both: BrokerSet) -> None:
 
 
 def test_an_intent_that_never_came_to_stand_moves_nothing_when_its_member_leads_again(both: BrokerSet) -> None:
-    """A was about to name offsets that B gave anew after it; A must not go on above them, nor hide what B stored."""
+    """B reused the offsets that A had planned. A must neither skip them nor hide the messages of B."""
     both.store.fail("put", StoreUnavailable("503"), match="journal", skip=1)
     with pytest.raises(StoreUnavailable):
         both.a.offload()
@@ -426,7 +426,7 @@ def test_a_slave_hides_what_its_master_has_expired(both: BrokerSet) -> None:
 
 
 def counted(both: BrokerSet, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a job asks A's hot log by this name: each is a hop to the broker's loop."""
+    """Record the calls of this method of A's hot log. Each call is a hop to the event loop of the broker."""
     asked, ask = list[str](), getattr(both.a.hot, name)
 
     def count(*arguments: Any) -> Any:
@@ -544,7 +544,7 @@ def test_a_master_that_leads_again_writes_no_state_over_the_newest(both: BrokerS
 
 
 def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet) -> None:
-    """A late INTENT, put before the new EPOCH: it names what is confirmed, and the next master completes it."""
+    """A late INTENT before the new EPOCH covers confirmed records, so the next master completes it."""
     both.b.journal.follow()
     name = PlannedObject("topic=a/dt=1970-01-01/broker=b/x-e1.parquet", "a", "1970-01-01", 0, 1000, {0: (0, 6)})
 
@@ -561,16 +561,16 @@ def test_names_of_a_deposed_masters_intent_are_known_to_the_next(both: BrokerSet
 
 
 def test_checkpoints_of_one_master_after_another_lead_to_the_same_catalog(both: BrokerSet) -> None:
-    """Each refers to what the one before wrote; a new master does not refer to what it has never read."""
+    """Each checkpoint refers to packs of the previous one; a new master refers to no pack that it has not read."""
     masters = (both.a, both.b)
     leads, kept = both.a, set[str]()
     leads.hot.put("quiet", 0, 1)
     for turn in range(40):
         other = both.b if leads is both.a else both.a
         if turn % 13 == 2:
-            other.start()  # what it knows of packs grows old while it follows
+            other.start()  # its knowledge of packs becomes outdated while it follows
         leads.journal._checkpoints.period = 4
-        other.journal._checkpoints.period = 1000  # it reads entry by entry
+        other.journal._checkpoints.period = 1000  # so that it follows entry by entry
         leads.hot.put(("a", "b")[turn % 2], 0, 2)
         other.hot.copy(leads.hot)
         leads.offload()

@@ -1,4 +1,4 @@
-"""The journal is shortened: nothing is lost, and no entry is written, or read, where one was deleted."""
+"""Tests of journal shortening: no loss, and no entry is accepted at the position of a deleted one."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def aged(rig: Rig, count: int = 12) -> None:
-    """Rounds that are older than the retention."""
+    """Run rounds and let them become older than the retention of the journal."""
     rounds(rig, count)
     rig.clock.advance(8 * DAY)
 
 
 def numbers(rig: Rig) -> list[int]:
-    """Of what stands."""
+    """Return the numbers of the stored entries."""
     found = [parse_journal_key(key) for key in rig.store.objects if "/journal/" in key]
     return sorted(number for number in found if number is not None)
 
@@ -62,7 +62,7 @@ def oldest_kept(rig: Rig) -> int:
 
 
 def is_whole(rig: Rig, end: int) -> bool:
-    """For readers, for a start with its local copy, and for one without: each offset is there once."""
+    """Check that readers and starts with and without a local copy find each offset once."""
     known = state_of(rig.journal.catalog)
     for whole in (False, True):
         catalog = read_catalog(rig.store, "b", whole=whole)
@@ -73,7 +73,7 @@ def is_whole(rig: Rig, end: int) -> bool:
 
 
 def other_broker(rig: Rig, tmp_path: Path, name: str = "other") -> JournalWriter:
-    """Takes the archive over, with the same log; it begins as a copy of the first one's directory."""
+    """Take the archive over with a copy of the directory, so that it has the same log."""
     shutil.copytree(rig.directory, tmp_path / name)
     journal = rig.new_journal(tmp_path / name)
     journal.attach(rig.hot.tail)
@@ -93,7 +93,7 @@ def shorten(rig: Rig, journal: JournalWriter) -> list[int]:
 
 
 def from_here(rig: Rig, tmp_path: Path) -> Callable[[], None]:
-    """Calling it begins again, by a start, from how all is now."""
+    """Return a function that restores the present state and restarts the broker."""
     stored, copy = dict(rig.store.objects), shutil.copytree(rig.directory, tmp_path / "copy")
 
     def anew() -> None:
@@ -106,7 +106,7 @@ def from_here(rig: Rig, tmp_path: Path) -> Callable[[], None]:
     return anew
 
 
-# ---- what goes
+# ---- deletion
 
 
 def test_old_entries_that_checkpoints_have_go_and_all_that_follows_is_as_before(rig: Rig, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_nothing_goes_that_somebody_may_need(rig: Rig, why: str) -> None:
     assert why == "few" or not is_shortened(rig.store, "b")
 
 
-# ---- who slept meanwhile
+# ---- brokers and readers that were suspended
 
 
 def test_what_a_broker_puts_where_an_entry_was_deleted_is_read_by_nobody(rig: Rig, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_start_with_a_copy_from_before_goes_on_at_a_checkpoint_and_another_sto
 
 
 def test_a_start_with_another_logs_store_leaves_the_own_copy_as_it_was(rig: Rig, tmp_path: Path) -> None:
-    """That one may be longer, and shortened: who corrects storeUrl goes on with his own archive."""
+    """The wrong journal may be longer and shortened. After storeUrl is corrected, the broker resumes its archive."""
     rounds(rig, 2)
     own, log_uuid = rig.store, rig.journal.catalog.log_uuid
     other = Rig(tmp_path / "other", rig.policy, "log-2")
@@ -313,7 +313,7 @@ FAULTS: dict[str, tuple[Exception, bool]] = {
 
 
 def in_order(rig: Rig) -> bool:
-    """None went before the one below it."""
+    """Check that entries were deleted in ascending order."""
     standing = numbers(rig)
     return standing[0] == 0 and standing[1:] == list(range(standing[1], standing[-1] + 1))
 
@@ -387,7 +387,7 @@ def test_two_brokers_that_delete_at_once_keep_to_the_order_at_every_step(rig: Ri
 
 
 def test_a_put_comes_again_with_other_bytes(rig: Rig) -> None:
-    """What was deleted is never there again as it was: who knows its bytes would take the end to be behind it."""
+    """A late PUT must not recreate a deleted entry: a reader that knows its bytes would take it as the journal's."""
     put: list[bytes] = []
     inner: Callable[..., object] = rig.store.put
 

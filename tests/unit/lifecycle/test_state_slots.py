@@ -1,4 +1,4 @@
-"""The broker's state in its bucket: two slots in turn, written by the holder of the epoch alone."""
+"""Tests of the broker state in the bucket: two alternating slots, written only by the owner of the epoch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_fenced_broker_writes_no_state(rig: Rig) -> None:
 
 
 def test_what_a_superseded_broker_writes_too_late_does_not_count(rig: Rig) -> None:
-    """It has looked at the journal, then sleeps; its successor starts and writes; then its PUT arrives."""
+    """The broker checks the journal and is suspended. Its successor writes, then its own PUT arrives."""
     old = StateKeeper(rig.journal, rig.clock)
     for offset in (1, 2, 3):
         keep(old, offset)

@@ -1,4 +1,4 @@
-"""A topic's queues begin where an operator says, in both tiers."""
+"""Tests of trim: an operator sets the first offset of queues in both tiers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR = 3_600_000
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """Three objects of `a` with 3, 2 and 4 messages; 2 more are in the local log alone. Nothing ever expires."""
+    """Return a rig with three objects of `a` (3, 2 and 4 messages), 2 unarchived messages, and no TTL."""
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: None))
     for count in (3, 2, 4):
         rig.hot.put("a", count=count)
@@ -31,7 +31,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def lowest(rig: Rig) -> int | None:
-    """What readers of the archive see first."""
+    """Return the first offset that readers of the archive see."""
     return rig.journal.catalog.min_offset("a", 0)
 
 

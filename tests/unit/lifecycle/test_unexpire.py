@@ -1,4 +1,4 @@
-"""What expired by mistake can be taken back until it is deleted."""
+"""Tests of unexpire: an expiry can be undone until the objects are deleted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TTL = 48
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
-    """Three objects of `a` with 3, 2 and 4 messages, an hour apart; all but 2 more messages are archived."""
+    """Return a rig with three objects of `a` (3, 2 and 4 messages), an hour apart, and 2 unarchived messages."""
     rig = Rig(tmp_path / "state", Policy(ttl_hours=lambda topic: TTL if topic == "a" else None))
     for count in (3, 2, 4):
         rig.hot.put("a", count=count)
@@ -38,7 +38,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def expire_by_mistake(rig: Rig) -> None:
-    """The clock is a year ahead, an operator confirms it, and a store has the same wrong time."""
+    """Expire with a clock a year ahead that an operator and the store confirm."""
     right = rig.clock.now_ms()
     rig.clock.set_wall(right + 365 * 24 * HOUR)
     rig.lifecycle.safe_clock.confirm()
@@ -64,19 +64,19 @@ def test_what_a_wrong_clock_expired_comes_back(rig: Rig) -> None:
 
 
 def test_what_comes_back_while_others_are_deleted_is_not_deleted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A year's objects take minutes to delete: other jobs have their turn after each batch."""
+    """Deleting the objects of a year takes minutes, so other jobs may run after each batch."""
     monkeypatch.setattr("lifecycle.expire.DELETE_BATCH", 1)
     rig.clock.advance((TTL + 3) * HOUR)
     assert rig.lifecycle.expire.run()["expired"] == 3
     rig.clock.advance(25 * HOUR)
-    rig.policy = Policy()  # it was to be kept, after all
+    rig.policy = Policy()  # the operator removes the TTL
     delete_many = rig.store.delete_many
     back = threading.Thread(target=rig.lifecycle.unexpire.run)
 
     def asked_meanwhile(keys: Sequence[str]) -> None:
         if not back.ident:
             back.start()
-            wait_until(lambda: len(rig.lifecycle.turns._line) == 2)  # behind this batch, before the next
+            wait_until(lambda: len(rig.lifecycle.turns._line) == 2)  # it waits for the turn after this batch
         delete_many(keys)
 
     monkeypatch.setattr(rig.store, "delete_many", asked_meanwhile)

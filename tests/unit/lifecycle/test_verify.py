@@ -57,7 +57,7 @@ def test_overlap_and_hole_are_named(rig: Rig, shift: int, kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_faults_and_restarts_neither_lose_nor_double(tmp_path: Path, seed: int) -> None:
-    """Two faults at a time, before or after their effect, in the middle of anything; then calm."""
+    """Two faults at a time, before or after their effect, at random calls; then none."""
     chance = random.Random(seed)
     rig = Rig(tmp_path / "state")
     errors = (StoreUnavailable("503"), UnknownOutcome("timeout"), AccessDenied("403"))
