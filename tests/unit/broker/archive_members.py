@@ -1,7 +1,7 @@
-"""Two members of a broker set with real logs, and each with its archive, over one shared store.
+"""Two members of a broker set, each with a real log and an archive, over one shared object store.
 
-What the stream does between members is done here by hand: `replicate` takes the master's bytes to the other, and tells
-both what is confirmed. Everything runs in line.
+The test replaces the replication stream: `replicate` copies the master's bytes to the other member and confirms them
+on both. Everything runs inline.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Row = tuple[int, int, bytes]
 
 
 class Pins:
-    """What waits in the log is told by the test."""
+    """Pins whose lowest offset is set by the test."""
 
     def __init__(self) -> None:
         self.at: int | None = None
@@ -55,19 +55,19 @@ class Pins:
         return False
 
     async def save(self) -> None:
-        """What pins is on the disk."""
+        """Do nothing: these pins need no storage."""
 
     def counts(self) -> dict[str, int]:
         return {}
 
 
 class Member:
-    """One of them, on a disk of its own. Its first life is a slave's without a master."""
+    """One member, on a disk of its own. It starts as a slave without a master."""
 
     def __init__(self, broker_set: Members, *, seed: int) -> None:
         self.set, self.disk = broker_set, SimDisk(seed=seed)
         self.pins, self.is_crowded, self.was_deposed = Pins(), False, 0
-        self.log_name = ""  # that it was told, as its own files keep it
+        self.log_name = ""  # announced by the master, as its own files store it
         self.live()
 
     def live(self) -> None:
@@ -104,14 +104,14 @@ class Member:
         self.archive = archive
         archive.was_same_log(self.log_name)
 
-    # ---- what its archive asks of its set
+    # ---- the role that its archive asks for
 
     def archivable(self, synced: int) -> int:
         others = [one.store.flushed_offset for one in self.set.in_sync if one is not self]
         return min([synced, *others])
 
     def appended(self) -> None:
-        """The test replicates."""
+        """Do nothing: the test replicates."""
 
     def deposed(self) -> None:
         self.was_deposed += 1
@@ -135,14 +135,14 @@ class Member:
         self.flush()
 
     def damage(self, topic: str = TOPIC, *, index: int = -1) -> None:
-        """One bit of a record's body, where it lies."""
+        """Flip one bit of a record's body on the disk."""
         physical = self.store.entries(topic, 0, 1 << 62)[0].physical.tolist()[index] + 100
         ((path, base, _),) = self.store.files(physical, physical + 1)
         (byte,) = self.disk.read_at(Path(path), physical - base, 1)
         self.disk.writer(Path(path)).write(bytes([byte ^ 4]), physical - base)
 
     def rows(self, topic: str = TOPIC) -> list[Row]:
-        """What the log has of a topic, queue by queue."""
+        """Return the rows of a topic in this log, queue by queue."""
         found: list[Row] = []
         for queue, run in sorted(self.store.entries(topic, 0, 1 << 62).items()):
             for index, physical in enumerate(run.physical.tolist()):
@@ -162,7 +162,7 @@ class Member:
             self.is_crowded = False
 
     def bodies(self, topic: str = TOPIC, queue: int = 0, first: int = 0) -> list[bytes]:
-        """As a reader has them from this member: hot where it can, cold where not."""
+        """Return the bodies that a reader of this member gets: from the log where possible, else from the archive."""
         found: list[bytes] = []
         offset = first
         end = max(self.store.max_offset(topic, queue), self.archive.journal.catalog.max_offset(topic, queue) or 0)
@@ -183,14 +183,14 @@ def _raise(error: BaseException) -> None:
 
 
 class Members:
-    """A and B; who is in sync is told by the test."""
+    """Members A and B. The test decides which of them are in sync."""
 
     def __init__(self, *, parquet: bool = False, ttl_hours: int = 0) -> None:
         self.clock = ManualClock(1_700_000_000_000)
         self.bucket = FaultyStore(self.clock, 0)
         self.parquet, self.ttl_hours = parquet, ttl_hours
         self.master_epoch = 0
-        self.name_is_told = True  # by the master, under which name the archive has the log
+        self.name_is_told = True  # the master announces under which name the archive stores the log
         self.a, self.b = Member(self, seed=1), Member(self, seed=2)
         self.in_sync = [self.a, self.b]
 
@@ -198,7 +198,7 @@ class Members:
         return InProcessWorker(disk, self.bucket) if self.parquet else QuickWorker(disk, self.bucket)
 
     def elect(self, member: Member, *, in_sync: bool = True) -> None:
-        """As its set does: all that it has is confirmed before it leads. `in_sync`: it has all that is archived."""
+        """Make a member the master, with its whole log confirmed. With `in_sync`, it has all archived messages."""
         self.master_epoch += 1
         if not in_sync:
             self.in_sync = [member]
@@ -211,12 +211,12 @@ class Members:
         member.archive.go_on()
 
     def depose(self, member: Member) -> None:
-        """It hears that another is the master."""
+        """Make a member the slave of the other one."""
         member.archive.follow()
         member.store.follow()
 
     def send(self, member: Member, *, into_memory: bool = False) -> None:
-        """The log of one to the other, as far as that has none."""
+        """Copy the part of a member's log that the other one lacks."""
         other = self.b if member is self.a else self.a
         while True:
             at, data = member.store.log_bytes(other.store.replica_offset, member.end, 4096)
@@ -229,7 +229,7 @@ class Members:
             other.flush()
 
     def replicate(self, member: Member) -> None:
-        """And both know that both have it; one that takes itself for the master has left the set."""
+        """Copy a member's log to the other and confirm it on both, unless the other believes to be the master."""
         other = self.b if member is self.a else self.a
         self.in_sync = [member]
         if other.store.is_following:
@@ -253,12 +253,12 @@ class Members:
         return [decode_entry(self.bucket.objects[journal_key("", BROKER, seq)][0]) for seq in range(end)]
 
     def archived(self, topic: str = TOPIC) -> list[Row]:
-        """Each row of each object, queue by queue; those that overlap are here twice."""
+        """Return each row of each object, queue by queue. Rows of overlapping objects appear twice."""
         worker = self.worker(self.a.disk)
         return sorted(row for name in self.catalog.objects(topic) for row in worker.rows(name))
 
     def check_tiles(self, topic: str = TOPIC, queue: int = 0) -> tuple[int, list[tuple[int, int]]]:
-        """Each offset is in one object or one gap; where they end, and the gaps."""
+        """Check that each offset is in exactly one object or gap. Return the end of the objects, and the gaps."""
         catalog, following = self.catalog, 0
         gaps = catalog.queue(topic, queue).gap_spans()
         for first, last in sorted([*((run.first, run.last) for run in catalog.queue(topic, queue).runs()), *gaps]):

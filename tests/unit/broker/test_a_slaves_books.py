@@ -1,4 +1,4 @@
-"""What waits in a slave's log is its master's: the slave brings nothing on its way, carries nothing and ends well."""
+"""Pending timers, transactions and pops belong to the master: a slave delivers none and writes nothing to its log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.broker_in_process import running, send
 from tests.popping import Member
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01p\x02"
-DAYS_MS = 100 * 3_600_000  # longer than anybody waits for the end of a transaction
+DAYS_MS = 100 * 3_600_000  # longer than the timeout of a transaction check
 
 
 def bodies(broker: BrokerController, topic: str) -> list[bytes]:
@@ -31,7 +31,7 @@ def bodies(broker: BrokerController, topic: str) -> list[bytes]:
 
 
 async def all_books(broker: BrokerController) -> int:
-    """One round of whatever is due; how many messages came."""
+    """Run each periodic delivery once and return the number of delivered messages."""
     await broker.check_back.run()
     return broker.schedule.deliver_due() + broker.timers.deliver_due() + await broker.revive.run_due()
 
@@ -65,7 +65,7 @@ async def test_what_is_due_waits_while_the_broker_is_a_slave_and_comes_when_it_i
 
 
 async def test_a_mark_that_a_crash_kept_from_the_log_is_not_the_slaves_to_write(tmp_path: Path) -> None:
-    """Its master has written it, behind the end of what the slave has, or the next one will."""
+    """Its master has written the mark behind the end of the slave's log, or the next master will."""
 
     async with running(tmp_path / "broker") as (broker, connection):
         await send(connection, "orders", b"m", HALF)
@@ -84,7 +84,7 @@ async def test_a_mark_that_a_crash_kept_from_the_log_is_not_the_slaves_to_write(
 
 
 async def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_out_again(tmp_path: Path) -> None:
-    """The next master knew nothing of it, and may have other messages there: they were passed over otherwise."""
+    """The next master does not know of them and may have other messages there, which would be skipped otherwise."""
 
     async with running(tmp_path / "broker") as (broker, connection):
         store, pops = broker.store, broker.pops
@@ -100,10 +100,10 @@ async def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_
         store.follow()
         pops.load()
         store.truncate(shared, epoch=1, floor=shared)
-        for _ in range(2):  # and a start that finds what this one has written
+        for _ in range(2):  # the second start reads what the first one wrote
             pops.load()
             assert not pops.queues
-        broker.offsets.follow("g", "popped", 0, 1)  # as the next master says
+        broker.offsets.follow("g", "popped", 0, 1)  # as in the next master's log
         store.lead()
         at_once(pops.lead_steps())
         pops.lead()
@@ -114,7 +114,7 @@ async def test_what_a_group_popped_by_records_that_are_cut_off_the_log_is_given_
 
 
 async def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_acknowledged(tmp_path: Path) -> None:
-    """What was out before the cut is in no record behind it."""
+    """No record behind the truncation names the messages popped before."""
 
     async with running(tmp_path / "broker") as (broker, connection):
         store, pops = broker.store, broker.pops
@@ -128,7 +128,7 @@ async def test_who_leads_by_a_part_of_its_book_gives_out_again_what_is_not_ackno
         store.follow()
         store.truncate(shared, epoch=1, floor=shared)
         pops.load()
-        store.lead()  # the next master's pops, in its stead
+        store.lead()  # acts as the next master
         taken = PopCheckPoint("g", "popped", 0, 4, 7, 1 << 60, False, [2, 3])
         event = NewMessage(
             topic=pops._topic,

@@ -1,4 +1,4 @@
-"""Administration over the wire against a broker in this process: positions, relays, statistics, SQL pulls."""
+"""Administration over the wire: offsets, relayed requests, statistics, SQL pulls."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def pull(
 
 
 async def until_held(broker: BrokerController, connection: Connection) -> None:
-    """Each turn is a request of its own behind the pull."""
+    """Wait until the broker suspends the pull. Each attempt is a request of its own."""
     while not broker.hold.count:
         await ask(connection, Code.GET_BROKER_HA_STATUS)
 

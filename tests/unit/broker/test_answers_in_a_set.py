@@ -1,4 +1,4 @@
-"""In a broker set no answer promises what the set may yet lose: it waits for the slaves, or says: in vain."""
+"""In a broker set, an answer waits for the in-sync slaves, or reports that they did not confirm in time."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ ACL = {
 
 
 class World:
-    """A master, its slaves, and a client."""
+    """A master, its fake slaves, and a client."""
 
     def __init__(self, broker: BrokerController, connection: Connection, slaves: FakeSet, clock: ManualClock) -> None:
         self.broker, self.connection, self.slaves, self.clock = broker, connection, slaves, clock
 
     async def until_it_waits(self, asked: asyncio.Task[RemotingCommand]) -> None:
-        """In the room where answers wait for the set; whoever is answered before has been promised too much."""
+        """Wait until an answer waits for the set. Fail if it was sent before."""
         assert self.broker.group_transfer is not None
         while not asked.done() and not self.broker.group_transfer.waiting:
             await asyncio.sleep(0)
         assert not asked.done(), asked.result()
 
     async def a_round_trip(self) -> None:
-        """What was asked before has been served as far as it goes at once."""
+        """Wait until earlier requests have been processed as far as possible."""
         await ask(self.connection, Code.GET_BROKER_HA_STATUS)
 
 
@@ -76,7 +76,7 @@ def asking(awaited: Awaitable[RemotingCommand]) -> asyncio.Task[RemotingCommand]
     return asyncio.ensure_future(awaited)
 
 
-# ---- each request that leaves something in the log, and what has to be there before
+# ---- each request that appends to the log, and its prerequisites
 
 
 async def _half(world: World) -> dict[str, object]:
@@ -101,7 +101,7 @@ Prepared = Callable[[World], Awaitable[Asking]]
 
 
 def plain(code: Code, body: Any = None, **ext: object) -> Prepared:
-    """With a topic `t` that has a message, and a group `g` that has consumed it."""
+    """Prepare a request on a topic `t` with a message and a group `g` that has consumed it."""
 
     async def prepare(world: World) -> Asking:
         await send(world.connection, "t")
@@ -146,7 +146,7 @@ async def _sent_back(world: World) -> Asking:
         "originMsgId": "",
         "originTopic": "t",
     }
-    await ask(world.connection, Code.CONSUMER_SEND_MSG_BACK, b"", **where)  # makes the retry topic
+    await ask(world.connection, Code.CONSUMER_SEND_MSG_BACK, b"", **where)  # creates the retry topic
     return lambda world: ask(world.connection, Code.CONSUMER_SEND_MSG_BACK, b"", **where)
 
 
@@ -254,7 +254,7 @@ REQUESTS: dict[Code, Prepared] = {
 }  # fmt: skip
 
 
-# The reply is handed over all the same; a copy of it is kept where that can be.
+# The reply is delivered in any case. Its copy is stored where possible.
 KEEPS_A_COPY = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
 
@@ -444,12 +444,12 @@ def test_a_change_that_the_set_does_not_take_is_refused_before_it_is_stored(tmp_
     in_a_set(tmp_path, work, *(SETTINGS if code.name.startswith("AUTH_") else ()))
 
 
-# ---- a master that is the master no more
+# ---- a deposed master
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_whoever_waits_is_told_when_this_member_is_master_no_more(tmp_path: Path, flush: str) -> None:
-    """Among them who waits for the disk still: a later term could confirm other bytes at the same place."""
+    """They include a send that waits for its fsync: a later term could confirm other bytes at the same offset."""
 
     async def work(world: World) -> None:
         await send(world.connection, "t")
@@ -465,7 +465,10 @@ def test_whoever_waits_is_told_when_this_member_is_master_no_more(tmp_path: Path
 
 
 def test_what_was_put_in_another_term_is_not_promised_by_what_is_confirmed_in_this_one(tmp_path: Path) -> None:
-    """Between the record of a topic and its answer the table is saved: another master may have cut the record off."""
+    """Between the topic's record and its answer the table is saved.
+
+    Another master may have truncated the record meanwhile.
+    """
 
     async def work(world: World) -> None:
         asks = await REQUESTS[Code.UPDATE_AND_CREATE_TOPIC](world)
@@ -526,7 +529,7 @@ def test_what_is_not_known_to_be_out_in_the_set_is_given_to_nobody(tmp_path: Pat
     in_a_set(tmp_path, work)
 
 
-# ---- what readers see
+# ---- visibility
 
 QUEUE: dict[str, object] = {"topic": "t", "queueId": 0}
 READS: dict[str, tuple[Code, dict[str, object]]] = {
@@ -559,7 +562,7 @@ READS: dict[str, tuple[Code, dict[str, object]]] = {
 
 
 async def _unconfirmed(world: World) -> int:
-    """A message that nobody may see; its place."""
+    """Append a message that no reader may see, and return its queue offset."""
     world.slaves.hold()
     world.clock.advance(1000)
     sent = await send(world.connection, "t", b"unseen", "KEYS\x01K\x02WAIT\x01false\x02")
@@ -574,13 +577,13 @@ async def _read_group(world: World, group: str) -> None:
 
 
 def _told(answer: RemotingCommand) -> tuple[object, ...]:
-    body = re.sub(rb'"topicPutTps":[0-9.]+', b"", answer.body)  # how much comes in is no message
+    body = re.sub(rb'"topicPutTps":[0-9.]+', b"", answer.body)  # the put rate includes unconfirmed messages
     return answer.code, body, answer.ext.get("offset"), answer.ext.get("hasMsg")
 
 
 @pytest.mark.parametrize("way", READS)
 def test_what_the_set_has_not_confirmed_nobody_sees(tmp_path: Path, way: str) -> None:
-    """It may vanish with this master, and its offsets be given to other messages."""
+    """It may be lost with this master, and its offset be assigned to another message."""
     code, ext = READS[way]
 
     async def work(world: World) -> None:
@@ -616,7 +619,7 @@ def test_what_the_set_has_not_confirmed_nobody_pops(tmp_path: Path) -> None:
 def test_a_group_that_another_master_brought_further_is_not_moved_back(
     tmp_path: Path, stands_at: int, confirmed: int
 ) -> None:
-    """The new master has its messages, and does not know yet that they are confirmed."""
+    """The new master has the messages but does not know yet that they are confirmed."""
 
     async def work(world: World) -> None:
         await _group(world)
@@ -649,7 +652,7 @@ def test_a_pull_that_waits_hears_of_a_message_when_the_set_has_it(tmp_path: Path
     in_a_set(tmp_path, work)
 
 
-# ---- what the broker stores of its own accord
+# ---- deliveries by the broker itself
 
 
 def test_what_falls_due_while_the_set_takes_nothing_comes_when_it_does(tmp_path: Path) -> None:
@@ -682,7 +685,7 @@ def test_what_falls_due_while_the_set_takes_nothing_comes_when_it_does(tmp_path:
 
 
 def test_what_waits_is_not_delivered_before_the_set_has_it(tmp_path: Path) -> None:
-    """A delivery is a promise as well: the set must know the message before its copy, and its mark, go out."""
+    """The set must have confirmed the message before its delivered copy and its mark are appended."""
 
     async def work(world: World) -> None:
         await send(world.connection, "t")
@@ -710,14 +713,14 @@ async def test_a_member_that_is_no_master_starts_without_a_byte_of_its_own(tmp_p
 
 
 def test_an_answer_that_waits_for_the_end_of_a_sealed_segment_tells_the_slaves_of_it(tmp_path: Path) -> None:
-    """Nobody appends, so nobody else does."""
+    """No append follows that would."""
 
     async def work(world: World) -> None:
         place = _place(await _popped(world))
         assert (await ask(world.connection, Code.ACK_MESSAGE, **place)).code == ResponseCode.SUCCESS
         world.broker.store.roll()
         assert world.slaves.confirm < world.broker.store.max_physical_offset
-        answer = await ask(world.connection, Code.ACK_MESSAGE, **place)  # once more: there is nothing to append
+        answer = await ask(world.connection, Code.ACK_MESSAGE, **place)  # a repeated ack: there is nothing to append
         assert answer.code == ResponseCode.SUCCESS
 
     in_a_set(tmp_path, work)
@@ -754,7 +757,7 @@ def test_a_refused_send_makes_no_files_for_its_queue(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_not_known_reads_while_the_set_takes_nothing(tmp_path: Path) -> None:
-    """It is made when the set takes it."""
+    """The group is created once the set accepts appends."""
 
     async def work(world: World) -> None:
         await send(world.connection, "t")
@@ -825,7 +828,7 @@ def test_each_append_is_asked_for_whatever_was_made_ready_before(tmp_path: Path)
 def test_what_is_read_together_asks_the_set_once_before_it_is_taken_and_once_before_it_is_stored(
     tmp_path: Path,
 ) -> None:
-    """Not for each message: of one turn all answers are the same."""
+    """It is not asked for each message: its answers do not change within a turn of the event loop."""
 
     async def work(world: World) -> None:
         await send(world.connection, "t")

@@ -1,4 +1,4 @@
-"""The archive of a broker set over real logs: a failover in the middle of each step, clean and unclean."""
+"""The archive of a broker set over real logs: failovers in the middle of each step, clean and unclean."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _disarm() -> object:
 
 
 def filled(*, parquet: bool = False, name_is_told: bool = True) -> Members:
-    """A leads; both have 23 messages of two topics and three queues, in more than one segment."""
+    """Make A the master. Both members have 23 messages of two topics and three queues, in more than one segment."""
     both = Members(parquet=parquet)
     both.name_is_told = name_is_told
     both.elect(both.a)
@@ -51,7 +51,7 @@ def filled(*, parquet: bool = False, name_is_told: bool = True) -> Members:
 
 
 def go_on(both: Members, member: Member) -> None:
-    """It is elected, and archives all that there is and two more."""
+    """Elect a member and archive the whole log and two more messages."""
     both.elect(member)
     member.put(2)
     both.replicate(member)
@@ -71,7 +71,7 @@ def check_whole(both: Members, member: Member) -> None:
     both.check_no_orphans()
 
 
-# ---- clean
+# ---- clean failover
 
 
 @pytest.mark.parametrize("nth", [1, 2])
@@ -90,7 +90,7 @@ def test_a_round_that_dies_with_its_master_is_ended_by_the_next(step: str, nth: 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "offload.after_encode"])
 def test_objects_are_the_same_whoever_of_the_members_wrote_them(step: str) -> None:
-    """As Parquet, by the worker's own code; a failover in between leaves nothing twice and nothing out."""
+    """The tier worker writes Parquet. A failover in between neither duplicates nor omits a message."""
     both = filled(parquet=True)
     with failpoint.armed(step), pytest.raises(FailpointError):
         both.a.offload()
@@ -177,7 +177,7 @@ def test_a_name_of_the_set_is_proven_by_what_both_hold_and_kept() -> None:
 
 
 def test_a_member_of_another_set_of_this_name_is_refused() -> None:
-    """Staging and production, on one bucket by mistake."""
+    """Staging and production share a bucket by mistake."""
     both = filled()
     both.a.offload()
     staging = Members()
@@ -201,7 +201,7 @@ def test_a_member_of_another_set_of_this_name_is_refused() -> None:
 @pytest.mark.parametrize("of_the_archives", [True, False])
 @pytest.mark.parametrize("index", [2, 3, -1])
 def test_a_damaged_record_makes_no_archive_a_strangers(index: int, of_the_archives: bool) -> None:
-    """It is archived as it lies, and the other members have it whole; or the other way round."""
+    """The damaged record is archived unchanged while the other members have it intact, or the other way round."""
     both = filled(parquet=True)
     (both.a if of_the_archives else both.b).damage("other", index=index)
     both.a.offload()
@@ -216,7 +216,7 @@ def test_a_damaged_record_makes_no_archive_a_strangers(index: int, of_the_archiv
 
 
 def test_a_copy_that_has_gone_on_by_itself_is_refused_whatever_lies_below() -> None:
-    """Staging, made of production's disks: messages of the same sizes at the same places, at other times."""
+    """Staging was copied from production's disks. It has messages of equal sizes at equal offsets, at other times."""
     both, staging = filled(), filled()
     for one in (both.a, staging.a):
         one.offload()
@@ -243,7 +243,7 @@ def test_with_nothing_in_common_a_member_is_refused_unless_its_master_told_it_th
     both.elect(both.a)
     both.a.put(3)
     both.replicate(both.a)
-    both.a.archive.journal.ensure_online()  # an EPOCH, and no object
+    both.a.archive.journal.ensure_online()  # writes an EPOCH entry and no object
     both.elect(both.b)
     with pytest.raises(ArchiveRefused):
         both.b.offload()
@@ -253,7 +253,7 @@ def test_with_nothing_in_common_a_member_is_refused_unless_its_master_told_it_th
 
 
 def test_a_member_that_was_elected_without_what_is_archived_says_so_and_writes_nothing() -> None:
-    """Its set took it for one that has everything."""
+    """Its set believed it to be in sync."""
     both = filled()
     both.in_sync = [both.a]
     both.a.put(6)
@@ -267,11 +267,11 @@ def test_a_member_that_was_elected_without_what_is_archived_says_so_and_writes_n
     assert both.bucket.objects == before
 
 
-# ---- unclean
+# ---- unclean election
 
 
 def lacking(*, until: str = "", parquet: bool = False) -> Members:
-    """A went on alone, archived that (up to a step), and is gone; B lacks it."""
+    """Let A continue alone, archive up to a step, and disappear. B lacks these messages."""
     both = filled(parquet=parquet)
     both.a.offload()
     both.replicate(both.a)
@@ -301,7 +301,7 @@ def test_after_an_unclean_election_the_log_goes_on_above_the_archive_and_readers
 
 
 def test_where_a_queue_was_raised_is_told_as_long_as_the_log_does_not_say_it() -> None:
-    """Whoever went on above the archive may have died before its slaves heard of it."""
+    """A master that resumed above the archive may have died before its slaves got the record."""
     both = lacking()
     for _ in range(2):
         both.elect(both.b, in_sync=False)
@@ -323,7 +323,7 @@ def test_who_has_gone_on_above_an_object_that_it_has_in_part_is_elected_again() 
     both.a.store.confirm(both.a.end)
     both.a.offload()
     both.elect(both.b, in_sync=False)
-    for _ in range(2):  # it may die before it has archived anything of its own
+    for _ in range(2):  # it may die before it has archived a message of its own
         both.b.put(1)
         both.depose(both.b)
         both.elect(both.b, in_sync=False)
@@ -367,7 +367,7 @@ def test_nothing_is_appended_before_the_end_of_the_journal_was_read(monkeypatch:
 def test_whatever_an_elected_master_fails_at_it_tries_again_until_it_leads(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
 ) -> None:
-    """Nobody else is elected while it is heard, and it would never lead."""
+    """No other member is elected while it sends heartbeats, so that otherwise the set would have no master."""
     both = lacking()
     settled, waits = both.b.archive.lifecycle.is_settled, list[float]()
 
@@ -430,7 +430,7 @@ def test_who_tries_for_a_reign_that_is_over_does_not_end_in_the_next(monkeypatch
 
 
 def test_who_is_stopped_before_all_is_archived_does_not_go_on_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it alone has would be hidden, and the next start would not know of it."""
+    """Its unarchived messages would be hidden, and the next start would not know of them."""
     both = lacking(until="offload.after_intent")
     monkeypatch.setattr(asyncio, "sleep", stop_here)
     both.master_epoch += 1
@@ -444,7 +444,7 @@ def test_who_is_stopped_before_all_is_archived_does_not_go_on_above(monkeypatch:
 
 
 class Stopped(Exception):
-    """It would try again."""
+    """The process would retry here."""
 
 
 async def stop_here(seconds: float) -> None:
@@ -452,7 +452,7 @@ async def stop_here(seconds: float) -> None:
 
 
 def test_what_this_log_alone_has_is_archived_before_it_goes_on_above() -> None:
-    """Its queues go on higher, and what lies below that would be hidden: no round would see it."""
+    """Its queues resume at higher offsets. Messages below them would be hidden from every later round."""
     both = filled()
     both.in_sync = [both.a]
     both.a.put(6)
@@ -489,7 +489,7 @@ def test_a_round_waits_until_all_that_the_master_had_at_its_promotion_is_the_set
 
 
 class Elsewhere:
-    """A member that tells how much it has synced."""
+    """A member that reports its fsynced offset."""
 
     def __init__(self, synced: int) -> None:
         self.store = self
@@ -520,7 +520,7 @@ def test_a_slave_evicts_by_its_masters_journal_and_reads_cold_what_it_evicted() 
 
 
 def test_a_segment_whose_end_the_set_does_not_have_stays() -> None:
-    """All of its messages are archived; but the next master goes on right behind them, and the former is cut there."""
+    """Its messages are archived, but the next master may resume behind them, and this log be truncated there."""
     both = filled()
     both.a.offload(roll=False)
     has = both.b.end
@@ -570,7 +570,10 @@ def test_a_round_takes_nothing_that_a_member_in_sync_has_only_in_memory() -> Non
 
 
 def test_a_tombstone_names_no_offset_that_the_archive_has_not_named() -> None:
-    """A member that is elected may lack what lies above, and give it again; what comes late is added later."""
+    """An elected member may lack the messages above and assign their offsets again.
+
+    They are recorded by a later tombstone.
+    """
     both = filled()
     both.a.offload()
     both.replicate(both.a)
@@ -587,7 +590,7 @@ def test_a_tombstone_names_no_offset_that_the_archive_has_not_named() -> None:
 
 
 def test_what_is_counted_before_the_set_has_it_is_archived_when_it_has() -> None:
-    """A scrape looks at the backlog at any time; the count is kept."""
+    """A metrics scrape counts the backlog at any time, and the count is cached."""
     both = filled()
     both.a.offload()
     both.replicate(both.a)
@@ -600,11 +603,11 @@ def test_what_is_counted_before_the_set_has_it_is_archived_when_it_has() -> None
     assert (both.check_tiles(), both.check_tiles("other")) == ((11, []), (7, []))
 
 
-# ---- compacted
+# ---- compaction
 
 
 def in_four_objects() -> tuple[Members, list[bytes]]:
-    """A's messages, in four objects; what both read of queue 0."""
+    """Archive A's messages in four objects. Return the bodies of queue 0, which both members read."""
     both = Members(parquet=True)
     both.elect(both.a)
     for _ in range(4):
@@ -618,7 +621,7 @@ def in_four_objects() -> tuple[Members, list[bytes]]:
 
 
 def test_a_slave_serves_what_its_master_has_compacted() -> None:
-    """Of its own log it has nothing left. It hears of the REPLACE at its next look, and of the DELETED later."""
+    """It has evicted its whole log. It reads REPLACE at its next poll of the journal, and DELETED later."""
     both, bodies = in_four_objects()
     both.a.put(1, topic="other")
     both.replicate(both.a)
@@ -640,7 +643,7 @@ def test_a_slave_serves_what_its_master_has_compacted() -> None:
 
 @pytest.mark.parametrize("step", [None, "compact.after_intent", "compact.after_upload", "compact.after_replace"])
 def test_a_slave_takes_over_from_a_master_that_compacts(step: str | None) -> None:
-    """Wherever that ended, the next has all of it, archives on above, and compacts it itself."""
+    """The next master has all messages, continues to archive, and compacts the objects itself."""
     both, bodies = in_four_objects()
     if step is None:
         both.a.archive.lifecycle.compact.now(TOPIC)
@@ -666,7 +669,7 @@ def test_a_slave_takes_over_from_a_master_that_compacts(step: str | None) -> Non
     assert both.b.bodies()[: len(bodies)] == bodies
 
 
-# ---- erased
+# ---- erasure
 
 
 def put_keyed(member: Member, keys: Sequence[str]) -> None:
@@ -681,7 +684,7 @@ def put_keyed(member: Member, keys: Sequence[str]) -> None:
 @pytest.mark.parametrize("keys", ["m12m345", "mm1", "1mm", "1m2"])
 @pytest.mark.parametrize("is_known", [False, True])
 def test_an_archive_from_which_was_erased_is_still_that_of_its_logs(keys: str, is_known: bool) -> None:
-    """A member that was not told the archive's name proves that by its own log, which has what was erased."""
+    """A member without the archive's name proves it by its own log, which still has the erased messages."""
     both = Members(parquet=True)
     both.name_is_told = is_known
     both.elect(both.a)
@@ -713,7 +716,7 @@ def test_an_archive_from_which_was_erased_is_still_that_of_its_logs(keys: str, i
 
 
 def erased_from_a_set() -> tuple[Members, list[int]]:
-    """A leads, and has erased; where the others' messages are."""
+    """Let A lead and erase by key. Return the set and the offsets of the remaining messages."""
     both, keys = Members(parquet=True), "1m2mm3"
     both.elect(both.a)
     put_keyed(both.a, keys)
@@ -724,7 +727,7 @@ def erased_from_a_set() -> tuple[Members, list[int]]:
 
 
 def offsets_of(member: Member) -> list[int]:
-    """What a reader of its hot log gets."""
+    """Return the offsets that a reader of the member's hot log gets."""
     found, offset = list[int](), 0
     while offset < member.store.max_offset(TOPIC, 0):
         got = member.store.get(TOPIC, 0, offset, 32, 1 << 20)
@@ -746,7 +749,7 @@ def test_a_slave_returns_none_of_what_its_master_has_erased_once_it_has_read_of_
 
 @pytest.mark.parametrize("has_read", [True, False])
 def test_a_member_that_starts_again_returns_none_of_it_before_it_asks_the_store(has_read: bool) -> None:
-    """By what it kept of it, or, where its life ended before that, by its own copy of the journal."""
+    """By its own file or, if it stopped before it wrote that, by its copy of the journal."""
     both, left = erased_from_a_set()
     both.b.archive.lifecycle.evict.run()
     if has_read:

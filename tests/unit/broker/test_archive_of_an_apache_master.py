@@ -1,5 +1,4 @@
-"""A slave of an Apache master with an archive: what it archives and what never, and what it does where its master went
-on below what is archived."""
+"""A slave of an Apache master with an archive: what it archives, also if the master lost archived messages."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ async def fill(connection: Connection, count: int, mark: bytes = b"") -> None:
 
 @asynccontextmanager
 async def two_lives(root: Path, *, kept: int, lost: int) -> AsyncIterator[tuple[Front, BrokerController, Connection]]:
-    """A master, and the one that it is after a power cut that took its last messages; a connection to that."""
+    """Yield a master's log, its log after a power cut that lost the last messages, and a connection to the latter."""
     before, after = root / "before", root / "after"
     async with running(before) as (_, connection):
         await fill(connection, kept)
@@ -82,7 +81,7 @@ async def caught_up(slave: BrokerController, front: Front) -> None:
 
 
 async def looked(slave: BrokerController) -> int:
-    """How far the log may be archived by what the master says now."""
+    """Look at the master once and return the archivable limit."""
     assert slave.plain_slave is not None
     followed = slave._local_side.followed
     assert followed is not None
@@ -91,7 +90,7 @@ async def looked(slave: BrokerController) -> int:
 
 
 def archived(slave: BrokerController) -> int:
-    """How many messages of the topic."""
+    """Return the number of archived messages of the topic."""
     assert isinstance(slave.archive, Archive)
     catalog = slave.archive.journal.catalog
     return sum(last - first + 1 for name in catalog.objects("t") for first, last, _ in name.queues.values())
@@ -109,7 +108,7 @@ async def page(slave: BrokerController, path: str = "/readyz", method: str = "GE
 
 
 async def offload(slave: BrokerController, *, evict: bool = False) -> str:
-    """All that may be; what the admin port told of it."""
+    """Archive up to the limit and return the admin port's answer."""
     return await page(slave, f"/archive/offload?roll=1&evict={int(evict)}", "POST")
 
 
@@ -120,14 +119,14 @@ def evict_all(slave: BrokerController) -> None:
 
 
 async def pulled(connection: Connection, offset: int) -> bytes:
-    """One message, as it lies in the log."""
+    """Return one message in its format in the log."""
     answer = await ask(connection, Code.PULL_MESSAGE, **pull_ext("g", "t", 0, offset, 1))
     assert answer.code == 0, (answer.code, answer.remark)
     return bytes(answer.body)
 
 
 async def is_served(connection: Connection, start: int, end: int, source: BrokerController) -> None:
-    """What the master has, byte by byte."""
+    """Check that the slave serves the master's messages byte by byte."""
     for offset in range(start, end):
         (record,) = iter_records(body := await pulled(connection, offset))
         entry = source.store.entry("t", 0, offset)
@@ -161,7 +160,7 @@ def test_full_files_are_archived_and_evicted_and_served_byte_by_byte_and_the_res
 
 
 def test_a_reader_of_what_the_master_has_dropped_is_kept_until_it_has_read_it(tmp_path: Path) -> None:
-    """Sent to the master with such an offset it would hear that it is wrong, and go on above."""
+    """The master would answer that the offset is illegal, and the reader would skip to a higher one."""
 
     async def scenario() -> None:
         async with (
@@ -270,7 +269,7 @@ def test_a_master_that_lost_what_is_archived_ends_archiving_for_good_and_says_so
         assert "archive overtaken since" in (text := await page(slave)), text
         assert f"above {at} it is of another log" in text
         assert "neve_archive_overtaken 1" in await page(slave, "/metrics")
-        with monkeypatch.context() as expired:  # what was before the power cut
+        with monkeypatch.context() as expired:  # the messages before the power cut
             expired.setattr(Catalog, "recorded_minimum", lambda *_: 1 << 40)
             assert (await asyncio.to_thread(slave.archive.lifecycle.expire.run))["raised"] == 0
 
@@ -315,7 +314,10 @@ def test_a_topic_that_has_begun_again_at_its_master_is_archived_no_more_and_the_
 def test_a_slave_of_whose_topics_one_began_again_is_no_master_until_it_has_another_archive(
     tmp_path: Path, again: int
 ) -> None:
-    """Fewer messages than the archive has of before would be hidden; of more, offsets would be there twice."""
+    """If it had fewer messages than the archive, they would be hidden.
+
+    If it had more, offsets would be archived twice.
+    """
 
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=IN_A_FILE + 2, lost=0) as (front, source, theirs):
@@ -397,7 +399,7 @@ def test_a_slave_whose_archive_was_overtaken_is_no_master_until_it_has_another_o
 
 @asynccontextmanager
 async def promoted(root: Path, front: Front, bucket: str) -> AsyncIterator[tuple[BrokerController, Connection]]:
-    """The slave's directory, as its master's successor."""
+    """Start the slave's directory as a master, after its master has gone."""
     own = [f"namesrvAddr={front.address}", f"storeUrl=dir:{root}/{bucket}"]
     async with running(root / "slave", *own) as found:
         yield found
@@ -406,7 +408,7 @@ async def promoted(root: Path, front: Front, bucket: str) -> AsyncIterator[tuple
 def test_a_ttl_hides_and_records_no_more_than_what_may_be_archived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An offset that the master gives again must not have expired in the journal."""
+    """An offset that the master may assign again must not be expired in the journal."""
 
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=IN_A_FILE + 5, lost=0) as (front, source, _theirs):
@@ -430,7 +432,7 @@ def test_a_ttl_hides_and_records_no_more_than_what_may_be_archived(
 
 
 def test_a_log_that_is_older_than_its_archive_archives_nothing(tmp_path: Path) -> None:
-    """A copy of the data directory, put back: whether the master still has what is archived nobody can tell."""
+    """It cannot be known whether the master still has the archived messages."""
 
     async def scenario() -> None:
         async with two_lives(tmp_path, kept=2, lost=IN_A_FILE) as (front, cut, _connection):
@@ -528,6 +530,6 @@ def test_what_is_of_another_log_by_now_no_broker_archives_that_stands_alone(tmp_
         )
         file.save(Overtaken(at=end, reaches=end + 1, since_ms=1, why="the master lost its log"))
         async with running(tmp_path / "own", settings):
-            pass  # nothing came in place of what is archived: the log goes on above it
+            pass  # the archived offsets were not assigned again: the log resumes above them
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""How far a round of a broker set's master reaches, over a real store."""
+"""The archivable limit of a master in a broker set, over a real store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.doubles.sim_disk import SimDisk
 
 
 class Members:
-    """The rest of a set."""
+    """The other members of the set."""
 
     def __init__(self) -> None:
         self.synced = 0
@@ -31,7 +31,7 @@ class Members:
 
 
 def put(store: MessageStore, count: int) -> list[int]:
-    """Where the records end."""
+    """Append messages and return the ends of their records."""
     ends = []
     for _ in range(count):
         found = store.put("t", 0, b"body", b"", flag=0, sys_flag=0, born_timestamp=0, born_host=("127.0.0.1", 1))

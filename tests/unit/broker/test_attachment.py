@@ -1,4 +1,4 @@
-"""The archive's attachment: each cell of its table is decided, and what it says is what a broker does."""
+"""The state machine of the archive's attachment: each transition is defined, and a broker follows it."""
 
 from __future__ import annotations
 

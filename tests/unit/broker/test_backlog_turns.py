@@ -1,4 +1,6 @@
-"""Who reads a backlog has a part of each turn of the loop: sends and pulls of what is new are heard in between."""
+"""Reads of a backlog get a part of each event loop turn, so that sends and pulls of new messages are served in
+between.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,10 @@ async def test_waiting_pull_is_refused_after_its_permission_goes(
 async def test_a_pull_that_waits_for_the_disk_behind_its_turn_counts_among_those_in_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a connection could have any number of them: those that come at their turn stop its reading at a number."""
+    """Otherwise a connection could have any number of them.
+
+    Reading from a connection stops at a number of requests in flight.
+    """
 
     async with running(tmp_path) as (broker, connection):
         await filled(connection)
@@ -145,7 +150,7 @@ async def filled(connection: Connection) -> None:
 def used_up(
     broker: BrokerController, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None
 ) -> list[Callable[[], None]]:
-    """No turn has room until somebody waits for one; who does is told."""
+    """Leave no room in a turn until a read waits for one. Return the reads that waited."""
     waited: list[Callable[[], None]] = []
     wait = broker.backlog_turns.wait
 

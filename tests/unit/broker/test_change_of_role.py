@@ -1,4 +1,4 @@
-"""Members of a broker set in one process: what a change of role makes of their logs, tables and books."""
+"""Members of a broker set in one process: the effect of a change of role on logs, tables and role-dependent state."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def bodies(member: Member, topic: str = TOPIC) -> list[bytes]:
 
 
 async def shows(member: Member, *expected: bytes) -> None:
-    """Wait for it."""
+    """Wait until the member's readers get exactly the expected bodies."""
     await until(lambda: bodies(member) == list(expected), f"it has {expected}")
 
 
 async def put(member: Member, *sent: bytes, topic: str = TOPIC, properties: str = "") -> None:
-    """Once enough members are in sync."""
+    """Send messages once enough members are in sync."""
     await until(member.broker.membership.reign.may_append, "the set takes messages")  # type: ignore[union-attr]
     connection = await member.connect()
     try:
@@ -75,7 +75,7 @@ async def put(member: Member, *sent: bytes, topic: str = TOPIC, properties: str 
 
 
 async def hand_to(brokers: Set, target: Member) -> None:
-    """As an operator does it: a controller designates another master, at once."""
+    """Make a member the master at once, as an operator does by the controller."""
     replicas = target.replicas
     ext = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "designateElect": "true"}
     call = Call(Code.CONTROLLER_ELECT_MASTER, {**ext, "brokerId": str(replicas.member.broker_id)})
@@ -85,7 +85,7 @@ async def hand_to(brokers: Set, target: Member) -> None:
 
 
 def hand_overs(member: Member, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """To whom it hands over from now on; one that fails is not among them."""
+    """Record the targets of the member's successful switchovers from now on."""
     replicas, taken = member.replicas, list[int]()
     hand_over = replicas.hand_over
 
@@ -118,7 +118,7 @@ async def test_what_is_put_is_on_all_members_and_a_master_that_is_replaced_follo
 
 
 async def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
-    """A topic, a delayed message, and a group's position: the next master has them."""
+    """A topic, delayed messages, and a group's committed offset."""
 
     async with broker_set(tmp_path) as brokers:
         former = await brokers.master()
@@ -146,7 +146,7 @@ async def test_tables_and_what_waits_come_with_the_log(tmp_path: Path) -> None:
 
 
 async def test_a_topics_queues_stay_until_its_deletion_is_confirmed(tmp_path: Path) -> None:
-    """Were they gone before, a master that is replaced would lack what the others have."""
+    """Otherwise a replaced master would lack messages that the other members have."""
 
     async with broker_set(tmp_path, "flushDiskType=SYNC_FLUSH") as brokers:
         former = await brokers.master()
@@ -173,7 +173,7 @@ async def test_a_topics_queues_stay_until_its_deletion_is_confirmed(tmp_path: Pa
 
 
 async def offloading(broker: BrokerController, is_done: Callable[[], bool]) -> None:
-    """Round after round."""
+    """Run archive rounds until a condition is met."""
 
     async def round_is_the_last() -> bool:
         await offload(broker)
@@ -183,25 +183,28 @@ async def offloading(broker: BrokerController, is_done: Callable[[], bool]) -> N
 
 
 async def archived(brokers: Set) -> None:
-    """All of the topic, and nothing is local any more at its master."""
+    """Archive the whole topic and evict it from its master."""
     master = await brokers.master()
     await brokers.slaves()
     store = master.broker.store
-    # once all have it on their disks
+    # once all members have fsynced it
     await offloading(master.broker, lambda: store.min_offset(TOPIC, 0) == store.max_offset(TOPIC, 0))
 
 
 async def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A master that is cut off from its slaves still has the store; the next one has the topic, archived and all."""
+    """A master that is isolated from its slaves can still reach the store.
+
+    The next master still has the archived topic.
+    """
     url = f"dir:{tmp_path / 'bucket'}"
 
     async with broker_set(tmp_path, f"storeUrl={url}", "slaveTimeout=300") as brokers:
         former = await brokers.master()
         await put(former, b"1", b"2")
         await archived(brokers)
-        monkeypatch.setattr(Confirm, "reported", lambda *_, **__: True)  # what they say is lost from here on
+        monkeypatch.setattr(Confirm, "reported", lambda *_, **__: True)  # their reports are lost from here on
         connection = await former.connect()
         answer = await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic=TOPIC)
         assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
@@ -218,7 +221,7 @@ async def test_the_archive_does_not_hear_of_a_deletion_before_the_set_has_it(
 async def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(
     tmp_path: Path, replication: str, flush: str
 ) -> None:
-    """Else the topic's old messages came back with it."""
+    """Otherwise a topic created again would have the old messages."""
     url = f"dir:{tmp_path / 'bucket'}"
 
     settings = (f"storeUrl={url}", f"flushDiskType={flush}")
@@ -234,7 +237,7 @@ async def test_a_confirmed_deletion_is_in_the_archive_when_it_is_answered(
 
 
 async def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) -> None:
-    """The end of a segment, while nothing is sent."""
+    """No message is sent meanwhile."""
 
     async with broker_set(tmp_path, f"storeUrl=dir:{tmp_path / 'bucket'}", members=2) as brokers:
         master = await brokers.master()
@@ -248,8 +251,8 @@ async def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) ->
 async def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be elected before it has looked at the journal, and while nothing is there by which to prove the archive
-    its own; then no member would ever archive anything.
+    """A member may be elected before it has read the journal, and while the log and the archive have nothing in
+    common to prove that they belong together. Without the name no member would ever archive.
     """
     monkeypatch.setattr(JournalWriter, "_follow_master", lambda _: None)
 
@@ -266,7 +269,7 @@ async def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_li
 
 
 async def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_next_life(tmp_path: Path) -> None:
-    """The first master of a set is elected by nobody who was in sync."""
+    """The first master of a set is elected without an in-sync predecessor."""
 
     async with broker_set(tmp_path, members=2) as brokers:
         master = await brokers.master()
@@ -277,10 +280,10 @@ async def test_who_has_led_above_what_is_archived_lacks_nothing_of_it_in_its_nex
 
 
 async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
-    """As an operator does it: who is gone for good is forgotten, one of the others is designated."""
+    """Elect a member uncleanly, as an operator does: remove the lost members, then designate one of the others."""
     of_set = {"clusterName": "DefaultCluster", "brokerName": "broker-a"}
     ids = ";".join(str(member.replicas.member.broker_id) for member in gone)
-    member = chosen.replicas.member  # a slave already, if it started before the controller missed the master
+    member = chosen.replicas.member  # a slave already if it started before the controller missed the master
     await until(
         lambda: chosen.state in {State.WAITING, State.SLAVE} and member.view.master is None, "it knows of no master"
     )
@@ -297,8 +300,10 @@ async def elect_uncleanly(brokers: Set, chosen: Member, *gone: Member) -> None:
 async def test_no_offset_that_is_archived_is_given_again_by_whoever_leads_after_an_unclean_election(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
 ) -> None:
-    """The store is away when a member is elected that lacks what is archived; it takes a slave in. It dies before the
-    store is back, or after that, and before a message came to the queue that it raised.
+    """Archived offsets stay unique although the store is away during the election.
+
+    The elected member lacks archived messages and takes in a slave. It dies before the store is back, or afterwards
+    and before a message reaches the queue that it raised.
     """
     away, go_on_above = asyncio.Event(), JournalWriter.resume_above
 
@@ -358,7 +363,7 @@ async def refuse(target: int | None = None) -> int:
 
 
 async def test_a_member_knows_how_many_there_are_also_while_one_is_away(tmp_path: Path) -> None:
-    """An alarm goes by it for as long as it lasts."""
+    """An alert relies on the number while the member is away."""
 
     async with broker_set(tmp_path, members=2, replication="sync-available") as brokers:
         master = await brokers.master()
@@ -369,7 +374,7 @@ async def test_a_member_knows_how_many_there_are_also_while_one_is_away(tmp_path
 
 
 def on_disk(member: Member) -> Saved:
-    """What its next life knows of it."""
+    """Return the state that the member's next process will load."""
     file = MemberFile(RealDisk(), member.root)
     file.load()
     return file.saved
@@ -436,7 +441,7 @@ async def test_a_broker_that_stood_alone_becomes_the_first_of_a_set_with_all_it_
 
 
 async def test_newcomers_do_not_become_a_set_that_exists_but_by_an_operators_word(tmp_path: Path) -> None:
-    """The register is lost, and all who have the set's log are away."""
+    """The controller lost its state, and all members with the set's log are away."""
 
     async with broker_set(tmp_path, "brokerSetExists=true", members=2) as brokers:
         for member in brokers.members:
@@ -509,7 +514,7 @@ async def put_unconfirmed(master: Member) -> None:
 
 @contextmanager
 def images_wait(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
-    """No slave gets its master's tables before this is set."""
+    """Yield an event that all fetches of a master's tables wait for."""
     may_come = asyncio.Event()
     asks = SlaveSynchronize._ask_image
 
@@ -526,7 +531,7 @@ def images_wait(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.Event]:
 def test_whose_tables_hold_what_was_cut_only_learns_until_its_masters_have_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Elected before, it would bring back what its set has lost."""
+    """If it were elected before it has its master's tables, it would restore changes that its set has lost."""
 
     async def scenario(may_come: asyncio.Event) -> None:
         async with broker_set(tmp_path, members=2, replication="async") as brokers:
@@ -564,7 +569,10 @@ def test_whose_tables_hold_what_was_cut_only_learns_until_its_masters_have_come(
 def test_who_begins_without_the_tables_only_learns_until_they_have_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its master's log begins above the changes that made its topics: elected without them, it would have none."""
+    """Its master's log begins above the changes that created its topics.
+
+    Elected without the tables, it would have none.
+    """
     settings = (f"storeUrl=dir:{tmp_path / 'bucket'}", "archiveMinBytes=1")
 
     async def scenario(may_come: asyncio.Event) -> None:

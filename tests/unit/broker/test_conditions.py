@@ -1,4 +1,4 @@
-"""What a broker can't do now is told as what it is, with since when and what it means."""
+"""A broker reports each condition that limits it, with its start time and its meaning."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_store_that_is_away_is_told_on_each_page(tmp_path: Path, monkeyp
 async def test_what_a_sweep_met_is_told_of_the_job_and_not_of_the_store_until_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next sweep comes hours later; those that ask the store again and again find it."""
+    """The next sweep runs hours later. Jobs that poll the store would report an outage before."""
 
     async with running(tmp_path / "data", f"storeUrl=dir:{tmp_path / 'store'}") as (broker, _):
         jobs, journal = broker.archive.jobs, broker.archive.journal

@@ -1,4 +1,4 @@
-"""A change of role in which a step fails, or comes in the middle of another one: it is done whole, or undone."""
+"""A change of role in which a step fails, or which interrupts another one, is completed or undone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @asynccontextmanager
 async def of_three(root: Path) -> AsyncIterator[tuple[Set, Member, Member, Member]]:
-    """A set, its master and its slaves; one message is sent."""
+    """Yield a set with one message, its master and its slaves."""
     async with broker_set(root) as brokers:
         former = await brokers.master()
         heir, other = await brokers.slaves()
@@ -47,7 +47,7 @@ async def of_three(root: Path) -> AsyncIterator[tuple[Set, Member, Member, Membe
 
 
 async def test_who_forgot_bytes_but_not_yet_their_epochs_leads_all_the_same(tmp_path: Path) -> None:
-    """A cut that is cut short by the election of who cuts."""
+    """The election interrupts a truncation that has removed bytes but not their epochs yet."""
 
     async with broker_set(tmp_path) as brokers:
         heir = (await brokers.slaves())[0]
@@ -75,7 +75,7 @@ async def test_truncation_reports_a_disk_error_to_its_caller(tmp_path: Path, mon
 def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    """Else the first changes of the next master, in the places of those that were cut, are passed over."""
+    """Otherwise the first changes of the next master, at the positions of the truncated ones, would be skipped."""
     store, end = cast("MessageStore", None), 0
     reload, reloads = MetadataLog.reload_parts, list[int]()
 
@@ -86,7 +86,7 @@ def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cu
         yield from reload(self)
 
     async def never(*_: object) -> None:
-        """Nothing but the log brings a change."""
+        """Disable polling: changes come only by the log."""
 
     async def scenario() -> None:
         nonlocal store, end
@@ -98,7 +98,7 @@ def test_what_an_async_master_had_alone_is_in_none_of_its_tables_when_that_is_cu
                 await shows(slave, b"1")
             store = former.broker.store
             monkeypatch.setattr(SlaveSynchronize, "poll", never)
-            with monkeypatch.context() as patch:  # its slaves get no more of it
+            with monkeypatch.context() as patch:  # its slaves get nothing more of it
                 patch.setattr(store, "log_bytes", lambda start, *_, **__: (start, memoryview(b"")))
                 patch.setattr(store, "described_append", lambda _: None)
                 for name in ("alone-1", "alone-2", "alone-3"):
@@ -185,7 +185,7 @@ async def test_who_is_deposed_before_it_could_lead_follows_with_the_tables_of_th
         await put(next_master, b"2")
         await shows(heir, b"1", b"2")
         heir.broker.topics.file.touch()
-        await heir.broker.topics.file.save()  # nor is its saving suspended any more
+        await heir.broker.topics.file.save()  # saving is no longer suspended
 
 
 async def test_a_log_that_can_not_be_marked_as_one_that_follows_takes_nothing(
@@ -217,7 +217,7 @@ async def test_a_master_that_hands_over_is_not_asked_to_a_second_time(tmp_path: 
 
 
 async def test_a_table_that_is_read_anew_while_it_is_synced_is_not_saved_as_it_was(tmp_path: Path) -> None:
-    """A master that was deposed meanwhile: the table may name what only its own log has, which is cut off."""
+    """The master was deposed meanwhile: the table may include changes that only its own log had, which is truncated."""
     path, table, inside, go = tmp_path / "table.json", {"of": "the set"}, asyncio.Event(), asyncio.Event()
 
     async def sync_log() -> None:
@@ -285,7 +285,7 @@ async def test_promotion_waits_for_the_disk_beside_heartbeats_and_refuses_sends(
 
 
 async def test_promotion_waits_for_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is under way syncs thousands of queues."""
+    """A running checkpoint fsyncs thousands of queues."""
     begun, may_end = threading.Event(), threading.Event()
 
     async with broker_set(tmp_path) as brokers:
@@ -314,7 +314,7 @@ async def test_promotion_waits_for_no_checkpoint(tmp_path: Path, monkeypatch: py
 async def test_member_that_may_go_on_above_its_archive_writes_a_checkpoint_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A queue that is raised is raised between two checkpoints, on the loop: little is left for these."""
+    """A raise of a queue needs two checkpoints on the event loop. The early one leaves little work for these."""
     async with broker_set(tmp_path) as brokers:
         heir = (await brokers.slaves())[0]
         store, books = heir.broker.store, heir.broker.change_of_role
@@ -337,7 +337,7 @@ async def test_member_that_may_go_on_above_its_archive_writes_a_checkpoint_first
 async def with_a_diverged_tail(
     root: Path, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Member], object]
 ) -> AsyncIterator[tuple[Member, Member]]:
-    """A former master of an `async` set that has a message alone and is about to cut it off; and the master."""
+    """Yield a former `async` master that is about to truncate an unreplicated message, and the new master."""
     async with broker_set(root, replication="async") as brokers:
         former = await brokers.master()
         heir, other = await brokers.slaves()

@@ -1,4 +1,4 @@
-"""The servers that `neve up` finds by their names are made as they are when they run alone."""
+"""The name server and the controller that `neve up` starts beside the broker are those that run standalone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transaction ends with its mark or not at all: what a full disk refuses is asked about again, and shows once."""
+"""A transaction ends with its mark or not at all: an end that a full disk refuses is checked again and applied once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 def fill(disk: SimDisk) -> None:
-    """No room is left for marks, though there is for messages."""
+    """Leave no room for new mark files, but for messages."""
     create = type(disk).create_preallocated
 
     def refuse(path: Path, size: int, *, sync: bool = True) -> None:
@@ -50,7 +50,7 @@ async def try_to_send(connection: Connection, topic: str) -> RemotingCommand:
 
 
 def tear_commit(broker: BrokerController, disk: SimDisk) -> SimDisk:
-    """What a power cut in the middle of the commit's write leaves: the message, and nothing of its mark."""
+    """Return the disk after a power cut in the middle of a commit: the message is stored and its mark is not."""
     (half,), store = broker.transactions.waiting(), broker.store
     store.put(
         "orders", 0, b"half", b"", flag=0, sys_flag=TRANSACTION_COMMIT, born_timestamp=0, born_host=("127.0.0.1", 0),

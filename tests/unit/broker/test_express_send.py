@@ -1,4 +1,4 @@
-"""The express lane does what the general way does, byte for byte, and leaves to it what it does not know."""
+"""The fast path of sends gives the same records and answers as the general path, and leaves unknown requests to it."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ NOT_PLAIN: dict[str, dict[str, Any]] = {
 }
 
 
-# Adds a signature to a send's fields.
+# Adds a signature to the fields of a send.
 Signer = Callable[[dict[str, str], bytes], dict[str, Any]]
 
 
 class Outside:
-    """A transport that keeps what was written."""
+    """A transport that collects the written bytes."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -98,7 +98,7 @@ class Outside:
 
 
 class Broker:
-    """A broker whose sends come through the express lane, or around it."""
+    """A broker that receives sends by the fast path or by the general one."""
 
     def __init__(self, controller: BrokerController, signer: Signer | None = None) -> None:
         self.controller, self.signer = controller, signer
@@ -119,7 +119,7 @@ class Broker:
         return connection, outside
 
     def send(self, ext: dict[str, Any], body: bytes, *, express: bool, flag: int = 0) -> tuple[Any, list[Any]]:
-        """(the answer, the records that were stored), without what differs from one send to the next."""
+        """Return the answer and the stored records, without the fields that differ between any two sends."""
         connection, outside = self.connect(express=express)
         start = self.store.max_physical_offset
         connection.data_received(frame(ext, body, flag, self.signer))
@@ -177,7 +177,7 @@ def with_broker(
         try:
             broker = Broker(controller, signer)
             connection, _ = broker.connect(express=False)
-            for topic in topics:  # makes it
+            for topic in topics:  # creates the topic
                 connection.data_received(frame({"b": topic}, b"", signer=signer))
             await asyncio.wait(connection.in_flight)
             broker.dispatched = 0
@@ -231,7 +231,7 @@ def test_what_is_not_plain_is_left_to_the_general_way(tmp_path: Path) -> None:
         for name, ext in NOT_PLAIN.items():
             fast = broker.send(ext, b"body", express=True)
             assert broker.dispatched == 1, name
-            if name not in {"a topic that is created", "a retry topic"}:  # answered when it is saved
+            if name not in {"a topic that is created", "a retry topic"}:  # answered once it is saved
                 assert fast[0] is not None, name
             broker.dispatched = 0
         too_large = broker.send({}, b"x" * (4 << 20) + b"x", express=True)
@@ -280,7 +280,7 @@ def test_the_frames_of_one_read_are_answered_in_order_with_others_between_them(t
         frames = [frame({}, b"0"), delayed, frame({}, b"1"), frame({"e": 99}, b"no"), frame({}, b"2")]
         numbered = [each.replace(b'"opaque":77', b'"opaque":%d' % (10 + n)) for n, each in enumerate(frames)]
         stream = b"".join(numbered)
-        for start in range(0, len(stream), 100):  # and however the network cuts them
+        for start in range(0, len(stream), 100):  # also if the network divides them
             connection.data_received(stream[start : start + 100])
         answers, position = [], 0
         while position < len(outside.written):
@@ -330,7 +330,7 @@ def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: P
     def work(broker: Broker) -> None:
         connection, outside = broker.connect(express=True)
         connection.data_received(frame({}, b"0") + frame({"i": "WAIT\x01false\x02"}, b"1") + frame({}, b"2"))
-        assert outside.written.count(b'"opaque"') == 1  # only who doesn't want to wait
+        assert outside.written.count(b'"opaque"') == 1  # only the send that does not wait
         flusher = broker.controller.flusher
         flusher._complete(broker.store.flush())
         connection.flush()
@@ -340,7 +340,7 @@ def test_under_sync_flush_nothing_is_answered_before_the_disk_has_it(tmp_path: P
 
 
 class DeadWriter:
-    """Of a file on a disk that is gone."""
+    """The writer of a file on a failed disk."""
 
     def write(self, data: bytes | memoryview, position: int) -> None:
         raise OSError("the disk is gone")

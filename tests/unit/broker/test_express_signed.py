@@ -1,4 +1,4 @@
-"""With authentication on the express lane is there, and takes only what its user may send and has signed."""
+"""With authentication, the fast path of sends takes only sends that their user may make and has signed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAY_SEND = Policy("Custom", (PolicyEntry(f"Topic:{TOPIC}", ("Pub",)),))
 
 
 def set_user(user: User | None, *policies: Policy) -> Any:
-    """What an administrator changes of alice."""
+    """Change a user and its policies, as an administrator does."""
 
     def edit(tables: AuthTables) -> None:
         tables.users.pop("alice", None)
@@ -48,7 +48,7 @@ def change(broker: Broker, user: User | None, *policies: Policy) -> None:
 
 
 def code_of(broker: Broker, lane: bool, *, ext: dict[str, Any] | None = None) -> int:
-    """Sends once; asserts that the lane took it, or that it did not."""
+    """Send once, check whether the fast path took it, and return the answer's code."""
     broker.dispatched = 0
     answer, stored = broker.send(ext or {}, b"body", express=True)
     assert broker.dispatched == (0 if lane else 1)
@@ -210,7 +210,7 @@ def test_no_field_can_be_changed_added_taken_away_or_moved_behind_a_signature(tm
             broker.signer = without(name)
             assert code_of(broker, lane=False, ext=_SENT) == ResponseCode.NO_PERMISSION, name
             unsent = {**_SENT, name: None}
-            if name in _SENT:  # the others are always there
+            if name in _SENT:  # the other fields are always present
                 broker.signer = lambda ext, body, name=name: {**ROOT(ext, body), name: _SENT[name]}
                 assert code_of(broker, lane=False, ext=unsent) == ResponseCode.NO_PERMISSION, name
         for one, other in (("a", "c"), ("e", "d"), ("h", "l"), ("j", "e"), ("i", "n")):
@@ -234,7 +234,7 @@ def test_of_two_fields_of_one_name_the_lane_covers_the_one_that_it_takes(tmp_pat
             (b'"e":"2"', b'"e":"2","e":"3"', None),
             (b'"Signature"', b'"e":"3","Signature"', None),
             (b'"Signature"', b'"AccessKey":"alice","Signature"', None),
-            (b'"d":"8","e":"2"', b'"d":"82","e":""', None),  # the same text is covered
+            (b'"d":"8","e":"2"', b'"d":"82","e":""', None),  # the signed text is the same
         ):
             assert old in header
             other = header.replace(old, new, 1)
@@ -253,7 +253,7 @@ def test_of_two_fields_of_one_name_the_lane_covers_the_one_that_it_takes(tmp_pat
 def test_what_the_lane_reads_ahead_in_vain_is_no_more_than_what_it_took(
     tmp_path: Path, bad: dict[str, Any], share: int
 ) -> None:
-    """Whoever sends what the lane has to leave to another gains no work of the broker by sending much of it at once."""
+    """A client that sends many requests for the general path causes no additional work per request."""
 
     def work(broker: Broker) -> None:
         lane = cast("Any", broker.controller.router.express).__self__
@@ -275,9 +275,9 @@ def test_what_the_lane_reads_ahead_in_vain_is_no_more_than_what_it_took(
         looked.clear()
         before = broker.controller.store.max_physical_offset
         connection.data_received(b"".join(other if n % share == 0 else plain for n in range(300)))
-        connection.eof_received()  # what is left for the next turns is served now
+        connection.eof_received()  # frames left for later turns are served now
         assert broker.dispatched == -(-300 // share)
-        # What was read ahead of the first of them, once; from then on no more than what was taken.
+        # The frames parsed ahead of the first one, once. Afterwards at most as many as the fast path took.
         assert len(looked) <= 300 + 300 + 300
         assert broker.controller.store.max_physical_offset > before or share == 1
 

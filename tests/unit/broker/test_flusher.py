@@ -1,4 +1,4 @@
-"""A disk that no longer syncs: nothing is acknowledged, and nobody waits for it in vain."""
+"""A disk whose fsync fails: no send is acknowledged, and each waiting caller gets the error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.loop.supervisor import Faults
 
 
 class BrokenStore:
-    """Whose first sync fails."""
+    """A store whose first flush fails."""
 
     dirty = True
     wants_upkeep = False
@@ -40,7 +40,10 @@ async def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_i
 
 
 class SoundStore:
-    """Whose syncs work; what follows them does not, as long as it is told so. Its upkeep waits to be let go."""
+    """A store whose flushes work.
+
+    While it is `broken`, its steps after a flush fail, and its upkeep waits for an event.
+    """
 
     def __init__(self) -> None:
         self.dirty = True
@@ -69,7 +72,7 @@ class SoundStore:
 
 
 class Peer:
-    """A connection that keeps what it is sent."""
+    """A connection that collects sent bytes."""
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
@@ -116,7 +119,7 @@ async def test_an_answer_that_is_late_and_can_not_be_made_keeps_back_no_other() 
 
 
 async def test_no_send_waits_for_a_checkpoint() -> None:
-    """It syncs each queue that was written to: thousands of files."""
+    """A checkpoint fsyncs each written queue: thousands of files."""
 
     store: Any = SoundStore()
     store.broken, store.wants_upkeep = False, True
@@ -155,7 +158,7 @@ async def test_a_checkpoint_whose_sync_failed_is_a_failed_sync() -> None:
 
 
 async def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For want of descriptors: to try again at once, and again, would take the loop all its time."""
+    """For want of file descriptors. An immediate retry would occupy the event loop."""
 
     store: Any = SoundStore()
     store.broken = False
@@ -178,7 +181,7 @@ async def test_a_sync_that_could_not_be_begun_is_tried_again_after_a_pause(monke
 
 
 class CutStore(SoundStore):
-    """A slave's: while it is synced, its log is cut."""
+    """A slave's store whose log is truncated during a flush."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A store that hangs keeps back what waits for it, and nothing else of the broker."""
+"""An object store that hangs delays only the requests that wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client says the same every 30 s, of ten thousand topics if it likes: what changes nothing costs next to nothing."""
+"""Repeated heartbeats, even with ten thousand subscriptions, cost next to nothing if they change nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def heartbeat(client: str, topics: tuple[str, ...] = TOPICS, version: int = 1, f
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the heartbeats that were read."""
+    """Record the lengths of the parsed heartbeats."""
     lengths: list[int] = []
 
     def counted(body: bytes, kind: Any) -> Any:
@@ -179,7 +179,7 @@ async def test_a_heartbeat_whose_group_changes_between_two_slices_is_compared_ag
         assert group.size == sum(map(client_manager._size, group.subscriptions.values()))
 
         steps, left = clients.compare("g", wide), 0
-        for _ in steps:  # always another: it comes to an end all the same
+        for _ in steps:  # another change each time: the comparison terminates nevertheless
             left += 1
             register(at_once(clients.compare("g", [SubscriptionData(f"other-{left}")])))
         assert left == 3

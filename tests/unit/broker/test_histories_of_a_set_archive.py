@@ -1,5 +1,6 @@
-"""The archive of a broker set through random histories: failovers in any step of a round, kills, power cuts, an absent
-store, scrapes. What was confirmed is there at the end, once, as it was, and no offset was ever given to two messages.
+"""Random histories of a broker set's archive: failovers in any step of a round, kills, power cuts, outages, scrapes.
+
+At the end each confirmed message is archived once and unchanged, and no offset was assigned to two messages.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ Place = tuple[str, int, int]
 
 
 class History:
-    """All confirmed messages, by what readers saw of them first."""
+    """One random history, with all confirmed messages as readers saw them first."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.both = Members()
         self.master, self.other = self.both.a, self.both.b
-        self.is_up = True  # the other: it follows
-        self.sleeps = False  # the other: it takes itself for the master
-        self.common = 0  # what both have, at least, when the other hears of the present master
+        self.is_up = True  # the other member: it follows
+        self.sleeps = False  # the other member: it believes to be the master
+        self.common = 0  # the common length of both logs, at least, when the other follows the present master
         self.known: dict[Place, bytes] = {}
         self.both.elect(self.master)
         self.confirm()
@@ -55,7 +56,7 @@ class History:
             step()
         self.end()
 
-    # ---- what the set does
+    # ---- steps of the set
 
     def put(self) -> None:
         topic, queue = self.dice.choice(QUEUES)
@@ -76,7 +77,7 @@ class History:
                 assert self.known.setdefault((topic, queue, offset), record) == record, "an offset is given twice"
 
     def fail_over(self) -> None:
-        """Who is in sync is elected, and the former master hears of it."""
+        """Elect the in-sync member, and let the former master follow."""
         self.take_over()
         self.hear()
 
@@ -89,7 +90,7 @@ class History:
             self.confirm()
 
     def hear(self) -> None:
-        """The other follows the present master."""
+        """Let the other member follow the present master."""
         if self.sleeps:
             self.both.depose(self.other)
             self.sleeps = False
@@ -114,7 +115,7 @@ class History:
         self.is_up = self.sleeps = False
         self.hear()
 
-    # ---- what the archive does
+    # ---- steps of the archive
 
     def scrape(self) -> None:
         self.dice.choice([self.master, self.other]).archive.lifecycle.backlog()
@@ -123,7 +124,7 @@ class History:
         self.job(lambda: self.master.offload(roll=self.dice.random() < 0.5))
 
     def look(self) -> None:
-        """A job of either member."""
+        """Run a job of one of the members."""
         member = self.dice.choice([self.master, self.other])
         lifecycle = member.archive.lifecycle
         jobs = [lifecycle.expire.run, lifecycle.checkpoint.run, lifecycle.sweep.run]
@@ -147,7 +148,7 @@ class History:
             except FailpointError:
                 self.take_over()
                 self.restart(former)
-                if former is self.master:  # nobody else could be elected
+                if former is self.master:  # no other member could be elected
                     self.both.elect(former)
                     self.both.in_sync = [former]
                     self.common = min(self.common, former.end)
@@ -156,7 +157,7 @@ class History:
                     self.hear()
 
     def offload_and_sleep(self) -> None:
-        """The set goes on meanwhile."""
+        """Suspend the master in a round while the set continues."""
         former = self.master
 
         def meanwhile(_: str) -> None:
@@ -164,7 +165,7 @@ class History:
             self.take_over()
             self.put()
             self.confirm()
-            if self.master is not former:  # its round is under way
+            if self.master is not former:  # the new master's round is running
                 self.offload()
 
         with failpoint.armed(self.dice.choice(STEPS), meanwhile, self.dice.randint(1, 3)):

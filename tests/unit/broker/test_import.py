@@ -1,4 +1,7 @@
-"""An Apache broker's directory is taken in record by record, or refused with the reason; cut short it goes on."""
+"""An Apache broker's directory is imported record by record, or refused with a reason.
+
+An interrupted import resumes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ RECORDS = 700
 
 
 class Apache:
-    """A directory as such a broker leaves it: two and a half files of log, tables as fastjson writes them."""
+    """A directory of an Apache broker: two and a half files of log, and tables in fastjson's format."""
 
     def __init__(self, root: Path, *, killed: bool = False) -> None:
         self.root = root
@@ -80,7 +83,7 @@ class Apache:
             (root / "abort").write_text("1")
 
     def synced(self, offset: int) -> None:
-        """Its last checkpoint says that the record there, the first one from it on, had come to the disk."""
+        """Set the checkpoint's time to that of the first record at or above an offset: it was fsynced."""
         found = next(one for one in map(decode_record, self.records) if one.physical_offset >= offset)
         stored = found.store_timestamp
         (self.root / "checkpoint").write_bytes(struct.pack(">5q", stored, stored, 0, 0, 0).ljust(4096, b"\0"))
@@ -108,7 +111,7 @@ def configuration(root: Path, *settings: str) -> BrokerConfig:
 
 
 class Names:
-    """A name server's answer, and whether the broker takes connections."""
+    """A name server's answer, and whether the broker accepts connections."""
 
     def __init__(self, *, reached: str = "", known: str | None = None) -> None:
         self.reached, self.known = reached, known
@@ -122,7 +125,7 @@ class Names:
         return address == self.reached
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is no connection."""
 
 
 GONE = Names()
@@ -174,7 +177,7 @@ def test_log_and_tables_are_what_a_slave_would_have_and_the_source_is_only_read(
 
 
 class Breaking(RealDisk):
-    """Reads of the source's log end at the n-th."""
+    """Reads of the source's log fail from the n-th on."""
 
     def __init__(self, source: Path, reads: int) -> None:
         super().__init__()
@@ -239,14 +242,14 @@ def test_damage_that_no_kill_explains_is_refused(tmp_path: Path, file: int, kill
 
 @pytest.mark.parametrize("number", [0, 7])
 def test_damage_of_what_had_come_to_the_disk_is_no_torn_end(tmp_path: Path, number: int) -> None:
-    """Also in the newest file: what lies behind it is whole, and would be lost without a word."""
+    """Also in the newest file: the records behind it are intact and would be lost silently."""
     apache = Apache(tmp_path / "apache", killed=True)
     frames = _frames(apache, 2)
     at, after = 2 * FILE_SIZE + frames[number], 2 * FILE_SIZE + frames[number + 1]
     with apache.file(2).open("r+b") as file:
         file.seek(frames[number] + 30)
         file.write(b"\xff" * 40)
-    for synced in (after, at):  # the record that is damaged, and the one behind it
+    for synced in (after, at):  # the damaged record, and the one behind it
         apache.synced(synced)
         told = refused(tmp_path / "neve", apache.root)
         assert f"is damaged at {at}" in told
@@ -262,7 +265,7 @@ def test_damage_of_what_had_come_to_the_disk_is_no_torn_end(tmp_path: Path, numb
 
 @pytest.mark.parametrize("names", [Names(reached="127.0.0.1:1"), Names(known="127.0.0.1:1")])
 def test_nothing_is_copied_of_a_broker_that_is_there(tmp_path: Path, apache: Apache, names: Names) -> None:
-    """What it takes until it is stopped would be in no copy, and the directory is not filled again."""
+    """Messages that it accepts until it is stopped would be missing, and a directory is not imported twice."""
     with pytest.raises(StartupError, match=r"stop (it|that one) first"):
         take_in(tmp_path / "neve", apache.root, names=names)
     assert not (tmp_path / "neve").exists()
@@ -270,7 +273,7 @@ def test_nothing_is_copied_of_a_broker_that_is_there(tmp_path: Path, apache: Apa
 
 
 def _frames(apache: Apache, number: int) -> list[int]:
-    """Where the records of a file begin."""
+    """Return the offsets of the records within a file."""
     data, at = apache.file(number).read_bytes(), [0]
     end = min(apache.end - number * FILE_SIZE, FILE_SIZE)
     while at[-1] + 8 < end and struct.unpack_from(">i", data, at[-1] + 4)[0] != MAGIC_BLANK:
@@ -300,7 +303,7 @@ def test_what_a_start_has_cut_off_and_left_in_its_file_is_no_part_of_the_log(apa
         file.seek(cut)
         file.write(bytes(8))
         file.seek(left + position_of("store_timestamp"))
-        file.write(struct.pack(">q", NOW_MS))  # older than what was stored before it in the file
+        file.write(struct.pack(">q", NOW_MS))  # older than the records before it
     assert before < cut < left
     report = take_in(tmp_path / "neve", apache.root)
     assert (report.log_end, report.cut) == (2 * FILE_SIZE + cut, 0)
@@ -309,7 +312,7 @@ def test_what_a_start_has_cut_off_and_left_in_its_file_is_no_part_of_the_log(apa
 def test_a_killed_broker_whose_newest_file_has_nothing_whole_is_imported(tmp_path: Path) -> None:
     apache = Apache(tmp_path / "apache", killed=True)
     with apache.file(2).open("r+b") as file:
-        file.seek(20)  # the head's first bytes came to the disk, no more
+        file.seek(20)  # only the first bytes of the header reached the disk
         file.write(bytes(apache.end - 2 * FILE_SIZE - 20))
     assert take_in(tmp_path / "neve", apache.root).log_end == 2 * FILE_SIZE
 
@@ -377,7 +380,7 @@ def test_a_table_that_is_torn_is_read_from_the_one_before(tmp_path: Path, apache
 
 def test_a_broker_that_writes_meanwhile_is_told(tmp_path: Path, apache: Apache) -> None:
     class Writing(RealDisk):
-        """Another record comes while the last piece is read."""
+        """A disk on which another record is appended during the last read."""
 
         @override
         def read_at(self, path: Path, offset: int, size: int) -> bytes:

@@ -48,7 +48,7 @@ def last(records: InternalRecords) -> bytes | None:
 
 
 def turns(steps: Steps[bytes | None]) -> tuple[int, bytes | None]:
-    """How often the steps yielded, and their result."""
+    """Return the number of yields of the steps, and their result."""
     count = 0
     while True:
         try:
@@ -105,7 +105,7 @@ def test_record_that_was_cut_off_the_log_is_not_the_newest(store: MessageStore) 
 def test_record_that_was_read_during_a_cut_is_not_remembered(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queues of a cut are hidden some at a time: a search between two parts finds what is cut off."""
+    """The queues of a truncation are hidden in several turns. A search between two of them finds truncated records."""
     monkeypatch.setattr(message_store, "_QUEUES_AT_ONCE", 1)
     records = InternalRecords(store)
     put(store, b"stays", own=True)

@@ -1,4 +1,4 @@
-"""What is set on a running broker holds over restarts, until it is unset."""
+"""A setting that is changed on a running broker applies after restarts, until it is unset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries by key: hits are complete whatever shares their hash, and no query keeps the event loop to itself."""
+"""Queries by key: results are complete in spite of hash collisions, and no query occupies the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the broker takes in each state of its life, and that no event leaves it undecided."""
+"""The broker's state machine: what it accepts in each state, and a transition for each event."""
 
 from __future__ import annotations
 

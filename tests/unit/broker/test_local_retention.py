@@ -1,4 +1,4 @@
-"""A running broker frees its disk: by RocketMQ's rules without an archive, of what is archived with one."""
+"""A running broker frees its disk: by RocketMQ's rules without an archive, of archived segments with one."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_delta_topics_are_names_or_prefixes_separated_by_semicolons() -> None:
 
 @pytest.mark.parametrize("text", ["orders,audit", "orders audit", "a*b", "**", "x" * 128, "orders,audit*"])
 def test_delta_topic_that_no_topic_matches_is_refused(text: str) -> None:
-    """It would name no table, and the analyst would look for the cause in the archive."""
+    """It would name no table, and the user would look for the cause in the archive."""
     config = BrokerConfig(archive_delta_topics=f"flights;{text}")
     with pytest.raises(ConfigError, match=r"archiveDeltaTopics: .* separate topics with ;"):
         ConfiguredPolicy(config, cast(TopicConfigManager, None), cast(MessageStore, None))
 
 
 async def test_objects_are_encoded_beside_the_log_and_what_a_crash_left_there_goes(tmp_path: Path) -> None:
-    """A `/tmp` in memory is too small for large ones, for ever."""
+    """A `/tmp` in memory can be too small for large objects."""
     left = tmp_path / "data/archive/encode/neve-offload-x"
     left.mkdir(parents=True)
     (left / "object.parquet").write_bytes(b"half of it")

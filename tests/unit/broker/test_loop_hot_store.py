@@ -1,4 +1,4 @@
-"""What job threads ask of the store costs the loop no sync."""
+"""Requests of job threads to the store cause no fsync on the event loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUEUES = 100
 
 
 class NotingDisk(SimDisk):
-    """Which thread writes which table, and takes away which file."""
+    """Records which thread writes each table and removes each file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class NotingDisk(SimDisk):
 
 
 class Synced:
-    """A flusher: nothing waits for the disk."""
+    """A flusher that has nothing to flush."""
 
     flushed_offset = 0
 
@@ -67,7 +67,7 @@ class Synced:
 
 
 class SavedPins:
-    """Whose tables are written down; it has no `reappend`: nobody may ask for it."""
+    """Pins whose tables are saved. There is no `reappend`, because it must not be called."""
 
     async def save(self) -> None:
         await asyncio.sleep(0)
@@ -216,7 +216,7 @@ async def test_a_slaves_segments_are_neither_ended_nor_emptied_by_its_own_jobs()
 
 
 class CountingAsk(AskLoop):
-    """How often the loop is asked."""
+    """Counts the calls to the event loop."""
 
     calls = 0
 

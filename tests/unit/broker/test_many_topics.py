@@ -1,4 +1,4 @@
-"""A topic that an administrator makes costs the same whether there are ten others or ten thousand."""
+"""Creating a topic costs the same whether there are ten others or ten thousand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT = 30
 
 
 class CountedDisk(RealDisk):
-    """Writes of tables, by name."""
+    """Counts the writes of each table."""
 
     def __init__(self) -> None:
         self.writes: Counter[str] = Counter()
@@ -51,7 +51,7 @@ async def name_server(root: Path, port: int = 0) -> AsyncIterator[tuple[str, Con
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Requests that a name server has had."""
+    """Count the registration requests to a name server."""
     counts: Counter[str] = Counter()
     whole, single = RequestProcessor.register_broker, RequestProcessor.register_topic
 
@@ -101,7 +101,7 @@ async def test_each_topic_is_told_by_itself_and_the_table_a_moment_later(tmp_pat
 
 
 async def test_a_topic_that_was_made_is_there_after_a_kill(tmp_path: Path) -> None:
-    """Its record is in the log, though the table's file was not written."""
+    """Its record is in the log, although the table's file was not written."""
 
     async with running(tmp_path, "flushConsumerOffsetInterval=10m", disk=(disk := CountedDisk())) as (
         broker,
@@ -112,7 +112,7 @@ async def test_a_topic_that_was_made_is_there_after_a_kill(tmp_path: Path) -> No
         assert disk.writes["topics.json"] == writes
         assert broker.store.flushed_offset == broker.store.max_physical_offset
         saved = (tmp_path / "config" / "topics.json").read_bytes()
-    (tmp_path / "config" / "topics.json").write_bytes(saved)  # as it was when the process was gone
+    (tmp_path / "config" / "topics.json").write_bytes(saved)  # as it was when the process ended
     assert b'"made"' not in saved
     async with running(tmp_path) as (broker, _):
         assert broker.topics.select("made") is not None
@@ -126,7 +126,10 @@ async def test_a_name_server_that_takes_no_single_topic_is_told_all(
     caplog: pytest.LogCaptureFixture,
     code: ResponseCode,
 ) -> None:
-    """As those of 4.x: once it has said so, it is not asked again, and that is told once."""
+    """Name servers of RocketMQ 4.x.
+
+    After their first refusal they get no single registrations, and that is logged once.
+    """
     refused: list[str] = []
 
     def refuse(self: RequestProcessor, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -197,7 +200,7 @@ async def test_a_name_server_that_is_newer_in_its_next_life_takes_topics_by_them
 async def test_a_topic_that_is_deleted_while_others_are_told_is_not_told_behind_its_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name server would have its route until the broker's table changes once more."""
+    """Otherwise the name server would have its route until the broker's next change of topics."""
     take, has_come, may_answer = RequestProcessor.register_topic, asyncio.Event(), asyncio.Event()
 
     async def wait_with_the_first(

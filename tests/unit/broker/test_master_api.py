@@ -1,4 +1,4 @@
-"""A slave's questions to its master: one connection, made again where it has to be, and every failure is told."""
+"""A slave's requests to its master: one connection, reopened when necessary, and an error for each failure."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_who_closes_while_an_answer_is_awaited_leaves_nobody_waiting() -> None:
 
 
 def test_a_broker_that_leads_no_set_tells_stock_slaves_alone(tmp_path: Path) -> None:
-    """A stock slave saves no offsets that come without a version."""
+    """A stock slave saves no offsets without a version."""
 
     async def scenario() -> None:
         async with running(tmp_path) as (_, connection):

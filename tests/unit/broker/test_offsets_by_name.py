@@ -1,4 +1,4 @@
-"""Where groups stand, asked for by group and by topic."""
+"""Committed offsets by group and by topic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.doubles.sim_disk import SimDisk
 
 
 async def _synced() -> None:
-    """The log is on the disk."""
+    """Do nothing: the log is fsynced."""
 
 
 def _manager(disk: SimDisk) -> ConsumerOffsetManager:

@@ -1,4 +1,4 @@
-"""Local records that may have left memory: the same bytes as through the mapping, in a thread only where it must be."""
+"""Local records outside the page cache: the same bytes as by the memory map, read in a thread only if necessary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE = 1 << 13
 
 
 class SlowDisk(RealDisk):
-    """Has nothing in memory, and reads once the gate is open."""
+    """Has nothing in the page cache, and reads only once the gate is open."""
 
     __slots__ = ("cached", "gate", "threads")
 
@@ -54,7 +54,7 @@ def disk() -> SlowDisk:
 
 @pytest.fixture
 def store(tmp_path: Path, disk: SlowDisk) -> Iterator[MessageStore]:
-    """Two queues whose records lie among each other's, over several files."""
+    """A store with two queues whose records alternate in several files."""
     store = MessageStore(StoreConfig(tmp_path / "s", commit_log_file_size=FILE), disk, SystemClock())
     store.load()
     for number in range(2 * COUNT):
@@ -194,7 +194,7 @@ def test_the_kernel_says_whether_a_part_of_a_map_is_in_memory(tmp_path: Path) ->
 
 
 def _read_without_waiting(descriptor: int, size: int) -> bool:
-    """The kernel's other answer to the same question; where there is no device it does not know it."""
+    """Ask the kernel in the other way. It gives no answer without a block device."""
     try:
         return os.preadv(descriptor, [bytearray(size)], 0, os.RWF_NOWAIT) == size
     except OSError as error:

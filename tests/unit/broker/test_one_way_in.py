@@ -1,4 +1,4 @@
-"""Nothing gets into the log but through the intake: whoever waits for what is appended has one place to stand."""
+"""Only the intake appends to the log, so that all waiting for an append is in one module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ APPENDS = frozenset({"append", "put", "queue_for", "new_queue"})
 
 
 def appends(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """What a module takes of the message store that appends, whatever it does with it."""
+    """Yield the uses of the message store's append methods in a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in APPENDS:
             owner = node.value

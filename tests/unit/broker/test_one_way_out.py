@@ -1,4 +1,4 @@
-"""Only `broker/reading` knows that there are tiers: everybody else asks it, and gets a result or awaits one."""
+"""Only `broker/reading` knows the storage tiers. Other modules ask it and get a result or an awaitable."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 BROKER = ROOT / "broker"
 READING = BROKER / "reading"
-# It makes the reader of the archive and hands it to `broker/reading`.
+# It creates the reader of the archive and passes it to `broker/reading`.
 ATTACHES = {Path("broker/archiving/attach.py")}
-# What says which tier has a message, or reads one of them alone.
+# Attributes that tell which tier has a message, or that read one tier alone.
 TIERS = {"is_hot", "is_local", "get_hot", "get_cold", "old_reads", "hot", "cold", "hot_bytes"}
 TIERS |= {"tiered_storage_level", "newest_segment_base"}
-# Streams the local log: a slave may ask for its newest file alone.
+# Streams the local log: a slave may request only its newest file.
 STREAMS = Path("broker/ha/master_session.py")
-# Reads of the local log alone.
+# Methods that read only the local log.
 LOCAL_READS = {"get", "entry", "min_offset", "store_time", "offset_by_time", "query", "record_at"}
 LOCAL_READS |= {"shows", "shown_record_at"}
-# What these read never leaves the local log before they are done with it: their own topics, and the queues themselves.
+# Modules that read records which stay in the local log while they are needed: of internal topics, and the queues.
 OWN_TOPICS = {
     Path("broker/pop/pop_book.py"): {"get", "min_offset"},
     Path("broker/requests/admin_inspect.py"): {"entry", "min_offset"},
@@ -56,7 +56,7 @@ def test_nobody_outside_reading_reads_the_archive() -> None:
 
 
 def test_no_request_reads_messages_past_the_one_question() -> None:
-    """A read of the store alone would not see what has left it."""
+    """A read of the local store would miss archived messages."""
     reads: dict[Path, set[str]] = {}
     for path, tree in modules(BROKER / "requests", BROKER / "pop"):
         for node in ast.walk(tree):

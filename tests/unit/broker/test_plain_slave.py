@@ -1,4 +1,4 @@
-"""A broker with `brokerRole=SLAVE`: what it refuses to start with, whom it follows, what it serves."""
+"""A broker with `brokerRole=SLAVE`: refused configurations, its master, and the requests that it serves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SLAVE = ["brokerRole=SLAVE", "brokerId=1", "slaveReadEnable=true"]
 
 
 class Front:
-    """The name server, and the Remoting side of an Apache master whose log is a neve broker's."""
+    """A name server, and the Remoting side of an Apache master whose log is a neve broker's."""
 
     def __init__(self, source: BrokerController) -> None:
         self.source, self.ha = source, PlainMaster(source.store, FILE_SIZE)
@@ -51,12 +51,12 @@ class Front:
         self.registered: list[dict[str, str]] = []
         self.settings: dict[str, str] = {}
         self.behind = "0 B"
-        self.dropped = 0  # of its log, as it says
+        self.dropped = 0  # the begin of its log, as it reports
         self.others: list[dict[str, object]] = []  # slaves
 
     @property
     def address(self) -> str:
-        """The name server's."""
+        """The name server's address."""
         return f"127.0.0.1:{self.server.port}"
 
     async def start(self) -> None:
@@ -70,7 +70,7 @@ class Front:
         await self.server.shutdown()
 
     async def retire(self) -> None:
-        """The master is stopped; the name server hears it."""
+        """Stop the master and unregister it at the name server."""
         self.knows_master = False
         await self.ha.stop()
         await self.master.shutdown()
@@ -128,7 +128,7 @@ class Front:
 
 @asynccontextmanager
 async def master(root: Path) -> AsyncIterator[tuple[Front, Connection]]:
-    """With three messages, of which a group has consumed two."""
+    """Yield a master with three messages, two of which a group has consumed."""
     async with running(root / "master") as (source, connection):
         for number in range(3):
             await send(connection, "t", b"%d" % number)
@@ -154,7 +154,7 @@ async def bodies(connection: Connection, start: int = 0) -> list[bytes]:
 
 
 async def page(broker: BrokerController, path: str, series: str) -> float:
-    """What the admin port says of a series."""
+    """Return a value from the admin port's metrics."""
     assert broker.admin_address is not None
     url = "http://{}:{}{}".format(*broker.admin_address, path)
     text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())

@@ -1,4 +1,4 @@
-"""Pop without a socket: the book and its log, the strings, the waiters, the share-out."""
+"""Pop without a socket: its state and log, receipt strings, waiters, queue assignment."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from tests.synced import nothing_to_sync
 
 
 class Broker:
-    """A store with ten messages and the book of one group; `restart` forgets all that is only in memory."""
+    """A store with ten messages and the pop state of one group. `restart` drops everything that is only in memory."""
 
     def __init__(self, root: Path, flush: str = ASYNC_FLUSH) -> None:
         self.root, self.clock, self.disk, self.flush = root, ManualClock(), RealDisk(), flush
@@ -166,7 +166,7 @@ def test_the_check_point_string_has_seven_or_eight_fields() -> None:
     info = ExtraInfo.parse(text)
     assert (info.to_text(), info.retry, info.offset) == (text, "1", 5)
     assert ExtraInfo.parse("3 17 60 0 0 b 2").to_text() == "3 17 60 0 0 b 2"
-    assert ExtraInfo.parse(f"{text} 16233") == info == ExtraInfo.parse(f"{text} 16233 more")  # as a proxy hands it back
+    assert ExtraInfo.parse(f"{text} 16233") == info == ExtraInfo.parse(f"{text} 16233 more")  # as a proxy returns it
     for wrong in ("", "1 2 3", "x 17 60 0 0 b 2", "3 17 60 0 0 b 2 x"):
         with pytest.raises(BrokerError):
             ExtraInfo.parse(wrong)
@@ -176,7 +176,7 @@ def test_names_of_retry_topics() -> None:
     assert real_topic("t", "g", "1") == "%RETRY%g_t"
     assert real_topic("t", "g", "0") == "t"
     assert real_topic("t", "g", "2") == "%RETRY%g+t"
-    assert real_topic("t", "g", "[[1]]") == "%RETRY%g_t"  # a stranger's; there is no such topic, or it is none of his
+    assert real_topic("t", "g", "[[1]]") == "%RETRY%g_t"  # of a foreign client: no such topic
 
 
 async def test_a_message_wakes_one_waiter_of_each_group() -> None:

@@ -1,4 +1,4 @@
-"""Pops over several queues of which one is only in the archive: it keeps back no other, and has its turn."""
+"""Pops over several queues, one of which is only in the archive: it delays no other queue and gets its turn."""
 
 import asyncio
 import mmap
@@ -27,7 +27,7 @@ COLD_QUEUE, ANY = 1, -1
 
 
 class Archive:
-    """Alone has queue 1 of the topic: silent, at first, and it counts how often it is asked."""
+    """The only holder of queue 1 of the topic. It is unavailable at first and counts requests."""
 
     def __init__(self, broker: BrokerController) -> None:
         store = broker.store
@@ -45,7 +45,7 @@ class Archive:
         return 0 if (topic, queue_id) == ("t", COLD_QUEUE) else None
 
     def at_hand(self, *asked: object) -> None:
-        """Nothing of it is in memory."""
+        """Return nothing: no object is in memory."""
 
     def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> Located:
         assert self.has(topic, queue_id, offset), "the local log has all others"
@@ -120,7 +120,7 @@ def test_a_member_that_waits_for_the_archive_gets_what_comes_meanwhile(tmp_path:
         await member.until_in_line()
         await send(member.connection, "t", b"hot")
         assert [one.body for one in await waiting] == [b"hot"]
-        assert archive.asked == 1  # left alone for a while
+        assert archive.asked == 1  # not asked again for a while
 
     with_member(tmp_path, work)
 
@@ -135,7 +135,7 @@ def test_with_messages_in_hand_nobody_waits_for_the_archive(tmp_path: Path) -> N
             await ask(member.connection, Code.GET_BROKER_HA_STATUS)
         archive.held.set_result(None)
         got = Counter(taken[0].body for taken in await asyncio.gather(*pops))
-        # one had the cold queue's turn; no hot message waited for it
+        # one pop had the turn of the cold queue; no hot message waited for it
         assert got == Counter([b"cold", *(b"hot %d" % number for number in range(5))])
 
     with_member(tmp_path, work)
@@ -172,7 +172,7 @@ def test_a_member_that_waits_longer_than_the_archive_is_silent_gets_its_message(
 
 
 class Forgetful(RealDisk):
-    """Has nothing in memory."""
+    """A disk without a page cache."""
 
     __slots__ = ()
 

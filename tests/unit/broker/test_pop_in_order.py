@@ -1,4 +1,4 @@
-"""Pops in order: one batch of a queue at a time, its first unacknowledged message first, whoever asks."""
+"""Ordered pops: one batch of a queue is in flight at a time, and unacknowledged messages are delivered first."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ def test_the_same_attempt_gets_its_messages_again_and_another_gets_none(tmp_path
         assert await member.pop(3) == []
         again = await member.pop(3, attempt="A")
         assert offsets(again) == [0, 1, 2]
-        # the answer that was lost counts for nothing, and its receipts neither
+        # the lost answer does not count, and its receipts are void
         await member.ack(*first)
         assert await member.offset() == 0
         await member.ack(again[0])
@@ -57,7 +57,7 @@ def test_an_attempt_that_asks_again_is_no_new_try(tmp_path: Path) -> None:
 
 
 def test_a_message_that_is_seen_again_early_waits_for_the_rest_of_its_batch(tmp_path: Path) -> None:
-    """Handed out at once, it would overtake what another member still has in hand."""
+    """Delivered at once, it would precede messages that another member is still processing."""
 
     async def work(member: Member, clock: ManualClock) -> None:
         batch = await member.pop(4, invisible=30_000)
@@ -66,7 +66,7 @@ def test_a_message_that_is_seen_again_early_waits_for_the_rest_of_its_batch(tmp_
         clock.advance(2000)
         assert await member.broker.revive.run_due() == 0
         assert await member.pop(4) == []
-        # what the first member still has is still its own
+        # the first member's other messages are still its own
         await member.ack(batch[1], batch[3])
         assert await member.offset() == 2
         assert offsets(await member.pop(4)) == [2, 3, 4, 5]
@@ -127,7 +127,7 @@ def test_a_notification_is_silent_while_the_queue_is_blocked_and_speaks_when_it_
 
 
 def test_notification_reports_the_attempts_own_batch_at_its_deadline(tmp_path: Path) -> None:
-    """RocketMQ's NotificationIT: the message wakes one notification, and its attempt's batch is free for it again."""
+    """RocketMQ's NotificationIT: the message wakes one notification; its attempt's batch is free at the deadline."""
 
     async def work(member: Member, clock: ManualClock) -> None:
         taken = await member.pop(MESSAGES)

@@ -1,4 +1,4 @@
-"""A popping group is set elsewhere while messages are out: it gets what the new offset says; old receipts are dead."""
+"""Resets of a popping group with messages in flight: the new offset applies, and old receipts are void."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,7 +29,7 @@ def with_member(
 
 
 async def rest(member: Member) -> list[int]:
-    """What the group gets from now on, acknowledged one pop after the other."""
+    """Pop and acknowledge until the group gets nothing. Return the offsets."""
     found: list[int] = []
     while taken := await member.pop(4):
         found += offsets(taken)
@@ -131,7 +131,7 @@ def test_where_a_group_was_set_it_is_after_a_clean_restart(tmp_path: Path, by: s
 
 
 def test_a_message_that_was_on_its_way_back_stays_where_the_reset_found_it(tmp_path: Path) -> None:
-    """It was due, and the group was sent behind it before it came to the retry topic."""
+    """It was due, and the reset skipped it before it reached the retry topic."""
 
     async def work(member: Member) -> None:
         await member.pop(5, invisible=1000)
@@ -154,7 +154,7 @@ def test_a_deleted_group_that_comes_again_begins_where_its_offsets_say(tmp_path:
 
 
 def test_a_group_that_its_table_lost_in_a_crash_keeps_its_book(tmp_path: Path) -> None:
-    """One that came by itself is in its table some seconds later only; who deletes a group tells the book."""
+    """An automatically created group is saved some seconds later. Only a deletion of the group drops its pop state."""
 
     async def work(member: Member) -> None:
         taken = await member.pop(5)

@@ -1,4 +1,4 @@
-"""Pops that wait: by the broker's clock, in line, and under the permissions of the moment when something comes."""
+"""Waiting pops: their timeout by the broker's clock, their order, and the permissions at the time of the answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -108,7 +108,7 @@ def test_what_was_forbidden_while_a_pull_was_held_is_forbidden_to_it(
 
 
 def test_a_pop_that_waits_while_its_broker_becomes_a_slave_takes_nothing(tmp_path: Path) -> None:
-    """What it hands out is the master's to write down."""
+    """Only the master may log what a pop delivers."""
 
     async def work(member: Member) -> None:
         waiting = asyncio.create_task(member.ask_pop(poll=50_000))
@@ -143,7 +143,7 @@ async def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
     first, second = (Waiter("g", "t", ("r",), ANY_QUEUE) for _ in range(2))
     in_line(polling, first, second)
     polling.pass_on(first)
-    assert not second.future.done()  # nobody had woken it
+    assert not second.future.done()  # it had not been woken
     polling.arrived("r", 0)
     polling.pass_on(first)
     assert second.future.done()
@@ -154,7 +154,7 @@ async def test_a_waking_that_finds_its_waiter_gone_wakes_the_next() -> None:
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, part: object, name: str) -> None:
-    """The next call raises a BrokerError; later ones are as before."""
+    """Let the next call raise a BrokerError. Later calls succeed."""
     whole = getattr(part, name)
 
     def failing(*args: object) -> object:

@@ -1,4 +1,4 @@
-"""Only the owner reads a broker's files: users' secrets are in its log, its tables and its diverged tails."""
+"""A broker's files are readable only by their owner: the log, the tables and diverged tails contain users' secrets."""
 
 import asyncio
 import os

@@ -9,19 +9,22 @@ END = b"\xff"
 
 
 def record(filling: int, size: int = 10) -> bytes:
-    """Its length in two bytes, then so many of one byte."""
+    """Return a record of `size` bytes: its length in two bytes, then filling bytes."""
     assert 3 <= size < 0xFF00 and 0 < filling < 255
     return size.to_bytes(2) + bytes([filling]) * (size - 2)
 
 
 class ByteLog:
-    """Whole records end it; of an unfinished one the begin is held back. A file's rest behind its END is nothing."""
+    """A log that ends with whole records and holds back an unfinished one.
+
+    Bytes behind a file's END marker are padding.
+    """
 
     def __init__(self, file_size: int = 1 << 20, begin: int = 0) -> None:
         self.file_size = file_size
         self.min_physical_offset = begin
         self.data = bytearray()
-        self.used: dict[int, int] = {}  # of files that ended: how much of them is something
+        self.used: dict[int, int] = {}  # the number of used bytes of each file that has ended
         self.flushed_offset = begin
         self._held = b""
         self._next = -1
@@ -44,7 +47,7 @@ class ByteLog:
         return bytes(self.data)
 
     def append(self, raw: bytes) -> None:
-        """A master's."""
+        """Append records, as a master does."""
         left = self.file_size - self.max_physical_offset % self.file_size
         if len(raw) + 1 > left:
             self._end_file(left)
@@ -72,7 +75,7 @@ class ByteLog:
         return start, memoryview(bytes(self.data))[start - low : stop - low]
 
     def describe_appends(self, wanted: bool) -> None:
-        """Nothing is known of its records beside their bytes."""
+        """Ignore the request: this log has no descriptions of its records."""
 
     def described_append(self, start: int) -> Append | None:
         return None
@@ -107,7 +110,7 @@ class ByteLog:
         raise LogMismatch(f"no file ends at {self.max_physical_offset}, and bytes come at {physical_offset}")
 
     def truncate(self, to: int) -> None:
-        """Down to a record's start."""
+        """Truncate the log to a record's start."""
         position = 0
         while position < len(self.data):
             size = int.from_bytes(self.data[position : position + 2])

@@ -1,4 +1,4 @@
-"""An alarm rings once, at the earliest of the times that were asked for, on either event loop."""
+"""An alarm rings once, at the earliest of the requested times, on either event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOOPS = [pytest.param(asyncio.new_event_loop, id="asyncio"), pytest.param(uvloop
 def test_what_is_due_at_once_may_be_asked_for_later_and_what_is_due_later_at_once(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    """On uvloop what is due at once is no timer: it has no time that could be asked for."""
+    """On uvloop an immediate callback is no timer and has no time to compare with."""
     rung: list[float] = []
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""What a master may acknowledge: each interleaving that would lose an acknowledged message is a test here."""
+"""Which offsets a master may acknowledge. Each test is an interleaving that could lose an acknowledged message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def group(*members: int) -> frozenset[int] | None:
 def master(
     *members: int, rules: ConfirmRules = AVAILABLE, own_end: int = 0, confirm: int = 0, alone: bool = False
 ) -> Confirm:
-    """A's, elected for epoch 7 with its log at `own_end`, and an SSS of epoch 5."""
+    """Return the confirm state of A, elected for epoch 7 with its log ending at `own_end`, and an SSS of epoch 5."""
     return Confirm(
         rules,
         A,
@@ -52,7 +52,7 @@ def master(
 
 
 def ticks(confirm: Confirm, begin: float, seconds: int) -> frozenset[int] | None:
-    """What it wishes for after so many ticks, if it wished for nothing before."""
+    """Return the set that it asks for after a number of ticks without a request."""
     for second in range(seconds):
         assert confirm.wish(begin + second * TICK) is None
     return confirm.wish(begin + seconds * TICK)
@@ -66,7 +66,7 @@ def connect(confirm: Confirm, member: int, end: int, now: float = 0.0) -> object
 
 
 def with_b(rules: ConfirmRules = AVAILABLE, *members: int) -> tuple[Confirm, object]:
-    """A and B are in sync at 1000."""
+    """Return the confirm state of master A with B in sync at 1000."""
     confirm = master(B, *members, rules=rules, own_end=1000)
     connection = connect(confirm, B, 1000)
     for member in members:
@@ -75,7 +75,7 @@ def with_b(rules: ConfirmRules = AVAILABLE, *members: int) -> tuple[Confirm, obj
     return confirm, connection
 
 
-# -- what counts
+# -- which members count
 
 
 def test_confirm_is_the_least_end_of_the_sync_state_set() -> None:
@@ -92,7 +92,7 @@ def test_confirm_is_the_least_end_of_the_sync_state_set() -> None:
 
 
 def test_an_acknowledgement_waits_for_every_member_and_not_for_a_quorum() -> None:
-    """A and C have it, C dies, the set becomes {A, B}, A dies: B must have it."""
+    """A and C have the message, C dies, the set becomes {A, B}, A dies: B must have it."""
     confirm, b = with_b(AVAILABLE, C)
     confirm.appended(1100)
     c = connect(confirm, C, 1100)
@@ -114,7 +114,7 @@ def test_who_is_not_in_the_sync_state_set_neither_holds_nor_moves_confirm() -> N
 
 
 def test_a_member_that_is_away_holds_confirm() -> None:
-    """An isolated master must not go on alone, whatever its slaves had when they were last seen."""
+    """An isolated master must not acknowledge alone, whatever its slaves had when they were last connected."""
     confirm, b = with_b()
     confirm.disconnected(B, b, 1.0)
     confirm.appended(1100)
@@ -123,7 +123,7 @@ def test_a_member_that_is_away_holds_confirm() -> None:
 
 
 def test_what_a_member_reported_on_an_older_connection_counts_no_more() -> None:
-    """It may have lost its memory in between."""
+    """The member may have lost its memory in between."""
     confirm, old = with_b(AVAILABLE, C)
     c = connect(confirm, C, 1000)
     new = object()
@@ -171,11 +171,11 @@ def test_a_master_that_is_alone_confirms_what_it_has() -> None:
     assert confirm.held(0.0) == (Held.NOTHING, 0)
 
 
-# -- while a change is under way
+# -- while a change is pending
 
 
 def test_while_a_grow_is_under_way_the_new_member_counts_already() -> None:
-    """The grow was applied, its answer lost; A acknowledges alone, and B is elected."""
+    """The grow was applied and its answer lost: A would acknowledge alone, and B be elected."""
     confirm = master(own_end=1000)
     b = connect(confirm, B, 1000)
     assert confirm.wish(0.0) == group(A, B)
@@ -200,7 +200,7 @@ def test_a_grow_of_unknown_outcome_counts_until_its_epoch_is_read() -> None:
 
 
 def test_while_a_shrink_is_under_way_who_is_to_leave_counts_still() -> None:
-    """It was asked for and did not arrive: B is a member, and may be elected."""
+    """The request did not arrive: B is a member and may be elected."""
     confirm, b = with_b()
     confirm.disconnected(B, b, 1.0)
     assert ticks(confirm, 1.0, 4) == group(A)
@@ -222,7 +222,7 @@ def test_a_refused_change_is_no_change() -> None:
 
 
 def test_a_change_asked_for_twice_is_refused_only_when_both_were() -> None:
-    """The first one is still on its way."""
+    """The first request is still in flight."""
     confirm = master(own_end=1000)
     b = connect(confirm, B, 1000)
     confirm.asked({A, B})
@@ -278,7 +278,7 @@ def test_no_second_change_is_wished_for_while_one_is_under_way() -> None:
     assert confirm.wish(1.0) is None
 
 
-# -- what is read
+# -- sync-state sets that are read
 
 
 def test_an_older_sync_state_set_changes_nothing() -> None:
@@ -306,18 +306,18 @@ def test_a_master_that_is_not_in_its_own_set_acknowledges_nothing_more() -> None
 
 
 def test_two_sets_under_one_epoch_stop_the_master() -> None:
-    """A register that was set back to a backup."""
+    """The controller's state was restored from a backup."""
     confirm, _ = with_b()
     assert not confirm.read(7, sss(5, A, C), 1.0)
     assert confirm.acknowledged(1.0) == -1
 
 
 def test_apaches_controller_forgets_a_member_and_leaves_the_epoch_as_it_was() -> None:
-    """`mqadmin cleanBrokerMetadata`: the master that reads it goes on, and does not wait for who is forgotten."""
+    """After `mqadmin cleanBrokerMetadata` the master stops waiting for the removed member and stays the master."""
     confirm = master(B, C, rules=SYNC)
     confirm.connected(B, "b", 0.0)
     confirm.reported(B, "b", 0, 0.0)
-    confirm.asked(frozenset((A, B)))  # and is refused for ever: the set is that by now
+    confirm.asked(frozenset((A, B)))  # refused from now on: that is the set already
     assert confirm.read(7, sss(5, A, B), 1.0, forgets_in_place=True)
     assert not confirm.is_altering
     confirm.appended(10)
@@ -343,11 +343,11 @@ def test_a_member_that_the_controller_took_out_holds_confirm_no_more() -> None:
     assert confirm.value == 1100
 
 
-# -- too few
+# -- too few in-sync replicas
 
 
 def test_confirm_stands_still_while_the_set_is_too_small() -> None:
-    """Shrunk to {A}, acknowledged on one copy, A's disk dies."""
+    """Otherwise: shrunk to {A}, acknowledged on one copy, A's disk dies."""
     confirm, _ = with_b(SYNC)
     assert confirm.read(7, sss(6, A), 1.0)
     assert not confirm.may_append()
@@ -399,7 +399,7 @@ def test_a_minimum_that_promises_nothing_is_refused(replication: Replication, le
         ConfirmRules(replication, min_in_sync=least)
 
 
-# -- who joins, who leaves
+# -- joining and leaving
 
 
 def test_a_slave_joins_with_all_that_is_confirmed_and_the_begin_of_the_epoch() -> None:
@@ -469,7 +469,7 @@ def test_where_the_master_stood_still_it_was_not_the_slaves_that_were_silent() -
 
 
 def test_a_busy_master_that_is_alone_waits_a_round_trip_for_who_is_nearly_there() -> None:
-    """Else a slave that is one message behind, always, would never be in sync."""
+    """Otherwise a slave that is always one message behind would never be in sync."""
     confirm = master(own_end=1000)
     b = connect(confirm, B, 0)
     confirm.appended(1100)
@@ -541,7 +541,7 @@ def test_async_confirms_what_the_master_has() -> None:
 
 
 def test_async_stops_to_acknowledge_when_controllers_and_slaves_are_lost() -> None:
-    """Another was elected long ago, and what this one acknowledges is in nobody's log."""
+    """Another master may have been elected, and no other log would have the acknowledged messages."""
     confirm = master(B, rules=ASYNC)
     b = connect(confirm, B, 0)
     confirm.controller_heard(3.0)
@@ -575,7 +575,7 @@ def test_in_async_a_slave_joins_once_it_has_caught_up_and_leaves_when_it_falls_b
     assert confirm.wish(5.0) == group(A)
 
 
-# -- what is on the disks
+# -- fsynced offsets
 
 
 def test_what_is_archived_is_on_every_disk_of_the_set() -> None:
@@ -599,11 +599,11 @@ def test_nothing_is_archived_above_what_is_confirmed() -> None:
 
 
 def test_where_nothing_waits_for_slaves_nobody_joins_who_lacks_what_is_archived() -> None:
-    """Elected, it would lack what the archive alone has then."""
+    """If it were elected, only the archive would have these messages."""
     confirm = master(rules=ASYNC, own_end=1000)
     b = connect(confirm, B, 900)
     confirm.appended(2000)
-    confirm.reported(B, b, 1000, 1.0)  # all that there was when it came: it has caught up
+    confirm.reported(B, b, 1000, 1.0)  # the log end when it connected: it has caught up
     assert confirm.wish(1.0) == group(A, B)
     assert confirm.archivable(1800) == 1800
     assert confirm.wish(1.5) is None
@@ -615,7 +615,7 @@ def test_where_nothing_waits_for_slaves_nobody_joins_who_lacks_what_is_archived(
     assert confirm.archivable(2000) == 1900
 
 
-# -- who waits
+# -- waiting requests
 
 
 def test_who_waits_is_answered_once_confirm_is_there_or_their_time_is_up() -> None:
@@ -640,20 +640,20 @@ def test_who_waits_is_told_when_the_master_is_none_any_more() -> None:
     assert (list(waiting.reached(99)), list(waiting.overdue(99.0)), len(waiting)) == ([], [], 0)
 
 
-# -- against a world of logs
+# -- against a model of several logs
 
 
 @dataclass
 class _Slave:
     log: int = 0
     connection: object | None = None
-    acks: list[tuple[object, int]] = field(default_factory=list)  # on their way
+    acks: list[tuple[object, int]] = field(default_factory=list)  # in flight
 
 
 class _World:
-    """One master, two slaves that lose connections, a register whose answers get lost or come late.
+    """One master, two slaves that lose connections, and a controller whose answers get lost or arrive late.
 
-    Whoever the register would let win has all that is confirmed.
+    Every member that the controller could elect has all confirmed bytes.
     """
 
     def __init__(self, seed: int, rules: ConfirmRules) -> None:
@@ -662,7 +662,7 @@ class _World:
         self.register = sss(5, A)
         self.confirm = master(rules=rules)
         self.slaves = {B: _Slave(), C: _Slave()}
-        self.requests: list[tuple[int, frozenset[int]]] = []  # 1001s on their way: based on, wanted
+        self.requests: list[tuple[int, frozenset[int]]] = []  # pending 1001: base epoch, requested set
         self.answers: list[Callable[[], None]] = []
         self.asked = frozenset({A})
         self.end = self.least = 0
@@ -738,9 +738,10 @@ class _World:
             self.deliver(member)
 
     def lose_memory(self) -> None:
-        """A new incarnation: its registration takes it out of the set, then it may connect. Old bytes may come late.
+        """Restart a member as a new incarnation: its registration removes it from the set before it may connect.
 
-        The epoch moves though it was not in the set: a 1001 that is on its way was for who it was before.
+        Old bytes may arrive late. The epoch advances even if the member was not in the set, because a pending request
+        1001 may have named its former incarnation.
         """
         member = self.member
         self.disconnect(member)

@@ -1,4 +1,6 @@
-"""What a member asks of a real controller, and what it makes of the answers; controllers that are away or strangers."""
+"""A member's requests to a real controller and its reading of the answers, also of unreachable or foreign
+controllers.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,7 @@ Answers = Callable[[Connection, RemotingCommand], RemotingCommand]
 
 @asynccontextmanager
 async def stock(answer: Answers) -> AsyncIterator[str]:
-    """What a stock controller says to anything but who leads (1005)."""
+    """Serve as a stock controller that answers all requests but that for the leader (1005)."""
 
     def answers(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         if request.code == RequestCode.CONTROLLER_GET_METADATA_INFO:
@@ -167,7 +169,7 @@ def says(code: ResponseCode, **ext: str) -> Answers:
 
 
 def test_apaches_controller_is_refused_to_who_may_lose_what_it_acknowledged() -> None:
-    """It does not know one life of a member from the next, and would elect it without that."""
+    """It cannot tell two incarnations of a member apart and would elect one that lost its memory."""
 
     async def main() -> None:
         async with stock(says(ResponseCode.SUCCESS, nextBrokerId="4")) as address:
@@ -201,7 +203,7 @@ def test_who_does_not_lead_apaches_controllers_is_passed_over() -> None:
 
 
 def test_a_change_of_the_set_that_was_not_answered_is_not_asked_of_another_one_as_well() -> None:
-    """What that one refuses may yet be done by the first."""
+    """Another controller may refuse the change while the first one still applies it."""
 
     def goes(connection: Connection, request: RemotingCommand) -> RemotingCommand:
         connection.close()
@@ -219,7 +221,7 @@ def test_a_change_of_the_set_that_was_not_answered_is_not_asked_of_another_one_a
 
 
 def test_a_controller_that_does_not_answer_is_not_told_again_before_it_has() -> None:
-    """Each heartbeat would wait there, with a task of its own; the others hear each."""
+    """Otherwise each heartbeat would wait there in a task of its own. The other controllers get every heartbeat."""
     heard: list[int] = []
     has_begun = asyncio.Event()
 
@@ -280,7 +282,7 @@ def test_who_has_left_connects_to_no_controller_again(tmp_path: Path) -> None:
 
 
 def test_one_tries_for_all_who_wait_for_a_controller_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each by itself they would be more and more: it is asked more often than a try takes."""
+    """Requests arrive more often than an attempt takes: with an attempt each, they would pile up."""
     monkeypatch.setattr(controllers_module, "ASK_S", 0.2)
     came: list[asyncio.StreamWriter] = []
 
@@ -302,7 +304,10 @@ def test_one_tries_for_all_who_wait_for_a_controller_that_hangs(monkeypatch: pyt
 
 
 def test_only_apaches_controller_may_have_done_what_it_calls_failed() -> None:
-    """It knows no request again, and fails where the set is as it was asked for; neve's has changed nothing."""
+    """It does not recognize a repeated request and fails if the set is already the requested one.
+
+    neve's is unchanged.
+    """
     answer = RemotingCommand(ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED)
     for is_stock in (True, False):
         event = event_of(Alter("r", 1, 1, (1, 2)), answer, identity(), 1, is_known=True, is_stock=is_stock)

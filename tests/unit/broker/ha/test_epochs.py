@@ -1,4 +1,4 @@
-"""Which master wrote what: the list, where two logs part, and the file that RocketMQ reads, too."""
+"""Epochs of a log: the list, where two logs diverge, and the file that RocketMQ reads as well."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOCK = b"2\n522188333\n1-0\n2-223129\n"
 
 
 def test_a_new_epoch_from_the_last_ones_start_replaces_it() -> None:
-    """A master that wrote nothing leaves no name behind that the next one's bytes could go under."""
+    """A master that wrote nothing must leave no epoch that the next one's bytes could be assigned to."""
     cache = EpochCache([(1, 0), (2, 500)])
     assert cache.assign(3, 500)
     assert cache.entries() == ((1, 0), (3, 500))
@@ -74,19 +74,19 @@ def test_evicted_epochs_are_forgotten_and_the_one_that_is_begun_keeps_its_start(
     assert cache.entries() == ((2, 500), (3, 900))
 
 
-# -- where two logs part
+# -- where two logs diverge
 
 
 @pytest.mark.parametrize(
     ("local", "local_end", "master", "master_end", "point"),
     [
         ([(1, 0)], 300, [(1, 0)], 500, 300),  # a slave that is behind
-        ([(1, 0)], 700, [(1, 0), (2, 500)], 600, 500),  # a former master with bytes of its own
-        ([(1, 0), (2, 500)], 700, [(1, 0), (3, 600)], 900, 500),  # followed one that the others did not
-        ([(1, 0), (2, 500)], 500, [(1, 0), (2, 500)], 900, 500),  # knows of the epoch, has no byte of it
-        ([(1, 0), (2, 300)], 700, [(1, 0), (2, 500)], 900, 300),  # the same name from another start
+        ([(1, 0)], 700, [(1, 0), (2, 500)], 600, 500),  # a former master with unreplicated bytes
+        ([(1, 0), (2, 500)], 700, [(1, 0), (3, 600)], 900, 500),  # followed a master that the others did not follow
+        ([(1, 0), (2, 500)], 500, [(1, 0), (2, 500)], 900, 500),  # knows the epoch but has none of its bytes
+        ([(1, 0), (2, 300)], 700, [(1, 0), (2, 500)], 900, 300),  # the same epoch from another start
         ([(4, 800)], 900, [(1, 0), (4, 800)], 1000, 900),  # begins later
-        ([(1, 0)], 300, [(2, 0)], 500, 0),  # the first master's bytes came to nobody, the second began without any
+        ([(1, 0)], 300, [(2, 0)], 500, 0),  # no slave has the first master's bytes, the second began with an empty log
         ([(1, 90)], 300, [(2, 90)], 500, None),
         ([(1, 0)], 300, [(2, 90)], 500, None),
         ([(1, 0)], 300, [], 0, None),
@@ -99,9 +99,9 @@ def test_two_logs_are_equal_up_to_where_a_common_epoch_ends_in_the_first(
 
 
 def test_a_former_master_cuts_to_its_confirm_where_rocketmqs_master_goes_on_under_the_old_name() -> None:
-    """A wrote 900 to 1000 as epoch 2, alone; C was elected without a write for epoch 3 and goes on as epoch 2."""
+    """A wrote 900 to 1000 alone as epoch 2. C was elected for epoch 3 but, without a write, still uses epoch 2."""
     epochs = [(1, 0), (2, 500)]
-    assert consistent_point(epochs, 1000, epochs, 1200) == 1000  # the names are equal, the bytes are not
+    assert consistent_point(epochs, 1000, epochs, 1200) == 1000  # the epochs are equal, the bytes are not
     assert cut_point(epochs, 1000, epochs, 1200, master_epoch=3, followed_epoch=2, last_confirm=900) == 900
 
 
@@ -111,7 +111,7 @@ def test_who_reconnects_to_the_same_master_cuts_nothing_that_it_acknowledged() -
 
 
 def test_a_slave_keeps_what_it_has_above_its_confirm_where_the_names_prove_it() -> None:
-    """B has acknowledged 1000, and knows of 900; C, elected after it, has it as well and says so by its epochs."""
+    """B acknowledged 1000 and knows 900 as confirmed. The epochs of C, elected next, show that C has 1000 as well."""
     local, master = [(1, 0)], [(1, 0), (2, 1000)]
     assert cut_point(local, 1000, master, 1200, master_epoch=2, followed_epoch=1, last_confirm=900) == 1000
 
@@ -121,7 +121,7 @@ def test_nothing_in_common_is_no_point_to_cut_to() -> None:
 
 
 class _Logs:
-    """Logs as lists of who wrote each byte: what epochs have to tell."""
+    """Logs as lists of the writer of each byte: the truth that epochs have to reproduce."""
 
     def __init__(self, members: int) -> None:
         self.bytes: list[list[tuple[int, int]]] = [[] for _ in range(members)]
@@ -154,7 +154,7 @@ class _Logs:
 @settings(deadline=None)
 @given(st.data())
 def test_after_any_elections_who_follows_has_the_masters_bytes(data: st.DataObject) -> None:
-    """Against the bytes themselves: after each handshake the slave's log is a prefix of its master's."""
+    """Compare the bytes themselves after each handshake."""
     logs = _Logs(3)
     logs.elect(0, 1)
     logs.write(0, 1, 3)

@@ -1,4 +1,4 @@
-"""The frames of the HA port: RocketMQ's bytes, neve's own, and what nobody sends."""
+"""The frames of the HA port: RocketMQ's, neve's own, and invalid ones."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_first_four_bytes_tell_a_neve_member_from_a_stock_one() -> None:
 
 
 def detached(frame: object) -> object:
-    """A body is a view of the reader's buffer."""
+    """Return a frame whose body is a copy instead of a view of the reader's buffer."""
     if not isinstance(frame, Transfer):
         return frame
     described = None if frame.description is None else memoryview(bytes(frame.description))
@@ -271,7 +271,7 @@ def test_whatever_else_comes_is_read_the_other_way(data: bytes) -> None:
 
 @pytest.mark.parametrize("cut", [1, 4, 12, 19])
 def test_the_rest_of_a_frame_is_no_report_of_its_own(cut: int) -> None:
-    """Whatever length it has."""
+    """The rest has the length of a report."""
     report, reader = encode_ack(70, 30), SlaveFrames()
     assert list(reader.receive_data(report[:cut])) == []
     rest = report[cut:] + report[:cut]

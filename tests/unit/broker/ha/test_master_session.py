@@ -1,4 +1,4 @@
-"""A master's side: whom it lets follow, what it sends, and what it never sends in one piece."""
+"""A master's session: which slaves it admits, what it sends, and where it divides transfers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ A, B = 1, 2
 
 
 class Master:
-    """A master's session with its log, and what a slave would read."""
+    """A master's session with its log, and the frames that a slave would read."""
 
     def __init__(
         self, log: ByteLog | None = None, epochs: EpochCache | None = None, nonce: str = "n1", **rules: object
@@ -72,7 +72,7 @@ class Master:
         assert not self.session.is_ended
 
     def sends(self, now: float = 0.0) -> list[Transfer]:
-        """Of one turn."""
+        """Return the transfers of one turn."""
         return transfers(self.session.advance(now))
 
 
@@ -92,7 +92,7 @@ def transfers(actions: list[Action]) -> list[Transfer]:
 
 
 def refused(actions: list[Action]) -> tuple[str, bool]:
-    """By which name, and whether the slave hears it."""
+    """Return the reason of a refusal, and whether the slave gets it."""
     end = actions[-1]
     assert isinstance(end, End)
     assert end.refusal is not None
@@ -101,7 +101,7 @@ def refused(actions: list[Action]) -> tuple[str, bool]:
     return end.refusal.reason, bool(told)
 
 
-# -- who comes
+# -- admission
 
 
 def test_a_slave_is_greeted_shaken_hands_with_and_streamed_to() -> None:
@@ -180,7 +180,7 @@ def test_who_says_nothing_is_no_member() -> None:
     assert isinstance(end, End)
 
 
-# -- from where
+# -- start offset
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_who_wants_the_newest_file_alone_gets_that() -> None:
     assert [frame.offset for frame in master.sends()] == [32]
 
 
-# -- what is sent
+# -- transfers
 
 
 def filled(count: int, **log: int) -> ByteLog:
@@ -309,7 +309,7 @@ def test_nothing_is_sent_before_it_was_asked_for() -> None:
     assert (master.session.has_more, master.sends()) == (False, [])
 
 
-# -- heartbeats, and what is confirmed
+# -- heartbeats and the confirmed offset
 
 
 def test_each_transfer_says_what_is_confirmed() -> None:
@@ -342,7 +342,7 @@ def test_a_confirm_that_no_bytes_bring_is_told_soon_and_not_for_each_message() -
 
 
 def test_a_heartbeat_names_the_epoch_that_comes_next() -> None:
-    """So that a slave knows of a master that has written nothing."""
+    """A slave learns of a master that has not written yet."""
     master = Master(filled(2), EpochCache([(1, 0), (3, 20)]))
     master.begin(20)
     assert [(frame.epoch, frame.epoch_start) for frame in transfers(master.session.tick(5.0))] == [(3, 20)]

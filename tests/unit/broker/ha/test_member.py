@@ -1,4 +1,4 @@
-"""A member's life, event by event. What befalls a whole set of them: tests/simulation/replicas."""
+"""A member's state machine, event by event. Whole broker sets: tests/simulation/replicas."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _only(kind: type, actions: list[Action]) -> Action:
     return found[0]
 
 
-# ---- a start
+# ---- start
 
 
 def test_a_start_after_a_crash_is_another_incarnation_where_memory_was_acknowledged() -> None:
@@ -143,7 +143,7 @@ def test_apaches_controller_must_take_a_former_life_that_was_master_for_dead_bef
     member.happens(Tick(END), 0.0)
     former = _view(1, 4, 7, 1, 2)
     assert _kinds(member.happens(Registered(former), 0.1)) == [Withdraw], "no heartbeat"
-    for now in (1.0, 2.2, 4.9):  # it asks who is master, and for nothing else
+    for now in (1.0, 2.2, 4.9):  # it only asks for the replica info
         assert set(_kinds(member.happens(Tick(END), now))) <= {AskReplicaInfo}
         assert _kinds(member.happens(Seen(former), now)) == []
     nobody = View(4, 7, frozenset((1, 2)))
@@ -178,7 +178,7 @@ def test_who_is_not_known_applies_for_the_id_that_it_has_and_goes_on(state: Stat
 @pytest.mark.parametrize("state", [State.UNREGISTERED, State.SLAVE, State.MASTER])
 def test_whose_id_is_anothers_stops_acknowledging_takes_a_new_one_and_keeps_its_data(state: State) -> None:
     member = _master()[0] if state is State.MASTER else _slave() if state is State.SLAVE else _member()
-    assert member.happens(BrokerIdLost(7), 1.0) == []  # a slow answer, of a former id
+    assert member.happens(BrokerIdLost(7), 1.0) == []  # a slow answer that names a former id
     assert member.state is state
     pair, confirm = member.view.pair, member.confirm
     actions = member.happens(BrokerIdLost(1), 1.1)
@@ -203,7 +203,7 @@ def test_who_was_master_under_an_id_that_is_anothers_does_not_follow_itself() ->
 
 
 def test_a_refused_application_takes_no_id_from_who_has_one() -> None:
-    """Also for other reasons than that it is another's: a wiped register refuses all."""
+    """A controller without state refuses every application, not only those for another member's id."""
     member, _ = _master()
     assert member.happens(BrokerIdTaken(), 1.0) == []
     assert (member.state, member.broker_id) == (State.MASTER, 1)
@@ -396,7 +396,7 @@ def test_a_change_that_meets_another_epoch_may_be_what_made_it() -> None:
     assert confirming.is_altering
 
 
-# ---- hand-over
+# ---- switchover
 
 
 def _handing_over(now: float = 1.0) -> tuple[Member, Confirm]:
@@ -441,7 +441,7 @@ def test_after_a_hand_over_only_a_later_answer_lets_the_master_go_on() -> None:
     assert member.may_append(2.7)
 
 
-# ---- at rest
+# ---- idle
 
 
 @pytest.mark.parametrize("build", [_slave, lambda: _master()[0]])
@@ -454,13 +454,13 @@ def test_a_registered_member_tells_and_asks_regularly_and_not_more(build: object
     assert kinds.count(Register) == 2
 
 
-# ---- a set that exists, and is not found
+# ---- an existing set that the controller does not know
 
 EXISTS = msgspec.structs.replace(SYNC, set_exists=True)
 
 
 def test_who_has_nothing_of_a_set_that_exists_never_asks_to_be_its_first_master() -> None:
-    """The register was lost, and those who have the set's log are away."""
+    """The controller lost its state, and the members with the set's log are away."""
     member = _member(EXISTS)
     kinds = _kinds(member.happens(Registered(_view(None, 0, 0)), 0.0))
     kinds += [kind for step in range(1, 41) for kind in _kinds(member.happens(Tick(0), step / 4))]
@@ -485,11 +485,11 @@ def test_who_has_its_log_asks_as_ever() -> None:
     assert Elect in _kinds(former.happens(Tick(END), 2.0)), "the controller says why it elects nobody"
 
 
-# ---- what a master's archive may have
+# ---- the archive and elections
 
 
 def _turning_master(member: Member, view: View) -> Saved:
-    """What is on the disk before anything of the new reign is done."""
+    """Elect the member and return what it has saved before its first step in the new term."""
     actions = member.happens(Seen(view), 1.0)
     assert member.state is State.TURNING_MASTER
     saved = _only(Save, actions)
@@ -498,7 +498,7 @@ def _turning_master(member: Member, view: View) -> Saved:
 
 
 def _settled(member: Member) -> Member:
-    """It has its master's word that the archive is settled."""
+    """Let the member hear that its master's archive is settled."""
     written = _only(Save, member.happens(MasterSettled(member.role.master_epoch), 0.5))
     assert isinstance(written, Save) and not written.saved.may_lack_archived
     return member
@@ -549,7 +549,7 @@ def test_who_was_elected_and_never_heard_of_it_may_lack_what_is_archived() -> No
 
 
 def test_who_is_elected_at_its_next_start_has_what_is_archived_though_it_did_not_hear_that_its_reign_ended() -> None:
-    """A set that is started while its archive is away serves."""
+    """A set that starts while its archive is away must serve."""
     saved = Saved(broker_id=1, master_epoch=1, sync_state_set_epoch=1, sync_state_set=(1,))
     member = _member(AVAILABLE, saved)
     member.happens(Registered(None), 0.0)
@@ -585,14 +585,14 @@ def test_who_hears_that_its_master_has_settled_before_it_is_taken_in_has_what_is
 
 
 def test_who_is_elected_before_its_master_has_settled_may_lack_what_is_archived() -> None:
-    """However long it was in sync."""
+    """How long it was in sync does not matter."""
     member = _slave()
     member.happens(Seen(_view(2, 1, 2, 1, 2, 3)), 0.5)
     assert _turning_master(member, _view(1, 2, 3, 1)).may_lack_archived
 
 
 def test_what_a_former_master_settled_says_nothing_of_the_next() -> None:
-    """That one may have been elected without what is archived, and what its slave had may have been cut."""
+    """The next one may lack archived messages, and its slave may have truncated them."""
     member = _settled(_slave(AVAILABLE))
     member.happens(Seen(_view(3, 2, 2, 3)), 0.6)
     member.happens(RoleTaken(2, END), 0.7)

@@ -1,4 +1,4 @@
-"""What a member keeps about itself outlives its process, and a copy of it is known for one."""
+"""A member's state file survives its process, and a copy of its directory is recognized."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_saved_and_whom_the_log_follows_are_there_after_a_power_cut() ->
     again, is_copy = loaded(disk.power_cut())
     assert (again.saved, again.followed_epoch, is_copy) == (SAVED, 7, False)
     again.save(msgspec.structs.replace(SAVED, confirm=10))
-    again.follows(8, "")  # a master that has no archive says none
+    again.follows(8, "")  # a master without an archive sends an empty name
     assert (again.followed_epoch, again.log_name) == (8, "the archive's name of it")
 
 

@@ -1,4 +1,4 @@
-"""Master and slaves with their stores over real connections: catch-up, the live tail, restarts of either, strangers."""
+"""Master and slaves over real connections: catch-up, the live tail, restarts of both, refused connections."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 class Member:
-    """One broker's log and epochs, and whichever end of the stream it is."""
+    """A broker's log and epochs, with the master's or the slave's end of the stream."""
 
     def __init__(self, member_id: int, disk: SimDisk | None = None, **changes: Any) -> None:
         self.id, self.disk = member_id, disk or SimDisk(seed=member_id)
@@ -77,7 +77,7 @@ class Member:
     async def lead(
         self, epoch: int, *members: int, rules: StreamRules | None = None, tls: ServerTls | None = None
     ) -> HaService:
-        """In `sync-available`, with these beside it in the SyncStateSet."""
+        """Start as the master in `sync-available`, with the given members in the SyncStateSet."""
         if self.store.is_following:
             self.store.lead()
         end = self.store.max_physical_offset
@@ -113,7 +113,7 @@ class Member:
         return self.service
 
     async def stop(self) -> None:
-        """The port is closed; the log stays."""
+        """Close the port and keep the log."""
         await self.ha.shutdown()
         self.service = None
 
@@ -125,7 +125,7 @@ class Member:
                 self.service.appended()
 
     def tick(self) -> bool:
-        """As a member does it each second."""
+        """Run a member's periodic work."""
         assert self.confirm is not None
         before = self.confirm.value
         self.confirm.wish(SystemClock().monotonic())
@@ -140,7 +140,7 @@ class Member:
         self.came.append(hello)
 
     def slave_reported(self, member_id: int) -> None:
-        """Nobody joins here."""
+        """Ignore the report: no slave joins the set here."""
 
     # -- as slave
 
@@ -195,7 +195,7 @@ class Member:
         return self.store.max_physical_offset == master.store.max_physical_offset
 
     def restarted(self) -> Member:
-        """After the end of its process."""
+        """Return the member after the end of its process."""
         self.store.abandon()
         self.disk.kill()
         again = Member(self.id, self.disk)
@@ -210,7 +210,7 @@ def assert_same(slave: MessageStore, master: MessageStore) -> None:
             assert slave.max_offset(topic, queue) == master.max_offset(topic, queue)
 
 
-# -- the log goes over
+# -- replication
 
 
 def test_a_new_slave_catches_up_and_then_has_each_message_as_it_comes() -> None:
@@ -279,7 +279,7 @@ def test_a_slave_that_promises_its_disk_acknowledges_nothing_before_its_sync() -
 
 
 def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No task is woken for it, and each report tells of a whole write."""
+    """No task is woken for the bytes, and each report covers a whole write."""
 
     async def main() -> None:
         master, slave = Member(A), Member(B)
@@ -299,7 +299,7 @@ def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(mon
         monkeypatch.setattr(Confirm, "reported", report)
         await master.lead(1, B)
         async with slave.follows(master, 1):
-            master.put(1)  # with it comes the epoch, which is written down first
+            master.put(1)  # the first message brings the epoch, which is saved first
             await until(lambda: master.confirmed_to == master.store.max_physical_offset)
             tasks.clear()
             reports.clear()
@@ -317,7 +317,7 @@ def test_what_comes_is_stored_and_acknowledged_in_the_turn_in_which_it_comes(mon
 def test_what_is_appended_together_is_told_to_a_slave_that_takes_it(
     monkeypatch: pytest.MonkeyPatch, slaves_format: int, told: bool
 ) -> None:
-    """Its records are not looked at; a slave of an older format gets what it knows."""
+    """The slave does not parse these records. A slave of an older format gets the plain frame."""
 
     async def main() -> None:
         master, slave = Member(A, commit_log_file_size=1 << 20), Member(B, commit_log_file_size=1 << 20)
@@ -498,7 +498,7 @@ def test_a_slave_that_ends_in_the_middle_of_a_record_gets_it_whole_afterwards(
 
 
 def test_a_slave_that_connects_anew_takes_the_place_of_its_older_connection() -> None:
-    """As after a cable was pulled: the master has not noticed the end of the older one."""
+    """As after a pulled cable: the master has not noticed the end of the older connection."""
 
     async def main() -> None:
         master, slave = Member(A), Member(B)
@@ -567,7 +567,10 @@ def test_the_bytes_of_a_new_master_bear_its_epoch_and_a_slave_keeps_that() -> No
 
 
 async def parted(first: Member, second: Member, *, also: bool) -> int:
-    """`first` was master and has bytes of its own at its end, `second` is the master of epoch 2. Where they part."""
+    """Make `first` a former master with a diverged tail, and `second` the master of epoch 2.
+
+    Return where they diverge.
+    """
     await first.lead(1, *([B] if also else []))
     first.put(20)
     async with second.follows(first, 1):
@@ -605,7 +608,7 @@ def test_a_former_master_cuts_its_own_bytes_keeps_them_and_follows_the_new_epoch
 
 
 def test_nothing_that_is_confirmed_is_cut_without_an_operator() -> None:
-    """It acknowledged on its own what the new master never had: an unclean election, say."""
+    """As after an unclean election: the old master alone acknowledged bytes that the new one lacks."""
 
     async def main() -> None:
         first, second = Member(A), Member(B)
@@ -649,7 +652,7 @@ def test_an_epoch_that_could_not_be_written_down_is_before_its_first_byte_is_sto
 
 
 def test_a_forgotten_epoch_is_forgotten_on_the_disk_before_its_place_is_written_to() -> None:
-    """Else a start finds the bytes under the name of a master that never wrote them."""
+    """Otherwise a start would assign the bytes to a master that never wrote them."""
 
     async def main() -> None:
         master, slave = Member(A), Member(B)
@@ -692,7 +695,7 @@ def test_a_forgotten_epoch_is_forgotten_on_the_disk_before_its_place_is_written_
     run(main())
 
 
-# -- who is not let in
+# -- refused connections
 
 
 @pytest.mark.parametrize(
@@ -824,7 +827,7 @@ def test_connections_are_bounded_and_silent_strangers_keep_no_member_out(monkeyp
 
 
 async def shaken(service: HaService, member: int = B) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A slave by hand, that has asked for the log."""
+    """Return a hand-made slave connection that has requested the log."""
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     own = hello(member, master_epoch=1)
     writer.write(encode_hello(own) + encode_slave_handshake(SlaveHandshake(member)) + encode_ack(0, 0))

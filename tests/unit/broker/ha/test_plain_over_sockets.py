@@ -21,8 +21,8 @@ from tests.unit.broker.ha.test_slave_session import hello
 from tests.waiting import until
 
 _REPORT, _HEAD = Struct(">q"), Struct(">qi")
-_BATCH = 1000  # so that records come in pieces
-FILE_SIZE = 16384  # of the stores here
+_BATCH = 1000  # small, so that records arrive in pieces
+FILE_SIZE = 16384  # of the stores in this module
 
 
 class PlainMaster:
@@ -43,14 +43,14 @@ class PlainMaster:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """With all its connections."""
+        """Stop, and close all connections."""
         assert self._server is not None
         self._server.close()
         self.boot_ms = -1
         await until(lambda: not self._connections)
 
     async def restart(self, store: MessageStore) -> None:
-        """The next life, with as much of the log as it still has; at the same port."""
+        """Start the next incarnation at the same port, with the remaining part of the log."""
         boot_ms = self.boot_ms
         await self.stop()
         self.store, self.boot_ms, self.end_at_start = store, boot_ms + 1, store.max_physical_offset
@@ -75,7 +75,7 @@ class PlainMaster:
         try:
             await until(lambda: bool(self.acks) or acks.done())
             if not self.acks:
-                return  # gone before it said where it stands
+                return  # disconnected before it sent its offset
             life, at, end = self.boot_ms, self.acks[-1], self.store.max_physical_offset
             at = at or end - end % self.file_size
 
@@ -103,7 +103,7 @@ class PlainMaster:
 
 
 class Follower:
-    """A slave, and which life of its master it followed last."""
+    """A slave, and the incarnation of its master that it followed last."""
 
     def __init__(self, member: Member, master: PlainMaster) -> None:
         self.member, self.master = member, master
@@ -225,7 +225,7 @@ def test_what_a_master_lost_in_a_power_cut_is_kept_aside_and_cut_off_and_the_log
 
 
 def test_a_master_that_lost_its_tail_and_was_started_twice_since_is_not_followed() -> None:
-    """Of the life in between nobody tells, and what it wrote is of the same sizes."""
+    """No record exists of the incarnation in between, and its writes have the same sizes."""
 
     async def main() -> None:
         member, master = await master_with(100)
@@ -236,7 +236,7 @@ def test_a_master_that_lost_its_tail_and_was_started_twice_since_is_not_followed
         async with slave.follows():
             await slave.caught_up()
         cut.store.lead()
-        cut.put(3)  # as before; what follows is other bytes
+        cut.put(3)  # as before; the next ones differ
         cut.put(40)
         await master.restart(cut.store)
         end, again = slave.member.store.max_physical_offset, Follower(slave.member.restarted(), master)

@@ -1,4 +1,4 @@
-"""Under a plain Apache master: what is asked first, what is cut when its tail is lost, what is refused and taken."""
+"""A slave's session under a plain Apache master: requests, truncation of a lost tail, refusals and appends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAST = b"the last.."
 
 
 def asking(begin: int, end: int, own: Hello | None = None) -> PlainSession:
-    """Of a log that ends with LAST, wherever it is cut."""
+    """Return the session of a log whose last record is LAST, wherever the log is truncated."""
     session = PlainSession(
         Local(begin, end, (), 0, 0), own or hello(), lambda at: (at - len(LAST), LAST) if at > begin else None
     )
@@ -69,22 +69,22 @@ def frame(offset: int, body: bytes = b"") -> bytes:
 
 
 def copied(actions: list[Action]) -> list[Action]:
-    """Bodies are views of what was received."""
+    """Return the actions with copied bodies: they are views of the received buffer."""
     return [Append(one.at, bytes(one.data)) if isinstance(one, Append) else one for one in actions]
 
 
 def ended(actions: list[Action]) -> str | None:
-    """By which reason, if it is one that stays."""
+    """Return the reason of the end, if it is permanent."""
     (end,) = actions
     assert isinstance(end, End), end
     return None if end.refusal is None else end.refusal.reason
 
 
-# -- what is asked
+# -- requests
 
 
 def test_an_empty_log_asks_from_1_and_begins_with_the_byte_that_it_did_not_get() -> None:
-    """0 would mean the newest file."""
+    """A request for 0 would mean the newest file."""
     session = asking(0, 0)
     assert session.told(master(), None, 0.0) == [Attached(0)]
     assert session.attached(0, 0.0) == [Send(pack(">q", 1))]
@@ -119,7 +119,7 @@ def test_a_log_goes_on_where_it_ends_once_its_last_record_has_come_again() -> No
 
 
 def test_a_master_whose_log_is_another_below_the_end_of_this_one_is_not_followed() -> None:
-    """It lost its tail, wrote on, and was started once more: its log ended above this one's then."""
+    """The master lost its tail, wrote on and restarted once more, so that its log then ended above this one's."""
     session, _ = joined(700, (680, b"record" + b"x" * 14))
     session.receive_data(frame(680, b"record"), 0.0)
     assert ended(session.receive_data(frame(686, b"y" * 20), 0.0)) == Reason.MISMATCH.value
@@ -146,7 +146,7 @@ def test_what_a_restarted_master_no_longer_has_is_cut_off_before_it_is_asked_for
 
 
 def test_a_life_that_ended_where_the_one_before_did_is_another_all_the_same() -> None:
-    """It had written on above that, was killed, and lost all of it."""
+    """It wrote above that offset, was killed, and lost all of it."""
     again = replace(LIFE, boot_ms=LIFE.boot_ms + 1)
     assert again.end_at_start == LIFE.end_at_start
     assert asking(0, 800).told(master(again), LIFE, 0.0) == [Cut(500)]
@@ -157,7 +157,7 @@ def test_what_the_master_has_written_since_its_start_is_not_cut() -> None:
     assert asking(0, 500).told(master(replace(LIFE, boot_ms=1)), LIFE, 0.0) == [Attached(0)]
 
 
-# -- what is refused
+# -- refusals
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_the_names_that_have_to_be_equal_are_the_configurations() -> None:
     assert unlike_stock(hello(), master()) is None
 
 
-# -- what is taken
+# -- appends
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_bytes_are_taken_the_same_however_they_are_cut(seed: int) -> None:
     assert bytes(stored) == b"\x00" + log[1:]
 
 
-# -- what is acknowledged
+# -- acknowledgements
 
 
 def test_what_is_stored_is_acknowledged_and_known_to_be_there_once() -> None:
@@ -259,7 +259,7 @@ def test_a_silent_slave_reports_what_it_has_and_a_silent_master_is_left() -> Non
     assert session.tick(100.0) == []
 
 
-# -- what a master says of itself
+# -- a master's description
 
 
 PROPERTIES = "".join(f"{name}={value}\n" for name, value in SETTINGS.items()) + "namesrvAddr=a:1;b:1=2\n\n"

@@ -1,4 +1,4 @@
-"""Where a set has a secret, nobody gets a byte of its log, and nobody is followed, who does not know it."""
+"""A broker set with a secret neither sends its log to a member without it nor follows one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_was_proven_once_is_of_no_use_on_another_connection_nor_as_another_
 def test_a_master_that_does_not_prove_it_is_not_followed() -> None:
     for master in (Master(), Master(secret=b"user\0another")):
         assert why(slave().receive_data(encode_hello(greeting_of(master)), 0.0)) == Reason.STRANGER.value
-    mirrored = proven(replace(hello(1), answers="n2"), SLAVE, SECRET)  # what a slave said, given back
+    mirrored = proven(replace(hello(1), answers="n2"), SLAVE, SECRET)  # the slave's own hello, sent back
     assert why(slave().receive_data(encode_hello(mirrored), 0.0)) == Reason.STRANGER.value
 
 

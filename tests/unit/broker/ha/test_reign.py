@@ -1,4 +1,4 @@
-"""What a member's set says to who sends."""
+"""The reason that a member of a broker set gives to refused producers."""
 
 from __future__ import annotations
 

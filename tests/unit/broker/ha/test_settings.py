@@ -1,4 +1,4 @@
-"""A combination of keys that only looks safe is refused, and what is left says what it means."""
+"""Settings of a broker set: unsafe combinations of keys are refused, accepted ones have their documented effect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_acknowledged_from_memory_follows_the_flush_rule() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "sync-available"])
 def test_under_apaches_controller_what_waits_for_slaves_has_to_be_on_their_disks(mode: str) -> None:
-    """It takes one life of a broker for the next, whatever a power cut took from it in between."""
+    """It does not distinguish two incarnations of a broker, whatever a power cut took from the first one."""
     assert "flushDiskType=SYNC_FLUSH" in of_set(f"replication={mode}").stock_is_refused
     assert of_set(f"replication={mode}", "flushDiskType=SYNC_FLUSH").stock_is_refused == ""
 

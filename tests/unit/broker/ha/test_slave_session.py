@@ -1,4 +1,4 @@
-"""A slave's side: whom it follows, what it cuts, what it writes down before what it stores, what it acknowledges."""
+"""A slave's session: which master it follows, what it truncates, saves before it stores, and acknowledges."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def t2(offset: int, body: bytes, *, epoch: int = 3, start: int = 0, confirm: int
 
 
 def plain(actions: list[Action]) -> list[Action]:
-    """Bodies are views of what was received."""
+    """Return the actions with copied bodies: they are views of the received buffer."""
     return [Append(one.at, bytes(one.data)) if isinstance(one, Append) else one for one in actions]
 
 
@@ -104,7 +104,7 @@ def why(actions: list[Action]) -> str:
     return end.refusal.reason if end.refusal is not None else end.why
 
 
-# -- whom it follows
+# -- which master it follows
 
 
 def test_it_says_who_it_is_before_anything_else() -> None:
@@ -145,7 +145,7 @@ def test_a_member_of_the_next_format_is_followed() -> None:
 
 
 def test_a_master_of_another_epoch_is_not_followed() -> None:
-    """A deposed one that does not know it, or one that was elected since: ask the controller again."""
+    """Such a master is deposed without knowing it, or was elected since. The slave asks the controller again."""
     assert "epoch 2" in why(session().receive_data(masters_hello(master_epoch=2), 0.0))
     assert "epoch 4" in why(session().receive_data(masters_hello(master_epoch=4), 0.0))
 
@@ -180,7 +180,7 @@ def test_a_log_of_a_later_epoch_than_the_controller_told_of_is_not_followed() ->
     assert "can't be the last" in why(greeted().receive_data(encode_master_handshake(50, [(4, 0)]), 0.0))
 
 
-# -- where the logs part
+# -- where the logs diverge
 
 
 def test_a_slave_that_is_behind_cuts_nothing_and_asks_from_its_end() -> None:
@@ -201,7 +201,10 @@ def test_a_former_masters_own_bytes_are_cut_before_anything_is_asked_for() -> No
 
 
 def test_below_what_was_cut_a_confirm_of_the_new_master_is_heard() -> None:
-    """An `async` master's was its own end: else its log would show nothing new before it is as long again."""
+    """An `async` master had confirmed up to its own end.
+
+    Otherwise no new message would be visible below that offset.
+    """
     made = greeted(Local(0, 100, ((1, 0), (2, 50)), 100, 2))
     assert made.receive_data(encode_master_handshake(80, [(1, 0), (2, 50), (3, 70)]), 0.0) == [Cut(70)]
     assert made.parted(66, ((1, 0), (2, 50))) == [Attached(3)]
@@ -211,7 +214,7 @@ def test_below_what_was_cut_a_confirm_of_the_new_master_is_heard() -> None:
 
 
 def test_an_epoch_without_bytes_that_the_master_does_not_know_is_forgotten() -> None:
-    """Learnt by a heartbeat of a master that wrote nothing; the next one goes on in the epoch before."""
+    """It came with a heartbeat of a master that wrote nothing. The next master still uses the epoch before."""
     made = greeted(Local(0, 30, ((1, 0), (2, 30)), 30, 2))
     assert made.receive_data(encode_master_handshake(80, [(1, 0), (3, 60)]), 0.0) == [Cut(30)]
     assert made.parted(30, ((1, 0),)) == [Attached(3)]
@@ -288,7 +291,7 @@ def test_what_arrives_together_is_stored_with_one_write_and_acknowledged_once() 
 
 
 def test_rocketmqs_name_of_the_next_epoch_in_the_last_bytes_of_one_is_understood() -> None:
-    """Its master says (2, 100) already with the bytes that end at 100, and (1, 0) perhaps never."""
+    """RocketMQ's master sends (2, 100) with the bytes that end at 100, and may never send (1, 0)."""
     made = session(stock=True)
     made.receive_data(encode_master_handshake(150, [(1, 0), (2, 100)]), 0.0)
     made.attached(0, 0.0)
@@ -324,7 +327,7 @@ RECORD = bytes(range(30, 40))
 
 
 def asking_again(record: tuple[int, bytes] | None = (30, RECORD), local: Local = HERE) -> SlaveSession:
-    """Of a stock master, in whose epoch all that is here was written."""
+    """Return a session under a stock master in whose epoch the whole local log was written."""
     made = SlaveSession(local, member_id=B, master_epoch=3, hello=None, last_record=lambda end: record)
     made.start(0.0)
     assert made.receive_data(encode_master_handshake(90, [(3, 0)]), 0.0) == [Attached(3)]
@@ -343,7 +346,7 @@ def test_a_stock_masters_last_record_has_to_be_the_own_one_before_more_of_it_is_
 
 
 def test_a_stock_master_that_has_gone_on_over_what_is_here_is_not_followed() -> None:
-    """A power cut took its tail, and it was back in its epoch before anybody noticed."""
+    """A power cut took its tail, and it returned within its epoch before the controller noticed."""
     for first in (RECORD[:4], b""):
         made = asking_again()
         made.attached(40, 0.0)
@@ -378,7 +381,7 @@ def test_what_came_whole_before_a_fault_is_stored() -> None:
     assert isinstance(actions[2], End)
 
 
-# -- what is acknowledged and confirmed
+# -- acknowledged and confirmed offsets
 
 
 def test_only_what_is_stored_is_acknowledged() -> None:
@@ -437,7 +440,10 @@ def test_a_master_of_an_idle_set_hears_its_slave_or_a_controller_long_before_it_
 
 
 def test_what_was_only_in_memory_when_it_was_acknowledged_is_told_of_once_it_is_on_the_disk() -> None:
-    """The master archives what all have there: in a log that stands still its end would never be archived."""
+    """The master archives bytes that all members have fsynced.
+
+    Without the report, an idle log would keep an unarchived end.
+    """
     made = following()
     made.receive_data(t2(0, b"abcdef"), 0.0)
     assert made.stored(6, 2, 0.0) == [Send(encode_ack(6, 2))]

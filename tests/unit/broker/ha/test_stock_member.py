@@ -1,4 +1,4 @@
-"""An Apache master that a controller elected: what keeps a neve broker from following it."""
+"""Reasons for which a neve broker does not follow an Apache master that a controller elected."""
 
 from __future__ import annotations
 

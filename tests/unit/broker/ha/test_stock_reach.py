@@ -1,4 +1,4 @@
-"""What of an Apache master's log its slave may archive: each rule alone, and that what is not known is not archived."""
+"""The archivable limit of an Apache master's log. Each rule alone; unknown bytes are not archived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both sides against each other, byte by byte over links that cut anywhere: the slave has what its master has."""
+"""Master and slave sessions connected by links that break at any byte: the slave's log equals the master's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE_SIZE = 256
 
 
 class Member:
-    """A log with its epochs, and what of it is confirmed."""
+    """A log with its epochs and its confirmed offset."""
 
     def __init__(self, member_id: int) -> None:
         self.id = member_id

@@ -1,7 +1,7 @@
-"""Members of a set as far as their tables go: each has a log, tables and users of its own, and hears the master's log.
+"""Members of a set, reduced to their tables. Each has its own log, tables and users, and follows the master's log.
 
-Records travel one by one in the order of the log, to the queues that their master gave them; a member that comes again
-is sent what its own log lacks.
+Records are copied one by one in log order, to the queue offsets that their master assigned. A restarted member gets
+the records that its log lacks.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ DELAY_MS = 1000
 
 
 async def _nothing() -> None:
-    """A broker that stands alone has told nobody."""
+    """Confirm at once, as a broker without a set does."""
 
 
 class Member:
-    """One broker's log and tables. `users`: a real directory of its own."""
+    """One broker's log and tables. `users` is a real directory of its own."""
 
     def __init__(self, users: Path, clock: ManualClock, seed: int = 0) -> None:
         self.clock, self.disk, self._users = clock, SimDisk(seed=seed), users
@@ -61,8 +61,8 @@ class Member:
         self.store = store = MessageStore(config, disk, clock)
         store.load()
         self._records: list[MessageRecord] = []
-        self.settled: list[int] = []  # the epochs of masters of which it heard so in this life
-        self.lost: list[list[int | None]] = []  # how far files said that they hold the log, when it had less
+        self.settled: list[int] = []  # the epochs of masters that reported a settled archive in this life
+        self.lost: list[list[int | None]] = []  # log positions that the table files claimed beyond the log's end
         disk.make_dirs(CONFIG)
         self.writer = LogWriter(store)
         self.journal = journal = MetadataJournal(store, self.writer, clock)
@@ -145,7 +145,7 @@ class Member:
         drive(self._sync())
 
     def kill(self) -> None:
-        """The process is gone, its machine lives: what was written is there."""
+        """Kill the process. The machine survives, so all written bytes are kept."""
         self.store.abandon()
         self.start()
 
@@ -156,7 +156,7 @@ class Member:
     # ---- as a master
 
     def put(self, topic: str, body: bytes = b"m", queue: int = 0) -> int:
-        """The queue offset that it got."""
+        """Append a message and return its queue offset."""
         return self.writer.put(NewMessage(topic=topic, queue_id=queue, body=body, born_timestamp=0)).queue_offset
 
     def put_change(self, body: bytes, queue: int = CHANGES) -> None:
@@ -184,7 +184,7 @@ class Member:
         drive(self._group_deletion.delete(group, with_offsets=with_offsets))
 
     def raise_queue(self, topic: str, queue: int, by: int) -> None:
-        """As a master does that goes on above its archive."""
+        """Raise the end of a queue, as a master does that resumes above its archive."""
         store = self.store
         store.raise_queues({topic: {queue: store.next_offset(topic, queue) + by}})
         self.journal.record(QueuesRaised(queues={topic: {queue: store.next_offset(topic, queue)}}))
@@ -194,7 +194,7 @@ class Member:
         asyncio.run(self.users.change(edit))
 
     def save(self) -> None:
-        """Every table that is behind its file's log, as the period of a broker does."""
+        """Save every table that is newer than its file, as a broker's periodic task does."""
         for file in (self.topics.file, self.groups.file, self.offsets.file, self.modes.file, self.schedule.file):
             if file.dirty:
                 drive(file.save())
@@ -202,7 +202,7 @@ class Member:
     # ---- the log
 
     def records(self) -> list[MessageRecord]:
-        """All of the log."""
+        """Return all records of the log."""
         found, end = self._records, self.store.max_physical_offset
         position = found[-1].physical_offset + found[-1].size if found else 0
         while position < end:
@@ -217,7 +217,7 @@ class Member:
         return list(found)
 
     def hear(self, record: MessageRecord, *, follows: bool = True) -> None:
-        """Store what the master has, where the master has it. Without `follows` a deletion is stored alone."""
+        """Store a master's record at the master's offset. Without `follows`, only deletions are applied."""
         stored = self.store.put(
             record.topic, record.queue_id, record.body, record.properties_raw, flag=0, sys_flag=record.sys_flag,
             born_timestamp=record.born_timestamp, born_host=parse_host(record.born_host),
@@ -225,16 +225,17 @@ class Member:
         )  # fmt: skip
         assert stored.queue_offset == record.queue_offset, f"{record.topic}/{record.queue_id}"
         if follows and record.topic == METADATA_LOG and (b'"topic gone"' in record.body or b'"raised"' in record.body):
-            # A queue that begins again, or goes on higher, does so behind it. A power cut that took it and left the
-            # queues away would have old records sent again, and a put can't give them their old offsets.
+            # A queue that begins again or is raised changes behind this record. If a power cut took the record and
+            # kept the queue's old state, the old records would be sent again, and a put cannot assign them their old
+            # offsets.
             self.sync()
             self.metadata.catch_up()
-            self.store.save_deletions()  # a start that has to repeat it begins no queue at 0, as in no broker set
+            self.store.save_deletions()  # a start that repeats it begins no queue at 0
 
-    # ---- what it says
+    # ---- state
 
     def tables(self) -> dict[str, object]:
-        """All that a slave has to have as its master has it."""
+        """Return everything that a slave must have in common with its master."""
         users = self.users.tables
         return {
             "topics": {name: config.to_wire() for name, config in self.topics.topics.items()},

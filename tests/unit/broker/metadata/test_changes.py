@@ -1,4 +1,4 @@
-"""The metadata log's records: what is written is read, and what can't be followed is refused, never passed over."""
+"""Records of the metadata log: decoding returns what was encoded, and unreadable records are refused, never skipped."""
 
 from __future__ import annotations
 

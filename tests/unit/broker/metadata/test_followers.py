@@ -1,4 +1,4 @@
-"""AuthTables that follow the log end as their master's, whatever changed and whatever broke on the way."""
+"""Tables that follow the log end equal to their master's, whatever changes and failures happen in between."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOPICS, GROUPS, USERS = ("orders", "payments", "käse"), ("g", "h"), ("u", "w")
 
 
 class Story:
-    """Random changes on the member that is master, by one die."""
+    """Random changes on the master, from one seeded generator."""
 
     def __init__(self, seed: int, clock: ManualClock) -> None:
         self.dice, self.clock = random.Random(seed), clock
@@ -85,7 +85,7 @@ class Story:
 
     def reset(self, master: Member) -> None:
         topic = self.topic
-        ends = [master.store.max_offset(topic, queue) for queue in (0, 1)]  # no group stands above them
+        ends = [master.store.max_offset(topic, queue) for queue in (0, 1)]  # committed offsets must not exceed these
         targets = {queue: min(self.dice.randrange(9), end) for queue, end in enumerate(ends)}
         at_once(master.offsets.reset_all(self.group, topic, targets))
 
@@ -113,7 +113,7 @@ class Story:
         master.save()
 
     def kill(self, master: Member) -> None:
-        told = master.offsets.resets()  # what consumers were not told yet a start may tell them again, or not
+        told = master.offsets.resets()  # resets that clients have not fetched: a start may deliver them again or not
         master.kill()
         assert master.offsets.resets().keys() <= told.keys()
         master.offsets.install(master.offsets.table(), told)
@@ -125,7 +125,7 @@ class Story:
 
 
 class Slave:
-    """A member, and how far it was sent the log; what it has not on its disk after a crash it is sent again."""
+    """A member and its progress in the master's log. After a crash it gets the lost records again."""
 
     def __init__(self, member: Member, dice: random.Random) -> None:
         self.member, self.dice = member, dice
@@ -136,7 +136,7 @@ class Slave:
             self.member.hear(record)
 
     def step(self, log: list[MessageRecord]) -> None:
-        """It hears something, and follows it, or saves it, or dies."""
+        """Receive records, and follow, save or crash."""
         member, chance = self.member, self.dice.random()
         if chance < 0.6:
             self.hear(log, self.dice.randrange(60))
@@ -154,8 +154,10 @@ class Slave:
 
 
 def alike(member: Member) -> dict[str, object]:
-    """Without what consumers are still to be told: a crash forgets it, on a master as well. And without the ends of
-    queues that had nothing: a power cut may leave such a queue behind.
+    """Return the comparable state.
+
+    It lacks pending resets, which a crash loses on a master as well, and the ends of empty queues, which a power cut
+    may leave behind.
     """
     tables = {name: part for name, part in member.tables().items() if name != "resets"}
     ended = {

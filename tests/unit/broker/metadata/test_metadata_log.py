@@ -1,4 +1,4 @@
-"""A change is in the log before it holds: a crash loses none, applies none twice, and what is deleted stays so."""
+"""A change is written to the log before it takes effect: a crash loses none and applies none twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.unit.broker.metadata.members import CONFIG, DELAY_MS, Member
 
 @pytest.fixture
 def member(tmp_path: Path) -> Member:
-    """With a topic, a group that stands in it, and a user, all of it saved."""
+    """A member with a topic, a group with a committed offset, and a user, all of them saved."""
     made = Member(tmp_path / "users", ManualClock(1_700_000_000_000))
     made.topics.create_plain("t", 2)
     made.groups.find("g")
@@ -88,7 +88,7 @@ def test_what_the_log_takes_not_is_refused_and_nothing_has_changed(member: Membe
     if kind == "delayed messages are delivered":
         member.put_delayed("t")
     before = member.tables()
-    member.store.follow()  # a slave's, and so a full disk's
+    member.store.follow()  # refuses puts like a slave, and so like a full disk
     if kind == "delayed messages are delivered":
         assert member.schedule.deliver_due() == 0
     elif kind == "a group is made":
@@ -173,7 +173,10 @@ def test_a_deletion_that_a_crash_cut_short_is_done_by_the_next_start(
 def test_a_deletion_whose_queues_the_disk_keeps_ends_the_broker_and_the_next_start_finishes_it(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is saved before it has ended; none of the offsets is given again, for the archive may look meanwhile."""
+    """No table is saved before the restart.
+
+    No offset is assigned twice either, because the archive may still hold the messages.
+    """
     write, writes = member.disk.write_atomic, list[Path]()
 
     def refuse_the_second(path: Path, data: bytes) -> None:
@@ -233,7 +236,7 @@ def test_a_deletion_in_whose_record_the_power_failed_has_been_wholly_or_not_at_a
 
 
 def test_a_topic_that_came_again_keeps_its_messages_when_its_deletion_is_read_once_more(member: Member) -> None:
-    """All files are older than both; and a topic that had no message is not known to the store as deleted."""
+    """All files are older than both changes. The store does not record the deletion of a topic without messages."""
     member.topics.create_plain("empty", 1)
     saved = {path.name: member.disk.read(path) for path in map(CONFIG.joinpath, member.disk.list_dir(CONFIG))}
     for topic in ("t", "empty"):
@@ -248,7 +251,7 @@ def test_a_topic_that_came_again_keeps_its_messages_when_its_deletion_is_read_on
 
 
 def test_changes_that_a_power_cut_took_do_not_hide_those_that_come_in_their_places(member: Member) -> None:
-    """The file of topics is on the disk, and what it speaks of in the log is not."""
+    """The topics file is on the disk, but the change that it includes is not in the log."""
     member.sync()
     member.topics.create_plain("lost in the log", 1)
     member.topics.file.save_now()
@@ -262,7 +265,7 @@ def test_changes_that_a_power_cut_took_do_not_hide_those_that_come_in_their_plac
 
 
 def test_a_file_of_an_older_version_counts_as_it_stands(member: Member) -> None:
-    """What it dropped meanwhile without a record does not come again."""
+    """A topic that the older version dropped without a record is not restored."""
     path = CONFIG / "topics.json"
     table = json.loads(member.disk.read(path))
     assert table.pop("logOffset") == member.journal.position
@@ -365,7 +368,7 @@ def test_a_change_that_cannot_be_applied_is_not_passed(member: Member) -> None:
 def test_tables_that_hold_changes_which_are_cut_off_the_log_follow_it_only_once_they_are_read_anew(
     member: Member,
 ) -> None:
-    """What comes in the places of those changes would be passed over."""
+    """Otherwise the changes that replace the truncated ones would be skipped."""
     shared = member.store.max_physical_offset
     member.topics.create_plain("cut", 1)
     member.topics.create_plain("cut too", 1)
@@ -383,7 +386,7 @@ def test_tables_that_hold_changes_which_are_cut_off_the_log_follow_it_only_once_
 def test_whose_files_hold_what_is_cut_off_the_log_is_told_before_they_say_so_no_more(
     member: Member, saved: bool
 ) -> None:
-    """The log does not say what a table was before: only an image does."""
+    """The log does not contain a table's former content. Only an image does."""
     shared, position = member.store.max_physical_offset, member.journal.position
     member.topics.create_plain("cut", 1)
     if saved:
@@ -446,7 +449,7 @@ def test_a_log_that_begins_above_what_the_tables_hold_asks_for_an_image(member: 
 def test_a_deletion_that_an_image_has_passed_takes_the_queues_of_the_one_who_installs_it(
     member: Member, tmp_path: Path, is_young: bool
 ) -> None:
-    """What a slave had of the topic would be seen again when it is master, and the topic comes again."""
+    """Otherwise the slave's old messages would be visible once it is the master and the topic is created again."""
     slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
     begin = 0
     if is_young:  # its log begins behind the first changes
@@ -496,7 +499,7 @@ def test_a_queue_that_its_master_raised_goes_on_there_at_a_slave_also_after_a_st
 def test_a_queue_that_its_master_raised_goes_on_there_through_a_followers_crash(
     member: Member, tmp_path: Path, dies: str, by_image: bool
 ) -> None:
-    """Who leads after it gives none of the offsets again that its master passed over, and shows what is below not."""
+    """The next master assigns none of the skipped offsets and shows no message below them."""
     slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.raise_queue("t", 0, 7)
     for record in member.records():
@@ -504,7 +507,7 @@ def test_a_queue_that_its_master_raised_goes_on_there_through_a_followers_crash(
     slave.sync()
     slave.metadata.catch_up()
     slave.store.follow()
-    if by_image:  # its tables' files stand above the record from then on
+    if by_image:  # from then on its table files are newer than the record
         slave.metadata.install(member.metadata.image())
     for _ in range(2):
         getattr(slave, dies)()
@@ -544,7 +547,7 @@ def test_a_cut_lowers_a_raised_queue_where_it_takes_the_record_that_raised_it_an
 def test_a_cut_lowers_a_queue_of_which_there_was_nothing_where_it_takes_the_record_that_raised_it_and_nowhere_else(
     member: Member, tmp_path: Path, who: str, came_behind: int, above: bool
 ) -> None:
-    """Else the next master's first message of it, at 0, would be refused for good."""
+    """Otherwise the next master's first message of the queue, at offset 0, would always be refused."""
     before = member.store.max_physical_offset
     member.raise_queue("t", 3, 7)
     behind = member.store.max_physical_offset
@@ -609,7 +612,7 @@ def test_a_raise_that_a_later_reign_says_again_holds_where_a_cut_takes_the_later
 
 
 def test_of_raises_that_are_read_again_each_holds_as_long_as_its_record_is_there(member: Member) -> None:
-    """As behind an image, and behind a start whose tables were not saved."""
+    """As behind an image, or after a start with unsaved tables."""
     store = member.store
     store.raise_queues({"t": {0: 12}}, said_at=3000)
     for said_at, to in ((1000, 9), (4000, 20), (2000, 12), (5000, 20), (1000, 9)):
@@ -618,7 +621,7 @@ def test_of_raises_that_are_read_again_each_holds_as_long_as_its_record_is_there
 
 
 def test_a_raise_that_a_power_cut_took_is_forgotten_with_its_record(tmp_path: Path) -> None:
-    """What comes in its place says nothing of the queue, and a later cut above that lowers it."""
+    """The record in its place does not concern the queue, and a later truncation above it lowers the queue."""
     member = Member(tmp_path, ManualClock(1_700_000_000_000))
     member.topics.create_plain("t", 1)
     for _ in range(5):
@@ -674,7 +677,7 @@ def test_a_topic_that_is_deleted_before_the_log_takes_what_was_raised_is_gone_wi
 
 
 def test_a_slave_hears_that_its_master_has_settled_behind_what_that_one_raised(member: Member, tmp_path: Path) -> None:
-    """Once in each life."""
+    """Once in each of its processes."""
     slave = Member(tmp_path / "slave", ManualClock(1_700_000_000_000))
     member.raise_queue("t", 0, 7)
     for epoch in (3, 4):
@@ -695,7 +698,7 @@ def test_a_slave_hears_that_its_master_has_settled_behind_what_that_one_raised(m
 
 
 def test_who_begins_with_an_image_hears_that_its_master_has_settled(member: Member, tmp_path: Path) -> None:
-    """The record that says it may lie below the begin of its log."""
+    """The record may be below the begin of its log."""
     member.journal.record(ArchiveSettled(epoch=3))
     young = Member(tmp_path / "young", ManualClock(1_700_000_000_000))
     young.store.create_queues_at({METADATA_LOG: {CHANGES: member.journal.position, SETTLED: 1}})
@@ -759,7 +762,7 @@ def test_a_start_reads_no_more_changes_than_a_file_may_be_behind(member: Member)
 
 
 def test_delay_positions_that_the_log_says_beat_a_file_that_speaks_of_more_than_the_log_has(member: Member) -> None:
-    """As after a cut of what no other member has: the copies are gone, so the positions that passed them are, too."""
+    """As after a truncation: the copies are gone, so the positions behind them are void as well."""
     deliver_a_delayed_message(member)
     member.sync()
     said = member.schedule.positions()
@@ -777,7 +780,7 @@ def test_delay_positions_that_the_log_says_beat_a_file_that_speaks_of_more_than_
 
 @pytest.mark.parametrize("delivered_before", [0, 1])
 def test_a_delivery_that_was_cut_off_a_masters_log_is_made_again(tmp_path: Path, delivered_before: int) -> None:
-    """It is elected again, and no other master has delivered anything meanwhile."""
+    """No other master has delivered a message in between."""
     clock = ManualClock(1_700_000_000_000)
     member = Member(tmp_path, clock)
     member.topics.create_plain("t", 1)

@@ -1,4 +1,4 @@
-"""What a slave was told of groups is installed whole, when its own log is confirmed so far, and never merged."""
+"""A master's image of offsets is installed whole, once the slave's own log is confirmed as far, and never merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slave asks its master for its tables, and takes nothing that its own log does not hold, or another master said."""
+"""A slave fetches its master's tables and installs none that its own log does not confirm or a former master sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ A, B = Master("a:1", 1), Master("b:1", 2)
 
 
 class Api:
-    """Reaches the members that lead, and tells what was asked; `hold` keeps answers back."""
+    """Connects to the leading members and records the requests. `hold` delays answers."""
 
     def __init__(self) -> None:
         self.polls: dict[str, SlavePollsProcessor] = {}
@@ -58,7 +58,7 @@ class Api:
 
 
 class Slave:
-    """A member that follows, with as much of its log confirmed as a test says."""
+    """A following member. The test sets how much of its log is confirmed."""
 
     def __init__(self, member: Member, api: Api) -> None:
         self.member, self.api, self.confirmed = member, api, 0
@@ -68,7 +68,7 @@ class Slave:
         )
 
     def hear(self, master: Member) -> None:
-        """The whole log, and all of it is confirmed."""
+        """Copy the whole log and confirm it."""
         for record in master.records()[len(self.member.records()) :]:
             self.member.hear(record)
         self.confirmed = self.member.store.max_physical_offset
@@ -90,7 +90,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def master(tmp_path: Path, clock: ManualClock) -> Member:
-    """With a topic of nine messages, and a group that has consumed them."""
+    """A master with a topic of nine messages and a group that has consumed them."""
     made = Member(tmp_path / "a", clock)
     made.topics.create_plain("t", 1)
     for _ in range(9):
@@ -119,7 +119,7 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-# -- what its own log does not hold is not installed
+# -- images beyond the own log
 
 
 def test_where_groups_stand_waits_until_the_own_log_is_confirmed_so_far(master: Member, slave: Slave) -> None:
@@ -155,7 +155,7 @@ def test_a_group_that_was_set_back_goes_back_and_one_that_is_gone_goes(master: M
 
 
 def test_a_reset_that_the_answer_holds_already_is_not_applied_on_top_of_it(master: Member, slave: Slave) -> None:
-    """The answer comes before the log does: the log is followed first, then the answer installed."""
+    """The image arrives before the log: the slave follows the log first and installs the image afterwards."""
 
     async def scenario() -> None:
         slave.sync.follow(A)
@@ -174,7 +174,7 @@ def test_a_reset_that_the_answer_holds_already_is_not_applied_on_top_of_it(maste
     run(scenario)
 
 
-# -- what a former master said is nothing to the next
+# -- images of a former master
 
 
 def test_an_answer_that_comes_after_the_change_of_master_is_thrown_away(
@@ -218,7 +218,10 @@ def test_what_waits_of_a_former_master_is_never_installed(master: Member, slave:
 
 
 def test_who_becomes_master_takes_no_answer_and_stands_above_no_queue(master: Member, slave: Slave) -> None:
-    """Of three messages that nobody else has the group had two: they are gone, and their offsets come again."""
+    """The group had consumed two of three messages that no other member has.
+
+    They are gone, and their offsets are reused.
+    """
 
     async def scenario() -> None:
         slave.hear(master)
@@ -486,7 +489,7 @@ def test_a_wide_table_is_gathered_in_turns_and_stands_below_the_end_that_it_name
     turns = 0
 
     def gathering() -> Steps[OffsetsImage]:
-        """Each turn that others have is a message, and the group's step behind it."""
+        """Append a message and commit its offset between two steps."""
         nonlocal turns
         steps = master.metadata.offsets_image()
         while True:

@@ -1,4 +1,4 @@
-"""What an Apache master says of its tables is taken whole, and once the own log is confirmed so far."""
+"""The tables of an Apache master are installed whole, once the own log is confirmed as far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from neve.remoting.names import METADATA_LOG, SCHEDULE_TOPIC
 from tests.unit.broker.metadata.members import Member
 
 APACHE = Master("apache:1", 0, is_stock=True)
-# As fastjson writes them: bare numbers for keys.
+# In fastjson's format: bare numbers as keys.
 TOPICS = (
     '{"dataVersion":{"counter":%d,"stateVersion":0,"timestamp":1700000000000},"mappingDataVersion":{"counter":0},'
     '"topicConfigTable":{"t":{"attributes":{},"order":false,"perm":6,"readQueueNums":4,"topicFilterType":"SINGLE_TAG",'
@@ -40,7 +40,7 @@ MODES = (
 
 
 class Apache:
-    """A master's answers; what is asked, and in which order."""
+    """An Apache master's answers, and the requests in their order."""
 
     def __init__(self) -> None:
         self.timers: tuple[int, int] | None = (1_700_000_000_000, 5)
@@ -66,11 +66,11 @@ class Apache:
         return RemotingCommand(0, body=self.answers[code].encode())
 
     def close(self) -> None:
-        """Nobody holds a connection."""
+        """Do nothing: there is no connection."""
 
 
 class Slave:
-    """With as much of its log confirmed as a test says."""
+    """A slave. The test sets how much of its log is confirmed."""
 
     def __init__(self, member: Member, api: Apache) -> None:
         self.member, self.confirmed = member, 0
@@ -204,7 +204,7 @@ def test_rows_of_internal_topics_are_not_taken_over(slave: Slave, apache: Apache
 
 
 def test_changes_of_a_time_before_that_master_do_not_come_back(slave: Slave, apache: Apache, tmp_path: Path) -> None:
-    """The log is of a set whose master was a neve broker; its first changes are evicted everywhere."""
+    """The log is of a set whose master was a neve broker. Its first changes are evicted on all members."""
 
     async def scenario() -> None:
         clock = ManualClock(1_700_000_000_000)

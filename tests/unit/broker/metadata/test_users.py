@@ -1,4 +1,4 @@
-"""Users and policies by a broker's own wire: a change is in its log before its file; the log is its owner's alone."""
+"""Users and policies over the wire: a change is in the broker's own log before its file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_change_of_users_that_the_log_refuses_is_refused_and_nothing_has_chang
 
 
 def test_a_file_that_another_server_shares_counts_as_it_stands(tmp_path: Path) -> None:
-    """Another's log has other positions: what this one's log says below them is not applied to it."""
+    """The other server's log has other positions, so this log's changes below them are not applied."""
     file = tmp_path / "config" / "auth" / "auth.json"
 
     async def change(broker: BrokerController, connection: Connection) -> None:
@@ -104,7 +104,7 @@ def test_a_file_that_another_server_shares_counts_as_it_stands(tmp_path: Path) -
 
 
 class _Refusing:
-    """A log that takes nothing now."""
+    """A log that refuses every record."""
 
     def record(self, before: AuthTables, after: AuthTables) -> None:
         raise BrokerError(ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
@@ -114,7 +114,7 @@ class _Refusing:
 
 
 async def test_what_is_followed_while_a_change_is_written_is_not_lost_behind_it(tmp_path: Path) -> None:
-    """The thread that writes the one must not put its older tables over the other."""
+    """The writing thread must not replace the newer tables by its older ones."""
 
     store = AuthStore(tmp_path / "auth.json", RealDisk())
     store.open()
