@@ -1,4 +1,4 @@
-"""A copy of an Apache master's log becomes a master's own: what waited goes on, and nothing comes twice."""
+"""A slave of an Apache master is promoted: pending deliveries continue, and no message is delivered twice."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def put(
     times: int = 0,
     **properties: object,
 ) -> PutResult:
-    """As RocketMQ writes it: without the last separator."""
+    """Append a message in RocketMQ's format: without the last separator of its properties."""
     text = "\x02".join(f"{name}\x01{value}" for name, value in properties.items())
     return store.put(
         topic, queue_id, body, text.encode(), flag=0, sys_flag=sys_flag, born_timestamp=5, born_host=("127.0.0.1", 1),
@@ -68,7 +68,7 @@ def put(
 
 
 def timer(store: MessageStore, key: str, due: int, **more: Any) -> PutResult:
-    """In RocketMQ's queue of them."""
+    """Append a timer message to RocketMQ's queue of timers."""
     return put(store, WHEEL_TIMER_TOPIC, 0, key.encode(), TIMER_OUT_MS=due, REAL_QID=0,
                **{"REAL_TOPIC": "t", "UNIQ_KEY": key, **more})  # fmt: skip
 
@@ -78,18 +78,18 @@ def half(store: MessageStore, key: str, **more: Any) -> PutResult:
 
 
 class Copied:
-    """A slave that has all of its master's log and tables, and a master that is stopped."""
+    """A slave with its master's whole log and tables. The master is stopped."""
 
     def __init__(self, front: Front, root: Path) -> None:
         self.front, self.root = front, root
         self.last_poll = root / "config" / "lastPoll.json"
 
     def poll(self) -> dict[str, Any]:
-        """The last one."""
+        """Return the last saved poll of the master."""
         return dict(json.loads(self.last_poll.read_bytes())["poll"])
 
     def polled(self, **changes: int) -> None:
-        """As if it had said this."""
+        """Change the last saved poll."""
         value = json.loads(self.last_poll.read_bytes())
         self.last_poll.write_text(json.dumps({**value, "poll": self.poll() | changes}))
 
@@ -145,7 +145,7 @@ def test_while_its_master_is_there_a_slave_is_not_promoted(tmp_path: Path) -> No
             with pytest.raises(StartupError, match=r"is there: stop it first.*As brokerRole=SLAVE it goes on"):
                 async with copy.promoted():
                     raise AssertionError
-            await copy.front.master.shutdown()  # no name server has heard of it
+            await copy.front.master.shutdown()  # not known to the name server
             with pytest.raises(StartupError, match=r"knows 127\.0\.0\.1:.* as the master"):
                 async with copy.promoted():
                     raise AssertionError
@@ -233,7 +233,7 @@ def test_a_promotion_that_a_crash_ended_leaves_nothing(
 
 
 def test_a_crash_behind_the_promotion_costs_nothing_of_the_log_that_is_the_brokers_own(tmp_path: Path) -> None:
-    """Of the two files that say that it is under way the first is gone, and the second not yet."""
+    """The first of the two files that mark a running promotion has been removed, the second has not."""
 
     async def scenario() -> None:
         async with copied(tmp_path) as copy:
@@ -252,7 +252,7 @@ def test_a_crash_behind_the_promotion_costs_nothing_of_the_log_that_is_the_broke
 def test_what_a_master_had_delivered_above_where_it_came_back_is_not_taken_for_delivered(
     tmp_path: Path,
 ) -> None:
-    """The poll that says so is of a log that is cut off: until there is a new one there is no promotion."""
+    """Deliveries that the poll reports may be lost with the truncated tail. A promotion needs a new poll."""
 
     async def scenario() -> None:
         async with copied(tmp_path) as copy:
@@ -269,7 +269,7 @@ def test_what_a_master_had_delivered_above_where_it_came_back_is_not_taken_for_d
 
 
 def test_the_poll_before_the_last_counts_over_a_restart_of_the_slave(tmp_path: Path) -> None:
-    """What was delivered when it was due may be told of a poll later."""
+    """A message delivered at its due time may be reported only by the next poll."""
 
     async def scenario() -> None:
         async with copied(tmp_path, retire=False) as copy:
@@ -314,7 +314,7 @@ def test_a_topic_that_is_younger_than_the_last_poll_is_there_and_a_deleted_one_i
 
 def test_delayed_messages_go_on_where_the_last_copy_says(tmp_path: Path) -> None:
     def fill(store: MessageStore, front: Front) -> None:
-        front.source.life.stop()  # it delivers nothing by itself
+        front.source.life.stop()  # no delivery by the source itself
         for number in range(3):
             put(store, SCHEDULE_TOPIC, 0, b"d%d" % number, UNIQ_KEY=f"D{number}", DELAY=1, REAL_TOPIC="t", REAL_QID=0)
         put(store, "t", 0, b"d0", UNIQ_KEY="D0", DELAY=1, REAL_TOPIC="t", REAL_QID=0)
@@ -322,7 +322,7 @@ def test_delayed_messages_go_on_where_the_last_copy_says(tmp_path: Path) -> None
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
-            # as if it was delivered behind the poll
+            # as if it had been delivered after the poll
             copy.polled(logBegin=0, askedAt=0)
             async with copy.promoted() as (broker, connection):
                 await until(lambda: broker.store.max_offset("t", 0) == 6)
@@ -332,7 +332,7 @@ def test_delayed_messages_go_on_where_the_last_copy_says(tmp_path: Path) -> None
 
 
 def timers_of(broker: BrokerController) -> dict[str, int]:
-    """Body → due."""
+    """Return the due time of each timer by its body."""
     waits = {(when, position) for when, offset, position in broker.timers._heap if offset in broker.timers._waiting}
     found = {}
     for when, position in waits:
@@ -362,7 +362,7 @@ def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) ->
                 await until(lambda: broker.store.max_offset("t", 0) == 4)
                 assert (await bodies(connection))[3:] == [b"not looked at"]
                 found = timers_of(broker)
-                # RocketMQ's check point waits in vain: it is in the book
+                # RocketMQ's check point is not needed: the pop state includes it
                 assert found.pop("pop", LATER_MS) == LATER_MS
                 expected = {"waits": LATER_MS, "recall": LATER_MS, "rolled": LATER_MS + 1, "behind": LATER_MS + 2}
                 assert found == expected
@@ -376,7 +376,7 @@ def test_no_old_timer_fires_again_and_none_that_waits_is_lost(tmp_path: Path) ->
 
 
 def test_of_timers_that_wait_no_more_is_kept_than_where_they_lie(tmp_path: Path) -> None:
-    """There may be millions of them at once."""
+    """There may be millions of them."""
     store, count, size = Member(tmp_path, ManualClock(NOW_MS)).store, 40, 50_000
     for number in range(count):
         timer(store, f"{number:0{size}}", LATER_MS + number, UNIQ_KEY=f"U{number}")
@@ -402,7 +402,7 @@ def test_what_is_appended_again_does_not_come_behind_its_recall(tmp_path: Path) 
         timer(store, "recalled", LATER_MS)
         timer(store, "rolled", LATER_MS + 1)
         timer(store, "recall", LATER_MS, TIMER_DEL_UNIQKEY="t+recalled")
-        timer(store, "rolled", LATER_MS + 1, TIMER_ROLL_TIMES=1)  # what lies below its first copy is appended again
+        timer(store, "rolled", LATER_MS + 1, TIMER_ROLL_TIMES=1)  # timers below its first copy are appended again
         front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
 
     async def scenario() -> None:
@@ -500,7 +500,7 @@ def acknowledged(start: int, pop_time: int, *offsets: int) -> bytes:
 
 
 def revive(store: MessageStore, tag: str, body: bytes, due: int | None) -> None:
-    """In the revive log, or on its way there."""
+    """Append a record to the revive log, or to the timers with the revive log as target."""
     if due is None:
         put(store, REVIVE_LOG, 2, body, TAGS=tag)
     else:
@@ -513,14 +513,14 @@ def test_what_is_popped_and_not_acknowledged_is_out_and_the_rest_is_not(tmp_path
     def fill(store: MessageStore, front: Front) -> None:
         for number in range(3, 20):
             put(store, "t", 0, b"%d" % number, UNIQ_KEY=f"U{number}")
-        revive(store, "ck", check_point(0, pop_time - 9, 2), None)  # passed
+        revive(store, "ck", check_point(0, pop_time - 9, 2), None)  # already passed
         revive(store, "ck", check_point(2, pop_time - 8, 3), None)  # 2, 3, 4
         revive(store, "ack", acknowledged(2, pop_time - 8, 3), None)
         revive(store, "ck", check_point(5, pop_time, 4), LATER_MS - 1000)  # 5 to 8
         revive(store, "bAck", acknowledged(5, pop_time, 5, 6), LATER_MS)
         revive(store, "ack", acknowledged(5, pop_time, 7), LATER_MS)
-        revive(store, "ck", check_point(7, pop_time + 1, 1), LATER_MS)  # hidden for longer
-        revive(store, "ck", check_point(12, pop_time + 2, 1), LATER_MS)  # of before the group was set back
+        revive(store, "ck", check_point(7, pop_time + 1, 1), LATER_MS)  # with an extended invisibility
+        revive(store, "ck", check_point(12, pop_time + 2, 1), LATER_MS)  # from before the group's reset
         front.timers = (READ_MS, store.max_offset(WHEEL_TIMER_TOPIC, 0))
         offsets = {"t@g": {"0": 10}, f"{REVIVE_LOG}@CID_RMQ_SYS_REVIVE_GROUP": {"2": 0}}
         front.offsets = json.dumps({"offsetTable": offsets})
@@ -549,7 +549,7 @@ def test_a_group_that_was_set_back_before_the_poll_is_not_sent_on_by_a_check_poi
 
     async def scenario() -> None:
         async with copied(tmp_path, fill) as copy:
-            copy.polled(askedAt=copy.poll()["askedAt"] - 1)  # the check point ends above
+            copy.polled(askedAt=copy.poll()["askedAt"] - 1)  # the check point is behind it
             async with copy.promoted() as (broker, _):
                 queue = broker.pops.find("g", "t", 0)
                 assert queue is not None

@@ -1,4 +1,4 @@
-"""A member that takes over much does little of it in one turn of the loop: the work between two turns is counted."""
+"""A promotion with much state does a bounded amount of work in each turn of the event loop."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_promotion_takes_over_a_slice_of_its_books_per_turn(
 
 
 class WithoutAWalk(OrderedDict[int, Half]):
-    """A table that can't be searched."""
+    """A table that does not permit iteration over its values."""
 
     def values(self) -> Any:
         raise AssertionError("all that wait were looked at")
@@ -89,4 +89,4 @@ async def test_half_messages_are_read_without_a_look_at_all_that_wait(tmp_path: 
         halves._pending = WithoutAWalk()
         halves.load()
         assert len(halves) == 10
-        halves._pending = OrderedDict()  # the broker itself looks through it
+        halves._pending = OrderedDict()  # the broker itself iterates over it

@@ -1,4 +1,4 @@
-"""A transaction ends by where its half message was stored first, though it was reappended and that segment is gone."""
+"""A transaction ends by its half message's first offset, even after the half message was appended again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/reference.md` has every key with its true default and range, and every metric; `operators.md` agrees."""
+"""`docs/reference.md` lists each key with its default and range, and each metric. `operators.md` agrees."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def section(title: str) -> str:
 
 
 def fields_of(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """By key; those that both servers have are in a section of their own."""
+    """Return the fields by key. Keys of both servers are in a section of their own."""
     shared = {item.name for item in dataclasses.fields(SecurityConfig)} if config is not SecurityConfig else set()
     return {
         item.metadata["name"] or wire_name(item.name): item
@@ -57,7 +57,7 @@ def fields_of(config: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def set_to(config: type[Any], key: str, text: str, attribute: str) -> Any:
-    """What a line of the configuration file with this text sets, beside the key that it is about."""
+    """Return the value that a line of the configuration file with this text sets."""
     beside = ["replication=sync"] if key.endswith("InSyncReplicas") or key == "inSyncReplicas" else []
     beside += ["brokerRole=SLAVE"] if key == "brokerId" else []
     return getattr(load(config, None, [*beside, f"{key}={text}"]), attribute)
@@ -134,7 +134,7 @@ def test_each_metric_is_on_the_page_in_its_own_words(tmp_path: Path) -> None:
 
 
 def told(text: str) -> dict[str, list[str]]:
-    """By name: type and help."""
+    """Return type and help of each metric."""
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     return {name: [types[name], text] for name, text in re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE)}
 

@@ -1,4 +1,4 @@
-"""Which data directories a restore may fill."""
+"""Data directories that a restore may fill."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""%RETRY%a_b may be group a_b's, or what group a popped from b: the tables say, and nobody loses or reads another's."""
+"""%RETRY%a_b may belong to group a_b, or to group a for messages popped from b. The tables decide between them."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def test_with_a_topic_goes_only_what_can_mean_nothing_else() -> None:
     there = {"b", "%RETRY%a_b", "%RETRY%a+b"}
     assert names(there, {"a"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a_b", "%RETRY%a+b"]
     assert names(there, {"a", "a_b"}, {("a", "b")}).gone_with("a", "b") == ["%RETRY%a+b"]
-    assert names(there, {"a"}).gone_with("a", "b") == []  # it never read there: whose it is nobody knows
+    assert names(there, {"a"}).gone_with("a", "b") == []  # the group never read there, so the owner is unknown
 
 
 def with_broker(root: Path, work: Callable[[BrokerController, Connection, ManualClock], Awaitable[None]]) -> None:
@@ -74,7 +74,7 @@ async def join(connection: Connection, group: str, topic: str) -> None:
 
 
 async def lose(member: Member, clock: ManualClock) -> None:
-    """Popped, and not acknowledged in time."""
+    """Pop a message and let its invisibility expire."""
     assert len(await member.pop(invisible=1000)) == 1
     clock.advance(1001)
     assert await member.broker.revive.run_due() == 1
@@ -184,7 +184,7 @@ async def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> No
         for code, more in ((Code.CHANGE_MESSAGE_INVISIBLETIME, {"invisibleTime": 5000}), (Code.ACK_MESSAGE, {})):
             answer = await as_user("alice", code, **place, extraInfo=taken.receipt, **more)
             assert answer.code == ResponseCode.SUCCESS, answer.remark
-        # the retries of another's pair stay closed
+        # the retries of other pairs stay forbidden
         broker.groups.find("h")
         broker.topics.create_plain("%RETRY%h_t", 1)
         pull = {
@@ -197,7 +197,7 @@ async def test_who_may_pop_may_acknowledge_what_came_again(tmp_path: Path) -> No
 
 
 def test_who_reads_a_retry_topic_is_the_same_asked_from_the_groups_side_and_from_the_topics() -> None:
-    """At random: by each pair's names, or by each name's pairs."""
+    """Random tables: the retry names of each pair, and the pairs of each retry name."""
     dice, seen = random.Random(5), 0
     for _ in range(3_000):
         words = ["a", "b", "a_b", "b_a", "a_a"]

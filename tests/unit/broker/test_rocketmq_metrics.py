@@ -1,4 +1,4 @@
-"""RocketMQ's metrics: what counts as what, how many there are at most, and who may ask for them."""
+"""RocketMQ's metrics: what they count, the limit of their number, and access to them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def get(address: tuple[str, int], path: str, **headers: str) -> tuple[int, str]:
 
 
 async def scrape(broker: BrokerController) -> dict[str, Rows]:
-    """By name; without the labels that all have."""
+    """Return the metrics by name, without the labels that all of them have."""
     assert broker.metrics_address is not None
     status, text = await asyncio.to_thread(get, broker.metrics_address, "/metrics")
     assert status == 200

@@ -1,4 +1,4 @@
-"""A store that Apache RocketMQ wrote is told as what it is, and left as it is."""
+"""A store of Apache RocketMQ is recognized and left unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.disk.filesystem import RealDisk
 from infra.process.startup import StartupError
 from tests.broker_in_process import running, send
 
-# consumerOffset.json as fastjson writes it
+# consumerOffset.json in fastjson's format
 OFFSETS = b'{\n\t"dataVersion":{"counter":3},\n\t"offsetTable":{"orders@billing":{0:41,1:7\n\t\t}\n\t}\n}'
 
 

@@ -1,4 +1,4 @@
-"""Who serves what in each role: no request is undecided, and nothing that promises is served by two members."""
+"""Requests that a broker serves in each role: each has a rule, and only one member serves those with a promise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLAVES = (Role.SLAVE, Role.SLAVE_IN_SYNC)
 
 
 def _router() -> RequestRouter:
-    """Serves each code that has a rule with its own number."""
+    """Return a router that answers each code with a rule by the code itself."""
     router = RequestRouter()
     for code in RULES:
         router.register(code, lambda _, request: RemotingCommand.response(request, request.code))
@@ -79,7 +79,7 @@ def test_a_slave_says_what_rocketmqs_says() -> None:
     for code in (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.CONSUMER_SEND_MSG_BACK):
         refused = refusal(code, Role.SLAVE)
         assert refused is not None
-        assert refused.code == ResponseCode.SYSTEM_BUSY  # in the list of what producers try again
+        assert refused.code == ResponseCode.SYSTEM_BUSY  # producers retry on this code
         assert refused.remark.startswith("[REJECTREQUEST]")
     for code, expected in {
         Code.END_TRANSACTION: ResponseCode.SLAVE_NOT_AVAILABLE,
@@ -93,7 +93,7 @@ def test_a_slave_says_what_rocketmqs_says() -> None:
 
 
 def test_a_slave_that_lacks_what_is_confirmed_tells_no_end_and_no_position() -> None:
-    """By a lower one a group would be moved back."""
+    """A lower committed offset would move a group back."""
     for code in (Code.GET_MAX_OFFSET, Code.SEARCH_OFFSET_BY_TIMESTAMP, Code.QUERY_CONSUMER_OFFSET):
         assert refusal(code, Role.SLAVE) is not None
         assert refusal(code, Role.SLAVE_IN_SYNC) is None
@@ -148,11 +148,11 @@ def test_only_a_slave_has_a_master_and_who_waits_hears_of_it() -> None:
 async def test_every_request_that_a_broker_serves_has_its_rule(tmp_path: Path, settings: tuple[str, ...]) -> None:
     async with running(tmp_path, *settings) as (broker, _):
         assert broker.router.codes <= RULES.keys()
-        assert broker.role.current is Role.MASTER  # who is in no set
+        assert broker.role.current is Role.MASTER  # the role of a broker without a set
 
 
 async def test_a_broker_takes_sends_as_long_as_it_is_master(tmp_path: Path) -> None:
-    """On the express lane, too: what a slave appended would be its own."""
+    """Also on the fast path: a slave must not append to its log."""
 
     async with running(tmp_path) as (broker, connection):
         await send(connection, "t")

@@ -1,4 +1,4 @@
-"""A position on the disk claims nothing that is not there: what moves while the log is synced is for the next save."""
+"""Saved progress never exceeds the fsynced log: progress made during an fsync belongs to the next save."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECOND = 1000
 
 
 class GatedDisk(SimDisk):
-    """A sync that is told to waits, when all that it covers is on the disk, until it is let go."""
+    """A disk whose chosen fsync completes its work and then waits until it is released."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed=seed)
@@ -45,7 +45,7 @@ class GatedDisk(SimDisk):
 
 
 class World:
-    """The parts of a broker that have positions; a world over the disk of another is the next start."""
+    """The parts of a broker that save progress. A second world over the same disk is the next start."""
 
     def __init__(self, disk: SimDisk, clock: ManualClock) -> None:
         self.disk, self.clock = disk, clock
@@ -90,7 +90,7 @@ class World:
 
 
 async def save_while(world: World, save: Callable[[], Awaitable[None]], act: Callable[[], None]) -> None:
-    """`act` comes in between, when the sync that the save waits for has passed the log."""
+    """Save, and call `act` when the fsync of the log has completed but has not returned yet."""
     disk = world.disk
     assert isinstance(disk, GatedDisk)
     flushing = asyncio.create_task(world.flusher.run())

@@ -1,4 +1,4 @@
-"""A delay lasts as long as it was given, whatever happens to the clock meanwhile."""
+"""A delayed message waits for its delay, whatever happens to the clock meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delay levels: what still waits keeps its place in the log, whatever is known of what was delivered."""
+"""Delay levels pin the log segments of pending messages, whatever the saved delivery progress is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.synced import nothing_to_sync
 
 
 def test_waiting_messages_are_pinned_when_the_position_is_older_than_the_log(tmp_path: Path) -> None:
-    """The position is written now and then: after a kill it may name messages that were delivered and evicted."""
+    """The progress is saved periodically. After a kill it may refer to delivered and evicted messages."""
     store = MessageStore(StoreConfig(tmp_path / "store", commit_log_file_size=1 << 16), RealDisk(), SystemClock())
     store.load()
     places = []

@@ -1,4 +1,4 @@
-"""One message, one answer or one waiting pull that nothing can be done with is set aside: it stops nobody else."""
+"""A message, answer or waiting pull that cannot be processed is skipped or quarantined, and delays no other."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from tests.synced import nothing_to_sync
 from tests.waiting import until
 
 HOUR_MS = 3_600_000
-# A digit to str.isdigit() and no number to int().
+# A digit for str.isdigit(), but not a number for int().
 NO_QUEUE = "\N{SUPERSCRIPT TWO}"
 
 
 class FailingDisk(SimDisk):
-    """No new file can be made below a directory while it is told so."""
+    """A disk on which no new file can be created below a directory while `closed` names it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ def test_parked_message_goes_to_a_queue_that_consumers_read(world: World) -> Non
 
 
 class Producer:
-    """The connection of a producer that is asked how its transactions ended."""
+    """The connection of a producer that is asked for the outcome of its transactions."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
@@ -432,7 +432,10 @@ def test_damaged_half_message_is_quarantined_and_pins_no_segment(world: World, m
 
 
 def test_no_quiet_time_keeps_a_half_message_for_longer_than_the_log(world: World) -> None:
-    """As RocketMQ, which skips what is older than fileReservedTime; it would keep its segment for ever."""
+    """RocketMQ skips half messages older than fileReservedTime as well.
+
+    Otherwise one would keep its segment forever.
+    """
     transactions = Transactions(world)
     transactions.half(b"half", CHECK_IMMUNITY_TIME_IN_SECONDS="999999999999999")
     world.clock.advance(world.config.file_reserved_time * HOUR_MS)
@@ -607,7 +610,7 @@ async def test_a_sync_that_hangs_shows_on_the_health_pages(tmp_path: Path, monke
 
 
 async def test_a_message_whose_answer_makes_no_header_is_answered_and_the_next_one_too(tmp_path: Path) -> None:
-    """The handle to recall it and its own id, in the binary form."""
+    """It would contain the recall handle and the message's own id, in the binary format."""
 
     async with running(tmp_path / "broker", "flushDiskType=SYNC_FLUSH") as (_, connection):
         await send(connection, "orders")

@@ -1,4 +1,4 @@
-"""The processes of a set on one machine, before they start."""
+"""Processes of a broker set on one machine, before their start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member of a set may evict: nothing that would be needed if what is not confirmed were cut off."""
+"""A member of a set keeps all segments that it would need if its unconfirmed tail were truncated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_where_the_newest_is_never_quite_confirmed_the_frontier_moves_all_the_sa
         put_one(store, "t", 0, b"x")
         waiting.at = before
         seen.append(pins.lowest())
-        store.confirm(before)  # always one behind
+        store.confirm(before)  # always one message behind
     assert seen == sorted(seen)  # type: ignore[type-var]
     assert pins.lowest() != seen[0]
 

@@ -1,4 +1,4 @@
-"""What a new master says in its log of its archive: records that the log takes, and a warning where it does not."""
+"""A new master logs the raised queues and the settled archive, and warns if the log refuses the records."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ EVERYTHING = get_args(Change)
 
 
 class Log:
-    """What a journal and a change of role need of it, and the queue state beside it."""
+    """The log as a journal and a change of role use it, with the queue state beside it."""
 
     def __init__(self) -> None:
         self.said: list[Change] = []
-        self.saved_behind: list[int] = []  # how many records
+        self.saved_behind: list[int] = []  # the number of records at each save
         self.refused: tuple[type[Change], ...] = ()
         self.is_full = False
         self.journal = MetadataJournal(self.store(), cast(Any, self), ManualClock())
@@ -118,7 +118,7 @@ def test_what_the_log_takes_not_for_seconds_is_told_once(caplog: pytest.LogCaptu
 
 
 def test_where_queues_were_raised_is_saved_before_it_is_said_that_this_is_all() -> None:
-    """A cut above it would lower them, and who has it in his log goes by it."""
+    """Otherwise a truncation above the record would lower them, although followers rely on it."""
     log = Log()
     role = leading(log, {"t": {0: 5}})
     log.is_full = True
@@ -134,7 +134,7 @@ def test_where_queues_were_raised_is_saved_before_it_is_said_that_this_is_all() 
 
 
 def test_a_topic_is_deleted_behind_what_raised_its_queues() -> None:
-    """Who follows has them end where their master does, and none of them again."""
+    """The queues of a follower then end where its master's do, and no offset is assigned twice."""
     log = Log()
     leading(log, {"t": {0: 5}})
     gone = TopicGone(topic="t", ends={0: 5}, begins_again=False, version={})

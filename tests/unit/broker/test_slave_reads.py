@@ -1,4 +1,4 @@
-"""What readers hear from a slave: what is confirmed, and nothing that would move a group."""
+"""Reads from a slave: only confirmed messages are returned, and no answer moves a group's offset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIRMED, ALL = 3, 5
 async def slave(
     root: Path, role: Role, *, clock: Clock | None = None
 ) -> AsyncIterator[tuple[BrokerController, Connection]]:
-    """Of five messages its set has confirmed three."""
+    """Yield a slave with five messages, three of which its set has confirmed."""
     async with running(root, "slaveReadEnable=true", clock=clock) as (broker, connection):
         for _ in range(CONFIRMED):
             await send(connection, "t")
@@ -54,7 +54,7 @@ async def pull(connection: Connection, offset: int, flags: int = SUBSCRIPTION, *
 
 
 async def holds(broker: BrokerController, connection: Connection, offset: int) -> asyncio.Task[RemotingCommand]:
-    """A pull that waits there."""
+    """Start a pull and wait until the broker suspends it."""
     waiting = asyncio.create_task(pull(connection, offset, SUBSCRIPTION | SUSPEND))
     while not broker.hold.count:
         assert not waiting.done(), waiting.result()
@@ -86,7 +86,7 @@ async def test_a_slave_shows_what_is_confirmed(tmp_path: Path, role: Role) -> No
 @pytest.mark.parametrize("role", [Role.SLAVE, Role.SLAVE_IN_SYNC])
 @pytest.mark.parametrize("offset", [CONFIRMED, CONFIRMED + 1, 1000])
 async def test_above_what_is_confirmed_a_reader_is_sent_to_the_master(tmp_path: Path, role: Role, offset: int) -> None:
-    """With the offset that it has: a stale slave moves no group back."""
+    """It keeps its offset: a slave that lags moves no group back."""
 
     async with slave(tmp_path, role) as (broker, connection):
         turn(broker, role, has_master=True)
@@ -96,7 +96,7 @@ async def test_above_what_is_confirmed_a_reader_is_sent_to_the_master(tmp_path: 
 
 
 async def test_who_may_wait_is_sent_to_the_master_after_a_second(tmp_path: Path) -> None:
-    """A client that does not know the master yet would be back at once, again and again."""
+    """A client that does not know the master yet would otherwise repeat the pull without a pause."""
 
     clock = ManualClock()
     async with slave(tmp_path, Role.SLAVE, clock=clock) as (broker, connection):
@@ -112,7 +112,7 @@ async def test_who_may_wait_is_sent_to_the_master_after_a_second(tmp_path: Path)
 
 
 async def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -> None:
-    """The master or the archive may have what this slave never had."""
+    """The master or the archive may have messages that this slave never had."""
 
     async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
         broker.store.set_min_offset("t", 0, 2)
@@ -125,18 +125,20 @@ async def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -
 async def test_a_pull_that_the_archive_has_nothing_for_waits_once_and_is_answered(
     tmp_path: Path, has_master: bool, is_released: bool
 ) -> None:
-    """At its time, or when all are let go: it is read from the archive again then, and held no more."""
+    """At its deadline, or when all suspended pulls are released, it reads the archive again and is not suspended
+    anew.
+    """
 
     clock = ManualClock()
     settings = ("slaveReadEnable=true", f"storeUrl=dir:{tmp_path / 'bucket'}")
     async with running(tmp_path / "broker", *settings, clock=clock) as (broker, connection):
         for _ in range(3):
             await send(connection, "t")
-        broker.store.set_min_offset("t", 0, 2)  # what lies below is in no tier
+        broker.store.set_min_offset("t", 0, 2)  # no tier has the messages below
         turn(broker, Role.SLAVE, has_master=has_master)
         waiting = await holds(broker, connection, 0)
         if not is_released:
-            broker.hold.look_again()  # read again, and held on to the deadline that it had
+            broker.hold.look_again()  # read again, and suspended until its original deadline
             while not broker.hold.count:
                 await asyncio.sleep(0)
             clock.advance(1_100 if has_master else 20_100)
@@ -156,7 +158,7 @@ async def answered(broker: BrokerController, waiting: asyncio.Task[RemotingComma
 
 
 async def test_without_a_master_a_reader_waits_until_more_is_confirmed(tmp_path: Path) -> None:
-    """It does not ask again and again."""
+    """An immediate answer would make the client repeat the pull without a pause."""
 
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
         waiting = await holds(broker, connection, ALL - 1)
@@ -183,7 +185,7 @@ async def test_who_waits_while_the_role_changes_is_answered_in_the_next_role_onl
         waiting = await holds(broker, connection, CONFIRMED)
         broker.role.become(Role.FENCED)
         broker.store.confirm(broker.store.max_physical_offset)
-        while not broker.hold.count:  # woken by what came, and waits on: nobody is answered now
+        while not broker.hold.count:  # woken by the confirmation and suspended again: a fenced broker answers no pull
             await asyncio.sleep(0)
         await ask(connection, Code.GET_BROKER_RUNTIME_INFO)
         assert not waiting.done()
@@ -200,7 +202,7 @@ async def test_a_slave_takes_no_position_from_a_pull_and_tells_no_reset(tmp_path
         assert (answer.code, offsets(answer)) == (ResponseCode.SUCCESS, [1, 2])
         assert broker.offsets.query("g", "t", 0) == 2
         assert broker.offsets.query_pull("g", "t", 0) == -1
-        assert broker.offsets.resets() == {"t@g": {0: 0}}  # for the day that it is master
+        assert broker.offsets.resets() == {"t@g": {0: 0}}  # kept for its term as master
         refused = await ask(
             connection, Code.UPDATE_CONSUMER_OFFSET, consumerGroup="g", topic="t", queueId=0, commitOffset=1
         )
@@ -208,7 +210,7 @@ async def test_a_slave_takes_no_position_from_a_pull_and_tells_no_reset(tmp_path
 
 
 async def test_a_slave_in_sync_tells_positions_that_it_knows_and_never_that_there_is_none(tmp_path: Path) -> None:
-    """A group that is told so begins at the end of its queues, and misses what lies below."""
+    """A group without a committed offset would begin at the end of its queues and miss the messages below."""
 
     async with slave(tmp_path, Role.SLAVE_IN_SYNC) as (broker, connection):
         asked = {"topic": "t", "queueId": 0}
@@ -224,7 +226,7 @@ async def test_a_slave_in_sync_tells_positions_that_it_knows_and_never_that_ther
 
 
 async def test_slave_read_enable_off_refuses_pulls_as_rocketmqs_slaves_do(tmp_path: Path) -> None:
-    """Those that wait, too; it is switched while the broker runs."""
+    """Suspended pulls are refused as well. The setting can be changed while the broker runs."""
 
     async with slave(tmp_path, Role.SLAVE) as (broker, connection):
         waiting = await holds(broker, connection, CONFIRMED)
@@ -239,7 +241,7 @@ async def test_slave_read_enable_off_refuses_pulls_as_rocketmqs_slaves_do(tmp_pa
 
 @pytest.mark.parametrize("enabled", [True, False])
 async def test_cold_reader_is_redirected_to_a_slave_and_back(tmp_path: Path, enabled: bool) -> None:
-    """So a replay leaves the master alone; the group says which member it is sent to."""
+    """A replay then costs the master nothing. The group's setting names the member."""
 
     settings = (f"slaveReadEnable={str(enabled).lower()}", f"storeUrl=dir:{tmp_path / 'bucket'}")
     async with running(tmp_path / "broker", *settings) as (broker, connection):
@@ -252,7 +254,7 @@ async def test_cold_reader_is_redirected_to_a_slave_and_back(tmp_path: Path, ena
         assert cold.code == ResponseCode.SUCCESS
         assert cold.ext["suggestWhichBrokerId"] == ("1" if enabled else "0")
         assert (await pull(connection, 3)).ext["suggestWhichBrokerId"] == "0"
-        if enabled:  # any member reads the archive: on a slave it stays there until it has caught up
+        if enabled:  # any member reads the archive: the reader stays at the slave until it has caught up
             turn(broker, Role.SLAVE, has_master=True)
             assert (await pull(connection, 0)).ext["suggestWhichBrokerId"] == "1"
             assert (await pull(connection, 3)).ext["suggestWhichBrokerId"] == "0"
@@ -264,7 +266,7 @@ async def test_messages_are_found_on_a_slave_by_key_and_by_id_once_they_are_conf
         end = broker.store.confirmed_offset
         found = [(await ask(connection, Code.VIEW_MESSAGE_BY_ID, offset=place)).code for place in (*places, end)]
         assert found == [*[ResponseCode.SUCCESS] * CONFIRMED, ResponseCode.SYSTEM_ERROR]
-        broker.store.confirm(broker.store.max_physical_offset - 1)  # up to within the last record
+        broker.store.confirm(broker.store.max_physical_offset - 1)  # up to a byte within the last record
         entry = broker.store.entry("t", 0, ALL - 2)
         assert entry is not None
         for place, code in ((entry[0], ResponseCode.SUCCESS), (entry[0] + entry[1], ResponseCode.SYSTEM_ERROR)):
@@ -272,7 +274,7 @@ async def test_messages_are_found_on_a_slave_by_key_and_by_id_once_they_are_conf
 
 
 async def test_a_client_that_beats_at_a_slave_makes_no_topic_and_no_group_there(tmp_path: Path) -> None:
-    """What a table holds comes from the master's log."""
+    """A slave's tables follow its master's log."""
 
     async with running(tmp_path, "slaveReadEnable=true") as (broker, connection):
         await send(connection, "t")

@@ -1,4 +1,4 @@
-"""What is told of everything lets others in between: work done between two turns of the loop is counted."""
+"""Requests over all groups or topics work in slices: the work of each turn of the event loop is counted."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ async def test_how_far_groups_are_behind_is_looked_up_once_a_topic_and_no_furthe
         ends, minimums = counted("max_offset"), counted("min_offset")
         lags = await broker.topic_metrics.consumer_lags(10)
         assert (lags.count, [lag.messages for lag in lags.rows()][:4]) == (3 * TOPICS, [1, 1, 1, 0])
-        assert ends.all <= 2 * TOPICS * QUEUES  # a topic's groups may be in two slices
-        assert ends.most <= 80  # the broker's own tasks ask, too
+        assert ends.all <= 2 * TOPICS * QUEUES  # the groups of a topic may be in two slices
+        assert ends.most <= 80  # the broker's own tasks read it as well
         assert minimums.all <= TOPICS
 
 

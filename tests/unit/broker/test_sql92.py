@@ -155,7 +155,7 @@ def test_the_error_of_a_long_token_is_short() -> None:
 @pytest.mark.parametrize("end", ["", "x"])
 @pytest.mark.parametrize("start", ["9", "0", "0.9", "1e9", "0x", " "])
 def test_a_long_property_is_compared_in_linear_time(start: str, end: str) -> None:
-    """A pattern that backtracks takes minutes for it."""
+    """A backtracking pattern would take minutes."""
     value = start + start[-1] * 32_000 + end
     assert compile_sql("n < 1 OR n = 1.5 OR n IS NOT NULL")({"n": value})
 

@@ -1,4 +1,4 @@
-"""A stop ends, whatever fails or hangs; what it could not do the next start does as after a crash."""
+"""A stop ends although steps fail or hang. The next start completes the missing ones, as after a crash."""
 
 from __future__ import annotations
 

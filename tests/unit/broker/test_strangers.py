@@ -1,4 +1,4 @@
-"""What a stranger may ask of a broker without harm to others, over its wire."""
+"""Requests of an arbitrary client cannot harm other clients."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_held_pull_of_a_user_who_may_no_more_delivers_nothing(
 
 
 def counted(owner: object, method: str) -> list[object]:
-    """What the method is called with from now on."""
+    """Record the arguments of calls to a method."""
     calls: list[object] = []
     inner = getattr(owner, method)
 
@@ -158,7 +158,7 @@ async def test_a_group_has_no_more_retry_queues_than_a_topic_may_have(tmp_path: 
         assert await make_group(connection, groupName="g", attributes={"x": "y" * 20_000}) == 29
         assert "g" not in broker.groups.groups
         assert await make_group(connection, groupName="g", retryQueueNums=8) == 0
-        broker.groups.groups["g"].retry_queue_nums = 2_000_000_000  # as an older version took it
+        broker.groups.groups["g"].retry_queue_nums = 2_000_000_000  # as accepted by an older version
         assert (await ask(connection, Code.HEART_BEAT, heartbeat("A", "g"))).code == 0
         assert broker.topics.topics["%RETRY%g"].read_queue_nums == 8
         for body in (b"[]", b'{"groupConfigList":7}', b"null", b"{'topicConfigList':{}}"):

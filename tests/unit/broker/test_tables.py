@@ -1,4 +1,4 @@
-"""The broker's tables and rules without a socket."""
+"""The broker's tables and rules, without a socket."""
 
 import asyncio
 from collections.abc import Callable
@@ -190,7 +190,7 @@ def test_a_held_pull_is_resumed_once_by_a_fitting_message_or_by_its_deadline() -
 
 
 class Codes(frozenset[int]):
-    """Tells how often it was asked."""
+    """Counts membership tests."""
 
     asked = 0
 

@@ -1,4 +1,4 @@
-"""`tieredStorageLevel`: which tier answers what both of them have."""
+"""`tieredStorageLevel` decides which tier answers for messages that both tiers have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARCHIVED, ROLLED_AT, COUNT = 30, 20, 40
 
 
 class Archive:
-    """Holds offsets 0 to 29 of each queue; what it gives is recognisable."""
+    """Has offsets 0 to 29 of each queue, and returns recognizable results."""
 
     def __init__(self) -> None:
         self.down = False
@@ -35,7 +35,7 @@ class Archive:
         return 0
 
     def at_hand(self, *asked: object) -> None:
-        """Nothing of it is in memory."""
+        """Return nothing: no object is in memory."""
 
     def locate(self, group: str, topic: str, queue_id: int, offset: int, client: object) -> ColdResult:
         if self.down:
@@ -68,7 +68,7 @@ def answered_hot(both: TieredStore) -> list[int]:
 
 
 def is_hot(both: TieredStore, offset: int) -> bool:
-    """Nobody has to wait for what the local log answers out of memory."""
+    """Return whether the local log answers from memory, without a wait."""
     return isinstance(both.get_message("g", "T", 0, offset, 1, 1000), GetResult)
 
 

@@ -1,4 +1,4 @@
-"""Both tiers as the processors see them, over a source of row groups that hangs and fails on demand."""
+"""Both tiers as the request processors use them, over a source of row groups that hangs and fails on demand."""
 
 import asyncio
 import mmap
@@ -31,7 +31,7 @@ HOT = range(200, 300)
 
 
 class Hot:
-    """A local log that begins far above the archive's end; nothing of it is asked for."""
+    """A local log that begins far above the archive's end. The tests do not read its messages."""
 
     disk = None
     max_physical_offset = 0
@@ -140,7 +140,7 @@ async def test_what_a_deleted_topic_had_does_not_come_back_while_the_archive_doe
 ) -> None:
     hot = Hot()
     tiered = tiered_over(source, hot=hot)
-    hot.ended = 45  # and what lies above is of the topic that was made again
+    hot.ended = 45  # above are messages of the topic that was created again
     assert tiered.min_offset("t", 0) == 45
     got = await read(tiered, 44)
     assert (got.status, got.next_offset, got.count) == (GetMessageStatus.OFFSET_TOO_SMALL, 45, 0)
@@ -154,7 +154,7 @@ async def test_what_a_deleted_topic_had_does_not_come_back_while_the_archive_doe
 
 
 async def test_search_by_time_finds_archived_messages_younger_than_local_ones(source: Source) -> None:
-    """After a step of the clock the oldest local message may be older than archived ones."""
+    """After a step of the clock, the oldest local message may be older than archived ones."""
 
     class SetBack(Hot):
         def store_time(self, topic: str, queue_id: int, offset: int) -> int:
@@ -176,7 +176,7 @@ async def test_search_by_time_finds_archived_messages_younger_than_local_ones(so
 
 
 async def test_search_by_time_begins_again_if_messages_were_evicted_meanwhile(source: Source) -> None:
-    """They are in the archive alone by then."""
+    """By then only the archive has them."""
 
     class Evicted(Hot):
         def store_time(self, topic: str, queue_id: int, offset: int) -> int:
@@ -208,7 +208,7 @@ async def test_each_client_of_a_group_is_read_ahead_of(source: Source) -> None:
 
 
 async def test_pulls_of_a_row_group_in_memory_wait_for_nothing(source: Source) -> None:
-    """No task and no turn of the loop for each of them, and they are the same."""
+    """They need neither a task nor a turn of the event loop, and return the same messages."""
 
     tiered = tiered_over(source)
     waited = [await read(tiered, offset, "a") for offset in range(0, ARCHIVED, 4)]
@@ -262,7 +262,7 @@ async def test_reads_of_a_store_that_hangs_wait_without_a_thread_and_come_back_i
     source.gate.clear()
     before = threading.active_count()
     reads = [asyncio.create_task(read(tiered, n % ARCHIVED, f"g{n % 5}")) for n in range(500)]
-    await asyncio.sleep(0)  # one turn parks them all; no timeout can pass in between
+    await asyncio.sleep(0)  # one turn suspends them all; no timeout can expire in between
     assert tiered.cold_parked == 500
     assert threading.active_count() - before <= 8
     last_cold, first_hot = (tiered.get_message("g", "t", 0, HOT.start + step, 4, 1000) for step in (-1, 0))

@@ -1,4 +1,4 @@
-"""Topic attributes that RocketMQ has and that have no effect in neve."""
+"""RocketMQ's topic attributes without an effect in neve."""
 
 import asyncio
 from pathlib import Path

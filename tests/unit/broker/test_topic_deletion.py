@@ -1,4 +1,4 @@
-"""Deleting an archived topic: what its tombstone hides is what was deleted, whatever becomes of the deletion."""
+"""Deletion of an archived topic: its tombstone hides exactly the deleted messages, however the deletion ends."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.simulation.workers import QuickWorker
 
 TOPIC = "orders"
 HOUR_MS = 3_600_000
-# A page of the disk each: what a power cut takes of one says nothing of the next.
+# One disk page each, so that a power cut affects them independently.
 BODY = bytes(5000)
 
 
 class Machine:
-    """A broker's disk, clock and bucket, and the process that runs on them now."""
+    """A broker's disk, clock and bucket, and the process that currently runs on them."""
 
     def __init__(self, seed: int = 0) -> None:
         self.clock, self.disk = ManualClock(1_700_000_000_000), SimDisk(seed=seed)
@@ -61,7 +61,7 @@ class Machine:
         topics.file.save_now()
 
     def put(self, queue: int = 0, count: int = 1) -> list[int]:
-        """The queue offsets that they got."""
+        """Append messages and return their queue offsets."""
         host = ("10.0.0.1", 1)
         put = functools.partial(
             self.process.store.put, TOPIC, queue, BODY, b"", flag=0, sys_flag=0, born_timestamp=0, born_host=host
@@ -72,7 +72,7 @@ class Machine:
         self.process.lifecycle.offload.run(roll=True)
 
     def hot(self, first: int) -> list[int]:
-        """The queue offsets that the local log gives from one on."""
+        """Return the queue offsets in the local log from one on."""
         result = self.process.store.get(TOPIC, 0, first, 32, 1 << 20)
         return [record.queue_offset for buffer in result.buffers for record in iter_records(buffer)]
 
@@ -91,12 +91,12 @@ class Machine:
 def test_a_deletion_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent_after_them(
     stands: bool, seed: int
 ) -> None:
-    """Nor is an offset given twice, nor is anything lost where the deletion does not stand."""
+    """No offset is assigned twice, and no message is lost if the deletion was not written."""
     machine = Machine(seed)
     machine.make_topic()
     assert machine.put(count=3) == [0, 1, 2]
     machine.offload()
-    assert machine.put(count=2) == [3, 4]  # not on the disk yet
+    assert machine.put(count=2) == [3, 4]  # not fsynced yet
     machine.bucket.fail("put", UnknownOutcome("no answer"), after=stands, match="journal")
     machine.bucket.fail("get", StoreUnavailable("down"), match="journal")
     with pytest.raises(BrokerError, match="the outcome of the write is unknown"):
@@ -124,7 +124,7 @@ def test_a_deletion_of_unknown_outcome_and_a_power_cut_hide_nothing_that_is_sent
 
 @pytest.mark.parametrize("expired_before", [True, False])
 def test_a_topic_that_is_deleted_twice_keeps_its_first_life_buried(expired_before: bool) -> None:
-    """Also of a queue that got nothing in its second life: its objects go, and no UNEXPIRE brings them back."""
+    """Also in a queue without a message since the first deletion: its objects are deleted and cannot be unexpired."""
     machine = Machine()
     machine.make_topic()
     assert machine.put(queue=0) == machine.put(queue=1) == [0]
@@ -144,13 +144,13 @@ def test_a_topic_that_is_deleted_twice_keeps_its_first_life_buried(expired_befor
 
 
 def archived(machine: Machine) -> list[int]:
-    """The queue offsets that the archive has an object of."""
+    """Return the queue offsets that the archive has objects of."""
     find = machine.process.journal.catalog.find
     return [offset for offset in range(10) if isinstance(find(TOPIC, 0, offset), Location)]
 
 
 def forgotten(machine: Machine) -> None:
-    """The topic had five messages in a first life, of which nothing is left, in either tier."""
+    """Delete a topic of five messages and let both tiers drop everything of it."""
     machine.make_topic()
     assert machine.put(count=5) == [0, 1, 2, 3, 4]
     machine.offload()
@@ -200,7 +200,7 @@ def test_a_crash_between_a_forget_and_the_local_state_gives_no_offset_twice() ->
     machine.clock.advance(8 * 24 * HOUR_MS)
     machine.process.lifecycle.expire.run()
     machine.process.lifecycle.offload.run(roll=True, evict=True)
-    assert machine.process.journal.forget([TOPIC]) == [TOPIC]  # and the process is gone
+    assert machine.process.journal.forget([TOPIC]) == [TOPIC]  # and the process ends here
     machine.power_cut()
     machine.start()
     machine.make_topic()

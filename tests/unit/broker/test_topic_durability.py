@@ -1,4 +1,4 @@
-"""A topic that a send creates is on disk before the send can be acknowledged; an older image never replaces a newer."""
+"""A topic created by a send is saved before the send is acknowledged. An older image never replaces a newer one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_topic_that_is_new_is_known_to_be_unsaved_until_a_restart_would_know_i
 
 
 class SlowDisk(RealDisk):
-    """Its first write waits until it is let go."""
+    """A disk whose first write waits until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_a_slow_write_under_way_does_not_replace_what_came_after_it(tmp_path: Pa
 
 
 class GatedDisk(RealDisk):
-    """Counts the writes of the table of topics; while `shut`, they wait. Encoding on the loop is noticed."""
+    """Counts writes of the topics table and their encodings on the event loop. While `go` is unset, writes wait."""
 
     def __init__(self) -> None:
         self.go = threading.Event()

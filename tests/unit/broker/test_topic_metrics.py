@@ -1,4 +1,4 @@
-"""Metrics by topic and by group, as Prometheus reads them from the admin port."""
+"""Metrics by topic and by group, as Prometheus scrapes them from the admin port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_broker(root: Path, work: Callable[[BrokerController, Connection], Await
 
 
 async def scrape(broker: BrokerController) -> Series:
-    """By name and the values of the labels."""
+    """Return the metrics by name and label values."""
     assert broker.admin_address is not None
     url = "http://{}:{}/metrics".format(*broker.admin_address)
     with await asyncio.to_thread(urllib.request.urlopen, url, timeout=20) as answer:
@@ -157,7 +157,7 @@ def test_looking_at_many_queues_lets_other_requests_in_between(tmp_path: Path) -
 
 
 def test_offsets_that_exist_nowhere_are_no_lag(tmp_path: Path) -> None:
-    """What a restore leaves out, and what has expired."""
+    """Offsets that a restore omitted, and expired ones."""
 
     async def work(broker: BrokerController, connection: Connection) -> None:
         store, journal = broker.store, broker.archive.journal

@@ -1,5 +1,4 @@
-"""Half messages and timer messages over a real store and a clock in the test's hand; a crash is a second store on the
-first one's files."""
+"""Half messages and timers over a real store and a manual clock. A crash is a second store on the first one's files."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ HOST = ("127.0.0.1", 1)
 
 
 class Machine:
-    """One broker's store, and what a crash at this moment would leave of it."""
+    """A broker's store, in the state that a crash at this moment would leave."""
 
     def __init__(self, root: Path, clock: ManualClock) -> None:
         self.root, self.clock = root, clock
@@ -96,7 +95,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Callable[[], Machine]]:
-    """Each call after the first is a start on what a crash of the one before would have left."""
+    """Return a function that makes a machine. Each later call starts on the files of a crash of the former machine."""
     clock, running = ManualClock(), list[Machine]()
 
     def start() -> Machine:
@@ -338,7 +337,7 @@ def test_more_timers_than_allowed_are_refused_until_one_was_delivered(machine: C
     with pytest.raises(BrokerError, match="max num limit is 2: timerMaxPending") as refused:
         before.timers.time_of({"TIMER_DELAY_SEC": "5"})
     assert refused.value.code == ResponseCode.SYSTEM_ERROR
-    assert before.timers.time_of({"TIMER_DELAY_SEC": "0"}) is None  # at once: it does not wait
+    assert before.timers.time_of({"TIMER_DELAY_SEC": "0"}) is None  # due at once: it is not stored as a timer
     before.clock.advance(1000)
     assert before.timers.deliver_due() == 2
     assert before.timers.time_of({"TIMER_DELAY_SEC": "5"}) is not None
@@ -471,7 +470,7 @@ def reappend_all(timers: TimerMessages, below: int) -> None:
 def test_what_was_reappended_stays_for_half_an_hour_however_often_the_disk_is_crowded(
     machine: Callable[[], Machine],
 ) -> None:
-    """Each run of the retention appended all that waited once more."""
+    """Otherwise each run of the retention on a full disk would append every pending timer once more."""
     one = machine()
     one.timer(b"a", TIMER_DELAY_SEC="86400")
     reappend_all(one.timers, one.store.max_physical_offset)
@@ -492,7 +491,7 @@ def test_what_is_due_soon_is_not_reappended(machine: Callable[[], Machine]) -> N
 
 
 def test_timers_that_are_reappended_or_delivered_leave_no_entries_without_bound(machine: Callable[[], Machine]) -> None:
-    """Each reappending left an entry in the heap, each delivery behind a long wait one in the stored order."""
+    """Each reappend leaves an entry in the heap, and each delivery behind a pending timer one in the stored order."""
     one = machine()
     for index in range(200):
         one.timer(b"%d" % index, TIMER_DELAY_SEC="250000")
@@ -606,7 +605,7 @@ def test_a_timer_that_can_not_be_reappended_keeps_its_place(
 
 
 def test_a_timer_whose_entry_was_lost_keeps_its_time(tmp_path: Path) -> None:
-    """A power cut takes the page that has an entry's code, and leaves the record of an unflushed send."""
+    """A power cut loses the page with the entry's code and keeps the record of an unflushed send."""
     clock, disk = ManualClock(), SimDisk()
     config = StoreConfig(tmp_path, commit_log_file_size=1 << 20, store_host=HOST, code_of=code_of_entry)
     store = MessageStore(config, disk, clock)
@@ -655,7 +654,7 @@ def test_a_timer_lasts_no_day_because_the_clock_was_a_day_ahead(machine: Callabl
 
 
 def test_what_is_due_soon_is_reappended_too_when_the_clock_is_right_again(machine: Callable[[], Machine]) -> None:
-    """Or the mark's position stays below what was delivered ahead of its time, and a start delivers that again."""
+    """Otherwise the mark's position stays below timers that were delivered early, and a start delivers them again."""
     first = machine()
     right = first.clock.now_ms()
     first.timer(b"soon", TIMER_DELAY_SEC="900")
@@ -677,7 +676,7 @@ def test_what_is_due_soon_is_reappended_too_when_the_clock_is_right_again(machin
 def test_a_timer_of_which_a_set_has_confirmed_the_begin_alone_is_not_lost(
     machine: Callable[[], Machine], clock_goes_back: bool
 ) -> None:
-    """A slave that copies what RocketMQ's master sends acknowledges pieces, wherever they end."""
+    """A slave of an Apache master acknowledges pieces of records."""
     first = machine()
     right = first.clock.now_ms()
     if clock_goes_back:

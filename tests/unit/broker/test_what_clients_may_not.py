@@ -1,4 +1,4 @@
-"""What a client may not: write the broker's books, take back another topic's message, see another's transaction."""
+"""Forbidden to clients: writes to internal topics, recalls and transaction checks of other clients."""
 
 import asyncio
 import json
@@ -70,13 +70,13 @@ TARGETS = ("rmq_sys_METADATA_LOG", "rmq_sys_REVIVE_LOG_DefaultCluster", "rmq_sys
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_parked_messages_are_not_delivered_to_internal_topics(tmp_path: Path, target: str) -> None:
-    """As they lie in a log that was imported from an Apache broker, which takes such sends."""
+    """A log imported from an Apache broker may have such messages, because it accepts them."""
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "t", b"delayed", "DELAY\x011\x02")
         await send(connection, "t", b"timer", "TIMER_DELAY_SEC\x011\x02")
         config = broker.topics.topics["t"]
-        broker.topics.topics[target] = broker.topics.topics.get(target, config)  # the row that an import brought
+        broker.topics.topics[target] = broker.topics.topics.get(target, config)  # the row that an import added
         message = NewMessage(
             topic=target, queue_id=0, body=b"forged", born_timestamp=1, properties=b"UNIQ_KEY\x01u\x02"
         )
@@ -97,7 +97,7 @@ def test_parked_messages_are_not_delivered_to_internal_topics(tmp_path: Path, ta
         assert broker.store.max_offset(target, 0) <= ends + (target == "rmq_sys_wheel_timer")
         assert broker.store.max_offset("t", 0) == 2, "those behind them are delivered"
         assert broker.faults.counts["a delayed message"] == 1
-        # a timer of an Apache master's revive log is left out by its name already
+        # a timer with an Apache master's revive log as target is dropped because of its name
         assert broker.faults.counts["a timer message"] == ("REVIVE" not in target)
 
     with_broker(tmp_path, work)
@@ -122,7 +122,7 @@ def test_log_writer_refuses_internal_topics_at_each_door(tmp_path: Path) -> None
 
 
 def test_metadata_log_is_hidden_from_every_reader(tmp_path: Path) -> None:
-    """Also if a table that was taken over, or a file of an earlier release, has a row of it."""
+    """Also if tables of another broker or of an earlier release have a row of it."""
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "t")
@@ -181,7 +181,7 @@ def test_a_timer_is_taken_back_by_topic_and_id_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_stock_client_can_tell_its_trace_of_a_recall_and_of_one_that_failed(tmp_path: Path, enabled: bool) -> None:
-    """Its hook writes a trace if the answer names the region."""
+    """A stock client's hook writes a trace only if the answer names the region."""
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         broker.config.recall_message_enable = enabled
@@ -247,7 +247,7 @@ def test_a_half_message_is_shown_only_to_who_may_send_such(tmp_path: Path) -> No
 
 
 def test_nobody_reads_what_the_broker_writes_down_of_topics_and_users(tmp_path: Path) -> None:
-    """Neither by the topic's name nor by the place in the log; users' secrets lie there."""
+    """The log contains users' secrets."""
 
     async def work(broker: BrokerController, connection: Connection, clock: ManualClock) -> None:
         await send(connection, "T", b"m")

@@ -1,6 +1,6 @@
-"""Topics of thousands of queues: no request does much of its work in one turn of the loop, and looking costs no memory.
+"""Topics of thousands of queues: each request does a bounded amount of work per turn of the event loop.
 
-The work between two turns is counted, not timed.
+Lookups keep no memory. The work between two turns is counted, not timed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.popping import Member
 from tests.waiting import until
 
 QUEUES = 2_000
-MOST = 80  # calls in one turn: a slice of queues, with two or three of each
+MOST = 80  # calls in one turn: a slice of queues, with two or three calls for each
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ async def test_pop_that_finds_nothing_keeps_nothing(tmp_path: Path) -> None:
 
 
 async def test_pop_group_gets_all_that_came_after_its_first_pop(tmp_path: Path) -> None:
-    """A group that begins with the newest message keeps its first offset, though the queue had nothing then."""
+    """A group that begins with the newest message keeps its first offset, even if the queue was empty then."""
 
     async with running(tmp_path) as (broker, connection):
         broker.topics.create_plain("t", 2)
@@ -322,7 +322,7 @@ async def test_deleted_topic_that_returns_keeps_its_new_pops_after_a_crash(tmp_p
         member = Member(broker, connection)
         await send(connection, "t", b"before")
         assert [taken.body for taken in await member.pop()] == [b"before"]
-        await broker.pops.save()  # the image has the deleted pop, the log behind it the deletion
+        await broker.pops.save()  # the image includes the deleted pop, and the log behind it the deletion
         assert (await ask(connection, Code.DELETE_TOPIC_IN_BROKER, topic="t")).code == 0
         await send(connection, "t", b"after")
         assert [taken.body for taken in await member.pop()] == [b"after"]
