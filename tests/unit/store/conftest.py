@@ -1,4 +1,4 @@
-"""A store on a simulated disk, small enough that a few messages roll its files."""
+"""Fixtures of a store on a simulated disk, with files so small that a few messages roll them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master's store with traffic of all kinds, and what follows it byte by byte."""
+"""Random traffic on a master's store, and replication to a slave's store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUES = 3
 KEYS = 10
 IDS = ("id0", "id1", "id2", "id3", "a-b", "ü", "two words", "7F00", "x" * 200, "\x1f")
 
-Deletion = tuple[int, str, bool]  # where the log ended then, the topic, whether it begins again
+Deletion = tuple[int, str, bool]  # log end at the deletion, topic, begin_again
 
 
 def open_store(
@@ -30,7 +30,7 @@ def open_store(
 
 
 class Master:
-    """Each step is one that a broker takes; `deletions` are what the log alone does not tell."""
+    """A store with random broker operations. `deletions` records topic deletions, which the log does not contain."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
         self.dice, self.clock, self.disk = random.Random(seed), ManualClock(), SimDisk(seed=seed)
@@ -40,7 +40,7 @@ class Master:
 
     @classmethod
     def over(cls, other: Master, to: int, seed: int) -> Master:
-        """One that had the other's log up to an offset when it was elected."""
+        """Return a master that had the log of `other` up to the offset `to` when it was elected."""
         elected = cls(seed)
         elected.store.follow()
         Link(other, elected.store, seed).run(until=to)
@@ -95,7 +95,7 @@ class Master:
 
 
 class Link:
-    """The bytes of a master's log on their way to a slave, cut anywhere; deletions at their place."""
+    """A stream of the master's log to a slave in pieces of any size, with deletions at their offsets."""
 
     def __init__(self, master: Master, slave: MessageStore, seed: int, *, padding: bool = False) -> None:
         self._master, self._slave, self._dice, self._padding = master, slave, random.Random(seed), padding
@@ -103,12 +103,12 @@ class Link:
         self._deleted = sum(at <= end for at, *_ in master.deletions) if end else 0
 
     def run(self, *, until: int = 1 << 62) -> None:
-        """All that the master has, up to an offset."""
+        """Transfer the log of the master up to the offset `until`."""
         while self.pass_on(self._dice.choice((1, 7, 100, 3000, 40_000)), until=until):
             pass
 
     def pass_on(self, size: int, *, until: int = 1 << 62) -> bool:
-        """One piece; whether there was one."""
+        """Transfer one piece, and return whether there was one."""
         master, slave = self._master.store, self._slave
         start = slave.replica_offset if slave.segments() else master.min_physical_offset
         deletions = self._master.deletions[self._deleted :]
@@ -121,7 +121,7 @@ class Link:
         elif deletions and border <= until:
             _, topic, begin_again = deletions[0]
             slave.delete_topic(topic, begin_again=begin_again)
-            slave.save_deletions()  # here no metadata log repeats it after a crash
+            slave.save_deletions()  # these tests have no metadata log that repeats deletions after a crash
             self._deleted += 1
         else:
             return False
@@ -139,7 +139,7 @@ def log_of(store: MessageStore) -> Iterator[tuple[int, bytes]]:
 
 
 def told(store: MessageStore) -> dict[str, Any]:
-    """All that a store says of its messages."""
+    """Return everything that a store reports about its messages."""
     queues = [(topic, queue) for topic, ids in store.queues().items() for queue in ids]
     queues = [one for one in queues if store.min_offset(*one) < store.next_offset(*one)]
     return {

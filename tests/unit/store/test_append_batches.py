@@ -1,4 +1,4 @@
-"""Messages that are appended together: one write, and the same store as one by one."""
+"""Tests of batch appends: one write, and the same store as after single appends."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def body(number: int) -> bytes:
 
 
 def queues(store: MessageStore) -> list[list[bytes]]:
-    """The bodies that readers see, by queue."""
+    """Return the visible message bodies of each queue."""
     reads = [store.get("t", queue, 0, COUNT, 1 << 20) for queue in range(4)]
     return [[record.body for part in read.buffers for record in iter_records(part)] for read in reads]
 
 
 def sends(store: MessageStore, numbers: Iterable[int]) -> list[Send]:
-    """Records of several sizes to four queues."""
+    """Return messages of several sizes for four queues."""
     return [
         (
             store.queue_for("t", number % 4),
@@ -44,7 +44,7 @@ def sends(store: MessageStore, numbers: Iterable[int]) -> list[Send]:
 
 
 def test_what_is_appended_together_is_what_is_appended_one_by_one(open_store: Open, disk: SimDisk) -> None:
-    """Over borders of log files, queue files and CRC files; and a start recovers the same from it."""
+    """Batches cross the borders of log, queue and CRC files, and recovery restores the same store."""
     kept = []
     for size in (1, 7, COUNT):
         changes: dict[str, Any] = {"root": Path(f"/store{size}"), "commit_log_file_size": 1 << 13}
@@ -76,7 +76,7 @@ def test_an_append_makes_no_more_queue_files_ready_than_its_budget_and_goes_on_w
 
     batch = sends(store, range(12))
     for number in range(4):
-        store.append(batch[number : number + 1], HOST, 1000)  # each but the last gives up its map
+        store.append(batch[number : number + 1], HOST, 1000)  # all but the last lose their mapping
     monkeypatch.setattr(disk, "map", counted)
     done = 4
     while done < len(batch):
@@ -125,7 +125,7 @@ def test_a_write_that_fails_half_way_stores_nothing_and_nothing_follows_it(open_
     assert by_key(store, "t", "key9", 1, 0, 1 << 50) == []
     disk.kill()
     after = queues(open_store())
-    # Whole records of what was written may come back, in their order: nobody was told what became of them.
+    # Recovery may restore a prefix of the records: no sender got an answer about them.
     assert 8 <= sum(map(len, after)) < 20
     assert after == [[body(number) for number in range(queue, sum(map(len, after)), 4)] for queue in range(4)]
 
@@ -153,7 +153,7 @@ def test_a_log_file_that_can_not_be_opened_now_is_tried_again(
 def test_of_two_that_belong_together_none_is_stored_where_one_has_no_place(
     open_store: Open, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, short_of: str, log_file: int, step: int
 ) -> None:
-    """Each pair finds the disk full first, and room then."""
+    """For each pair, the disk is first full and then has space."""
     store = open_store(commit_log_file_size=log_file, queue_first_step=step, queue_file_size=8000)
     refused, is_full = 0, False
 

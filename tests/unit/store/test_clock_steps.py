@@ -1,4 +1,4 @@
-"""Store times where the clock is set: they stand still for a moment only, and what goes by them goes late."""
+"""Tests of store times and searches by time around steps of the wall clock."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_store_time_is_right_again_when_the_clock_is(
 
 
 def stepped(open_store: Open, put: Put, clock: ManualClock, **changes: Any) -> MessageStore:
-    """A segment of `a` with a record from a day ahead, behind it some of the right time; then a further segment."""
+    """Return a store with a segment of `a` with a time a day ahead and then right times, and a second segment."""
     store, right = open_store(**changes), clock.now_ms()
     put(store, "a")
     clock.set_wall(right + DAY)
@@ -100,7 +100,7 @@ def test_without_its_table_a_segment_is_read_again_with_its_newest_time(
 def test_a_search_by_time_finds_nothing_later_than_what_was_asked_for(
     open_store: Open, put: Put, clock: ManualClock
 ) -> None:
-    """Whoever reads on from there misses nothing."""
+    """A reader that continues from the result misses no message."""
     store, right = open_store(), clock.now_ms()
     times = []
     for number in range(60):
@@ -119,7 +119,7 @@ V6 = ("2001:db8::1", 4000)
 def test_search_by_time_is_exact_where_the_clock_was_set_back(
     open_store: Open, put: Put, clock: ManualClock, disk: SimDisk, seed: int
 ) -> None:
-    """Two queues over some files; after each start, also without the files' tables, and after a power cut."""
+    """Two queues over several files, also after restarts without the segment tables and after a power cut."""
     random = Random(seed)
     changes = {"checkpoint_bytes": random.choice([1, 2_000, 1 << 30])}
     store, right = open_store(**changes), clock.now_ms()

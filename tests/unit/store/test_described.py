@@ -1,4 +1,4 @@
-"""A slave that is told what its master knows of an append stores what one does that looks at each record."""
+"""Tests of described appends: a slave that uses the master's description stores the same as one that parses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.doubles.sim_disk import SimDisk
 from tests.unit.store.replicas import IDS, KEYS, TOPICS, Master, log_of, open_store
 from tests.unit.store.test_replica import assert_same
 
-LARGE = 1 << 20  # of a log's file: few of them end
+LARGE = 1 << 20  # size of a log file, so that few rolls happen
 QUEUES = 3
 
 
 def append(master: Master, count: int, topics: tuple[str, ...] = TOPICS) -> None:
-    """Messages of one sender, as a broker takes them that come together."""
+    """Append messages of one sender as one batch."""
     dice, store, sends = master.dice, master.store, list[Any]()
     for _ in range(count):
         tag = dice.choice(("", "a", "TagB", "ü"))
@@ -43,7 +43,7 @@ def append(master: Master, count: int, topics: tuple[str, ...] = TOPICS) -> None
 
 
 def pass_on(master: MessageStore, slave: MessageStore, limit: int, *, tells: bool) -> bool | None:
-    """One frame; whether it was told of. None: there was none."""
+    """Transfer one frame, and return whether it was described, or None if there was none."""
     start = slave.replica_offset if slave.segments() else master.min_physical_offset
     one = master.described_append(start) if tells else None
     if one is not None:
@@ -60,14 +60,14 @@ def pass_on(master: MessageStore, slave: MessageStore, limit: int, *, tells: boo
 
 
 def files_of(disk: SimDisk) -> dict[str, bytes]:
-    """All that a store keeps of its records, byte by byte."""
+    """Return the bytes of all files that a store keeps for its records."""
     kinds = ("commitlog/", "commitlogcrc/", "consumequeue/", "index/")
     paths = [path for path in disk._names if any(kind in str(path) for kind in kinds)]
     return {str(path): disk.read(path) for path in paths}
 
 
 class Pair:
-    """One that is told and one that is not, of one master."""
+    """Two slaves of one master: `told` gets descriptions, the other one parses the records."""
 
     def __init__(self, seed: int, **changes: Any) -> None:
         self.master = Master(seed, commit_log_file_size=LARGE, **changes)
@@ -83,7 +83,7 @@ class Pair:
             store.tell(heard.extend)
 
     def catch_up(self) -> int:
-        """Both; of how many appends the one was told."""
+        """Transfer the log to both slaves, and return the number of described appends."""
         told = 0
         for store in (self.told, self.looking):
             while (was_told := pass_on(self.master.store, store, 40_000, tells=store is self.told)) is not None:
@@ -130,7 +130,7 @@ def test_who_is_told_stores_the_bytes_that_who_looks_does(seed: int, monkeypatch
     for _ in range(30):
         match dice.randrange(6):
             case 0:
-                pair.master.run(dice.randrange(12))  # rolls, holes, queues that go on higher, steps of the clock
+                pair.master.run(dice.randrange(12))  # rolls, holes, raised queue offsets, clock steps
             case 1:
                 pair.master.clock.advance(dice.randrange(5_000))
             case _:
@@ -179,7 +179,7 @@ def test_what_is_damaged_on_the_way_is_refused_and_nothing_of_it_is_stored(part:
 
 
 def test_what_is_told_of_other_places_than_the_records_have_is_refused() -> None:
-    """Its CRC is right: who made it was wrong."""
+    """The CRC of the description is valid, but its content is wrong."""
     pair = Pair(1)
     append(pair.master, 20, ("orders",))
     pair.catch_up()
@@ -202,7 +202,7 @@ def test_what_is_told_of_other_places_than_the_records_have_is_refused() -> None
 
 @pytest.mark.parametrize("what", ["whose", "queues", "shorter"])
 def test_who_is_told_what_the_records_do_not_say_goes_by_the_records(what: str) -> None:
-    """Its CRC is right, and it is wrong of which queue they are, or where one ends."""
+    """The CRC is valid, but the queue of a record or the end of one is wrong."""
     pair = Pair(5)
     for topics in (("orders",), ("orders",)):
         append(pair.master, 40, topics)
@@ -221,7 +221,7 @@ def test_who_is_told_what_the_records_do_not_say_goes_by_the_records(what: str) 
         case "queues":
             (topic, number, first), (_, other, its) = queues[:2]
             queues[:2] = [(topic, other, its), (topic, number, first)]
-        case "shorter":  # the last begins where none does
+        case "shorter":  # the start of the last record is wrong
             entries = entries[:-16] + (int.from_bytes(entries[-16:-12]) - 1).to_bytes(4) + entries[-12:]
     made = described.describe(one.records, entries, whose, queues, told.keys, told.hashes, told.store_time)
     assert made is not None
@@ -268,7 +268,7 @@ def test_a_master_describes_while_a_slave_takes_it_and_its_memory_is_bounded(mon
 
 
 def test_keys_of_what_is_described_and_of_what_is_not_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index takes 128 keys at once, in the order of the log, whichever member hashed them."""
+    """The index takes batches of 128 keys in log order, hashed by either member."""
     added, add = list[list[int]](), IndexFile.add
 
     def counted(file: IndexFile, hashes: Sequence[int], places: Sequence[int], times: Sequence[int]) -> int:
@@ -288,7 +288,7 @@ def test_keys_of_what_is_described_and_of_what_is_not_wait_together(monkeypatch:
 
 
 def test_who_follows_has_nothing_left_of_what_it_described() -> None:
-    """The next master may have other records there."""
+    """The next master may have other records at these offsets."""
     pair = Pair(4)
     append(pair.master, 8)
     assert pair.master.store.described_append(0) is not None

@@ -1,4 +1,4 @@
-"""Messages that were erased stay in the log until its files go, and nothing that a client may ask for returns them."""
+"""Tests of erased messages: they stay in the log files, but no client request returns them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = 1 << 60
 
 
 def erase(store: MessageStore, *offsets: int, topic: str = "t", queue: int = 0) -> int:
-    """For good; how many runs are new."""
+    """Erase offsets, and return the number of new runs."""
     hidden = hide(store, [(topic, queue, at, at) for at in offsets], at_once)
     if hidden.is_changed:
         store.save_queue_state()
@@ -39,7 +39,7 @@ def erase(store: MessageStore, *offsets: int, topic: str = "t", queue: int = 0) 
 
 
 def read(store: MessageStore, begin: int = 0, *, topic: str = "t", codes: Iterable[int] | None = None) -> list[int]:
-    """What a reader gets that goes on where it is told, and never looks at anything twice."""
+    """Return the offsets that a reader gets, and check that it makes progress with each read."""
     found: list[int] = []
     offset, end = begin, store.max_offset(topic, 0)
     wanted = None if codes is None else frozenset(codes)
@@ -80,7 +80,7 @@ def test_spans_do_what_sets_of_offsets_do(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_reader_gets_all_others_once_wherever_it_begins(open_store: Open, put: Put, seed: int) -> None:
-    """Queue files have 400 entries: some erased runs lie across two."""
+    """Queue files have 400 entries, and some erased runs span two files."""
     dice, store, tags = random.Random(seed), open_store(), []
     for _ in range(900):
         tags.append(dice.randrange(3))
@@ -132,7 +132,7 @@ def test_neither_by_key_nor_by_place_nor_by_offset_is_one_returned(open_store: O
 
 
 def test_the_logs_last_record_is_known_though_it_was_erased(open_store: Open, put: Put) -> None:
-    """A promotion asks for it, and no client."""
+    """A promotion reads it, but no client does."""
     store = open_store()
     put(store)
     last = put(store)
@@ -143,7 +143,7 @@ def test_the_logs_last_record_is_known_though_it_was_erased(open_store: Open, pu
 
 
 def test_times_are_of_what_is_there(open_store: Open, put: Put, clock: ManualClock) -> None:
-    """Who stands at one that was erased gets the next: that is as old as what it has left to read."""
+    """A consumer at an erased offset reads the next visible message, so its lag is computed from that time."""
     store, times = open_store(), []
     for _ in range(6):
         clock.advance(10)
@@ -189,7 +189,7 @@ def test_what_is_shown_again_of_the_expired_lacks_them(open_store: Open, put: Pu
 
 
 def test_what_the_log_does_not_have_yet_is_not_hidden(open_store: Open, put: Put) -> None:
-    """Its offset may come to be another's: a master may have told of it who lost it."""
+    """The offset may be assigned to another message, because a former master may have lost the erased one."""
     store = open_store()
     put(store)
     assert erase(store, 0, 1, 2, 7) == 1
@@ -240,7 +240,7 @@ def test_of_a_topic_that_was_deleted_none_is_returned_and_what_comes_again_is(
 
 
 def test_of_a_topic_that_an_apache_master_made_again_the_new_messages_are_shown() -> None:
-    """They have the offsets of those that were erased."""
+    """The new messages have the offsets of the erased ones."""
     pair = Pair()
     for _ in range(3):
         pair.put(0)
@@ -259,7 +259,7 @@ def test_of_a_topic_that_an_apache_master_made_again_the_new_messages_are_shown(
 def test_a_log_that_lost_its_end_hides_nothing_of_what_comes_in_its_place(
     open_store: Open, put: Put, disk: SimDisk
 ) -> None:
-    """Over any number of starts; a round takes nothing that may be lost so: this is a disk that lied."""
+    """Also after further starts. Rounds archive only synced records, so this models a disk that lost synced data."""
     store = open_store()
     for _ in range(3):
         put(store)
@@ -324,7 +324,7 @@ def test_who_changed_it_meanwhile_is_not_overwritten(open_store: Open, put: Put)
 
     def call(work: Callable[[], Any]) -> Any:
         found = work()
-        if len(raced) < 2:  # behind the look at the queue another one changes it
+        if len(raced) < 2:  # a concurrent change after the read of the queue
             raced.append(1)
             store.set_erased("t", 0, store.erased_of("t", 0), erased.united(store.erased_of("t", 0), [(4, 4)]))
         return found

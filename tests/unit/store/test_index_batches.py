@@ -1,4 +1,4 @@
-"""The key index is filled a little at a time: other clients wait for each batch."""
+"""Tests that the key index is filled in small batches, because other clients wait for each batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries by key in the local store: bounded steps, whatever is in the index."""
+"""Tests of key queries in the local store: each step is bounded for any index content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_colliding_keys_of_one_message_make_one_entry() -> None:
 
 
 class Work:
-    """Counts entries of chains, blocks and records that one step of a query looks at."""
+    """Counts the chain entries, blocks and records that one step of a query reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entries = self.blocks = self.looks = 0
@@ -77,7 +77,7 @@ class Work:
 def test_key_query_work_of_one_step_is_bounded(
     monkeypatch: pytest.MonkeyPatch, open_store: OpenStore, put: PutOne, clock: ManualClock
 ) -> None:
-    """10,000 messages with one key in two index files: by time only those of the hour are looked at."""
+    """10,000 messages with one key in two index files; a query by time reads only those of its hour."""
     store = open_store(index_entries=6_000, commit_log_file_size=1 << 20)
     begun = clock.now_ms()
     for number in range(10_000):

@@ -1,4 +1,4 @@
-"""The end of the log: its states, and where the next record goes in each."""
+"""Tests of the log end: its states, and the offset of the next record in each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def no_room() -> None:
     raise StoreFull("no room")
 
 
-# How each state is reached, and each asked for.
+# How each state is reached, and how it is requested.
 REACH: dict[EndState, list[Callable[[LogEnd], None]]] = {
     CLOSED: [],
     OPEN: [LogEnd.open],
@@ -55,7 +55,7 @@ ASK: dict[EndState, Callable[[LogEnd], None]] = {
 
 
 def state_of(end: LogEnd) -> EndState:
-    """As an append meets it."""
+    """Return the state that an append sees."""
     try:
         end.check_writable()
     except StoreNotWritable:
@@ -85,7 +85,7 @@ def test_in_each_state_each_wish_is_decided(state: EndState, wanted: EndState) -
     end, becomes = end_of_an_empty_log(), MOVES[state][wanted]
     for step in REACH[state]:
         step(end)
-    if state is CLOSED and wanted is OWING:  # where nothing may be stored, nothing is owed
+    if state is CLOSED and wanted is OWING:  # a closed log owes no record
         ASK[wanted](end)
         assert state_of(end) is CLOSED
     elif state is FOLLOWING and wanted is OWING:

@@ -1,4 +1,4 @@
-"""Records of the log are found by their bytes, over the borders of pieces, up to the end of the file."""
+"""Tests of the byte search in the log, across read borders and up to the end of the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def found(path: Path, size: int, text: bytes = b"needle") -> list[int]:
 @pytest.mark.parametrize("end", [b"", END + bytes(56), bytes(4096)])
 def test_search_finds_each_record_once_over_all_pieces(tmp_path: Path, end: bytes) -> None:
     bodies = [bytes(300_000) + b"needle" * (at % 3 == 0) + bytes(at) for at in range(20)]
-    bodies[7] = bytes(3 << 20) + b"needle"  # longer than a piece
+    bodies[7] = bytes(3 << 20) + b"needle"  # longer than one read
     records = [record(at, body=body) for at, body in enumerate(bodies)]
     size = written(tmp_path / "log", *records, end)
     assert found(tmp_path / "log", size) == sorted({*range(0, 20, 3), 7})

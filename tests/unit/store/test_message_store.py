@@ -1,4 +1,4 @@
-"""Appending, reading, visibility and the lifecycle side of the store."""
+"""Tests of appends, reads, visibility and the lifecycle interface of the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Put = Callable[..., Any]
 
 
 def bodies(store: MessageStore, queue_id: int = 0, topic: str = "t") -> list[bytes]:
-    """All that a reader of a queue sees, from its minimum on."""
+    """Return the bodies that a reader of a queue sees from its minimum on."""
     found: list[bytes] = []
     offset = store.min_offset(topic, queue_id)
     while True:
@@ -188,7 +188,7 @@ def test_a_key_finds_its_messages_over_several_index_files(
     open_store: Open, put: Put, clock: ManualClock, disk: SimDisk
 ) -> None:
     store = open_store()
-    for number in range(300):  # more keys than one index file takes
+    for number in range(300):  # more keys than one index file holds
         put(store, body=b"%d" % number, keys=f"k{number} shared", unique_key=f"u{number}")
         clock.advance(1000)
     long = 1 << 60
@@ -246,7 +246,7 @@ def test_eviction_moves_the_minimum(open_store: Open, put: Put) -> None:
     assert minimum > 0
     assert decode_record(store.get("t", 0, minimum, 1, 1).buffers[0]).physical_offset >= store.min_physical_offset
     assert store.get("t", 0, 0, 1, 1).status == "OFFSET_TOO_SMALL"
-    assert decode_record(kept).queue_offset == 0  # a reader's view outlives the file
+    assert decode_record(kept).queue_offset == 0  # the buffer of a reader outlives the file
     with pytest.raises(StoreError):
         store.take_out(store.segments()[-1].base)
     store.shutdown()
@@ -270,7 +270,7 @@ def test_segments_know_their_topics(open_store: Open, put: Put, clock: ManualClo
     store.shutdown()
     tables = Path("/store/commitlogtable")
     for path in (tables / name for name in store.disk.list_dir(tables)):
-        store.disk.remove(path)  # made again from the records
+        store.disk.remove(path)  # the table is rebuilt from the records
     again = open_store()
     assert [(s.base, s.topics, s.newest_store_time) for s in again.segments()] == [
         (s.base, s.topics, s.newest_store_time) for s in (first, second)
@@ -335,7 +335,7 @@ def test_a_topic_that_comes_again_goes_on_above(open_store: Open, put: Put) -> N
 def test_deletion_refused_by_the_disk_leaves_the_topic_to_the_next_start(
     open_store: Open, put: Put, disk: SimDisk, begin_again: bool
 ) -> None:
-    """No queue is created and no file removed before the deletion is on the disk."""
+    """Until the deletion is durable, no queue is created and no file is removed."""
     store = open_store()
     for number in range(5):
         put(store, body=b"%d" % number)
@@ -414,7 +414,7 @@ def test_a_deleted_topic_is_forgotten_when_the_log_has_no_record_of_it_and_stays
 
 
 def with_a_deleted_topic(store: MessageStore, put: Put) -> None:
-    """`t` had 5 messages; the log has none of them any more."""
+    """Delete topic `t` with 5 messages and evict its records."""
     for _ in range(5):
         put(store, "t")
     store.delete_topic("t")
@@ -450,7 +450,7 @@ def test_an_image_that_failed_takes_no_name_with_it_later(open_store: Open, put:
     put(store, "u")
     store.delete_topic("u")
     with_a_deleted_topic(store, put)
-    assert store.image_without(["t"]) is not None  # and nobody writes it
+    assert store.image_without(["t"]) is not None  # not written
     image = store.image_without(["u"])
     assert image is not None
     store.write_queue_state(image)
@@ -480,7 +480,7 @@ def test_mapped_queue_files_are_bounded(open_store: Open, put: Put) -> None:
 def test_a_look_at_all_queues_maps_none_and_leaves_their_maps_to_those_that_are_in_use(
     open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an administrator, a scrape and the archive look at tens of thousands of them, one after the other."""
+    """Admin requests, scrapes and the archive scan tens of thousands of queues."""
     store = open_store(mapped_queue_files=4)
     for number in range(60):
         put(store, queue_id=number % 20, body=b"%d" % number)
@@ -524,7 +524,7 @@ def test_a_look_at_a_queue_file_that_was_cut_short_is_refused(open_store: Open, 
 def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
-    """The last checkpoint may lie in the file that goes: then another is written first."""
+    """If the last checkpoint is in the evicted file, another one is written first."""
     store = open_store()
     put(store)
     store.roll()
@@ -542,7 +542,7 @@ def test_a_crash_right_after_an_eviction_leaves_a_log_that_opens(
 def test_on_a_full_disk_the_file_prepared_ahead_makes_room_for_an_eviction(
     open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch, filled: int
 ) -> None:
-    """Also where the active file is so full that upkeep would prepare the next one at once."""
+    """Also if the active file is so full that upkeep would prepare the next one at once."""
     store = open_store()
     write, may_give_up = disk.write_atomic, True
 
@@ -569,7 +569,7 @@ def test_on_a_full_disk_the_file_prepared_ahead_makes_room_for_an_eviction(
 
 
 class NotWalked(dict[Any, Any]):
-    """A table that may be asked for one queue, not be gone through."""
+    """A table that allows lookups of one queue, but no iteration."""
 
     def __iter__(self) -> Any:
         raise AssertionError("the queues of all topics were gone through")
@@ -604,7 +604,7 @@ def test_entries_in_slices_are_the_same_entries(open_store: Open, put: Put, most
 
 
 class CountedTails(dict[str, TopicTail]):
-    """How many tails were looked at."""
+    """A table of tails that counts its reads."""
 
     looked_at = 0
 

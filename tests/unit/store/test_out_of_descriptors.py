@@ -1,4 +1,4 @@
-"""A shortage of descriptors is no failure of the disk: what is acknowledged is safe, what can't begin comes later."""
+"""Tests of descriptor shortage: acknowledged messages are durable, and other work is postponed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPENING = ("fdatasync", "fsync_dir", "write_atomic", "writer", "map", "read", "a
 def test_a_flush_of_the_log_opens_nothing_and_a_checkpoint_waits(
     open_store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is acknowledged is on the disk; what could not be begun comes later, and with all that it promises."""
+    """Acknowledged messages are durable. The postponed checkpoint later covers everything that it promises."""
     store = open_store(flush_disk_type=SYNC_FLUSH)
     disk = store.disk
     assert isinstance(disk, SimDisk)
@@ -100,7 +100,7 @@ def test_a_queue_that_can_not_be_opened_now_refuses_its_message_and_takes_it_lat
     disk = store.disk
     assert isinstance(disk, SimDisk)
     sent = [store.append(sends(store, range(1)), HOST, 1000)]
-    for _ in range(6):  # over the growth of a file, and a further one
+    for _ in range(6):  # crosses the growth of a file and a new file
         with monkeypatch.context() as patched:
             _nothing_opens(patched, disk, verb)
             while True:

@@ -1,4 +1,4 @@
-"""A promotion waits for no disk, and a crash after it finds all that was synced."""
+"""Tests of promotion: it does not wait for the disk, and a crash after it loses no synced record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUEUES = 60
 
 
 class CountingDisk(SimDisk):
-    """Counts the syncs and the files that are allocated."""
+    """A disk that records syncs and file allocations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_clean_stop_leaves_no_mark() -> None:
 
 @pytest.mark.parametrize("seed", range(24, 64))
 def test_power_cut_after_promotion_finds_all_that_was_synced(seed: int) -> None:
-    """With traffic of all kinds on both sides, and a checkpoint now and then, or none."""
+    """Random traffic before and after the promotion, with and without checkpoints."""
     dice, former = random.Random(seed), Master(seed)
     former.run(dice.randrange(10, 150))
     to = former.store.record_start(dice.randrange(former.store.max_physical_offset + 1))

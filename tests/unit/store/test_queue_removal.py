@@ -1,4 +1,4 @@
-"""Deleting a topic: the loop decides without I/O, a thread removes the files."""
+"""Tests of topic deletion: the event loop decides without I/O, and a thread removes the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path("/store/consumequeue")
 
 
 class CountingDisk(SimDisk):
-    """Counts the calls."""
+    """A disk that records its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_removal_is_bounded_per_run_and_finishes_later(monkeypatch: pytest.Monke
 
 
 def test_reading_a_minimum_removes_no_file() -> None:
-    """The files below the begin of the log are removed by the thread."""
+    """The thread removes the queue files below the start of the log."""
     disk = CountingDisk()
     store = opened(disk)
     for number in range(500):
@@ -188,7 +188,7 @@ def test_deletion_without_descriptors_is_saved_later(monkeypatch: pytest.MonkeyP
 
 
 class ImpatientDisk(SimDisk):
-    """Fails where a caller removes a file again and again that does not exist."""
+    """A disk that fails a test if a missing file is removed repeatedly."""
 
     missing = 0
 

@@ -1,4 +1,4 @@
-"""The real disk does what the simulated one promises."""
+"""Tests that the real disk behaves like the simulated one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_atomic_write_append_and_names(tmp_path: Path) -> None:
 
 
 def test_blocks_that_are_reserved_count_neither_as_used_nor_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 1000 blocks, 300 free, of which 100 may be taken
+    # 1000 blocks: 300 free, 100 of them available to users
     reserved = os.statvfs_result((4096, 4096, 1000, 300, 100, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: reserved)
     room = RealDisk().room(Path("/data"))

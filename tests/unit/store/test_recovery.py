@@ -1,4 +1,4 @@
-"""What a start makes of the files it finds."""
+"""Tests of recovery: how a start interprets the files that it finds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def log_file(store: MessageStore, number: int = 0) -> LogFile:
 
 
 def crash(store: MessageStore, disk: SimDisk) -> None:
-    """The process dies, the machine lives: every page stays."""
+    """Kill the process but not the machine, so that all pages are kept."""
     store.abandon()
 
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_syncs_the_log_up_to_where_it_was_taken(open_store: Open, p
 
 
 def test_a_torn_tail_is_cut_wherever_it_tore(put: Put, open_store: Open) -> None:
-    """The last record loses its bytes from a place on; each field of the layout is torn once, in the middle too."""
+    """Zero the last record from some byte on, within and at the border of each field of the layout."""
     for kept in (*range(100), 120, -3, -1):
         disk = SimDisk()
         store = open_store(disk)
@@ -160,7 +160,7 @@ def test_any_flipped_byte_is_seen(open_store: Open, put: Put, disk: SimDisk, pos
 
 
 def test_a_stale_record_does_not_rise_again(open_store: Open, put: Put, disk: SimDisk) -> None:
-    """A cut tail holds whole records; a new one of the torn one's size must not make them its successors."""
+    """A truncated tail has whole records. A new record of the torn one's size must not make them valid again."""
     store = open_store()
     stored = [put(store, body=b"%04d" % number) for number in range(10)]
     log_file(store).map[stored[4].physical_offset + 90] ^= 0xFF
@@ -304,7 +304,7 @@ def test_a_full_disk_only_puts_the_checkpoint_off(open_store: Open, put: Put, di
 def test_an_entry_that_a_start_removed_stays_away_though_that_start_died(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
-    """A power cut keeps an entry and loses its record; the start that removes the entry dies; then all is well."""
+    """A power cut keeps an entry and loses its record. The start that removes the entry crashes; the next succeeds."""
     store = open_store()
     put(store, body=bytes(6000))
     store.shutdown()
@@ -333,7 +333,7 @@ def test_an_entry_that_a_start_removed_stays_away_though_that_start_died(
 
 
 def test_a_start_tells_that_it_is_done_with_what_it_changed(open_store: Open, put: Put, disk: SimDisk) -> None:
-    """Only a start after one that died brings every queue to the disk."""
+    """Only a start after an incomplete one syncs every queue."""
     store = open_store()
     put(store)
     flush(store)
@@ -350,7 +350,7 @@ def test_a_start_tells_that_it_is_done_with_what_it_changed(open_store: Open, pu
 def test_a_record_whose_topic_was_lost_with_its_page_is_no_record(
     open_store: Open, put: Put, disk: SimDisk, clock: ManualClock
 ) -> None:
-    """Its head and body lie on the page that was kept; a topic of zeros would make a queue that can't be."""
+    """Head and body are on the kept page. A topic of zeros would create an impossible queue."""
     store = open_store()
     put(store, body=b"kept")
     end = store.max_physical_offset
@@ -370,7 +370,7 @@ def test_a_record_whose_topic_was_lost_with_its_page_is_no_record(
 def test_no_power_cut_makes_a_store_look_cleanly_stopped_whose_start_failed(
     open_store: Open, put: Put, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk refuses to sync a directory, and each name survives a power cut for itself."""
+    """The directory sync fails, and a power cut keeps each name independently."""
     store = open_store()
     put(store)
     flush(store)

@@ -1,4 +1,4 @@
-"""A slave's store is its master's: the same bytes, entries, keys and offsets, wherever the stream was cut."""
+"""Tests of replication: a slave has its master's bytes, entries, keys and offsets for any split of the stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def assert_same(slave: MessageStore, master: MessageStore) -> None:
     for mine, its in zip(slave.segments(), master.segments(), strict=False):
         for topic, (place, newest) in mine.topics.items():
             record = decode_record(slave.record_at(place) or b"")
-            # A master that rolls for a record counts its time, which is the next file's, with the file that ends.
+            # A master that rolls for a record counts the time of that record in the file that ends.
             assert record.store_timestamp <= newest <= its.topics[topic][1]
             assert newest <= mine.newest_store_time <= its.newest_store_time
 
@@ -48,7 +48,7 @@ def test_a_slave_has_what_its_master_has(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_slave_that_crashes_at_any_place_comes_to_have_what_its_master_has(seed: int) -> None:
-    """By a kill it loses nothing, by a power cut what no sync covered; what it shows then its master has, too."""
+    """A kill loses nothing and a power cut only unsynced bytes. The rest equals the master's log."""
     dice, master, disk = random.Random(seed), Master(seed), SimDisk(seed=seed)
     slave = open_store(disk, ManualClock(), following=True, checkpoint_bytes=20_000)
     for _ in range(8):
@@ -74,7 +74,7 @@ def test_a_slave_that_crashes_at_any_place_comes_to_have_what_its_master_has(see
 
 @pytest.mark.parametrize("seed", range(6))
 def test_who_was_a_slave_goes_on_as_master_and_has_slaves_of_its_own(seed: int) -> None:
-    """Its clock is behind, a moment or hours; a start of whoever follows it cuts nothing for that."""
+    """Its clock is behind by a moment or hours, and a restart of its slave does not truncate because of that."""
     dice, first = random.Random(seed), Master(seed)
     first.run(STEPS)
     second = Master(seed + 100)
@@ -99,7 +99,7 @@ def test_who_was_a_slave_goes_on_as_master_and_has_slaves_of_its_own(seed: int) 
     assert alone.max_physical_offset > second.store.max_physical_offset
 
 
-# -- what came from elsewhere
+# -- foreign data
 
 
 def record(at: int, offset: int, time: int, body: bytes = b"body", **changes: Any) -> bytes:
@@ -112,7 +112,7 @@ def record(at: int, offset: int, time: int, body: bytes = b"body", **changes: An
 
 
 def test_store_times_that_step_back_a_moment_end_no_log(disk: SimDisk, clock: ManualClock) -> None:
-    """As at a change of masters, whose clocks differ."""
+    """This happens at a failover between masters with different clocks."""
     store, times = open_store(disk, clock, following=True), [10_000, 9_500, 10_001, 9_999, 5_000, 20_000]
     for offset, time in enumerate(times):
         at = store.max_physical_offset
@@ -151,7 +151,7 @@ def test_wrong_bytes_are_refused_and_what_came_before_them_stays(
         for start in range(0, len(rest), size):
             store.append_replica(rest[start : start + size], begin + start)
 
-    for _ in range(2):  # the next connection brings the same
+    for _ in range(2):  # a new connection sends the same bytes
         with pytest.raises(LogMismatch, match=rf"at {2 * each} the master sent"):
             send()
         assert (store.max_physical_offset, store.replica_offset) == (2 * each, 2 * each)
@@ -198,7 +198,7 @@ def test_a_place_that_is_not_the_next_is_refused_and_the_end_of_the_log_always_i
 
 
 def test_a_record_that_comes_in_many_pieces_is_put_together_once(disk: SimDisk, clock: ManualClock) -> None:
-    """And is no part of the log before its last byte is there."""
+    """The record is not part of the log before its last byte has arrived."""
     store = open_store(disk, clock, following=True, commit_log_file_size=1 << 20)
     data = record(0, 0, 1, body=bytes(900_000))
     data += record(len(data), 1, 1)
@@ -302,7 +302,7 @@ def test_a_deletion_that_a_slave_hears_of_late_leaves_what_came_after_it(disk: S
 
 
 def test_in_a_set_no_offset_of_a_deleted_topic_is_given_again(disk: SimDisk, clock: ManualClock) -> None:
-    """A member that hears of the deletion after the next message would have two of one offset."""
+    """Otherwise, a member that deletes after the next message would have two messages of one offset."""
     master, slave = Master(0), open_store(disk, clock, following=True, confirmed=0)
     master.store.join_set(0)
     for _ in range(3):
@@ -323,7 +323,7 @@ def test_in_a_set_no_offset_of_a_deleted_topic_is_given_again(disk: SimDisk, clo
 def test_queues_that_a_slaves_log_has_nothing_of_go_on_where_they_do_at_its_master(
     disk: SimDisk, clock: ManualClock
 ) -> None:
-    """Its master has let go of the files that had them; as master it would give their offsets a second time."""
+    """The master has evicted their records. Without their ends, this slave would reuse the offsets as master."""
     master = Master(0)
     for topic, queue in (("orders", 0), ("payments", 1), ("käse", 0)):
         for _ in range(4):
@@ -383,7 +383,7 @@ def test_a_topic_that_was_deleted_since_its_ends_were_told_does_not_come_back(
     assert slave.next_offset("orders", 0) == 1
 
 
-# -- what readers see
+# -- visibility
 
 
 @pytest.mark.parametrize("flush_disk_type", [ASYNC_FLUSH, SYNC_FLUSH])
@@ -439,7 +439,7 @@ def test_a_master_in_a_set_shows_what_its_members_have_and_alone_again_all(open_
 
 
 def test_an_id_at_the_end_of_the_properties_is_found_at_a_slave_too() -> None:
-    """RocketMQ stores them without the last separator."""
+    """RocketMQ stores properties without the last separator."""
     master, disk = Master(0), SimDisk()
     slave = open_store(disk, ManualClock(), following=True)
     put_one(master.store, "a", 0, b"body", properties=b"UNIQ_KEY\x01ABCDEF0123", unique_key="ABCDEF0123")

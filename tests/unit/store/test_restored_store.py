@@ -1,4 +1,4 @@
-"""An empty store that goes on where another ended: no offset below is ever given, whenever the power goes."""
+"""Tests of restored stores: they continue where another store ended and never reuse an offset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.store.conftest import put_one, small_config
 
 ROOT = small_config().root
 LOG_START = 1 << 41
-FOLLOWING = {"t": {0: 10_000_008, 3: 10_000_000}, "u": {1: 10_000_400}}  # 400 * 20 = 8000: where a queue file would end
+FOLLOWING = {"t": {0: 10_000_008, 3: 10_000_000}, "u": {1: 10_000_400}}  # 400 * 20 = 8000: at the end of a queue file
 ENDED = {"gone": {0: 77}}
 
 
@@ -50,7 +50,7 @@ def test_a_restored_store_goes_on_above_and_starts_again() -> None:
     store = opened(disk)
     restore(store)
     assert store.following_offsets() == {**FOLLOWING, **ENDED}
-    restore(store)  # a second time changes nothing
+    restore(store)  # idempotent
     assert store.following_offsets() == {**FOLLOWING, **ENDED}
     check(store)
     store.shutdown()
@@ -72,10 +72,10 @@ def test_a_power_cut_in_the_middle_of_a_restore_is_made_good_by_the_next_try(pla
             disk = disk.power_cut()
             clear_store(ROOT, disk)
             disk = disk.power_cut()
-            clear_store(ROOT, disk)  # which the power may have cut as well
+            clear_store(ROOT, disk)  # the clearing may be interrupted, too
             store = opened(disk)
             restore(store)
-        disk = disk.power_cut()  # the restore had ended: what it made is on the disk
+        disk = disk.power_cut()  # after the restore, its result is durable
         store = opened(disk)
         check(store)
         store.after_flush(store.flush())
@@ -94,7 +94,7 @@ def test_a_queue_without_a_message_of_its_own_costs_no_file_and_two_checkpoints_
     store = opened(disk)
     store.restart_log_at(LOG_START)
     following = {f"topic-{number}": dict.fromkeys(range(8), 10_000_000) for number in range(100)}
-    with failpoint.armed("store.checkpoint", nth=4):  # a fourth would raise
+    with failpoint.armed("store.checkpoint", nth=4):  # the fourth checkpoint would raise
         store.restore_queues(following, {})
     assert queue_files(disk) == []
     again = opened(disk.power_cut())
@@ -104,7 +104,7 @@ def test_a_queue_without_a_message_of_its_own_costs_no_file_and_two_checkpoints_
 
 
 def test_a_begin_that_could_not_be_written_down_is_none_and_the_next_try_makes_it_good() -> None:
-    """A broker goes on, and asks again: what only its memory has would be given twice behind its next start."""
+    """The broker continues and retries: a start only in memory would lead to reused offsets after a restart."""
 
     class FullForStates(SimDisk):
         is_full = False
@@ -163,7 +163,7 @@ def test_what_a_queue_began_with_is_forgotten_once_its_first_message_is_safe() -
         put_one(store, topic, queue_id)
     store.after_flush(store.flush())
     disk = disk.power_cut()
-    unsafe = opened(disk)  # in the log; the queue's file may be gone
+    unsafe = opened(disk)  # the log has the message, but the queue file may be lost
     assert b'"begins":{}' not in image(unsafe)
     assert unsafe.following_offsets()["t"][0] == 10_000_009
     unsafe.shutdown()

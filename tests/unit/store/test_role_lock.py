@@ -1,4 +1,4 @@
-"""A slave's log takes nothing of its own broker, whoever asks, and says why."""
+"""Tests that the log of a slave refuses every local write with a reason."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_nothing_of_its_own_gets_into_a_slaves_log(
 
 
 def test_what_a_master_owed_it_owes_no_more_as_a_slave(open_store: Open, put: Put, clock: ManualClock) -> None:
-    """The record that it would have stored first may be in the new master's log by now."""
+    """The new master may have stored the pending record already."""
     store = open_store()
     put(store)
 

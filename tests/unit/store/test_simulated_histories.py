@@ -1,4 +1,4 @@
-"""What the simulation of the storage side found in the local store, each as a history of its own."""
+"""Regression tests of defects in the local store that the storage simulation found."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_queue_that_lost_an_old_file_to_eviction_is_synced_at_the_next_checkpo
 
 
 def test_the_store_time_of_a_hidden_message_is_known(open_store: Open, put: Put, clock: ManualClock) -> None:
-    """A round that takes it writes it under its own day."""
+    """An archive round needs the time to put the message under its day."""
     store = open_store()
     put(store)
     put(store)
@@ -114,7 +114,7 @@ def test_the_store_time_of_a_hidden_message_is_known(open_store: Open, put: Put,
 
 
 def test_a_queue_that_goes_on_above_its_archive_can_be_archived(open_store: Open, put: Put) -> None:
-    """An older copy of the log: what it has below the hole is hidden, and must not hold up every further round."""
+    """In an older copy of the log, messages below the hole are hidden and must not block further rounds."""
     store = open_store()
     put(store)
     store.create_queue_at("t", 0, 5)

@@ -1,4 +1,4 @@
-"""Under an Apache master a topic that is deleted and made again has its offsets from 0 on; its log alone tells."""
+"""Tests of slaves of an Apache master, where a recreated topic starts at offset 0, visible only in the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC, QUEUES = "t", 3
 
 
 class Pair:
-    """A master that deletes, and a slave that hears nothing but its log."""
+    """A master that recreates topics, and a slave that gets only its log."""
 
     def __init__(self, seed: int = 0, *, may: bool = True) -> None:
         self.dice, self.clock = random.Random(seed), ManualClock()
@@ -55,7 +55,7 @@ class Pair:
 
 
 def bodies(store: MessageStore, queue: int, topic: str = TOPIC) -> list[tuple[int, bytes]]:
-    """From the queue's first message to its last."""
+    """Return offset and body of all visible messages of a queue."""
     found, offset = list[tuple[int, bytes]](), store.min_offset(topic, queue)
     while offset < store.max_offset(topic, queue):
         got = store.get(topic, queue, offset, 100, 1 << 20)
@@ -90,7 +90,7 @@ def test_what_comes_again_is_read_from_0_on_and_nothing_of_before_is() -> None:
 
 
 def test_a_queue_that_has_messages_of_the_new_life_keeps_them() -> None:
-    """It had none before: nothing told that it began again."""
+    """The queue had no old messages, so nothing in the log marks its restart."""
     pair = Pair()
     for number in range(5):
         pair.put(0, b"old %d" % number)
@@ -138,7 +138,7 @@ def test_whatever_ends_the_slave_it_ends_as_its_master(seed: int, end: Callable[
                 pair.put(dice.randrange(QUEUES), b"%d" % number)
         pair.pass_on(dice.randrange(400))
     for queue in range(QUEUES):
-        pair.put(queue, b"last")  # else a queue that has not begun again has its old messages still
+        pair.put(queue, b"last")  # otherwise, a queue that has not restarted still has its old messages
     pair.pass_on()
     assert_same(pair)
     end(pair)

@@ -1,4 +1,4 @@
-"""A slave cuts its log, and is as if it had never had more; what it cut is kept, and no crash leaves it between."""
+"""Tests of truncation of a slave's log: atomic over crashes, with the diverged tail kept in a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIVERGED = Path("/store/diverged")
 
 
 def starts(store: MessageStore, above: int) -> list[int]:
-    """Where records begin, and the log ends."""
+    """Return the starts of records above an offset, and the log end."""
     places = [place for place, _, _ in store._log.records_ending_above(above)]
     return [*(place for place in places if place >= above), store.max_physical_offset]
 
@@ -99,7 +99,7 @@ def test_a_slave_that_cut_its_log_follows_the_next_master(seed: int, checkpointe
 
 
 class Died(Exception):
-    """The process did."""
+    """The simulated process has crashed."""
 
 
 CALLS = (
@@ -108,7 +108,7 @@ CALLS = (
 
 
 def mortal(disk: SimDisk, calls: int) -> None:
-    """After so many calls that change the disk the process dies, in the midst of the next one."""
+    """Make the process crash within the next changing disk call after this number of them."""
     left = calls
 
     def dying(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +127,7 @@ def mortal(disk: SimDisk, calls: int) -> None:
 
 @pytest.fixture(scope="module")
 def diverged() -> tuple[Master, int]:
-    """A master, and a place in its log two files below the end."""
+    """Return a master, and an offset in its log two files below the end."""
     master = Master(5)
     master.run(60)
     master.deletes = False
@@ -137,7 +137,7 @@ def diverged() -> tuple[Master, int]:
 
 
 def outcomes(master: Master, to: int, prepare: Callable[[MessageStore], None]) -> Iterator[tuple[int, SimDisk]]:
-    """The disk of a slave that died after so many calls, until it dies no more."""
+    """Yield call counts and the disks of slaves that crashed after them, until a truncation completes."""
     for calls in range(1000):
         disk = SimDisk(seed=calls)
         slave = slave_of(master, disk)
@@ -161,7 +161,7 @@ def test_a_crash_at_any_step_leaves_the_old_end_or_the_new_one(
     new = open_store(SimDisk(), ManualClock(), following=True)
     Link(master, new, 7).run(until=to)
     old_end, old_tail, as_old, as_new = old.max_physical_offset, tail_of(old, to), told(old), told(new)
-    is_kept = is_decided = False  # by the calls that the last one made, too
+    is_kept = is_decided = False  # by the calls of the previous iteration
     for calls, disk in outcomes(master, to, MessageStore.checkpoint if checkpointed else lambda _: None):
         for seed in (1, 2):
             cut = disk.power_cut(calls * 10 + seed)
@@ -172,7 +172,7 @@ def test_a_crash_at_any_step_leaves_the_old_end_or_the_new_one(
                 same(again, as_new)
             elif end == old_end:
                 same(again, as_old)
-            else:  # before it was synced, as by any power cut
+            else:  # the log was not synced yet, as at any power cut
                 assert not checkpointed and not is_kept
             if is_decided:
                 (name,) = cut.list_dir(DIVERGED)
@@ -180,7 +180,7 @@ def test_a_crash_at_any_step_leaves_the_old_end_or_the_new_one(
             if calls % 4 == 0:
                 Link(master, again, calls).run()
                 same(again, as_old)
-        is_kept = is_decided or disk.exists(DIVERGED)  # and what lies below is synced
+        is_kept = is_decided or disk.exists(DIVERGED)  # and the log below is synced
         is_decided = is_decided or disk.exists(Path("/store/truncation"))
     assert calls > 20 and is_decided
 
@@ -192,7 +192,7 @@ def test_a_start_that_dies_while_it_ends_a_cut_is_ended_by_the_next(diverged: tu
     as_new = told(new)
     decided = [
         disk for _, disk in outcomes(master, to, MessageStore.checkpoint) if disk.exists(Path("/store/truncation"))
-    ][1]  # of the first it died while that was written
+    ][1]  # in the first one, it crashed while it wrote that file
     for calls in range(200):
         disk = decided.power_cut(calls)
         mortal(disk, calls)
@@ -207,11 +207,11 @@ def test_a_start_that_dies_while_it_ends_a_cut_is_ended_by_the_next(diverged: tu
     assert calls > 10
 
 
-# -- beside it
+# -- concurrent evictions
 
 
 def with_an_evictable_file(disk: SimDisk, **options: Any) -> tuple[MessageStore, int, Path]:
-    """A slave with two whole files, a place in the last one to cut at, and the first one's path."""
+    """Return a slave with two full files, a truncation offset in the last one, and the path of the first."""
     master = Master(5)
     master.deletes = False
     master.run(300)
@@ -238,7 +238,7 @@ def test_a_file_that_was_to_leave_the_disk_stays_where_a_cut_has_found_it_again(
 
 
 class NotedLock:
-    """Says when somebody has to wait for it."""
+    """A lock that records that a thread waits for it."""
 
     def __init__(self, waited_for: threading.Event) -> None:
         self._lock, self._waited_for = threading.Lock(), waited_for
@@ -266,7 +266,7 @@ class NotedLock:
 def test_a_cut_waits_for_a_file_that_is_leaving_the_disk(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Else it opens what is being removed, or lists it, and the store takes nothing any more."""
+    """Otherwise, the truncation opens or lists a file during its removal and stops the store."""
     cut_waits, is_leaving, may_leave = threading.Event(), threading.Event(), threading.Event()
     store, to, path = with_an_evictable_file(disk, new_lock=lambda: NotedLock(cut_waits))
     change = getattr(disk, call)
@@ -301,7 +301,7 @@ def test_a_cut_waits_for_a_file_that_is_leaving_the_disk(
     assert all(disk.exists(file.path) for file in store._log.files)
 
 
-# -- what is not cut
+# -- refused truncations
 
 
 def record(at: int, offset: int, **changes: Any) -> bytes:
@@ -425,7 +425,7 @@ def test_a_cut_that_fails_half_way_stops_the_store_and_the_next_start_ends_it(di
 
 
 def test_no_start_goes_on_behind_a_cut_whose_checkpoint_has_no_room(disk: SimDisk) -> None:
-    """Until there is one, the next start would cut again, and with it what came since."""
+    """Without the checkpoint, the next start would truncate again and lose newer records."""
     store = short(disk, 5)
     store.checkpoint()
     write, refused = disk.write_atomic, True
@@ -448,7 +448,7 @@ def test_no_start_goes_on_behind_a_cut_whose_checkpoint_has_no_room(disk: SimDis
     assert open_store(disk, ManualClock(), following=True).max_offset("t", 0) == 2
 
 
-# -- who looks on
+# -- syncs and readers
 
 
 def test_a_sync_that_was_on_its_way_says_nothing_of_what_came_after_the_cut(disk: SimDisk) -> None:
@@ -482,7 +482,7 @@ def test_after_a_cut_and_after_a_start_readers_see_what_is_confirmed(disk: SimDi
 
 
 class OrderedLocks:
-    """Which lock was held while another was taken."""
+    """Locks that record which one was held while another was acquired."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -509,13 +509,13 @@ class _OrderedLock:
 
 
 def test_a_cut_and_the_threads_of_the_store_never_wait_for_each_other(disk: SimDisk) -> None:
-    """Whoever holds one lock takes no other that its holder might take the first one under."""
+    """No two locks are ever acquired in both orders."""
     locks = OrderedLocks()
     store = MessageStore(small_config(), disk, ManualClock(), locks.new)
     store.load(following=True)
     store.append_replica(b"".join(record(SIZE * number, number) for number in range(5)), 0)
     assert store.want_checkpoint(5 * SIZE)
-    store.upkeep()  # it has to sync the log first
+    store.upkeep()  # upkeep must sync the log first
     store.prepare_next()
     store.truncate(SIZE, epoch=1, floor=0)
     assert locks.pairs and not {(second, first) for first, second in locks.pairs} & locks.pairs

@@ -1,4 +1,4 @@
-"""A cut of a slave's log: the event loop waits for no file, and finds a store that it may read, but not change."""
+"""Tests of the steps of a truncation: the event loop does not wait for files, and may read but not write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.store.test_truncation import record
 
 
 class CountingDisk(SimDisk):
-    """Counts the bytes that are copied."""
+    """A disk that counts the copied bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def opened(disk: SimDisk) -> MessageStore:
 
 
 def followed(disk: SimDisk, queues: int) -> tuple[MessageStore, int]:
-    """A slave with messages in many queues, and where it parts from its master."""
+    """Return a slave with messages in many queues, and the offset where its log diverges."""
     master, slave = Master(0), opened(disk)
     for queue in range(queues):
         master.put("orders", queue, 10)
@@ -116,7 +116,7 @@ def test_cancelled_cut_runs_to_its_end() -> None:
 
 
 class UnsyncedDecision(SimDisk):
-    """The decision gets its name, and the sync of the directory fails."""
+    """A disk on which the truncation file is created, but the directory sync fails."""
 
     def write_atomic(self, path: Path, data: bytes) -> None:
         super().write_atomic(path, data)
@@ -138,7 +138,7 @@ def test_store_takes_nothing_after_a_decision_of_unknown_outcome() -> None:
 
 
 class WatchedDisk(RealDisk):
-    """Notes what is asked of it outside of the parts that are for a thread."""
+    """A disk that records calls made outside the thread parts."""
 
     def __init__(self) -> None:
         self.is_watched, self.in_turns = False, list[str]()
@@ -153,14 +153,14 @@ class WatchedDisk(RealDisk):
 
 @pytest.fixture
 def memory_directory(tmp_path: Path) -> Iterator[Path]:
-    """In memory where the machine has such: to make and remove ten thousand queues on a disk takes a minute."""
+    """Return a directory in /dev/shm if there is one: ten thousand queues on a disk would take a minute."""
     memory = Path("/dev/shm")
     with TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as directory:
         yield Path(directory)
 
 
 def with_many_queues(root: Path, disk: RealDisk, queues: int) -> tuple[MessageStore, int]:
-    """A slave with three messages in each queue, of which readers see all, and where the second ones begin."""
+    """Return a slave with three visible messages in each queue, and the offset of the second ones."""
     config = small_config(root=root, commit_log_file_size=4 << 20, index_enabled=False, mapped_queue_files=1_000)
     slave, size = MessageStore(config, disk, ManualClock()), len(record(0, 0))
     slave.load(following=True)
@@ -186,11 +186,11 @@ def test_no_turn_of_a_cut_touches_a_file_or_each_of_many_queues(memory_directory
     slave.abandon()
 
 
-# -- between the parts
+# -- between the steps
 
 
 def in_steps(slave: MessageStore, shared: int, between: Callable[[], None]) -> None:
-    """Run a cut; call back before each part that is for a thread, and before the first turn after it."""
+    """Run a truncation, and call `between` before each thread part and before the first turn after it."""
     parts = slave.truncation(shared, epoch=1, floor=shared)
     while (part := next(parts, None)) is not None:
         between()
@@ -257,7 +257,7 @@ def test_store_refuses_every_change_while_its_files_are_recovered() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_threads_of_the_store_disturb_no_cut(seed: int) -> None:
-    """A sync, upkeep and the next file come at every step; the store then follows its master again, and recovers."""
+    """Sync, upkeep and file preparation run at every step. Then the slave follows its master again and recovers."""
     master, disk = Master(seed), SimDisk(seed=seed)
     slave = opened(disk)
     master.deletes = False
@@ -313,7 +313,7 @@ def test_budget_of_new_queue_files_holds_after_a_cut() -> None:
 
 
 def test_periodic_work_does_not_wait_for_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that waits for a minute counts as hanging."""
+    """A task that waits for a minute is reported as hanging."""
     slave, shared = followed(SimDisk(), 8)
     begun, may_end, recover = threading.Event(), threading.Event(), MessageStore._recover
 
