@@ -258,7 +258,7 @@ class Members:
         return sorted(row for name in self.catalog.objects(topic) for row in worker.rows(name))
 
     def check_tiles(self, topic: str = TOPIC, queue: int = 0) -> tuple[int, list[tuple[int, int]]]:
-        """Check that each offset is in exactly one object or gap. Return the end of the objects, and the gaps."""
+        """Check that each offset is in exactly one object or gap. Return the next offset, and the gaps."""
         catalog, following = self.catalog, 0
         gaps = catalog.queue(topic, queue).gap_spans()
         for first, last in sorted([*((run.first, run.last) for run in catalog.queue(topic, queue).runs()), *gaps]):

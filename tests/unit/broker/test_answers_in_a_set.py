@@ -562,7 +562,7 @@ READS: dict[str, tuple[Code, dict[str, object]]] = {
 
 
 async def _unconfirmed(world: World) -> int:
-    """Append a message that no reader may see, and return its queue offset."""
+    """Append a message that no reader may see, and return its physical offset."""
     world.slaves.hold()
     world.clock.advance(1000)
     sent = await send(world.connection, "t", b"unseen", "KEYS\x01K\x02WAIT\x01false\x02")

@@ -40,10 +40,7 @@ async def test_after_a_failed_sync_who_waited_and_who_comes_later_both_hear_of_i
 
 
 class SoundStore:
-    """A store whose flushes work.
-
-    While it is `broken`, its steps after a flush fail, and its upkeep waits for an event.
-    """
+    """A store whose flushes work. While it is `broken`, the steps after a flush fail. Its upkeep waits for an event."""
 
     def __init__(self) -> None:
         self.dirty = True

@@ -128,7 +128,7 @@ class History:
         member = self.dice.choice([self.master, self.other])
         lifecycle = member.archive.lifecycle
         jobs = [lifecycle.expire.run, lifecycle.checkpoint.run, lifecycle.sweep.run]
-        if self.other in self.both.in_sync:  # who comes back behind what its master has began anew: not here
+        if self.other in self.both.in_sync:  # else the other would have to rejoin empty
             jobs += [member.evict, lifecycle.evict.run]
         self.job(self.dice.choice(jobs))
 

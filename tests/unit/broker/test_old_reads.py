@@ -194,7 +194,7 @@ def test_the_kernel_says_whether_a_part_of_a_map_is_in_memory(tmp_path: Path) ->
 
 
 def _read_without_waiting(descriptor: int, size: int) -> bool:
-    """Ask the kernel in the other way. It gives no answer without a block device."""
+    """Return whether a read would not block, or whether the kernel cannot tell without a block device."""
     try:
         return os.preadv(descriptor, [bytearray(size)], 0, os.RWF_NOWAIT) == size
     except OSError as error:

@@ -125,9 +125,7 @@ async def test_below_what_a_slave_has_a_reader_is_not_moved_on(tmp_path: Path) -
 async def test_a_pull_that_the_archive_has_nothing_for_waits_once_and_is_answered(
     tmp_path: Path, has_master: bool, is_released: bool
 ) -> None:
-    """At its deadline, or when all suspended pulls are released, it reads the archive again and is not suspended
-    anew.
-    """
+    """At its deadline, or when all suspended pulls are released, it reads the archive once more."""
 
     clock = ManualClock()
     settings = ("slaveReadEnable=true", f"storeUrl=dir:{tmp_path / 'bucket'}")

@@ -31,7 +31,7 @@ HOT = range(200, 300)
 
 
 class Hot:
-    """A local log that begins far above the archive's end. The tests do not read its messages."""
+    """A local log that begins far above the archive's end."""
 
     disk = None
     max_physical_offset = 0

@@ -83,7 +83,7 @@ def test_a_slow_write_under_way_does_not_replace_what_came_after_it(tmp_path: Pa
 
 
 class GatedDisk(RealDisk):
-    """Counts writes of the topics table and their encodings on the event loop. While `go` is unset, writes wait."""
+    """Counts writes of the topics table, and those on the event loop. While `go` is unset, writes wait."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
