@@ -2,7 +2,7 @@
 
     python -I plain_reader.py DIRECTORY [--journal]     what readers see, as JSON, and which modules that took
 
-It is run as a program of its own and imports nothing of the house: what it can't do, the page does not say.
+It runs as a separate program and imports no neve module, so it proves that the page is sufficient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_CHECKPOINT = -1
 
 
 class Journal:
-    """The catalog of one broker: the newest checkpoint that can be read, and the entries from there on."""
+    """The catalog of one broker: the newest readable checkpoint, and the entries after it."""
 
     def __init__(self, root: Path, directory: str) -> None:
         self.root = root
@@ -76,7 +76,7 @@ class Journal:
         return NO_CHECKPOINT
 
     def _parts(self, head: dict[str, Any], row: list[Any]) -> list[dict[str, Any]]:
-        """A topic's own, and its runs of blocks. ValueError where one is not what was written."""
+        """Return the parts of a topic: its head and its runs of blocks. Raises ValueError if one is damaged."""
         found = []
         for pack, offset, length, digest in row[4]:
             seq, number, size = head["packs"][pack]
@@ -104,14 +104,14 @@ class Journal:
             for gap in own.get("gaps", []):
                 self._gap(gap)
 
-    # ---- what the entries say
+    # ---- journal entries
 
     def _apply(self, entry: dict[str, Any]) -> None:
         match entry["type"]:
             case "EPOCH":
                 self.epoch = entry["epoch"]
             case "INTENT" | "ABORT" if entry["kind"]:
-                pass  # nobody sees what a rewrite has under way
+                pass  # objects of an open rewrite are invisible
             case "INTENT":
                 self.open[entry["round"]] = {one["key"] for one in entry["names"]}
             case "COMMIT":
@@ -184,10 +184,10 @@ class Journal:
         for queue, minimum in minimums.items():
             self.minimums[topic, queue] = max(self.minimums.get((topic, queue), 0), minimum)
 
-    # ---- what readers see
+    # ---- visible rows
 
     def messages(self) -> list[dict[str, Any]]:
-        """Rows of live objects that no minimum hides, in log order of the objects."""
+        """Return the rows of live objects that no minimum hides, in log order of the objects."""
         found = []
         for key, one in sorted(self.live.items(), key=lambda item: (item[1]["topic"], item[1]["start"], item[0])):
             found += [row for row in rows(self.root / key, one) if self._shows(one["topic"], row)]
@@ -197,7 +197,7 @@ class Journal:
         return bool(row["queue_offset"] >= self.minimums.get((topic, row["queue_id"]), 0))
 
     def state(self) -> dict[str, Any] | None:
-        """The newest of the two slots that can be read."""
+        """Return the newest readable state slot."""
         slots = []
         for slot in (0, 1):
             try:
@@ -208,7 +208,7 @@ class Journal:
 
 
 def unpacked(data: bytes) -> Any:
-    return msgpack.unpackb(data, strict_map_key=False)  # maps by queue have integers as their keys
+    return msgpack.unpackb(data, strict_map_key=False)  # maps by queue have integer keys
 
 
 def opened(path: Path, kind: str) -> Any:
@@ -227,7 +227,7 @@ def opened(path: Path, kind: str) -> Any:
 
 
 def names_in(topic: str, block: list[Any]) -> list[dict[str, Any]]:
-    """The names of a block, as a COMMIT has them."""
+    """Return the names of a block in the form of a COMMIT entry."""
     head, tail, count, codec, packed = *block[:3], *block[13:]
     assert codec in {"", "zlib"}, codec
     records = msgpack.Unpacker(strict_map_key=False)
@@ -275,7 +275,7 @@ def hexed(said: str | bytes) -> str:
 
 
 def rows(path: Path, said: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those of one object, held against what the journal and the file itself say of it."""
+    """Return the rows of one object, checked against the journal and the file metadata."""
     data = path.read_bytes()
     algorithm, digest = said["checksum"]
     assert (len(data), algorithm, f"{zlib.crc32(data):08x}") == (said["size"], "crc32", digest), path
@@ -308,7 +308,7 @@ def _as_json(value: Any) -> Any:
 
 
 def read(root: Path, *, objects: bool) -> dict[str, Any]:
-    """Everything, by broker; without `objects` only what the journals say."""
+    """Return everything by broker; without `objects`, only the content of the journals."""
     store_format = unpacked((root / "_neve" / "format.msgpack").read_bytes())
     assert store_format["version"] == 1, store_format
     brokers = {}

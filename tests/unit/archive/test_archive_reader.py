@@ -1,4 +1,4 @@
-"""`neve.archive.open` and its readers: what they can't give is said."""
+"""Tests of `neve.archive.open` and its readers, with their errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.archive.test_catalog_work import HOUR, filled, name_of
 
 @pytest.fixture
 def _offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records without their objects: each is its offset."""
+    """Replace reads of objects: the record of each offset is the offset itself."""
 
     def records(self: TopicReader, location: Location, offset: int) -> Iterator[Any]:
         yield from range(offset, location.last + 1)
@@ -47,7 +47,7 @@ def test_reading_raises_not_committed_at_an_open_range() -> None:
 
 
 def test_reader_span_follows_row_group_times_that_run_backwards() -> None:
-    """Objects of five offsets; their times in hours are 0, 5, 2, unknown, 3 and, after a gap, 4."""
+    """Objects have five offsets each. Their times in hours are 0, 5, 2, unknown, 3 and, after a gap, 4."""
     names = []
     for number, hour in enumerate([0, 5, 2, None, 3, None, 4]):
         if number == 5:

@@ -1,4 +1,4 @@
-"""Bloom filters of the archive's objects: what is there is never ruled out, and a query by key reads little else."""
+"""Tests of Bloom filters in archive objects: no false negatives, and key queries read few other objects."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ from tiered.write.bloom_filter import filter_reads
 TOPIC = "orders"
 T0 = 1_700_000_000_000
 ROWS = 300
-# Names twice, an empty value before, bytes that are no UTF-8: what a query compares is RocketMQ's reader's view.
+# Duplicate names, an empty first value, invalid UTF-8: queries compare the value that RocketMQ's parser returns.
 ODD = [
     b"UNIQ_KEY\x01first\x02UNIQ_KEY\x01second\x02KEYS\x01\x02KEYS\x01late\x02",
     b"KEYS\x01good \xff\x02UNIQ_KEY\x01ID\xfe\x02",
@@ -65,7 +65,7 @@ def properties_of(number: int) -> bytes:
 
 
 def write(worker: WorkerClient, root: Path, number: int, *, odd: bool = False) -> Written:
-    """The object of round `number`, with ROWS messages of about 1 KiB that do not shrink, and the odd ones."""
+    """Write the object of round `number` with ROWS incompressible messages of about 1 KiB, and optional odd ones."""
     noise, log, records = random.Random(number), bytearray(), []
     base, first = number << 30, number * ROWS
     strings = [properties_of(offset) for offset in range(first, first + ROWS)] + (ODD if odd else [])

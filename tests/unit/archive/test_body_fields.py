@@ -1,4 +1,4 @@
-"""Drift: which fields the bodies of a month had, what came and went, and what a sample looks at."""
+"""Tests of the schema drift report: fields of the bodies by month, added and removed ones, and the sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulation of the storage side found in the catalog, each as a history of its own."""
+"""Regression tests of defects in the catalog that the storage simulation found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A catalog beside a plain list of names: any history of entries, any question, the same answer."""
+"""Comparison of a catalog with a plain list of names over random histories and queries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.doubles.checkpoints import restored
 
 TOPICS = ("orders", "%RETRY%" + "%" * 120, "a.b")
 QUEUES = 3
-STEP = 10  # offsets of a queue that an object may have
+STEP = 10  # maximum number of offsets of a queue in an object
 
 
 def name_of(random: Random, topic: str, number: int, rewrite: int = 0, count: int = 1) -> CommittedObject:
-    """The object with CommitLog range `number`, of as many as `count`; some of its queues, its offsets with holes."""
+    """Return an object of CommitLog ranges `number` to `number + count`, with random queues and holes."""
     groups: list[RowGroup] = []
     row = 0
     for index in range(random.choice((1, 1, 1, 3))):
@@ -54,7 +54,7 @@ def name_of(random: Random, topic: str, number: int, rewrite: int = 0, count: in
 
 
 class Model:
-    """Names in lists."""
+    """A model of the catalog with names in lists."""
 
     def __init__(self) -> None:
         self.live: dict[str, CommittedObject] = {}

@@ -1,4 +1,4 @@
-"""What a question and an entry cost: a pull takes no lock, an entry looks at what it changes. Counted, not timed."""
+"""Cost of catalog queries and entries, counted rather than timed: pulls take no lock, entries are incremental."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOUR = 3_600_000
 
 
 def name_of(number: int, topic: str = "t", queues: int = 2) -> CommittedObject:
-    """Five offsets of each queue, an hour after the one before."""
+    """Return an object with five offsets of each queue, an hour after the previous object."""
     runs = [(queue, number * 5, number * 5 + 4) for queue in range(queues)]
     group = RowGroup(0, 5 * queues, 4, 100, number * HOUR, number * HOUR, 1000, runs)
     return CommittedObject(
@@ -52,7 +52,7 @@ def name_of(number: int, topic: str = "t", queues: int = 2) -> CommittedObject:
 
 
 def name_at(number: int, topic: str = "t", queues: int = 2, random: Random | None = None) -> CommittedObject:
-    """The same with the key, and the digits, that such an object has."""
+    """Return the same object with a realistic key and random digests."""
     key = data_key("", topic, "2026-01-01", "b", start=number, end=number + 1, epoch=7)
     digits = {} if random is None else {"etag": random.randbytes(16).hex(), "sha256": random.randbytes(32).hex()}
     told = ("crc32", "8d3f00a1" if random is None else random.randbytes(4).hex())
@@ -69,7 +69,7 @@ def filled(count: int, topic: str = "t") -> Catalog:
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Where the blocks begin of which any part is decoded from here on."""
+    """Record the begins of blocks of which any part is decoded."""
     found: list[int] = []
     records = Block._records
 
@@ -83,7 +83,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Where the blocks begin that are unpacked from here on."""
+    """Record the begins of blocks that are unpacked."""
     found: list[int] = []
     unpack = Block._unpack
 
@@ -168,7 +168,7 @@ def test_expiry_removes_the_first_blocks_without_reading_the_rest(
 
 @pytest.mark.parametrize("objects", [5 * NAMES_MAX, 50 * NAMES_MAX])
 def test_expiry_unpacks_only_one_block(objects: int, unpacked: list[int]) -> None:
-    """Planned, expired, found due and deleted; the last block has one that lives on."""
+    """All objects but the last one are planned, expired, found due and deleted."""
     catalog = filled(objects)
     unpacked.clear()
     keys, minimums = expire_topic(catalog, "t", HOUR, objects * HOUR - 1)
@@ -233,7 +233,7 @@ def test_query_of_an_expired_object_unpacks_only_its_block(unpacked: list[int]) 
 
 @pytest.mark.parametrize("entry", ["expire", "replace"])
 def test_change_does_not_rebuild_blocks_that_are_full_by_bytes(entry: str, unpacked: list[int]) -> None:
-    """Few names of many row groups each: two such blocks are no more than half full by number, and never one."""
+    """Names with many row groups fill blocks by bytes: two blocks are half full by number, but must not be joined."""
 
     def wide(number: int, rewrite: int = 0) -> CommittedObject:
         name = name_at(number)
@@ -280,7 +280,7 @@ def test_offset_lookup_unpacks_one_block_and_queue_ends_none(unpacked: list[int]
 
 @pytest.fixture
 def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many ranges of queues the blocks have that are looked through from here on, one after another."""
+    """Record the number of queue ranges in each block that is scanned."""
     found: list[int] = []
     slot: Any = vars(Block)["bounds"]
 
@@ -392,7 +392,7 @@ def test_few_blocks_stay_unpacked(unpacked: list[int]) -> None:
 
 @pytest.mark.parametrize("topics", [1, 5])
 def test_a_name_takes_at_most_300_bytes(topics: int) -> None:
-    """Of eight queues, and with all that a catalog holds for it."""
+    """The limit holds for objects of eight queues and covers all catalog structures."""
     random = Random(1)
     names = {number: [name_at(one, f"topic-{number:05d}", 8, random) for one in range(100)] for number in range(topics)}
     batches = [list(batch) for batch in zip(*names.values(), strict=True)]

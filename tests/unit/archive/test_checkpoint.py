@@ -1,4 +1,4 @@
-"""A journal's end is searched, not walked to, and a checkpoint gives what the entries give."""
+"""Tests of journal reads: binary search for the end, and checkpoints equal to their entries."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ REWRITES: list[AnyEntry] = [
     Abort(kind=COMPACT, round=1, reason=""),
 ]
 _C2 = committed("c2", [(0, 20, 22), (0, 25, 29), (1, 10, 14)], start=200, end=300)
-#: Two rows of c, then all that is left of it.
+#: Two rows of c, then all its other rows.
 ERASURES: list[AnyEntry] = [
     Erase(id="e2.20", old=["c"], new=[_C2], rows=[("t", 0, 23, 24)], delete_after_ms=7),
     Erase(
@@ -128,7 +128,7 @@ def test_the_end_is_found_in_logarithmic_questions(end: int) -> None:
 
 
 def journal_in(store: MemoryStore, *checkpoints: int) -> None:
-    """The entries above, with a CHECKPOINT entry and its object after each of the given counts of entries."""
+    """Write the entries, with a CHECKPOINT entry and its object after each of the given counts."""
     catalog, newest = Catalog(), -1
     pending: list[AnyEntry] = list(ENTRIES)
     while pending:

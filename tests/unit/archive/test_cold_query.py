@@ -1,4 +1,4 @@
-"""Finding archived messages by key and by place, over row groups made here."""
+"""Tests of queries of archived messages by key and by place, over generated row groups."""
 
 import mmap
 from concurrent.futures import Future
@@ -23,7 +23,7 @@ GROUPS = 3
 
 
 def record(offset: int) -> bytes:
-    """Every other message has the key `odd`, and all of them have it in their body."""
+    """Return a record. Every other one has the key `odd`, and all have it in their body."""
     properties = {"UNIQ_KEY": f"ID{offset}", "KEYS": f"k{offset} {'odd' if offset % 2 else 'even'}"}
     return encode_record(
         topic=b"t", body=b"odd k1", properties=properties_to_bytes(properties), queue_id=0, flag=0,
@@ -112,7 +112,7 @@ def test_a_group_that_cannot_be_read_is_left_out_and_said() -> None:
     found = query_of(fetched).by_key("t", "odd", 32, 0, 1000)
     assert found.records == [record(offset) for offset in (11, 9, 3, 1)]
     assert found.unsearched.startswith("1 row groups")
-    # What failed may hold newer ones than what was found: two are enough only where it may not.
+    # The unreadable group may have newer matches. Two results suffice only if it cannot.
     assert query_of(fetched).by_key("t", "odd", 2, 0, 1000) == Found([record(11), record(9)])
     assert query_of(fetched).by_key("t", "odd", 3, 0, 1000).unsearched.startswith("1 row groups")
 
@@ -140,7 +140,7 @@ def test_a_place_in_the_log_is_found_and_hidden_messages_are_not() -> None:
 
 
 class Filters:
-    """Row groups that may hold any word; a look ends at once unless it hangs."""
+    """Filters that exclude nothing. A request completes at once unless it is set to hang."""
 
     def __init__(self, *may: int, hangs: bool = False) -> None:
         self.may, self.hangs = frozenset(may), hangs
@@ -171,7 +171,7 @@ def test_row_groups_excluded_by_filters_are_not_read() -> None:
 def test_unanswered_filter_request_is_cancelled_and_reported() -> None:
     class Hurried(ManualClock):
         def monotonic(self) -> float:
-            self.advance(int(SECONDS_MAX * 1000) - 10)  # what is left is waited for in true time
+            self.advance(int(SECONDS_MAX * 1000) - 10)  # the rest is waited for in real time
             return super().monotonic()
 
     filters = Filters(hangs=True)
@@ -198,7 +198,7 @@ def test_key_query_reports_row_groups_beyond_its_limit(monkeypatch: pytest.Monke
 
 
 class ByObject(Fetched):
-    """Each object has one row group."""
+    """Fetches by object, each with one row group."""
 
     def __call__(self, name: CommittedObject, index: int) -> "Future[DecodedGroup]":
         return super().__call__(name, name.start // 1000 // ROWS)

@@ -1,4 +1,4 @@
-"""The reader's own promises, over a source that counts and fails on demand."""
+"""Tests of ColdReader over a source that counts reads and fails on demand."""
 
 import mmap
 import threading
@@ -165,7 +165,7 @@ def test_read_ahead_without_room_is_retried() -> None:
 def test_disk_cache_keeps_refetched_groups_not_replayed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_fetches, "_REMEMBERED", 4)
     source = Source()
-    reader = ColdReader(catalog_of(9), source, "", 1)  # nothing stays in memory
+    reader = ColdReader(catalog_of(9), source, "", 1)  # too small to keep anything in memory
     for index in (0, 1, 2, 3):
         reader.get("t", 0, index * ROWS, 1, 1 << 20)
     assert source.kept == []

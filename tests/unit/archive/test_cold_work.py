@@ -1,4 +1,4 @@
-"""What a replay of the archive asks of its worker, the store and the broker's memory: counted, over real objects."""
+"""Work of an archive replay for the worker, the store and broker memory, counted over real objects."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ PULL = 32
 
 
 class InProcess(WorkerClient):
-    """Real requests to a real worker, without a process between them."""
+    """A client of a real worker in the same process."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class InProcess(WorkerClient):
 
     @property
     def pieces(self) -> int:
-        """That were made."""
+        """Return the number of memory pieces created."""
         return self._memory.made
 
 
@@ -126,7 +126,7 @@ def test_row_group_forgotten_during_its_fetch_is_not_cached(tmp_path: Path) -> N
 
 
 def assert_is(got: ColdResult, records: dict[tuple[int, int], bytes], queue: int, offset: int) -> None:
-    """One buffer of the records from this offset on, as they were sealed."""
+    """Assert that the result is one buffer of the sealed records from this offset on."""
     wanted = b"".join(records[queue, place] for place in range(offset, got.next_offset))
     assert [bytes(buffer) for buffer in got.buffers] == [wanted]
     assert got.count == got.next_offset - offset

@@ -1,4 +1,4 @@
-"""Objects made of objects hold the same records, byte for byte, each once."""
+"""Tests of the compactor: its objects have the records of their inputs once, byte for byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Sealed = dict[tuple[int, int], bytes]  # (queue, offset) -> record
 
 
 class Log:
-    """Records one after another, and objects made of them."""
+    """A sequence of records, and objects made of them."""
 
     def __init__(self, directory: Path, seed: int = 1) -> None:
         self.directory, self.at, self.sealed = directory, 0, Sealed()
@@ -55,7 +55,7 @@ class Log:
         return bytes(raw)
 
     def object_of(self, counts: Mapping[int, int], sizes: GroupSizes = SMALL) -> Input:
-        """So many records of each queue, mixed in the log."""
+        """Append `counts` records per queue, interleaved, and make an object of them."""
         start, wire = self.at, bytearray()
         order = [queue for queue, count in counts.items() for _ in range(count)]
         self.random.shuffle(order)

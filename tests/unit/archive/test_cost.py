@@ -1,4 +1,4 @@
-"""What settings cost: exact figures of the model, and the model beside the rule that it stands for."""
+"""Tests of the cost model: exact figures, and agreement with the scheduling rule that it models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T0 = 1_790_000_000_000 // DAY_MS * DAY_MS
 
 
 def test_a_slow_topic_by_the_hour() -> None:
-    """Each object waits an hour, the next message comes an hour later: 12 rounds, and one half over midnight."""
+    """Objects wait an hour and messages arrive hourly: 12 rounds a day, and a half more for midnight."""
     topic, broker, total = costs_of([HOURLY], Setting(max_age_s=3600, replicas=2), FREE)
     assert topic == Cost(
         "hourly",
@@ -116,7 +116,7 @@ def test_a_longer_age_than_the_log_is_kept_keeps_the_log() -> None:
     ],
 )
 def test_the_model_counts_what_the_rule_makes(every_s: int, age_s: int) -> None:
-    """Messages come at random for some weeks; the rule takes them when they are due, an object for each day."""
+    """Random messages over weeks, archived by the rule when due, with one object per day."""
     policy = Policy(archive_max_age_ms=age_s * 1000)
     noise, days, made, oldest, pending = random.Random(3), 60, 0, 0, list[int]()
     coming = T0 + noise.expovariate(1 / every_s) * 1000
@@ -134,7 +134,7 @@ def test_the_model_counts_what_the_rule_makes(every_s: int, age_s: int) -> None:
 
 
 def placed(topic: str, day: float, rows: int, wire: int, size: int) -> CommittedObject:
-    """An object of an hour, `day` days after the beginning."""
+    """Return an object that spans an hour, `day` days after the start."""
     begin = T0 + int(day * DAY_MS)
     base = committed(f"{topic}-{day}", [(0, 0, rows - 1)])
     changes = {"topic": topic, "rows": rows, "wire_bytes": wire, "size": size, "min_time": begin}
@@ -146,7 +146,7 @@ def seen(objects: Iterable[CommittedObject], days: float) -> list[Traffic]:
 
 
 def test_rates_are_those_of_the_newest_days() -> None:
-    end = 10 - 1 / 24  # the newest object ends with the tenth day
+    end = 10 - 1 / 24  # the newest object ends at the end of the tenth day
     objects = [
         placed("old", 0, 1000, 1_000_000, 9000),
         placed("slow", 7, 20, 8000, OBJECT_BYTES + 4000),

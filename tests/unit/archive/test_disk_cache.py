@@ -1,4 +1,4 @@
-"""The disk cache: bounded, checked at each read, and never anybody's problem."""
+"""Tests of the disk cache: bounded, verified at each read, and failures only disable it."""
 
 import errno
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_remains_of_a_dead_process_are_removed(disk: SimDisk) -> None:
 
 
 class FailingDisk(SimDisk):
-    """Fails at one call, as a full or dying disk does."""
+    """A disk that fails at one kind of call, like a full or failing disk."""
 
     fails = ""
 

@@ -1,4 +1,4 @@
-"""What an erasure means, and ERASE: at every instant each message that is left is found once, and none is a hole."""
+"""Tests of erasure matching and of ERASE entries: other messages stay visible once, and no offset is lost."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_erase_of_an_expired_object_only_advances_its_deletion() -> None:
 
 
 def test_row_in_two_objects_is_no_gap_while_one_is_in_view() -> None:
-    """Runs of a queue may overlap; the shorter one of two that begin together must not hide the longer one."""
+    """Runs of a queue may overlap. The shorter of two runs with the same start must not hide the longer one."""
     both = [name_of(0, 100, [(0, 0, 29)]), name_of(100, 200, [(0, 10, 11)]), name_of(200, 300, [(0, 12, 20)])]
     rows = [("t", 0, 12, 20), ("t", 0, 25, 34)]
     catalog = catalog_of(
@@ -139,7 +139,7 @@ def test_row_in_two_objects_is_no_gap_while_one_is_in_view() -> None:
     assert [(gap.first, gap.last) for gap in catalog.gaps("t")] == [(30, 34)]
 
 
-# ---- which messages
+# ---- matching messages
 
 TOPICS = {"orders", "a_orders", "events", "big_events"}
 
@@ -185,7 +185,7 @@ def test_erasure_searches_the_topic_and_retry_topics() -> None:
 
 
 class Counted(Sequence[tuple[int, int]]):
-    """Spans, and how many of them were looked at."""
+    """A sequence of spans that counts its reads."""
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
         self.spans, self.looks = spans, 0

@@ -1,4 +1,4 @@
-"""The law: every stored record, rebuilt from its row, is byte for byte the record that was sealed."""
+"""Tests that each record rebuilt from its row equals the sealed record byte for byte."""
 
 import hashlib
 from collections.abc import Sequence
@@ -82,9 +82,9 @@ def assert_exact(records: Sequence[bytes], topic: str = TOPIC) -> pa.Table:
     rebuilt = rebuild(table, topic)
     assert [bytes(rebuilt.record(row)) for row in range(len(records))] == list(records)
     assert len(tag_codes(table, rebuilt)) == len(records)
-    # What is written before every row is compared needs no second writing.
+    # A file written before the rows are compared needs no rewrite.
     assert table_of(entries_of(records), sealed_of(records), topic, compare_all=False).to_pylist() == table.to_pylist()
-    # The vectorised path and the one that goes row by row cannot be told apart.
+    # The vectorized path and the path by row give identical results.
     one_by_one = exact_rows(entries_of(records).each(), [memoryview(raw) for raw in records], topic)
     assert table.to_pylist() == with_wire(one_by_one, sealed_of(records), topic).to_pylist()
     return table
@@ -143,7 +143,7 @@ COMMON = st.builds(
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(COMMON, min_size=1, max_size=8), odd_records(), st.randoms())
 def test_common_and_odd_records_side_by_side(common: list[dict[str, Any]], odd: list[bytes], random: Any) -> None:
-    """Each record knows its row, so those of the common shape do take the vectorised path."""
+    """Each record has its queue offset, so common records take the vectorized path."""
     kinds: list[dict[str, Any] | bytes] = [*common, *odd]
     random.shuffle(kinds)
     assert_exact([kind if isinstance(kind, bytes) else record(row, **kind) for row, kind in enumerate(kinds)])
@@ -299,7 +299,7 @@ def test_row_that_rebuilds_differently_keeps_the_record_in_wire(
 
 
 def test_strings_of_any_length_are_joined_from_anywhere_in_the_source() -> None:
-    """Arrow has up to 12 bytes in the view itself, and of the others only where they lie."""
+    """An Arrow string view contains up to 12 bytes inline, and only a reference to longer ones."""
     source = bytes(range(256)) * 2
     begins = np.array([500, 0, 300, 7, 100, 499, 256, 3])
     sizes = np.array([12, 13, 0, 11, 256, 13, 1, 12])

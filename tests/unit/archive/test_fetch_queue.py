@@ -1,4 +1,4 @@
-"""Turns between groups, the byte budget and read-ahead's place in line."""
+"""Tests of the fetch queue: fairness between groups, the byte budget, and the priority of read-ahead."""
 
 import threading
 
@@ -9,7 +9,7 @@ from tiered.read.fetch_queue import LINE_MAX, Fetch, FetchQueue, QueueFull
 
 
 class Work:
-    """Fetches that note their order; `gate` holds those that run."""
+    """Fetches that record their order. `gate` blocks the running ones."""
 
     def __init__(self) -> None:
         self.order: list[str] = []

@@ -1,4 +1,4 @@
-"""Engines that find columns by Parquet's field ids read the archive's objects."""
+"""Tests that engines which resolve columns by Parquet field ids can read archive objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/archive-format.md` is the contract: its columns, file metadata and journal entries are those of the code."""
+"""Tests that columns, file metadata and journal entries on `docs/archive-format.md` equal those of the code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = {
 
 
 def table(first_cell: str) -> list[list[str]]:
-    """The rows of the table whose head begins so."""
+    """Return the rows of the table whose header starts with this cell."""
     text = PAGE.split(f"| {first_cell} |")[1].split("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
 
@@ -55,7 +55,7 @@ def test_column_ids_match_the_page_and_are_unique() -> None:
 
 
 def ids(fields: Iterable[pa.Field]) -> dict[str, int]:
-    """Also of what is nested; raises where a field has none."""
+    """Return the ids of fields and nested fields. Raises an error if a field has none."""
     found: dict[str, int] = {}
     for field in fields:
         found[field.name] = int(field.metadata[FIELD_ID.encode()])
@@ -87,7 +87,7 @@ def test_page_lists_every_entry_and_the_common_fields() -> None:
 
 def test_the_names_in_keys_are_those_that_it_shows() -> None:
     def spelt(cell: str) -> str:
-        """`a` and 3 times `b` and `c`: abbbc."""
+        """Expand a notation like "`a` and 3 times `b` and `c`" to "abbbc"."""
         return "".join(part * int(count or 1) for count, part in re.findall(r"(?:(\d+) times )?`([^`]+)`", cell))
 
     rows = table("topic")

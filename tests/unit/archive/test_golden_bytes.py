@@ -1,4 +1,4 @@
-"""The golden bytes of `docs/archive-format.md`: today's code reads them, writes them, and the page names each field."""
+"""Tests of the golden bytes of `docs/archive-format.md`: the code reads and writes them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ GOLDEN: dict[str, tuple[Any, bytes]] = {
     name: (json.loads(said), bytes.fromhex(digits.replace("\n", "")))
     for name, said, digits in re.findall(r"```golden (\S+)\n(\{.*?\})\n([0-9a-f\n]+)```", PAGE, re.DOTALL)
 }
-#: Entries as some of their fields make them.
+#: Entries built from some of their fields.
 VARIANTS = {"EPOCH-of-a-set", "INTENT-to-compact", "ABORT-to-compact", "INTENT-to-erase"}
 OBJECT = Path(__file__).with_name("golden.parquet")
 LIMIT = 1 << 20
 
 
 def as_json(value: object) -> Any:
-    """Bytes as hexadecimal digits."""
+    """Return a value with bytes as hexadecimal digits."""
     return json.loads(json.dumps(value, default=bytes.hex))
 
 
@@ -80,7 +80,7 @@ def test_an_entry_is_read_and_written(name: str) -> None:
 
 
 def unpacked_part(data: bytes) -> Part:
-    """Another zlib may compress its blocks to other bytes."""
+    """Return a part with uncompressed blocks, because zlib versions compress to different bytes."""
     part = decode_part("orders", data)
     inside = [msgspec.structs.replace(block, packed=zlib.decompress(block.packed)) for block in part.blocks]
     outside = [

@@ -1,4 +1,4 @@
-"""Memory that a worker fills and the broker reads: used again, and never while somebody still reads it."""
+"""Tests of memory that a worker fills and the broker reads: it is reused, but never while referenced."""
 
 import gc
 import os
@@ -78,7 +78,7 @@ def test_a_closed_one_keeps_nothing_and_what_is_lent_stays_good() -> None:
 
 
 def test_a_slice_may_go_in_a_collection_while_a_piece_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the collector does it: in the middle of whatever runs, whatever that has locked."""
+    """The garbage collector may run at any point, with any lock held."""
     memory = GroupMemory()
     kept = [filled(memory, b"a")]
     collect = memory._collect
@@ -96,7 +96,7 @@ def test_a_slice_may_go_in_a_collection_while_a_piece_is_taken(monkeypatch: pyte
 
 
 def test_a_piece_that_nobody_else_knows_comes_back_after_a_collection_too() -> None:
-    """As a row group in a cache: a slice of it is all that there is."""
+    """Like a row group in a cache, only a slice references the memory."""
     memory = GroupMemory()
     gc.collect()
     piece, content = filled(memory, b"a")

@@ -1,4 +1,4 @@
-"""A row group out of its bytes: what is read of it, and how often."""
+"""Tests of row group decoding: which bytes and columns are read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a data directory knows of its archive: a power cut anywhere keeps all that was relied upon."""
+"""Tests of the identity file of an archive in a data directory: durable over any power cut."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WHOLE, SINCE = STATE / "identity.msgpack", STATE / "identity.since"
 
 
 class PowerCut(Exception):
-    """The process is gone."""
+    """The simulated power cut."""
 
 
 class CutDisk(SimDisk):
-    """The power goes at one of its writes: before it, amid it, or right after it."""
+    """A disk with a power cut before, within or right after one of its writes."""
 
     def __init__(self, left: int, seed: int) -> None:
         super().__init__(seed=seed)
@@ -77,7 +77,7 @@ def includes(known: Lasts, named: Lasts) -> bool:
 
 
 class History:
-    """Of one directory: what was relied upon, and what may be known at most."""
+    """Lower and upper bounds of the identity that one directory must have after a power cut."""
 
     def __init__(self) -> None:
         self.known = Identity("b", "u", 1, 0, {})
@@ -85,7 +85,7 @@ class History:
         self.high = 0
 
     def go_on(self, file: IdentityFile, dice: random.Random) -> None:
-        """As `KnownArchive` uses it, until the power goes."""
+        """Use the file like `KnownArchive` until the power cut."""
         while True:
             names, high = at_random(dice), self.known.high + dice.randrange(3)
             self.high = high
@@ -132,7 +132,7 @@ def test_frames_older_than_the_snapshot_are_ignored() -> None:
     file.write(Identity("b", "u", 1, 0, {}))
     file.add(Since(5, 1, {"t": {0: 9}}))
     older = disk.read(SINCE)
-    file.write(Identity("b", "u", 1, 0, {}))  # as of one that an ABORT closed
+    file.write(Identity("b", "u", 1, 0, {}))  # like an identity after an ABORT
     disk.write_atomic(SINCE, older)
     found = opened(disk)[1]
     assert found is not None
@@ -180,11 +180,11 @@ def test_a_newer_one_is_refused_by_name() -> None:
         opened(disk)
 
 
-# ---- as the journal uses it
+# ---- use by the journal
 
 
 class Written:
-    """Bytes that went into the two files."""
+    """The number of bytes written to the two files."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.bytes = 0
@@ -246,7 +246,7 @@ def test_start_without_the_store_knows_offsets_of_unwritten_entries(tmp_path: Pa
 
 
 def test_the_mirror_of_a_first_life_outlives_a_power_cut_by_itself() -> None:
-    """Without the store it is all that says what was archived; nothing else syncs its folder for it."""
+    """Without the store, only the mirror records what was archived, so its directory must be synced."""
     for seed in range(20):
         disk = SimDisk(seed=seed)
         disk.make_dirs(STATE)

@@ -1,4 +1,4 @@
-"""A reader takes the topics that it is asked for, and knows of each what all entries say."""
+"""Tests of lazy catalogs: a reader loads only requested topics, with the state of all entries."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.doubles.checkpoints import put_checkpoint
 from tests.doubles.memory_store import MemoryStore
 from tests.unit.archive.test_catalog_model import QUEUES, name_of
 
-CUT = "%RETRY%" + "%" * 120  # whose name no key can say
+CUT = "%RETRY%" + "%" * 120  # too long for an object key
 TOPICS = [*(f"topic-{number:02}" for number in range(30)), CUT]
 
 
 class Journal:
-    """Entries of one broker in a store, and their sum."""
+    """Entries of one broker in a store, and the catalog that results from them."""
 
     def __init__(self) -> None:
         self.store, self.catalog, self.newest = MemoryStore(), Catalog(), -1
@@ -64,7 +64,7 @@ class Journal:
         return names
 
     def packs(self) -> list[str]:
-        """Of the newest checkpoint."""
+        """Return the packs of the newest checkpoint."""
         head = decode_checkpoint(self.store.objects[checkpoint_key("", "b", self.newest)][0])
         assert isinstance(head, CheckpointHead)
         return [pack_key("", "b", *name) for name in head.sizes()]
@@ -97,7 +97,7 @@ def same(found: Catalog, expected: Catalog, topics: list[str]) -> None:
 
 
 def every_kind_of_entry(journal: Journal) -> None:
-    """After the checkpoint, of topics that it has and of one that it has not."""
+    """Append one entry of each kind after the checkpoint, for known topics and a new one."""
     old = journal.catalog.objects("topic-03")[:3]
     gone = journal.catalog.objects(CUT)[:2]
     made = name_of(Random(1), "topic-03", 0, rewrite=1, count=3)
@@ -117,7 +117,7 @@ def every_kind_of_entry(journal: Journal) -> None:
 
 @pytest.fixture
 def journal() -> Journal:
-    """Parts of three checkpoints, and entries behind the last."""
+    """Return a journal with parts of three checkpoints and entries after the last."""
     made = Journal()
     for topic in TOPICS:
         made.commit(topic, 5)

@@ -1,4 +1,4 @@
-"""The format is open: a program that has only the page, msgpack and PyArrow reads what the broker wrote."""
+"""Tests that a program based only on the format page, msgpack and PyArrow reads an archive."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MESSAGES = [
 
 
 def read_plainly(root: Path, *options: str) -> Any:
-    """What the reader says; that it imports nothing of the house is part of each reading."""
+    """Run the plain reader, check that it imports no neve module, and return its output."""
     command = [sys.executable, "-I", str(READER), str(root), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ async def send_all(connection: Connection, topic: str, rounds: int) -> Sent:
 
 
 async def write_checkpoint(broker: BrokerController) -> None:
-    """One that is due; the entries that follow it are read from the journal."""
+    """Write a due checkpoint; later entries are read from the journal."""
     journal = broker.archive.journal
     assert journal is not None
     before = journal.catalog.checkpoint
@@ -188,7 +188,7 @@ def write_journal(store: DirectoryStore, broker: str, entries: list[AnyEntry], *
 
 
 def test_plain_reader_applies_every_entry_like_the_catalog(tmp_path: Path) -> None:
-    """Every length of one history, each as a broker of its own: entries alone, and a checkpoint at every place."""
+    """Each prefix of a history is a broker, without a checkpoint and with one at every position."""
     store = DirectoryStore(tmp_path)
     store.put("_neve/format.msgpack", msgspec.msgpack.encode({"version": 1, "cluster": "c"}))
     expected = {}

@@ -1,4 +1,4 @@
-"""How long a worker may be silent: a rate is shared by all that is under way, and who hangs is found out."""
+"""Tests of the worker timeout: concurrent uploads share a rate, and hanging workers are detected."""
 
 import subprocess
 import sys
@@ -76,11 +76,11 @@ def test_patience_applies_a_lower_rate_to_a_started_wait() -> None:
     assert waiting.more() == 0.0
 
 
-# ---- a worker that gets no processor
+# ---- starved workers
 
 
 class Looked:
-    """A worker as looks find it; after so many of them it answers."""
+    """A worker in the view of periodic checks. It answers after a number of checks."""
 
     def __init__(self, answers_at: int, *, wants_more: bool, share: float) -> None:
         self.answer = Future[Any]()
@@ -106,7 +106,7 @@ def waited_for(worker: Looked) -> tuple[bool, Patience]:
 
 
 def test_a_worker_that_gets_no_processor_does_not_hang() -> None:
-    """In ten times as long as it may be silent; however long it takes here, it is looks that are counted."""
+    """It survives ten times its timeout. Time is counted in checks, so the test is independent of real time."""
     ended, patience = waited_for(Looked(200, wants_more=True, share=0.0))
     assert ended
     assert patience.starved == pytest.approx(199 * LOOK_S), "the first look has none before it"

@@ -1,4 +1,4 @@
-"""REPLACE: at every instant a reader finds each row once, and nothing brings back what another object holds."""
+"""Tests of REPLACE: readers find each row once at every instant, and replaced objects never return."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def catalog_of(*entries: AnyEntry) -> Catalog:
 
 @contextmanager
 def before_each_line(look: Callable[[], None]) -> Iterator[list[int]]:
-    """Of the catalog's own code; says how many there were."""
+    """Call `look` before each executed line of the catalog code, and yield the count."""
     lines = [0]
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -138,7 +138,7 @@ def test_object_replaced_twice_does_not_return() -> None:
 
 
 def test_offsets_of_overlapping_runs_in_a_block_are_found() -> None:
-    """As an older copy of a log, archived later, may have them; `verify` tells."""
+    """An older copy of a log, archived later, may have overlapping runs; `verify` reports them."""
     names = [name_of(0, 100, [(0, 0, 9)]), name_of(100, 200, [(0, 3, 4)]), name_of(200, 300, [(0, 12, 13)])]
     catalog = catalog_of(Commit(round=1, names=names))
     found = [catalog.find("t", 0, at) for at in range(14)]

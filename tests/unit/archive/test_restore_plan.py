@@ -1,4 +1,4 @@
-"""What a restore brings back and where it goes on: nothing that was given is given again, what is lost is counted."""
+"""Tests of the restore plan: no offset is reused, and lost messages are counted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_without_a_state_the_archive_alone_gives_topics_and_ends() -> None:
 
 
 def test_queues_below_one_that_is_known_existed_too() -> None:
-    """A topic that has expired whole is not made again, but where its queues would go on is known."""
+    """A fully expired topic is not recreated, but its next offsets are kept."""
     expired = Expire(keys=[], delete_after_ms=1, minimums={"old": {3: 9}})
     made = plan(catalog_of(*ENTRIES, expired), state=None)
     assert made.ended["old"] == {3: 9 + QUEUE_MARGIN, **dict.fromkeys((0, 1, 2), QUEUE_MARGIN)}

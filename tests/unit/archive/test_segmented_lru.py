@@ -1,4 +1,4 @@
-"""Bounded in bytes, and a scan takes only what nobody used again."""
+"""Tests of SegmentedLru: bounded in bytes, and scans evict only entries that were not reused."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Which objects a reader of some time opens: all that may have a row of it, and names of other times stay packed."""
+"""Tests of object selection by time: complete, and without unpacking names of other times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = 400
 
 
 def name(number: int, chance: Random) -> CommittedObject:
-    """Of two row groups; of some nobody knows how old they are."""
+    """Return an object of two row groups, some of them with unknown times."""
     at, first = number * HOUR, 20 * number
     groups = []
     for index in range(2):

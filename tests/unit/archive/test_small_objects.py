@@ -1,4 +1,4 @@
-"""Small objects that are made together are what each would be alone, and each is proved."""
+"""Tests of batches of small objects: each equals the object made alone and is verified."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Log(NamedTuple):
 
 
 def make_log(path: Path, topics: Sequence[str], odd: str = "none of it common") -> Log:
-    """Two queues of each topic; in `odd` a record that its CRC does not fit."""
+    """Write a log with two queues per topic, and records with wrong CRCs in topic `odd`."""
     log = bytearray()
     objects: list[SmallObject] = []
     rows: list[tuple[int, int, int, int]] = []
@@ -181,7 +181,7 @@ def test_rate_limit_covers_concurrent_uploads_and_skips_cancelled(tmp_path: Path
         worker.set_upload_rate(1)  # thousands of bytes: hours
         uploads = worker.uploads(f"dir:{tmp_path / 'store'}", {"cluster": "c", "broker": "b", "round": "1"})
         uploads.begin(named(log), log.files)
-        # The first goes in advance; its place is taken by another, so 32 wait and 7 are not on their way.
+        # The first passes in advance and another one follows, so 32 wait and 7 are still queued.
         wait_until(lambda: staged.is_dir() and len(list((tmp_path / "store").rglob("*.parquet"))) == 1)
         wait_until(lambda: len(list(staged.iterdir())) == 32)
         uploads.give_up()
@@ -208,7 +208,7 @@ def test_worker_with_low_priority_is_replaced_when_priority_returns(tmp_path: Pa
         assert upload(0) == {os.SCHED_IDLE}
         worker.set_priority("low")
         assert worker.starts == 1, "it may be at work"
-        is_idle = os.sched_getscheduler(0) == os.SCHED_IDLE  # who runs this
+        is_idle = os.sched_getscheduler(0) == os.SCHED_IDLE  # the priority of this test process
         assert upload(1) == {os.SCHED_IDLE if is_idle else os.SCHED_BATCH}
         assert worker.pid is not None
         assert os.getpriority(os.PRIO_PROCESS, worker.pid) == (os.getpriority(os.PRIO_PROCESS, 0) if is_idle else 19)

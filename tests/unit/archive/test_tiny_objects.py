@@ -1,4 +1,4 @@
-"""What an object of few rows costs beside them, and that nothing is lost with what it leaves out."""
+"""Tests of objects of few rows: low overhead, without loss of content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASE = 5_000_000_000
 
 
 def sealed(count: int) -> list[bytes]:
-    """Messages as a client sends them, of 300 bytes."""
+    """Return records of messages like those of a client, with 300 bytes each."""
     records, at = [], BASE
     for number in range(count):
         properties = (

@@ -1,4 +1,4 @@
-"""`neve.archive.dataset`: exactly what the catalog holds, in each engine, with what they ask for pushed down."""
+"""Tests of `neve.archive.dataset`: the rows of the catalog in each engine, with filter pushdown."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from neve.record.layout import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, CO
 from tests.doubles.archive_on_paper import HOUR, T0, ArchiveOnPaper
 
 TOPIC = "%RETRY%g|x"
-LONG = "%RETRY%" + "|" * 120  # more than a path can say
+LONG = "%RETRY%" + "|" * 120  # too long for a path component
 LEFT = [("a", 0, offset) for offset in range(15, 30)] + [("b", 1, offset) for offset in range(10)]
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Queue 0 of broker a: 0…9 expired, 10…19 cut at 15, 20…29; queue 1 of broker b; one object never published."""
+    """Return an archive: queue 0 of broker a from 15 to 29, queue 1 of broker b, and an uncommitted object."""
     store = open_store(f"dir:{tmp_path}/archive [1]")
     a = ArchiveOnPaper(store, "a", TOPIC)
     gone = a.write(0, 0, 0, 10, hour=0)
@@ -47,7 +47,7 @@ def url(tmp_path: Path) -> str:
 
 
 def sql(query: str, rows: Any) -> list[Any]:
-    """Of the table `rows`."""
+    """Run a query on the table `rows`."""
     found = duckdb.sql(query)
     assert rows is not None
     assert found is not None
@@ -190,7 +190,7 @@ def test_a_dataset_does_what_datasets_do(url: str) -> None:
 
 
 def packings(row: dict[str, Any]) -> dict[str, Any]:
-    """One of each kind, as clients send them, and one of each kind that is damaged."""
+    """Return a sound and a damaged body of each codec."""
     body = b"message %d " % row["queue_offset"] * 20
     zstd, lz4_ = zstandard.ZstdCompressor().compress(body), lz4.frame.compress(body)
     kinds = [

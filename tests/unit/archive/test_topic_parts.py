@@ -1,4 +1,4 @@
-"""Checkpoints of version 2: each says all, and costs what changed since the one before."""
+"""Tests of checkpoints of version 2: complete, and incremental in cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.archive.test_catalog_model import QUEUES, name_of
 
 
 class Store:
-    """Packs and heads of one broker, of which the newest head alone is kept."""
+    """Packs and the newest checkpoint head of one broker."""
 
     def __init__(self) -> None:
         self.packs: dict[PackName, bytes] = {}

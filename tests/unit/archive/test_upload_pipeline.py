@@ -1,4 +1,4 @@
-"""Requests side by side: what a worker's death, its silence and a stop do to each object."""
+"""Tests of concurrent upload requests: worker death, hanging workers and stops, per object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tiered.write.uploader import EncodeFailed, NamedEntries
 
 
 class Worker:
-    """Answers when it is told to go on; it dies of `poison`."""
+    """A worker that answers after `go_on` and dies of the object `poison`."""
 
     def __init__(self, poison: str = "") -> None:
         self.poison = poison
@@ -45,7 +45,7 @@ class Worker:
         return future
 
     def go_on(self) -> None:
-        """It answers, or dies, and is quick from here on."""
+        """Let the worker answer or die, and answer at once from then on."""
         self.is_slow = False
         if any(one.name.key == self.poison for request, _ in self.pending for one in request.objects):
             self.die()
@@ -69,7 +69,7 @@ class Worker:
 
     def make_room(self) -> None:
         self.rooms += 1
-        self.is_to_give_way = self.is_slow = False  # for one that is asked next
+        self.is_to_give_way = self.is_slow = False  # for later requests
         owed, self.pending = self.pending, []
         for _, future in owed:
             future.set_exception(MadeRoom("for another"))
@@ -125,7 +125,7 @@ def test_only_the_object_that_kills_a_worker_fails() -> None:
 
 def test_a_worker_that_dies_of_whatever_comes_second_fails_none() -> None:
     class Forgetful(Worker):
-        """As one whose memory runs out."""
+        """A worker that dies after each object, like one out of memory."""
 
         made = 0
 
@@ -186,7 +186,7 @@ def test_starved_worker_hands_its_requests_to_the_next() -> None:
     def look() -> ProcessorDemand:
         nonlocal looks
         looks += 1
-        worker.is_to_give_way = looks > 20  # as when archiving has fallen behind meanwhile
+        worker.is_to_give_way = looks > 20  # like a backlog that needs a faster worker
         return ProcessorDemand(1, 0.0, wants_more=True)
 
     worker.patience = Patience(0.02, 2, look, look_seconds=0.002)

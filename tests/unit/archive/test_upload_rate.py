@@ -1,4 +1,4 @@
-"""Uploads keep to their rate, pay what they overdraw, and a change of the rate holds at once."""
+"""Tests of the upload rate limit: debt is waited for, and a new rate applies at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tiered.write.upload_rate import UploadRate
 
 
 class Timed:
-    """A rate whose waits move the clock."""
+    """A rate limit whose waits advance a manual clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -35,7 +35,7 @@ def test_the_mean_is_the_rate_but_for_a_second_in_advance() -> None:
     timed = Timed()
     timed.rate.set(1000)
     waited = sum(timed.rate.take(250) for _ in range(100))
-    # 25,000 bytes: the first second's worth is free, and the last part is on its way when its time begins.
+    # Of 25,000 bytes, the first second is free, and the last part starts at the beginning of its time.
     assert 23.0 <= timed.seconds() <= 24.5
     assert math.isclose(waited, timed.seconds())
 
@@ -72,7 +72,7 @@ def test_a_new_rate_holds_for_what_is_owed() -> None:
 
 
 def test_lifting_the_limit_wakes_who_waits() -> None:
-    rate = UploadRate(ManualClock())  # whose time stands still: only the change can end the wait
+    rate = UploadRate(ManualClock())  # the clock does not advance, so only the change can end the wait
     rate.set(1)
     rate.take(1000)
     done = threading.Event()

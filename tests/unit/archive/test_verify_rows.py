@@ -1,4 +1,4 @@
-"""A deep check of one object: whatever is done to its bytes, or to what the journal records, is found."""
+"""Tests of the deep verification of an object: any change of its bytes or journal record is found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from neve.archive.store.source import Head
 
 
 class OneObject:
-    """A store that has nothing else."""
+    """A store with a single object."""
 
     def __init__(self, data: bytes, size: int | None = None) -> None:
         self.data, self.size = data, len(data) if size is None else size
@@ -47,7 +47,7 @@ def row(queue: int, offset: int) -> dict[str, Any]:
 
 
 def written(groups: Sequence[Sequence[dict[str, Any]]], topic: str = "t") -> tuple[CommittedObject, bytes]:
-    """An object of these row groups, as it would be committed."""
+    """Return a committed object with these row groups, and its bytes."""
     sink, digest, told = pa.BufferOutputStream(), hashlib.sha256(), []
     with pq.ParquetWriter(sink, SCHEMA, compression="zstd", write_page_checksum=True) as writer:
         for rows in groups:
@@ -111,7 +111,7 @@ def test_a_flipped_bit_in_a_row_group_names_its_offsets_and_no_others() -> None:
 
 
 def test_verify_finds_any_changed_row_without_a_file_checksum() -> None:
-    """Pages have checksums, and records are hashed; statistics alone have bits that no row comes from."""
+    """Pages have checksums and records have hashes. Only statistics have bits that do not affect rows."""
     name = msgspec.structs.replace(NAME, checksum=("", ""))
     group = NAME.row_groups[0]
     whole, seen = pq.read_table(pa.BufferReader(DATA)), 0
@@ -152,7 +152,7 @@ def test_missing_cut_short_and_shrinking_objects_are_found() -> None:
 
 
 def test_verify_reports_each_row_archived_damaged() -> None:
-    """Sound as a file, and with the journal's hashes: only the rows themselves can say it."""
+    """The file and the journal hashes are sound; only the rows show the damage."""
     bad = row(0, 3) | {"body_crc": 7}
     marked = row(0, 4) | {"body_crc": 7, "damaged": True}
     framed = row(0, 5) | {"wire": b"\0\0\0\x63 no record"}
@@ -165,7 +165,7 @@ def test_verify_reports_each_row_archived_damaged() -> None:
 
 
 def test_rows_outside_the_times_of_their_row_group_are_told() -> None:
-    """Such a group would expire, or be passed over, with a row that is younger."""
+    """Such a row group would expire or be skipped together with a newer row."""
     group = msgspec.structs.replace(NAME.row_groups[0], newest_ms=1_700_000_000_000 + 17)
     name = msgspec.structs.replace(NAME, row_groups=[group, NAME.row_groups[1]])
     found = faults(DATA, name)

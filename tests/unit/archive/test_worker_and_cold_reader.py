@@ -1,4 +1,4 @@
-"""Through the real worker process: log file -> object in a directory store -> cold read, byte for byte."""
+"""Tests of the path through the real worker process: log file, object in a directory store, cold read."""
 
 import contextlib
 import errno
@@ -179,7 +179,7 @@ def test_a_dead_worker_is_replaced_and_an_idle_one_ends(tmp_path: Path, url: str
 
 
 class BusyWorker(WorkerClient):
-    """Its first process copies objects into its directory, and never comes to an end."""
+    """A client whose first worker process copies objects into its directory and never completes."""
 
     def _command(self, descriptor: int) -> list[str]:
         copies = """if True:
@@ -197,7 +197,7 @@ class BusyWorker(WorkerClient):
 def test_files_of_a_dead_worker_are_gone_when_its_failure_is_reported(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An erasure that is tried again says where copies remain; none does where nobody looks."""
+    """A repeated erasure reports where copies remain, so none may remain in an unchecked place."""
     of_another = tmp_path / f"neve-compact-{os.getpid()}-x"
     of_another.mkdir()
     busy, left = BusyWorker(work_dir=tmp_path), list[list[Path]]()
@@ -222,7 +222,7 @@ def test_files_of_a_dead_worker_are_gone_when_its_failure_is_reported(
 
 
 class HangingWorker(WorkerClient):
-    """Its first process never answers: its store is a directory on a file server that is gone."""
+    """A client whose first worker process never answers, as with a store on an unavailable file server."""
 
     def _command(self, descriptor: int) -> list[str]:
         hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -251,7 +251,7 @@ def test_a_read_that_hangs_is_given_up(tmp_path: Path, url: str, worker: WorkerC
 
 
 class StarvedWorker(WorkerClient):
-    """Its first process wants a processor and does nothing with it; as looks find it, it gets none."""
+    """A client whose first worker process appears starved of processor time to periodic checks."""
 
     looks = 0
 
@@ -264,7 +264,7 @@ class StarvedWorker(WorkerClient):
         if seen is None or self.starts > 1:
             return seen
         self.looks += 1
-        if self.looks == 20:  # archiving has fallen behind
+        if self.looks == 20:  # the backlog needs a faster worker
             self._patience.seconds = 60.0
             self.set_priority("normal")
         return seen._replace(cpu_s=0.0, wants_more=True)
@@ -281,7 +281,7 @@ def test_starved_worker_is_replaced_with_the_requested_priority(tmp_path: Path, 
 
 
 def test_a_broker_with_thousands_of_open_files_has_its_workers(tmp_path: Path, url: str, worker: WorkerClient) -> None:
-    """Each queue is an open file; select() takes no descriptor above 1023."""
+    """Each queue is an open file, and select() accepts no descriptor above 1023."""
     made = make_round(tmp_path, 0, 0, {0: 30})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
@@ -294,7 +294,7 @@ def test_a_broker_with_thousands_of_open_files_has_its_workers(tmp_path: Path, u
 
 
 def _at_the_limit(action: Callable[[], T]) -> T:
-    """What an action gives while this process may open nothing more."""
+    """Run an action while this process cannot open descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as files:
         highest = files.enter_context(Path(os.devnull).open("rb")).fileno()
@@ -419,7 +419,7 @@ def test_disk_cache_survives_restarts_and_never_returns_damage(tmp_path: Path, u
     made = make_round(tmp_path, 0, 0, {0: 60})
     name = upload(first, url, made)
     expected = b"".join(made.records.values())
-    for _ in range(2):  # what is not to be kept is not written
+    for _ in range(2):  # entries not to be kept are not written
         assert first.read_group(url, name, 0, keep=False).fetched >= name.row_groups[0].length
     assert len(list(cache_dir.iterdir())) == 1, "the footer"
     group = first.read_group(url, name, 0)
@@ -446,7 +446,7 @@ def test_disk_cache_survives_restarts_and_never_returns_damage(tmp_path: Path, u
 
 @pytest.mark.parametrize("by_another", [False, True])
 def test_forgotten_object_is_removed_from_all_caches(tmp_path: Path, url: str, by_another: bool) -> None:
-    """`by_another`: by a process that found the cache as it is."""
+    """With `by_another`, the process that forgets the object has loaded the cache from disk."""
     cache_dir = tmp_path / "cache"
     worker = WorkerClient(work_dir=tmp_path, cache_dir=cache_dir, cache_bytes=1 << 20)
     made, other = make_round(tmp_path, 0, 0, {0: 60}), make_round(tmp_path, 1 << 20, 60, {0: 60})
@@ -566,7 +566,7 @@ def test_a_row_group_costs_one_get_after_the_footer(tmp_path: Path, url: str, wo
 
 
 def test_a_descriptor_that_comes_with_an_answer_does_not_stay_open() -> None:
-    """None is expected there: who sends one is another neve's worker, or none."""
+    """No descriptor is expected there; a worker of another neve version might send one."""
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
