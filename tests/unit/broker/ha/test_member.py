@@ -498,7 +498,7 @@ def _turning_master(member: Member, view: View) -> Saved:
 
 
 def _settled(member: Member) -> Member:
-    """Let the member hear that its master's archive is settled."""
+    """Report to the member that its master's archive is settled."""
     written = _only(Save, member.happens(MasterSettled(member.role.master_epoch), 0.5))
     assert isinstance(written, Save) and not written.saved.may_lack_archived
     return member

@@ -789,7 +789,7 @@ def test_a_delivery_that_was_cut_off_a_masters_log_is_made_again(tmp_path: Path,
     clock.advance(10_000)
     assert member.schedule.deliver_due() == delivered_before
     member.save()
-    member.metadata.lead()  # of the term that ends now: it has followed its own log so far
+    member.metadata.lead()  # in the term that ends now: the tables include the own log
     member.put_delayed("t")
     clock.advance(10_000)
     confirmed = member.store.max_physical_offset
