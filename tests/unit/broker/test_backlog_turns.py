@@ -1,6 +1,4 @@
-"""Reads of a backlog get a part of each event loop turn, so that sends and pulls of new messages are served in
-between.
-"""
+"""Reads of a backlog get a part of each event loop turn, so that other requests are served in between."""
 
 from __future__ import annotations
 

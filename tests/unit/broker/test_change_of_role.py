@@ -251,8 +251,10 @@ async def test_what_a_job_does_to_the_log_comes_to_the_slaves(tmp_path: Path) ->
 async def test_who_was_told_the_archives_name_of_the_log_knows_it_in_its_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member may be elected before it has read the journal, and while the log and the archive have nothing in
-    common to prove that they belong together. Without the name no member would ever archive.
+    """A member that lost the name could not archive.
+
+    It may be elected before it has read the journal, and while the log and the archive have nothing in common to prove
+    that they belong together.
     """
     monkeypatch.setattr(JournalWriter, "_follow_master", lambda _: None)
 

@@ -1,6 +1,4 @@
-"""A member's requests to a real controller and its reading of the answers, also of unreachable or foreign
-controllers.
-"""
+"""A member's requests to a controller and its reading of the answers, also of unreachable or foreign controllers."""
 
 from __future__ import annotations
 
