@@ -76,8 +76,8 @@ def test_neve_consume_selects(
     ("how", "why"),
     [
         ([], "the queues have no more"),
-        (["--group", "cli-fewer", "--idle", "1"], "none came for 1 s"),
-        (["--group", "cli-fewer-pop", "--pop", "--idle", "1"], "none came for 1 s"),
+        (["--group", "cli-fewer", "--idle", "1"], "no message for 1 s"),
+        (["--group", "cli-fewer-pop", "--pop", "--idle", "1"], "no message for 1 s"),
     ],
     ids=["reader", "group", "pop"],
 )
