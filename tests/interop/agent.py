@@ -1,4 +1,4 @@
-"""The Python end of Agent.java and its like: a JVM with stock clients of one version, a line and its rows at a time."""
+"""The Python side of Agent.java and similar programs: a JVM with stock clients that answers each line with rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, NamedTuple, Self
 from bench import jvm
 
 SOURCES = Path(__file__).parent / "java"
-#: A client looks for its share of the queues several times a second instead of every 20 s.
+#: Makes clients rebalance several times a second instead of every 20 s.
 _REBALANCE = "-Drocketmq.client.rebalance"
 FLAGS = [*jvm.CLIENT_FLAGS, f"{_REBALANCE}.waitInterval=300", f"{_REBALANCE}.minInterval=100"]
 TAKE_S = 60
@@ -21,7 +21,7 @@ _ANSWER_S = 2 * TAKE_S + 30
 
 
 class Sent(NamedTuple):
-    """An acknowledged send; of a transaction: one that was committed, its place is that of its half message."""
+    """An acknowledged send. For a committed transaction, queue and offset are those of its half message."""
 
     queue: int
     offset: int
@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 
 
 class Got(NamedTuple):
-    """All that a consumer can see of a message but when it was consumed."""
+    """All fields of a message that a consumer can see, except the time of consumption."""
 
     topic: str
     queue: int
@@ -59,16 +59,17 @@ class Got(NamedTuple):
         return self.value_of("KEYS")
 
     def value_of(self, name: str) -> str:
-        """Of a property."""
+        """Return the value of a property."""
         return dict(line.split("=", 1) for line in self.properties.splitlines())[name]
 
 
 class Conversation:
-    """A Java program that answers each line of its input with rows and END, or with ERROR and why."""
+    """A Java program that answers each line of its input with rows and END, or with ERROR and the reason."""
 
     def __init__(self, main: str, *arguments: str, sources: Path, version: str, home: Path) -> None:
         (home / "conf").mkdir(parents=True, exist_ok=True)
-        (home / "conf" / "logback_tools.xml").write_text("<configuration/>")  # mqadmin of 4.x does nothing without it
+        # mqadmin of 4.x exits without effect if this variable is unset.
+        (home / "conf" / "logback_tools.xml").write_text("<configuration/>")
         flags = [*FLAGS, f"-Drocketmq.home.dir={home}"]
         command = jvm.java(jvm.classes(sources, version), main, *arguments, home=home, flags=flags)
         self.version = version
@@ -90,7 +91,7 @@ class Conversation:
         self._lines.put("ERROR\tthe agent ended")
 
     def ask(self, *words: object) -> list[list[str]]:
-        """The rows of the answer. An error of the client fails the test."""
+        """Return the rows of the answer. An error of the client fails the test."""
         self._in.write("\t".join(map(str, words)) + "\n")
         self._in.flush()
         rows: list[list[str]] = []
@@ -118,7 +119,7 @@ class Conversation:
 
 
 class Agent(Conversation):
-    """Stock clients of one version beside a broker."""
+    """Stock clients of one version, connected to a broker."""
 
     def __init__(self, namesrv: str, version: str, home: Path) -> None:
         super().__init__("Agent", namesrv, sources=SOURCES, version=version, home=home)
@@ -129,13 +130,14 @@ class Agent(Conversation):
         return [Sent(int(row[2]), int(row[3]), row[4], base64.b64decode(row[5])) for row in rows]
 
     def push(self, group: str, topic: str, count: int, *, expression: str = "*", mode: str = "") -> list[Got]:
-        """What a push consumer was given until it had `count` messages."""
+        """Return the messages that a push consumer received until it had `count` of them."""
         found = _got(self.ask("push", group, topic, expression, mode, count, TAKE_S))
         assert len(found) >= count, f"{group} had {len(found)} of {count} messages within {TAKE_S} s"
         return found
 
     def pair(self, group: str, topic: str, count: int) -> tuple[list[Got], int]:
-        """What two members of a group were given that changes under way, and how much of it the second."""
+        """Run two members of a group, which rebalances meanwhile; return all messages and the count of the second
+        member."""
         *rows, second = self.ask("pair", group, topic, count, TAKE_S)
         return _got(rows), int(second[1])
 
@@ -152,7 +154,7 @@ class Agent(Conversation):
         return int(self.ask("time", topic, queue_id, time_ms)[0][1])
 
     def admin(self, *arguments: object) -> str:
-        """What `mqadmin` prints."""
+        """Return the output of `mqadmin`."""
         return base64.b64decode(self.ask("admin", *arguments)[0][1]).decode()
 
 

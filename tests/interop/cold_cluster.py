@@ -1,4 +1,4 @@
-"""A broker whose archive is in MinIO, beside stock clients: shared by the tests that read cold."""
+"""A broker whose archive is in MinIO, with stock clients; shared by the tests of cold reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = {
 
 @dataclass
 class Cluster:
-    """A broker whose archive is in MinIO, clients of one version, and what they saw before anything was archived."""
+    """A broker whose archive is in MinIO, clients of one version, and the messages they received before archiving."""
 
     server: NeveServer
     agent: Agent
@@ -44,23 +44,23 @@ class Cluster:
         return self.hot[topic]
 
     def offload(self) -> list[dict[str, object]]:
-        """Everything into the archive, and the local segments away: `neve archive offload --roll --evict`."""
+        """Archive all messages and evict the local segments: `neve archive offload --roll --evict`."""
         request = post_request(f"http://{self.server.admin}/archive/offload?roll=1&evict=1")
         with urllib.request.urlopen(request, timeout=120) as answer:
             return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
 
     def offload_all(self) -> None:
-        """Returns once nothing that is in the log now is local: what waits for its time may keep it there a while."""
+        """Return once all messages now in the log are evicted. Pending messages may keep a segment for a while."""
         written = self.segments()
         wait_until(lambda: not self.offload_leaves(written), "the eviction of all")
 
     def offload_leaves(self, segments: set[str]) -> set[str]:
-        """Those of the segments that are still local after another offload."""
+        """Offload again; return those of the segments that are still local."""
         self.offload()
         return segments & self.segments()
 
     def segments(self) -> set[str]:
-        """Commit log files that hold something; after a roll there may be none."""
+        """Return the commit log files that have content; after a roll there may be none."""
         files = (self.server.directory / "data").rglob("commitlog/*")
         return {file.name for file in files if file.name.isdigit() and file.read_bytes()[:64].strip(b"\0")}
 
@@ -72,7 +72,7 @@ class Cluster:
 
 @contextmanager
 def running(home: Path, version: str) -> Iterator[Cluster]:
-    """A broker with a bucket of its own, and clients."""
+    """Run a broker with its own bucket, and clients."""
     with minio.running(home / "minio") as store, pytest.MonkeyPatch.context() as patch:
         minio.create_bucket(store, "cold")
         for key, value in store.environment.items():

@@ -1,6 +1,6 @@
-"""A conversation with the official gRPC client for Python: one JSON object a line in, one out.
+"""A conversation with the official gRPC client for Python: one JSON object per line in, one out.
 
-Run as a program of its own: the client has threads, writes logs below the user's home, and ends when its input does.
+It is a separate program because the client has threads and writes logs below the user's home. It ends at end of input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STEP_S = 0.2
 
 
 class Listener(rocketmq.MessageListener):  # type: ignore[misc]
-    """Keeps what it is given; the first delivery of what `fails` names is a failure."""
+    """Stores the messages that it receives; the first delivery of the message in `fails` is reported as a failure."""
 
     def __init__(self, prefix: str, wanted: int, fails: str) -> None:
         self._prefix, self._wanted, self._fails = prefix, wanted, fails
@@ -41,7 +41,7 @@ class Listener(rocketmq.MessageListener):  # type: ignore[misc]
 
 
 class Checker(rocketmq.TransactionChecker):  # type: ignore[misc]
-    """Commits what nobody ended, but for what says so itself."""
+    """Commits transactions that were left open, except those whose body asks for a rollback."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -77,14 +77,14 @@ class Agent:
         return {"id": receipt.message_id}
 
     def do_asked(self) -> list[str]:
-        """About which transactions the producer was asked."""
+        """Return the transactions for which the producer received a check-back."""
         return self._checker.asked
 
     def do_recall(self, topic: str, handle: str) -> dict[str, Any]:
         return {"id": self._producer(topic).recall_message(topic, handle)}
 
     def do_receive(self, topic: str, group: str, count: int, invisible: int, within: float) -> list[dict[str, Any]]:
-        """What came until there were `count`, or the time was up."""
+        """Return the received messages once there are `count`, or when the time is up."""
         consumer = self._consumer(topic, group)
         rows: list[dict[str, Any]] = []
         deadline = time.monotonic() + within
@@ -104,7 +104,8 @@ class Agent:
         consumer.change_invisible_duration(message, seconds)
 
     def do_push(self, topic: str, group: str, prefix: str, count: int, fails: str) -> list[dict[str, Any]]:
-        """What a push consumer was given until it had so many that begin like that, and the failed one again."""
+        """Return a push consumer's messages once it has `count` with the prefix, including the redelivery of the failed
+        one."""
         listener = Listener(prefix, count, fails)
         subscription = {topic: rocketmq.FilterExpression()}
         consumer = rocketmq.PushConsumer(self._configuration, group, listener, subscription)
@@ -142,7 +143,7 @@ class Agent:
 
 
 def _received(consumer: Any, count: int, invisible: int) -> list[Any]:
-    """Nothing, too, before the proxy has seen the consumer's settings: they come by another stream."""
+    """Return received messages; none before the proxy has the consumer's settings, which arrive on another stream."""
     try:
         return consumer.receive(count, invisible) or []
     except rocketmq.v5.exception.InternalErrorException as error:
@@ -160,7 +161,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the test's answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
-    os._exit(0)  # its threads don't end with it
+    os._exit(0)  # The client's threads do not end with it.
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An Apache master with everything in flight: delayed, timed, half, committed, popped; and what has to come of it."""
+"""Messages in flight at an Apache master: delayed, timed, half, committed, popped; and how each ends elsewhere."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def commit(address: str, topic: str, offset: int) -> None:
 
 
 class InFlight:
-    """At a master of Apache's. Half of it is brought on its way before the end, the rest is to go on elsewhere."""
+    """Messages in flight at an Apache master. Half of them change state before it stops, the rest afterwards."""
 
     def __init__(self, master: str) -> None:
-        """Returns when what is due early is delivered."""
+        """Send the messages; return when those that are due early are delivered."""
         self._master = master
         with Client(master) as client:
             for topic in ("plain", "later", "timed", "paid", "popped"):
@@ -59,14 +59,15 @@ class InFlight:
         wait_until(lambda: bodies(master, "timed") == ["early"], "the timed one", _S)
 
     def more_before_the_end(self) -> None:
-        """Of which no table of the master need say anything yet. It has to be stopped within seconds."""
+        """Send more messages, which the master's tables need not contain yet. It must be stopped within seconds."""
         master = self._master
         with Client(master) as client:
             client.send("later", 0, b"quick", properties(DELAY=1, UNIQ_KEY="D9"))
             client.send("timed", 0, b"quick", properties(TIMER_DELAY_SEC=1, UNIQ_KEY="T9"))
             wait_until(lambda: "quick" in bodies(master, "later"), "the delayed one", _S)
             wait_until(lambda: "quick" in bodies(master, "timed"), "the timed one", _S)
-            assert end(client, self._late, commit=True) == 0  # its mark comes seconds later, and here never
+            # The master marks it as committed only seconds later, and in this test never.
+            assert end(client, self._late, commit=True) == 0
             assert ack(client, "poppers", self._out[2]) == 0
 
     def assert_is_on_its_way(self) -> None:
@@ -74,7 +75,7 @@ class InFlight:
             assert bodies(self._master, topic) == ["early", "quick"], "the others are on their way still"
 
     def assert_goes_on_at(self, broker: Serving) -> None:
-        """Each once; and after a restart as any other."""
+        """Assert that the broker delivers each message once, also after a restart."""
         with Client(broker.broker) as client:
             assert bodies(broker.broker, "plain") == [str(number) for number in range(100)]
             assert offsets_at(broker.broker)[f"plain@{GROUP}"] == {0: 60}

@@ -1,4 +1,4 @@
-"""Many messages at an Apache master, a group in their middle, and what is on its way to it: all has to come, once."""
+"""Many messages at an Apache master, a group in the middle of them, and pending ones: each must be delivered once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.interop.promoted import Half, bodies, end, offsets_at, prepare, prope
 from tests.servers.routes import is_routed
 from tests.waiting import wait_until
 
-#: `make migrations` takes 100,000.
+#: `make migrations` uses 100,000.
 MESSAGES = int(os.environ.get("NEVE_MIGRATION_MESSAGES", "2000"))
 GROUP, TOPIC, LATER, PAID = "g_moved", "moved", "moved_later", "moved_paid"
 QUEUES = 4
@@ -29,13 +29,13 @@ _HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 _UPDATE_OFFSET, _SEND_BACK, _UPDATE_GROUP = 15, 36, 200
 _LEVEL_10S, _LEVEL_30S, _LEVEL_2M, _DEAD = 3, 4, 6, -1
 _BATCH, _MANY = 250, 10_000
-#: Of each kind that is on its way.
+#: The number of pending messages of each kind.
 _SHARE = max(MESSAGES // 100, 10)
 _CONSUMED_S = 120.0 + MESSAGES / 200
 
 
 class Got(NamedTuple):
-    """A message as the stock consumer was given it."""
+    """A message as the stock consumer received it."""
 
     topic: str
     broker: str
@@ -46,7 +46,7 @@ class Got(NamedTuple):
 
 
 class Taking:
-    """A stock Java push consumer of the group (Taking.java), and what it was given."""
+    """A stock Java push consumer of the group (Taking.java), and the messages it received."""
 
     def __init__(self, namesrv: str, home: Path) -> None:
         home.mkdir(parents=True)
@@ -90,7 +90,7 @@ def _what(one: Got) -> tuple[str, bool, str]:
 
 
 class InTransit:
-    """What is there is put there at once, what is on its way only just before the end."""
+    """Stored messages are sent at once; pending ones only just before the master stops."""
 
     def __init__(self, namesrv: str, master: str) -> None:
         self._master = master
@@ -119,7 +119,7 @@ class InTransit:
             await asyncio.gather(*map(fill, range(QUEUES)))
 
     def stand_at(self, positions: dict[int, int]) -> None:
-        """The group has read so far."""
+        """Commit the offset up to which the group has read."""
         with Client(self._master) as client:
             for queue, offset in positions.items():
                 place = {"consumerGroup": GROUP, "topic": TOPIC, "queueId": queue, "commitOffset": offset}
@@ -127,9 +127,9 @@ class InTransit:
         self.positions = positions
 
     def before_the_end(self, *, drained: bool = False) -> None:
-        """Delayed, timed, half, to come again, and dead; where it is `drained` they need not outlive the master."""
+        """Send delayed, timed, half, retried and dead messages; if `drained`, they need not survive the master."""
         level, timer_s = (_LEVEL_10S, 8) if drained else (_LEVEL_30S, 25)
-        if MESSAGES > _MANY:  # to send what waits takes longer then
+        if MESSAGES > _MANY:  # Sending the pending messages takes longer then.
             level, timer_s = _LEVEL_2M, 110
         with Client(self._master) as client:
             records = list(client.read(TOPIC, 0, 0, 2 * _SHARE))
@@ -152,7 +152,7 @@ class InTransit:
         self._expected |= {(TOPIC, True, body) for body in self.retried}
 
     def retries_are_read(self) -> None:
-        """By members that run at the master as long as they have any."""
+        """Consume the retries with members that run at the master until none are left."""
         retry = f"%RETRY%{GROUP}"
 
         def came() -> bool:
@@ -166,7 +166,7 @@ class InTransit:
         self._expected -= {(TOPIC, True, body) for body in self.retried}
 
     def what_waits_is_due(self) -> None:
-        """Returns when delayed and timed messages are delivered at the master."""
+        """Return when delayed and timed messages are delivered at the master."""
         wait_until(lambda: len(bodies(self._master, LATER)) == 2 * _SHARE, "delayed and timed messages", _CONSUMED_S)
 
     def assert_is_on_its_way(self) -> None:
@@ -174,9 +174,9 @@ class InTransit:
         assert bodies(self._master, PAID) == []
 
     def end_transactions(self, address: str) -> None:
-        """Each second one is committed, the others are rolled back: each as its producer was asked about it last.
+        """Commit every second transaction and roll back the others, each by its last check-back to the producer.
 
-        An Apache broker that asks appends the half message again, and means that one.
+        An Apache broker that checks back appends the half message again, and refers to that copy.
         """
         with Client(address) as client:
             newest = {
@@ -188,11 +188,11 @@ class InTransit:
         self._expected |= {(PAID, False, f"half {number}") for number in range(0, _SHARE, 2)}
 
     def not_read(self) -> set[tuple[str, bool, str]]:
-        """Of what was there from the beginning."""
+        """Return the initial messages that the group had not read."""
         return {(TOPIC, False, f"{q}-{n}") for q, count in self.ends.items() for n in range(self.positions[q], count)}
 
     def is_consumed(self, clients: Taking, more: Iterable[str] = ()) -> None:
-        """Returns when all came: each once, and nothing of what the group had read."""
+        """Return when all messages were received: each once, and none that the group had read before."""
         expected = self._expected | self.not_read() | {(TOPIC, False, body) for body in more}
         try:
             wait_until(lambda: clients.has(expected), "all that the group has not read", _CONSUMED_S)
@@ -204,7 +204,8 @@ class InTransit:
         assert max(counts.values()) == 1, counts.most_common(3)
 
     def assert_offsets_are_as_they_were(self, clients: Taking, broker: str) -> None:
-        """Each message has the offset that Apache's broker gave it, and the group ends where the queues do."""
+        """Assert that messages keep their offsets of Apache's broker, and that the group is at the end of each queue.
+        """
         for one in clients.got:
             if one.topic == TOPIC and not one.retries:
                 assert f"{one.queue}-{one.offset}" == one.body

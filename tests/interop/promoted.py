@@ -1,4 +1,4 @@
-"""A neve slave of an Apache master that becomes master in its place, and raw requests that both answer alike."""
+"""A neve slave of an Apache master that is promoted, and raw requests that both brokers answer alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GROUP = "g_tx"
 
 @dataclass(slots=True)
 class Pair:
-    """An Apache master and a neve slave under one name server of Apache's."""
+    """An Apache master and a neve slave, registered with Apache's name server."""
 
     namesrv: str
     master: ApacheMember
@@ -40,7 +40,7 @@ class Pair:
         return settings_as_options(settings_of(self.namesrv, self.directory, self.listen, role))
 
     def has_all(self) -> None:
-        """Returns when the slave has the master's log, and tables that were asked for after this call."""
+        """Return when the slave has the master's log, and tables requested after this call."""
         polled = self.slave.metric(_POLLS)
         self.has_log()
         wait_until(lambda: self.slave.metric(_POLLS) >= polled + 2, "the tables", DEADLINE_S)
@@ -51,14 +51,14 @@ class Pair:
 
     @contextmanager
     def promoted(self) -> Iterator[Serving]:
-        """Where the slave was; it is stopped, and its master is."""
+        """Return the promoted broker, in the slave's directory; the slave and its master are stopped."""
         self.slave.stop()
         with Serving(self.directory, "broker", *self.settings("ASYNC_MASTER")) as master:
             yield master
 
 
 def settings_of(namesrv: str, directory: Path, listen: tuple[int, int], role: str = "SLAVE") -> dict[str, object]:
-    """Of neve's, beside an Apache master or in its place."""
+    """Return the settings of a neve broker beside an Apache master, or in place of it."""
     port, admin_port = listen
     return {
         "brokerRole": role,
@@ -78,7 +78,7 @@ def settings_of(namesrv: str, directory: Path, listen: tuple[int, int], role: st
 
 @contextmanager
 def apache_and_slave(directory: Path, **settings: str) -> Iterator[Pair]:
-    """With the broker name `stock`."""
+    """Run both with the broker name `stock`."""
     with apache_alone(directory, **settings) as pair:
         pair.slave = Serving(pair.directory, "broker", *pair.settings("SLAVE"))
         with pair.slave:
@@ -87,7 +87,7 @@ def apache_and_slave(directory: Path, **settings: str) -> Iterator[Pair]:
 
 @contextmanager
 def apache_alone(directory: Path, **settings: str) -> Iterator[Pair]:
-    """Its slave has ports and a directory, and is not started."""
+    """Run the master alone; its slave has ports and a directory, but is not started."""
     for name in ("names", "apache", "neve"):
         (directory / name).mkdir(parents=True)
     own = {
@@ -107,7 +107,7 @@ def apache_alone(directory: Path, **settings: str) -> Iterator[Pair]:
 
 
 def catches_up(master: str) -> int:
-    """Returns when its slaves have all of its log: where that ends."""
+    """Return the log end offset of the master once its slaves have all of its log."""
     ends = list[int]()
 
     def has_all() -> bool:
@@ -120,7 +120,10 @@ def catches_up(master: str) -> int:
 
 
 def loses(store: Path, kept: int, end: int) -> None:
-    """A power cut took what lay from `kept` to `end` of the log's first file, all that follows, and what is derived."""
+    """Simulate a power cut that lost the log from `kept` on, and all derived files.
+
+    In the log's first file the bytes from `kept` to `end` are lost; later files are lost whole.
+    """
     first, *rest = sorted((store / "commitlog").iterdir())
     with first.open("r+b") as file:
         file.seek(kept)
@@ -138,7 +141,7 @@ def _asked(address: str, code: int) -> bytes:
 
 
 def offsets_at(address: str) -> dict[str, dict[int, int]]:
-    """Of every group, by topic@group and queue."""
+    """Return the committed offsets of every group, by topic@group and queue."""
     table = lenient_loads(_asked(address, _ALL_OFFSETS))["offsetTable"]
     return {name: {int(queue): offset for queue, offset in queues.items()} for name, queues in table.items()}
 
@@ -148,7 +151,7 @@ def properties(**pairs: object) -> str:
 
 
 def bodies(address: str, topic: str) -> list[str]:
-    """All of queue 0, in its order."""
+    """Return the bodies in queue 0, in order."""
     with Client(address) as client:
         start, end = client.bounds(topic, 0)
         return [record.body.decode() for record in client.read(topic, 0, start, end - start)]
@@ -159,7 +162,7 @@ def bodies(address: str, topic: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What ends it."""
+    """The fields that end a half message's transaction."""
 
     queue_offset: int
     log_offset: int
@@ -167,9 +170,9 @@ class Half:
 
 
 def prepare(client: Client, topic: str, body: bytes, unique: str) -> Half:
-    """A half message."""
+    """Send a half message."""
     text = properties(TRAN_MSG="true", PGROUP=_GROUP, UNIQ_KEY=unique)
-    born = {"g": int(time.time() * 1000)}  # Apache's broker gives up one that was born before `fileReservedTime`
+    born = {"g": int(time.time() * 1000)}  # Apache's broker discards one that was born before `fileReservedTime`.
     answer = client.ask(SEND_V2, {**send_ext(topic, 0, text), **born, "a": _GROUP, "f": _PREPARED}, body).extFields
     log_offset = int(answer["msgId"][16:32], 16)
     return Half(int(answer["queueOffset"]), log_offset, unique)
@@ -187,7 +190,7 @@ def end(client: Client, half: Half, *, commit: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Popped:
-    """One message, and the receipt by which it is acknowledged."""
+    """A message, and the receipt that acknowledges it."""
 
     record: MessageRecord
     receipt: str
@@ -198,7 +201,7 @@ class Popped:
 
 
 def pop(client: Client, group: str, topic: str, count: int, invisible_ms: int) -> list[Popped]:
-    """From queue 0 and the group's pop-retry topic."""
+    """Pop from queue 0 and the group's pop-retry topic."""
     ext = {"consumerGroup": group, "topic": topic, "queueId": -1, "maxMsgNums": count, "invisibleTime": invisible_ms,
            "pollTime": 0, "bornTime": int(time.time() * 1000), "initMode": 0, "expType": "TAG", "exp": "*",
            "order": "false"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Apache's gRPC proxy 5.3.3 before `neve up`, in cluster mode: what official 5.x clients speak to."""
+"""Apache's gRPC proxy 5.3.3 in cluster mode in front of `neve up`: the server for official 5.x clients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from bench import jvm
 from tests.servers.processes import Processes, accepts, free_ports
 from tests.waiting import wait_until
 
-_READY_S = 180.0  # on a busy machine
+_READY_S = 180.0  # Long enough for a busy machine.
 _FLAGS = ["-Xms128m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 
 class ProxyServer(Processes):
-    """Its defaults but for ports, paths and how often it looks. It knows no bind address: its ports are free ones."""
+    """The proxy with its defaults, except for ports, paths and polling intervals.
+
+    It has no setting for a bind address, so it listens on all interfaces, on free ports.
+    """
 
     def __init__(self, directory: Path, namesrv: str) -> None:
         super().__init__(directory)
@@ -32,7 +35,7 @@ class ProxyServer(Processes):
             "localServeAddr": "127.0.0.1",
             "enablePrintJstack": False,
             "grpcShutdownTimeSeconds": 1,
-            # a topic or group that a test has just made is known soon, and a producer can be asked about a transaction
+            # New topics and groups are found soon, and producers are known in time for check-backs.
             "topicRouteServiceCacheRefreshSeconds": 1,
             "transactionHeartbeatPeriodSecond": 1,
         }
@@ -57,5 +60,5 @@ class ProxyServer(Processes):
 
     @override
     def stop(self) -> int:
-        self.kill()  # it keeps nothing, and says goodbye for 20 s
+        self.kill()  # It has no state to save, and an orderly stop takes 20 s.
         return 0

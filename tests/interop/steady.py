@@ -1,4 +1,4 @@
-"""A stock Java producer and a group of two at work while servers come and go (Steady.java), and what they told."""
+"""A stock Java producer and two consumers of a group (Steady.java), at work while servers come and go."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.interop.agent import FLAGS, SOURCES
 from tests.waiting import wait_until
 
 TOPIC = "orders"
-#: Messages that must get through between two events.
+#: The number of messages that must be acknowledged and consumed between two events.
 STEP = 30
 DEADLINE_S = 90
 
 
 class Row(NamedTuple):
-    """A message and where it is."""
+    """A message and its broker, queue and offset."""
 
     number: int
     broker: str
@@ -72,7 +72,7 @@ class Steady:
             raise AssertionError(f"{late}; {told} consumed; refused: {self.refused[-3:]}") from late
 
     def go_on(self, brokers: Iterable[str], count: int = STEP) -> None:
-        """Returns when each of the brokers took and gave so many more messages than now."""
+        """Return when each broker has acknowledged and delivered `count` more messages than now."""
         sent, got = Counter(row.broker for row in self.acked), Counter(row.broker for row in self.got)
 
         def enough() -> bool:
@@ -82,7 +82,7 @@ class Steady:
         self.wait(enough, f"{count} more messages through each of {brokers!r}")
 
     def drained(self, broker: str) -> None:
-        """Returns when all that the broker acknowledged so far was consumed."""
+        """Return when all messages acknowledged by the broker so far are consumed."""
         owed = {row for row in self.acked if row.broker == broker}
         self.wait(lambda: owed <= set(self.got), f"the consumption of all that {broker} has")
 
@@ -108,7 +108,7 @@ class Steady:
 
 
 def assert_each_offset_once_acknowledged_and_consumed(acked: list[Row], got: list[Row]) -> None:
-    """An offset is one message. A queue was consumed without a gap; a message that came twice has its one place."""
+    """Assert that no queue has a gap, and that each offset is one message; a redelivered message keeps its offset."""
     places: dict[tuple[str, int, int], set[int]] = defaultdict(set)
     for row in (*acked, *got):
         places[row[1:]].add(row.number)

@@ -1,6 +1,6 @@
-"""RocketMQ's own integration tests of pops against neve, from a checkout of its release 5.3.3.
+"""Run RocketMQ's own integration tests of pop against neve, from a checkout of its release 5.3.3.
 
-No registry has these tests, so `make test` does not run them.
+The tests are in no registry, so `make test` does not run them.
 
     python -m tests.interop.stock_tests CHECKOUT
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import jvm
 from tests.servers.neve import NeveServer
 
-#: Which start no broker of their own besides BaseConf's, and look into none.
+#: Tests that start no broker besides that of BaseConf, and do not inspect it.
 TESTS = (
     "org.apache.rocketmq.test.client.consumer.pop.NotificationIT",
     "org.apache.rocketmq.test.offset.OffsetResetForPopIT",
@@ -27,7 +27,7 @@ _COMPILE_S, _RUN_S = 180, 600
 
 
 def compile_tests(checkout: Path, out: Path) -> str:
-    """Compile the tests with our BaseConf in the place of theirs; return the class path."""
+    """Compile the tests with our BaseConf in place of theirs; return the class path."""
     library = f"{jvm.jars(jvm.STOCK_TESTS)}/*"
     theirs = checkout / "test" / "src"
     places = [_SOURCES, theirs / "main" / "java", theirs / "test" / "java"]

@@ -1,4 +1,4 @@
-"""A neve slave under an Apache master without a controller, with nothing changed at the master."""
+"""A neve slave under an unmodified Apache master without a controller."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def apache(directory: Path, **settings: str) -> ApacheServer:
 
 
 def slave_of(master: ApacheServer, directory: Path, **settings: object) -> Serving:
-    """On ports that it keeps over a restart."""
+    """Run a slave on ports that stay the same over a restart."""
     port, admin_port = free_ports(2)
     own = settings_of(master.namesrv, directory, (port, admin_port))
     return Serving(directory, "broker", *settings_as_options({**own, **settings}))
@@ -46,7 +46,7 @@ def send(master: ApacheServer, count: int, size: int = 100, properties: str = ""
 
 
 def log_of(store: Path) -> bytes:
-    """Its files, one after the other; what nobody has written is zero."""
+    """Return the concatenated log files; unwritten space is zero."""
     return b"".join(path.read_bytes() for path in sorted((store / "commitlog").iterdir()))
 
 
@@ -68,7 +68,7 @@ def read(address: str, count: int, start: int = 0) -> list[MessageRecord]:
 
 
 def come_again(master: ApacheServer) -> None:
-    """A topic is deleted and made again: its offsets begin at 0."""
+    """Delete the topic and create it again: its offsets begin at 0."""
     with Client(master.broker) as client:
         client.create_topic("again", 1)
         for number in range(5):
@@ -85,7 +85,7 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
             client.create_topic(TOPIC, 1)
             client.ask(_UPDATE_GROUP, {}, json.dumps({"groupName": GROUP}).encode())
         send(master, 300)
-        send(master, 30, 200_000)  # over a file's end
+        send(master, 30, 200_000)  # Across the end of a file.
         send(master, 5, properties="DELAY\x011\x02")
         commit(master, 250)
         assert_same_log(master, slave)
@@ -99,11 +99,12 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
         commit(master, 20)
         wait_until(lambda: offsets_at(slave.broker)[f"{TOPIC}@{GROUP}"] == {0: 20}, "a group goes back", _CHANGE_S)
 
-        copies, originals = read(slave.broker, end)[:end], read(master.broker, end)[:end]  # delayed ones may come
+        # More delayed messages may have been delivered.
+        copies, originals = read(slave.broker, end)[:end], read(master.broker, end)[:end]
         assert copies == originals
         assert len(copies) == end >= 330
 
-        with Client(slave.broker) as client:  # it promises nothing
+        with Client(slave.broker) as client:  # A slave of an Apache master acknowledges nothing.
             refused = client.invoke(SEND_V2, send_ext(TOPIC, 0), b"m")
             assert refused.code == _SYSTEM_BUSY, refused.remark
 
@@ -127,7 +128,7 @@ def test_the_slave_has_the_masters_log_its_tables_and_where_groups_stand_and_ser
 
 def test_a_master_of_neves_says_where_its_ha_port_is_as_apaches_does(tmp_path: Path) -> None:
     with apache(tmp_path / "apache") as theirs, BrokerSet(tmp_path / "set", members=1, replication="async") as brokers:
-        create_topic(brokers)  # once it leads, which is soon after it is elected
+        create_topic(brokers)  # Once the member leads, soon after its election.
         ours = brokers.master
         asked = {}
         for master in (theirs, ours):
@@ -135,7 +136,7 @@ def test_a_master_of_neves_says_where_its_ha_port_is_as_apaches_does(tmp_path: P
                 client.create_topic(TOPIC, 1)
                 client.send(TOPIC, 0, b"what comes after the start is not in masterFlushOffset")
                 asked[master.broker] = client.ask(_HA_INFO, {}).extFields
-        # what neve says besides tells a neve slave that its master speaks its own stream
+        # The additional field announces neve's own stream to neve slaves.
         assert asked[theirs.broker].keys() | {HELLO_FORMAT} == asked[ours.broker].keys()
         for broker, fields in asked.items():
             assert fields["masterAddress"].rpartition(":")[2] == broker.rpartition(":")[2]
@@ -155,7 +156,7 @@ def test_a_master_that_waits_for_a_slave_acknowledges_with_neves(tmp_path: Path)
                 for number in range(50):
                     assert client.invoke(SEND_V2, ext, b"%d" % number).code == 0
                 assert_same_log(master, slave)
-        master.kill()  # it takes minutes to stop without its slave
+        master.kill()  # An orderly stop takes minutes without its slave.
 
 
 def test_what_the_master_lost_in_a_power_cut_the_slave_keeps_aside_and_the_logs_are_equal_again(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""A neve slave archives what an Apache master has, with nothing changed at the master; stock clients read it there.
+"""A neve slave archives the messages of an unmodified Apache master, and stock clients read them from the slave.
 
-`make beside-apache` is the same with 200,000 messages, and Spark counts them.
+`make beside-apache` runs this test with 200,000 messages, and counts them with Spark.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.servers,
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # pyspark's
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # The dependency is pyspark's.
 ]
-#: How many small messages the stock producer sends, besides those that fill the log's files.
+#: The number of small messages from the stock producer; others fill the log's files.
 MESSAGES = int(os.environ.get("NEVE_BESIDE_APACHE", "200"))
 IS_LARGE = MESSAGES > 10_000
 TOPIC, GROUP, QUEUES = "payments", "late_readers", 4
@@ -66,7 +66,7 @@ def offload(slave: Serving) -> None:
 
 
 def is_evicted(slave: Serving, below: int) -> bool:
-    """As soon as the slave has heard that the master has it no more."""
+    """Return whether the segment is evicted, which happens once the slave learns that the master has deleted it."""
     offload(slave)
     return first_file(slave.directory) >= below
 
@@ -76,7 +76,7 @@ def first_file(directory: Path) -> int:
 
 
 def bytes_of(address: str, queue: int, start: int, end: int) -> bytes:
-    """As pulls give them."""
+    """Return the records as pulls return them."""
     found = b""
     with Client(address) as client:
         while start < end:
@@ -102,7 +102,7 @@ def ends_of(master: ApacheServer) -> dict[int, int]:
 
 @pytest.fixture
 def at_another_hour() -> dict[str, str]:
-    """Nothing is deleted by itself while the test runs; asked to, the master keeps the file alone that it writes."""
+    """Return settings that prevent deletion while the test runs; on request the master keeps only its newest file."""
     return {"fileReservedTime": "0", "deleteWhen": f"{datetime.now().astimezone() + timedelta(hours=12):%H}"}
 
 
@@ -149,7 +149,7 @@ def test_what_the_master_has_dropped_stock_clients_read_at_the_slave_and_engines
 
 
 def counted(store: str) -> Iterator[tuple[int, int]]:
-    """Queue, messages; by DuckDB, and each offset once."""
+    """Return the number of messages by queue, counted by DuckDB after checking that no offset occurs twice."""
     keys = neve.archive.open(store).keys(TOPIC)
     rows = pyarrow.dataset.dataset([f"{store.removeprefix('dir:')}/{key}" for key in keys], format="parquet")  # noqa: F841
     found = duckdb.execute(

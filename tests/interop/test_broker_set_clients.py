@@ -1,4 +1,4 @@
-"""Stock Java clients on a set of neve's brokers whose masters are killed and frozen."""
+"""Stock Java clients on a neve broker set whose masters are killed and frozen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.servers.broker_set import BrokerSet
 from tests.servers.members import NAME
 
 pytestmark = pytest.mark.servers
-#: `make soak`: both clients.
+#: `make soak` tests both client versions.
 VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD] if os.environ.get("NEVE_SOAK") else [jvm.SERVER]
 
 

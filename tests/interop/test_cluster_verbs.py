@@ -1,4 +1,4 @@
-"""`neve broker-set` on a set of Apache RocketMQ 5.3.3's brokers, elected by its own controller."""
+"""`neve broker-set` on a set of Apache RocketMQ 5.3.3 brokers, elected by Apache's own controller."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_set_of_apaches_is_shown_and_handed_over_and_a_member_of_it_forgotten(
             former, other = (a, b) if members()[a.broker]["role"] == "master" else (b, a)
             wait_until(lambda: may_send(former), "a master that takes messages", _CHANGE_S)
 
-            # The name server knows the set, and a member of it its controller.
+            # The name server knows the set, and each member knows its controller.
             wait_until(lambda: neve.rows("list")[0]["living"] == 2, "the set is shown", _CHANGE_S)
             (row,) = neve.rows("list")
             assert (row["set"], row["address"], row["epoch"]) == (NAME, former.broker, 1)

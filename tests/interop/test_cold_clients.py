@@ -1,9 +1,7 @@
-"""Stock clients on messages that only MinIO has: what they see is what they saw while it was local.
+"""Stock clients read messages that only MinIO has: the results equal those from the local log.
 
-The client is 5.3.3; `make soak` takes 4.9.8 as well.
-
-For each version one broker: topics are filled and consumed hot, then archived and evicted; every test reads cold, with
-the archive forced to answer.
+The client is 5.3.3; `make soak` tests 4.9.8 as well. Each version has one broker: topics are filled and consumed hot,
+then archived and evicted, so that every test reads from the archive.
 """
 
 from __future__ import annotations
@@ -34,7 +32,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def fill(cluster: Cluster) -> None:
-    """One topic for each way to send, consumed once while it is local; one group whose messages all die."""
+    """Fill one topic for each way to send, each consumed once while local; one group's messages all become dead
+    letters."""
     agent = cluster.agent
     for topic, mode, count in (("plain", "plain", COUNT), ("batch", "batch", COUNT), ("ordered", "queued", COUNT)):
         cluster.make_topic(topic)
@@ -59,7 +58,7 @@ def assert_arrived(sent: Iterable[Sent], got: Iterable[Got]) -> None:
 
 
 def assert_same(got: Iterable[Got], expected: Iterable[Got]) -> None:
-    """Bit for bit what was consumed hot: once each, with ids, times, hosts and properties."""
+    """Assert equality with the messages consumed hot: each once, with ids, times, hosts and properties."""
     assert sorted(got) == sorted(expected)
 
 
@@ -101,7 +100,7 @@ def test_lite_pull_seeks_to_a_cold_offset(cluster: Cluster) -> None:
 
 
 def test_refused_cold_messages_are_retried_die_and_are_read_cold_as_dead_letters(cluster: Cluster) -> None:
-    """The offset in the consumer's refusal is that of an evicted record."""
+    """The consumer sends back the physical offset of an evicted record."""
     got = cluster.agent.push("g_fail", "plain", 2 * COUNT, mode="fail 9 dead")
     first = [one for one in got if one.retries == 0]
     assert_same(first, cluster.hot["plain"])
@@ -126,7 +125,7 @@ def test_cold_messages_are_found_by_key_id_offset_and_time(cluster: Cluster) -> 
         )  # fmt: skip
     assert one.unique_id in agent.admin("queryMsgByKey", "-t", "plain", "-k", one.key)
     assert f"{one.offset}" in agent.admin("queryMsgByUniqueKey", "-t", "plain", "-i", one.unique_id)
-    topic = ["-t", "plain"] if agent.version == jvm.SERVER else []  # 4.x knows no such option
+    topic = ["-t", "plain"] if agent.version == jvm.SERVER else []  # 4.x does not have this option.
     assert one.key in agent.admin("queryMsgById", "-i", one.offset_id, *topic)
     place = ["-b", "broker-a", "-i", str(one.queue), "-o", str(one.offset)]
     assert one.key in agent.admin("queryMsgByOffset", "-t", "plain", *place)
@@ -150,7 +149,10 @@ def test_group_reset_to_a_cold_time_goes_on_from_there(cluster: Cluster) -> None
 
 
 def test_group_that_changes_in_a_cold_replay_loses_nothing(cluster: Cluster) -> None:
-    """Ten queues, two members: the second joins at a quarter, the first leaves at three. What it held may repeat."""
+    """There are ten queues and two members: the second joins at a quarter, the first leaves at three quarters.
+
+    Messages that the first member held may be redelivered.
+    """
     got, second = cluster.agent.pair("g_pair", "wide", PAIR_COUNT)
     assert 0 < second < len(got)
     offsets = {queue: {one.offset for one in got if one.queue == queue} for queue in range(PAIR_QUEUES)}
@@ -163,7 +165,7 @@ def test_group_that_changes_in_a_cold_replay_loses_nothing(cluster: Cluster) -> 
 
 @pytest.mark.parametrize("cluster", [jvm.SERVER], indirect=True)
 def test_waiting_messages_come_while_what_was_before_them_is_in_the_archive_only(cluster: Cluster) -> None:
-    """A delay level and a timer: what waits keeps its segment; once delivered, it goes and is read cold."""
+    """Messages with a delay level or a timer keep their segment while pending; once delivered, they are read cold."""
     cluster.make_topic("waiting")
     sent = [
         one for mode in ("level 3", "timer 9000") for one in cluster.agent.produce(mode, "waiting", 8, f"w{mode[0]}")

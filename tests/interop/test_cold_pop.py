@@ -1,7 +1,7 @@
-"""The stock client's pop calls on messages whose records leave for MinIO while they are out.
+"""Pop calls of the stock client on messages that are evicted to MinIO while they are in flight.
 
-A receipt handle outlives the eviction of its message, and what is not acknowledged comes again out of the archive: also
-when the retried message was evicted in its turn.
+A receipt handle stays valid after the eviction of its message. Unacknowledged messages are redelivered from the
+archive, also if the retried message was itself evicted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.interop.agent import Conversation
 from tests.interop.cold_cluster import Cluster, running
 
 pytestmark = pytest.mark.servers
-SOURCES = Path(__file__).parent / "java5"  # 4.x has no pop
+SOURCES = Path(__file__).parent / "java5"  # 4.x does not have pop.
 GROUP, TOPIC, COUNT = "workers", "jobs", 20
 LONG_MS, SHORT_MS, POLL_MS = 120_000, 1_000, 15_000
 
@@ -37,7 +37,7 @@ class Popped(NamedTuple):
     body: bytes
 
     def is_again(self, first: Popped, retries: int) -> bool:
-        """The same message to its consumer, for another time."""
+        """Return whether `other` is the same message, delivered once more."""
         same = (self.topic, self.key, self.born, self.unique_id, self.body)
         return same == (first.topic, first.key, first.born, first.unique_id, first.body) and self.retries == retries
 
@@ -50,7 +50,7 @@ class PopClient(Conversation):
         )
 
     def pop(self, count: int, *, poll_ms: int = POLL_MS) -> list[Popped]:
-        """As many pops as it takes; with nothing there within the poll, what was found so far."""
+        """Pop repeatedly until there are `count` messages, or until a pop finds none within its poll time."""
         found: list[Popped] = []
         while len(found) < count:
             rows = self.ask("pop", GROUP, TOPIC, count - len(found), LONG_MS, poll_ms)
@@ -95,7 +95,7 @@ def test_popped_messages_are_acknowledged_or_come_again_though_they_were_evicted
         rest = client.pop(COUNT - 8)
         assert {one.key: one.body for one in (*out, *rest)} == sent
         reads = cluster.cold_reads()
-        client.let_come_again(*out[4:7])  # the eighth stays out
+        client.let_come_again(*out[4:7])  # The eighth message stays in flight.
         again = {one.key: one for one in client.pop(3)}
         assert sorted(again) == sorted(one.key for one in out[4:7])
         assert all(again[one.key].is_again(one, 1) for one in out[4:7])
@@ -108,7 +108,7 @@ def test_popped_messages_are_acknowledged_or_come_again_though_they_were_evicted
 def assert_retried_message_comes_again_out_of_the_archive(
     cluster: Cluster, client: PopClient, again: list[Popped]
 ) -> None:
-    """Its record is in the group's pop-retry topic, which is archived as any other."""
+    """Assert redelivery of an archived retry: its record is in the group's pop-retry topic."""
     cluster.offload_all()
     client.ack(*again[:2])
     client.let_come_again(again[2])

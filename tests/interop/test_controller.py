@@ -1,4 +1,4 @@
-"""`neve controller` with Apache RocketMQ 5.3.3: its brokers as members, its admin tool."""
+"""`neve controller` with brokers and the admin tool of Apache RocketMQ 5.3.3."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SOURCES = Path(__file__).parent / "java_admin"
 HEARTBEAT, ALTER, ELECT, REGISTER, REPLICA_INFO, METADATA, SYNC_STATE_DATA = 904, 1001, 1002, 1003, 1004, 1005, 1006
 UPDATE_CONFIG, CLEAN, NEXT_ID, APPLY = 1009, 1011, 1012, 1013
 TOPIC = "orders"
-_CHANGE_S = 60.0  # a role takes a second or two; the machine is shared
+_CHANGE_S = 60.0  # A role change takes a second or two, and the machine is shared.
 
 
 def controller(directory: Path, register_url: str = "") -> Serving:
-    """On a port that it keeps over a restart."""
+    """Run a controller on a port that stays the same over a restart."""
     (port,) = free_ports(1)
     settings = {"listenPort": port, "bindAddress": "127.0.0.1", "controllerStorePath": directory / "register"}
     settings["registerUrl"] = register_url
@@ -45,7 +45,7 @@ def name_server(directory: Path) -> Serving:
 
 
 def broker_set(server: Serving, name: str = "stock") -> dict[str, Any]:
-    """What the controller says of it; nothing while it is unknown."""
+    """Return the controller's information about the set; empty while the set is unknown."""
     with Client(server.ready["controller"]) as client:
         answer = client.ask(SYNC_STATE_DATA, {}, json.dumps([name]).encode())
     found = json.loads(answer.body)["replicasInfoTable"].get(name, {})
@@ -57,12 +57,12 @@ def master_of(server: Serving) -> str:
 
 
 def in_sync(server: Serving) -> set[str]:
-    """Who is, and lives."""
+    """Return the addresses of the living members in sync."""
     return {one["brokerAddress"] for one in broker_set(server).get("inSyncReplicas", ()) if one["alive"]}
 
 
 def alive(server: Serving) -> set[str]:
-    """Who lives."""
+    """Return the addresses of the living members."""
     found = broker_set(server)
     everybody = [*found.get("inSyncReplicas", ()), *found.get("notInSyncReplicas", ())]
     return {one["brokerAddress"] for one in everybody if one["alive"]}
@@ -99,7 +99,7 @@ def test_apaches_brokers_change_roles_as_neves_controller_says(tmp_path: Path) -
                 bodies = [bytes(record.body) for record in client.read(TOPIC, 0, *client.bounds(TOPIC, 0))]
             assert [body for body in bodies if body.isdigit()] == [b"%d" % number for number in range(50)]
 
-            server.kill()  # brokers go on without it, and find the register as it was
+            server.kill()  # The brokers keep working without it, and the register is intact afterwards.
             assert may_send(other)
             server.start()
             first.start()
@@ -119,7 +119,7 @@ def test_apaches_brokers_go_on_when_one_of_two_controllers_is_killed_and_the_mas
         a, b = (
             start(ApacheMember(tmp_path / name, namesrv=names.namesrv, controller=addresses)) for name in ("a", "b")
         )
-        # Each of the controllers hears them, or is told by the other.
+        # Each controller hears the brokers, or learns of them from the other.
         wait_until(lambda: in_sync(one) == in_sync(other) == {a.broker, b.broker}, "both in sync", _CHANGE_S)
         first, second = (a, b) if master_of(one) == a.broker else (b, a)
         epoch = broker_set(one)["masterEpoch"]
@@ -144,14 +144,14 @@ def test_a_register_that_was_lost_elects_nobody_over_a_log_until_an_operator_des
             server.stop()
             (tmp_path / "controller" / "register" / "register.json").unlink()
             server.start()
-            # As docs/high-availability.md says: it forgets its id, and applies for one as a new broker would.
+            # As docs/high-availability.md describes: the broker's id is removed, and it registers as a new broker.
             for identity in (tmp_path / "a" / "store").glob("brokerIdentity*"):
                 identity.unlink()
             broker.start()
             wait_until(lambda: "has to designate" in refusal(server), "the controller refuses by itself", _CHANGE_S)
             assert broker_set(server).get("masterBrokerId") is None
             assert not may_send(broker)
-            broker.kill()  # a set that is frozen has room for who starts: only the living can be designated
+            broker.kill()  # A frozen set accepts starting brokers; only a living broker can be designated.
             broker.start()
             wait_until(lambda: alive(server) == {broker.broker}, "it is heard again", _CHANGE_S)
             with Client(server.ready["controller"]) as client:
@@ -165,7 +165,7 @@ def test_a_register_that_was_lost_elects_nobody_over_a_log_until_an_operator_des
 
 
 def refusal(server: Serving) -> str:
-    """What the first broker is told when it asks for itself."""
+    """Return the controller's answer when the first broker asks to be elected."""
     with Client(server.ready["controller"]) as client:
         own = {"clusterName": "DefaultCluster", "brokerName": "stock", "brokerId": 1}
         return client.invoke(ELECT, {**own, "designateElect": "false"}).remark or ""
@@ -173,7 +173,7 @@ def refusal(server: Serving) -> str:
 
 @contextmanager
 def members(server: Serving, count: int, name: str = "b") -> Iterator[list[Client]]:
-    """Brokers that say what a controller wants to hear, as long as their connections stand."""
+    """Connect brokers that send what a controller expects, until their connections are closed."""
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(server.ready["controller"])) for _ in range(count)]
         for broker_id, client in enumerate(clients, 1):
@@ -191,7 +191,7 @@ def members(server: Serving, count: int, name: str = "b") -> Iterator[list[Clien
 
 
 def mqadmin_says(home: Path, *lines: str) -> list[str]:
-    """What the stock admin tool prints for each of the lines, called one after the other."""
+    """Return the output of the stock admin tool for each of the command lines, run one after the other."""
     home.mkdir(parents=True)
     command = jvm.java(jvm.classes(SOURCES), "Verbs", home=home)
     env = {**os.environ, "ROCKETMQ_HOME": str(home)}
@@ -238,7 +238,7 @@ def test_mqadmins_verbs_for_controllers_work(tmp_path: Path) -> None:
 
 
 class Interview:
-    """The same questions to any controller, by two brokers that do as Apache's do."""
+    """Requests to a controller, sent by two brokers that act like Apache's."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -309,7 +309,7 @@ def test_the_same_questions_get_the_answers_of_apaches_controller(tmp_path: Path
         theirs.hold()
         ours.hold()
     assert len(theirs.answers) > 40
-    # Besides, neve's says what neve's own brokers look for.
+    # Neve's answers have additional fields for neve's own brokers.
     assert [fields.pop("knowsIncarnations", None) for _, _, fields, _ in ours.answers] == [
         "true",
         *[None] * (len(ours.answers) - 1),

@@ -1,4 +1,4 @@
-"""SQL92 filters beside RocketMQ's own classes: the same expressions are taken, and the same messages selected.
+"""SQL92 filters compared with RocketMQ's own classes: the same expressions are valid and select the same messages.
 
 Every difference has a name in `DIFFERENCES`; `docs/compatibility.md` lists them for users.
 """
@@ -24,7 +24,7 @@ _SOURCES = Path(__file__).parent / "java_filter"
 REFUSED = "refused"
 _LETTERS = {True: "T", False: "F", None: "N"}
 
-#: Name → why neve differs.
+#: The reason for each named difference.
 DIFFERENCES = {
     "text after the expression": "RocketMQ ignores it, so part of the filter has no effect; neve refuses the filter",
     "failed comparison": "RocketMQ skips the message; neve takes that comparison as unknown or compares by value",
@@ -44,7 +44,7 @@ _PAIRS = [
     ("5", "5"), ("5", "7"), ("5.0", "5"), ("x", "x"), ("true", "true"), ("-0.0", "0.0"), ("NaN", "NaN"), ("9", "10"),
     ("x", "y"), ("1e1", "10"), ("true", "5"),
 ]  # fmt: skip
-#: One property at a time, so that each value meets each operator, and several together.
+#: Messages with one property at a time, so that each value meets each operator, and with several together.
 SETS: list[dict[str, str]] = [
     {},
     *({"a": value} for value in VALUES),
@@ -57,8 +57,8 @@ SETS: list[dict[str, str]] = [
     {"TAGS": "''tag''", "a": "1"},
 ]
 
-#: The subjects of RocketMQ's own filter tests (ExpressionTest, ParserTest), its grammar and its habits, one on each
-#: line; then those that no line can hold.
+#: Subjects of RocketMQ's own filter tests (ExpressionTest, ParserTest), its grammar and its special cases, one per
+#: line; then those that contain line breaks.
 TABLE = [
     *(Path(__file__).parent / "filters.txt").read_text().splitlines(),
     "a contains ", "a startsWith ", "a ENDSWITH ", "a not contains ", "a not startsWith ", "a not ENDSWITH ",
@@ -85,7 +85,7 @@ TABLE = [
 
 
 class Apache:
-    """RocketMQ's filter classes, in a process for each question."""
+    """RocketMQ's filter classes, in a process that answers questions."""
 
     def __init__(self, home: Path) -> None:
         self._command = jvm.java(jvm.classes(_SOURCES), "Filter", home=home)
@@ -110,7 +110,7 @@ def apache(tmp_path_factory: pytest.TempPathFactory) -> Apache:
 
 
 def answer(expression: str) -> str:
-    """Neve's, in the letters of `Filter.java`, or its refusal."""
+    """Return neve's result in the letters of `Filter.java`, or its error."""
     try:
         chosen = compile_sql(expression)
     except SqlError as error:
@@ -119,7 +119,7 @@ def answer(expression: str) -> str:
 
 
 def _extension(expression: str) -> str | None:
-    """The difference by which RocketMQ refuses an expression that neve takes."""
+    """Return the name of the difference by which RocketMQ rejects an expression that neve accepts."""
     bare = re.sub(r"'(?:[^']|'')*'", "'", expression)
     if "!=" in bare:
         return "extension !="
@@ -135,14 +135,14 @@ def _extension(expression: str) -> str | None:
 
 
 def differences(expressions: Sequence[str], apache: Apache) -> collections.Counter[str | None]:
-    """The names of the differences with their counts, None for no difference. Fails if one has no name."""
+    """Count the differences by name, None for no difference. Fail if a difference has no name."""
     theirs = apache.answers(expressions)
     found: collections.Counter[str | None] = collections.Counter()
     complete: dict[str, str] = {}
     for expression, their in zip(expressions, theirs, strict=True):
         ours = answer(expression)
         if ours.startswith(REFUSED) and their != REFUSED:
-            # RocketMQ answers as for the text before the place of our refusal alone.
+            # RocketMQ's result equals that for the text before the position of our error.
             at = re.search(r" at (\d+) is (?:out of place|not understood)", ours)
             assert at is not None, f"{expression!r}: {ours}; RocketMQ takes it"
             complete[expression[: int(at[1])]] = their
@@ -163,7 +163,7 @@ def differences(expressions: Sequence[str], apache: Apache) -> collections.Count
 
 
 def _unlike(ours: str, theirs: str) -> list[tuple[dict[str, str], str, str]]:
-    """Where RocketMQ has an answer, and neve another one."""
+    """Return the messages for which RocketMQ has a result and neve has another one."""
     if len(ours) != len(theirs):
         return [({}, ours, theirs)]
     return [
@@ -189,7 +189,7 @@ _DAMAGE = ("", ")", "(", "AND", "NOT", "-", "x", "/* c */", "--", "\n")
 
 
 class Maker:
-    """Random expressions of the grammar; one in ten is damaged, and RocketMQ refuses most of those."""
+    """Generates random expressions of the grammar; one in ten is damaged, and RocketMQ rejects most of those."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

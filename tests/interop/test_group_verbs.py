@@ -1,4 +1,4 @@
-"""`neve group` on a broker of Apache RocketMQ 5.3.3's, which tells of no archive."""
+"""`neve group` on an Apache RocketMQ 5.3.3 broker, which reports no archive."""
 
 from __future__ import annotations
 

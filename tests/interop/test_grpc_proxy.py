@@ -1,7 +1,7 @@
-"""Official gRPC clients against neve, through Apache's own proxy: every flow that they have.
+"""All flows of official gRPC clients against neve, through Apache's own proxy.
 
-The proxy stands where it would in a cluster of RocketMQ's: it finds the broker by the name server, signs on as producer
-for the topics that are sent to, pops, acknowledges with a receipt of its own, and brings check-backs to its clients.
+The proxy works as in a RocketMQ cluster: it finds the broker through the name server, registers as producer for the
+topics that are sent to, pops, acknowledges with its own receipts, and forwards check-backs to its clients.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.servers
 AGENT = Path(__file__).with_name("grpc_agent.py")
 SETTINGS = {"transactionCheckInterval": "500", "transactionTimeOut": "500"}
-#: What a topic takes, by the attribute that the proxy asks for.
+#: The message type of a topic, by the attribute that the proxy reads.
 KINDS = {"normal": "NORMAL", "fifo": "FIFO", "delay": "DELAY", "transaction": "TRANSACTION"}
 ORDERLY = "orderly"
 GROUPS = ["simple", "hidden", "late", "transacted", "pushed", "taken", ORDERLY]
 QUEUES = 2
-#: The proxy's least.
+#: The shortest invisible time that the proxy accepts.
 INVISIBLE_S = 10
 WITHIN_S = 60
 _ANSWER_S = 120
@@ -50,7 +50,7 @@ class Received(NamedTuple):
 
 
 class GrpcClient:
-    """The official Python client, in a process of its own."""
+    """The official Python client, in its own process."""
 
     def __init__(self, endpoints: str, home: Path) -> None:
         home.mkdir()
@@ -108,11 +108,11 @@ class Stack(NamedTuple):
     client: GrpcClient
 
     def offset(self, topic: str, group: str) -> int:
-        """Where the group stands, over all queues: what it has acknowledged without a gap."""
+        """Return the sum over all queues of the offsets up to which the group has acknowledged without a gap."""
         return self._over_queues(Code.QUERY_CONSUMER_OFFSET, topic, consumerGroup=group)
 
     def stored(self, topic: str) -> int:
-        """How many messages the topic has had."""
+        """Return the number of messages that the topic ever had."""
         return self._over_queues(Code.GET_MAX_OFFSET, topic)
 
     def _over_queues(self, code: int, topic: str, **more: str) -> int:
@@ -184,7 +184,7 @@ def test_messages_of_a_group_come_in_order_and_again_in_order(stack: Stack) -> N
     kept = stack.client.receive("fifo", ORDERLY, 2)
     assert [message.body for message in kept] == ["step 1", "step 2"]
     stack.client.ack(kept[0])
-    again = stack.client.receive("fifo", ORDERLY, 2)  # not before the invisible time is over
+    again = stack.client.receive("fifo", ORDERLY, 2)  # Not before the invisible time is over.
     assert [(message.body, message.attempt) for message in again] == [("step 2", 2), ("step 3", 1)]
     stack.client.ack(*again)
     assert stack.offset("fifo", ORDERLY) == 4
@@ -211,7 +211,7 @@ def test_a_delayed_message_comes_when_its_time_does_and_a_recalled_one_never(sta
     assert [(message.id, message.body) for message in got] == [(late["id"], "late")]
     assert int(time.time()) >= when
     stack.client.ack(*got)
-    assert stack.stored("delay") == 1  # the other was due before it
+    assert stack.stored("delay") == 1  # The recalled message was due before this one.
 
 
 def test_transactions_end_as_their_producer_says_also_when_it_is_asked(stack: Stack) -> None:

@@ -1,4 +1,4 @@
-"""A neve log under a master of Apache RocketMQ 5.3.3 in controller mode: its log comes over byte by byte."""
+"""A neve log under an Apache RocketMQ 5.3.3 master in controller mode is replicated byte by byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import until, wait_until
 
 pytestmark = pytest.mark.servers
 
-FILE_SIZE = 16 << 20  # Apache's members have it in these tests
+FILE_SIZE = 16 << 20  # The setting of Apache's members in these tests.
 _CHANGE_S = 60.0
 
 
@@ -29,13 +29,13 @@ def send(master: ApacheMember, count: int, size: int = 100) -> None:
 
 
 def log_of(master: ApacheMember) -> bytes:
-    """Its files, one after the other; what nobody has written is zero."""
+    """Return the concatenated log files; unwritten space is zero."""
     files = sorted((master.directory / "store" / "commitlog").iterdir())
     return b"".join(path.read_bytes() for path in files)
 
 
 def has_all(slave: Member, master: ApacheMember) -> bool:
-    """Whether what is here is what is there, and nothing is there above it."""
+    """Return whether the local log equals the master's log, with nothing above its end."""
     theirs, end = log_of(master), slave.store.max_physical_offset
     return end > 0 and not any(theirs[end : end + 8])
 
@@ -79,7 +79,7 @@ def test_apaches_log_comes_over_byte_by_byte_and_goes_on_after_its_restart(tmp_p
         await asyncio.to_thread(send, master, 50)
         await caught_up(slave, master)
 
-        await asyncio.to_thread(send, master, 60, 200_000)  # over a file's end, with the padding
+        await asyncio.to_thread(send, master, 60, 200_000)  # Across the end of a file, with padding.
         await caught_up(slave, master)
         assert slave.store.max_physical_offset > FILE_SIZE
 

@@ -1,4 +1,4 @@
-"""The directory of an Apache broker that is stopped, imported: nothing is lost or comes twice; it is only read."""
+"""Import the directory of a stopped Apache broker: no message is lost or duplicated, and the source is only read."""
 
 from __future__ import annotations
 

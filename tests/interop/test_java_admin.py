@@ -1,4 +1,4 @@
-"""What slaves and administrators may ask beyond mqadmin's verbs, asked by the classes of Apache RocketMQ itself."""
+"""Requests of slaves and administrators beyond mqadmin's commands, sent by the classes of Apache RocketMQ itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stock Java clients, 5.3.3 and 4.9.8, against `neve up`: what Apache's own jars send and receive decides."""
+"""Stock Java clients, 5.3.3 and 4.9.8, against `neve up`; the expectations follow Apache's own clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCES = Path(__file__).parent / "java"
 VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD]
 FAST = {"archiveMinBytes": "1"}
 QUEUES = 4
-#: A client ends as soon as it has what it came for, but the machine may have other work.
+#: A client ends as soon as it has its messages, but the machine may be busy.
 TAKE_S = 120
 END_S = TAKE_S + 60
 
@@ -55,7 +55,7 @@ class Got:
 
 
 class Clients:
-    """Java clients of one version, each a process of its own."""
+    """Java clients of one version, each in its own process."""
 
     def __init__(self, namesrv: str, version: str, home: Path) -> None:
         self.namesrv, self.version, self.home = namesrv, version, home
@@ -99,21 +99,21 @@ def clients(request: pytest.FixtureRequest, server: NeveServer, tmp_path: Path) 
 
 @pytest.fixture
 def topic(server: NeveServer, request: pytest.FixtureRequest, clients: Clients) -> str:
-    """A topic of four queues for this test with these parameters alone."""
+    """Create a topic of four queues for this test and its parameters."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", request.node.name).strip("_")
     make_topic(server, name)
     return name
 
 
 def make_topic(server: NeveServer, name: str) -> None:
-    """Returns once the name server would send a client to the topic."""
+    """Create a topic; return once the name server routes clients to it."""
     with Client(server.broker) as broker, Client(server.namesrv) as namesrv:
         broker.create_topic(name, QUEUES)
         wait_until(lambda: namesrv.invoke(ROUTE, {"topic": name}).code == SUCCESS, f"route of {name}")
 
 
 def assert_same(sent: list[Sent], got: list[Got], *, ids: bool = True) -> None:
-    """What arrived is what was acknowledged: where, under which id, with the same bytes."""
+    """Assert that the received messages are the acknowledged ones: queue, offset, id and bytes."""
     assert Counter((s.queue, s.offset, s.body) for s in sent) == Counter((g.queue, g.offset, g.body) for g in got)
     if ids:
         assert {(s.body, s.unique_id) for s in sent} == {(g.body, g.unique_id) for g in got}
@@ -132,7 +132,7 @@ def test_send_and_consume(clients: Clients, topic: str, mode: str) -> None:
     sent = clients.produce(topic, mode, 40)
     assert {s.status for s in sent} == {"SEND_OK"}
     assert_dense(sent)
-    # Apache's own broker gives each message of a 5.x batch the id of the batch.
+    # Apache's own broker also assigns the batch's id to each message of a 5.x batch.
     assert_same(sent, clients.consume(f"g_{topic}", topic, 40), ids=mode != "batch")
 
 
@@ -177,9 +177,9 @@ def test_group_goes_on_where_it_stopped(clients: Clients, topic: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_mqadmin(server: NeveServer, tmp_path: Path, version: str) -> None:
-    """Each version makes its own topic, and finds it, its queues and the broker."""
+    """Each version creates its own topic, and finds it, its queues and the broker."""
     name = f"admin_{version.replace('.', '_')}"
-    attributes = ["-a", "+reserve.time=720"] if version == jvm.SERVER else []  # 4.x knows no attributes
+    attributes = ["-a", "+reserve.time=720"] if version == jvm.SERVER else []  # 4.x does not have attributes.
     with Agent(server.namesrv, version, tmp_path / "admin") as agent:
         made = agent.admin("updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "4", "-w", "4", *attributes)
         assert "success" in made, made
@@ -194,7 +194,7 @@ def test_mqadmin(server: NeveServer, tmp_path: Path, version: str) -> None:
 
 
 def assert_ttl_of_30_days(server: NeveServer, topic: str) -> None:
-    """What the stock tool wrote into the topic's attributes, in hours, is what `neve topic ttl` reads."""
+    """Assert that `neve topic ttl` reads the hours that the stock tool wrote into the topic's attributes."""
     command = [NEVE, "topic", "ttl", "show", topic, "--namesrv", server.namesrv]
     ttl = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ttl.returncode == 0, ttl.stderr
@@ -202,7 +202,7 @@ def assert_ttl_of_30_days(server: NeveServer, topic: str) -> None:
 
 
 def offload(server: NeveServer) -> list[dict[str, object]]:
-    """Everything into the archive, and the local segments away: what `neve archive offload --roll --evict` asks for."""
+    """Archive all messages and evict the local segments, like `neve archive offload --roll --evict`."""
     request = post_request(f"http://{server.admin}/archive/offload?roll=1&evict=1")
     with urllib.request.urlopen(request, timeout=120) as answer:
         return [json.loads(line) for line in answer.read().splitlines() if line.strip()]
@@ -212,7 +212,7 @@ def offload(server: NeveServer) -> list[dict[str, object]]:
 def test_push_consumer_crosses_from_minio_to_local(
     tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the topic lies in the bucket only, half on disk; a new group sees all of it, the same bytes."""
+    """Half of the topic is only in the bucket and half on disk; a new group receives all of it, byte for byte."""
     with minio.running(tmp_path / "minio") as store:
         minio.create_bucket(store, "interop")
         for key, value in store.environment.items():
@@ -229,6 +229,6 @@ def test_push_consumer_crosses_from_minio_to_local(
 
 
 def _local_segments_before(server: NeveServer, report: list[dict[str, object]]) -> list[Path]:
-    """CommitLog files that begin at 0: after an eviction there is none."""
+    """Return the local commit log files from offset 0 on; there are none after an eviction."""
     assert report, "the offload said nothing"
     return list((server.directory / "data").rglob(f"commitlog/{0:020d}"))

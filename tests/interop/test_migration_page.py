@@ -1,6 +1,6 @@
-"""docs/migration.md: each of its lines runs, with stock clients at work from the first to the last.
+"""Run each line of docs/migration.md with stock clients at work from the first line to the last.
 
-Each way has messages in the broker, a group in their middle, and messages on their way to it: `in_transit`.
+For each procedure the broker has messages, a group in the middle of them, and pending messages: `in_transit`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STARTED_IN_BACKGROUND = "neve broker -c /etc/neve/broker.conf &"
 
 
 def blocks(heading: str) -> list[str]:
-    """Of a part of the page."""
+    """Return the code blocks of a section of the page."""
     (part,) = re.findall(rf"^## {heading}.*?\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     return re.findall(r"^```\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
 
@@ -45,10 +45,10 @@ def lines(block: str) -> list[str]:
 
 
 class Operator:
-    """Does what the page says, on one machine."""
+    """Executes the procedures of the page on one machine."""
 
     def __init__(self, pair: Pair, directory: Path, other: str = "") -> None:
-        """`other`: name servers of another cluster."""
+        """Create an operator; `other` are the name servers of another cluster."""
         self._other = other
         self.pair, self.directory, self.conf = pair, directory, directory / "broker.conf"
         self.broker = pair.slave
@@ -61,15 +61,15 @@ class Operator:
         self._path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     def write(self, conf: str) -> None:
-        """The page's keys, beside what a broker on this machine needs."""
+        """Write the page's keys, with the settings that a broker on this machine needs."""
         port, admin_port = self.pair.listen
         own = f"listenPort={port}\nadminPort={admin_port}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
         own += f"mappedFileSizeCommitLog={FILE_SIZE}\nregisterNameServerPeriod=10s\narchiveMinBytes=1m\n"
-        own += "archiveWorkerPriority=normal\n"  # another one gets nothing of a machine that others keep busy
+        own += "archiveWorkerPriority=normal\n"  # A busy machine may not give another process enough time.
         self.conf.write_text(self._here(conf) + own)
 
     def takes_apaches_own(self, conf: str) -> None:
-        """The Apache broker's file with the page's keys behind its own, but for those that are refused."""
+        """Append the page's keys to the Apache broker's file, without the keys that are rejected."""
         own = (self.pair.master.directory / "conf" / "broker.conf").read_text()
         self.write(own + conf)
         told = subprocess.run(
@@ -103,7 +103,7 @@ class Operator:
         return text
 
     def does(self, line: str) -> str:
-        """What was printed."""
+        """Execute a line; return its output."""
         if line == _STARTED_IN_BACKGROUND:
             self.broker = Serving(self.directory, "broker", "-c", str(self.conf)).start()
             return ""
@@ -152,7 +152,7 @@ def test_an_operator_moves_a_broker_line_by_line(tmp_path: Path) -> None:
 
 
 def _goes_on(transit: InTransit, namesrv: str, broker: str, home: Path) -> None:
-    """All that was in transit at the broker that has taken the other one's place."""
+    """Check that the replacing broker delivers all messages that were in transit."""
     transit.end_transactions(broker)
     with Taking(namesrv, home) as clients:
         transit.is_consumed(clients)
@@ -319,14 +319,14 @@ def test_an_operator_moves_to_another_cluster_line_by_line(tmp_path: Path) -> No
 
 
 def _lags(told: str) -> dict[tuple[str, int], int]:
-    """Of the topics' queues."""
+    """Return the lags of the topics' queues."""
     found = json.loads(told)
     rows = found["queues"] if isinstance(found, dict) else found
     return {(row["topic"], row["queue"]): row["lag"] for row in rows if not row["topic"].startswith("%")}
 
 
 def test_the_page_is_run_whole() -> None:
-    """But for the last part, which has no lines of its own."""
+    """The last section is an exception, because it has no commands of its own."""
     assert PAGE.count("\n```\n") == 2 * sum(len(blocks(number)) for number in "12345678")
     started = [line for number in "12345" for block in blocks(number) for line in lines(block)]
     assert started.count(_STARTED_IN_BACKGROUND) == 2

@@ -1,4 +1,4 @@
-"""A neve slave takes the place of its Apache master, which is retired: nothing is lost, nothing comes twice."""
+"""A neve slave replaces its Apache master, which is retired: no message is lost or duplicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each key of the configuration classes in Apache's own jars is in our table, with the default that it has there."""
+"""Each key of the configuration classes in Apache's own jars is in neve's table, with Apache's default."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.servers
 
 _S = 120.0
 _SOURCES = Path(__file__).parent / "java_keys"
-#: Of the table's headings, its own and those that it inherits or shares, by RocketMQ's class.
+#: By RocketMQ's class, its headings in the table: its own and those that it inherits or shares.
 CLASSES = {
     "org.apache.rocketmq.common.BrokerConfig": ("BrokerConfig", "BrokerIdentity"),
     "org.apache.rocketmq.store.config.MessageStoreConfig": ("MessageStoreConfig",),
@@ -32,25 +32,26 @@ CLASSES = {
     "org.apache.rocketmq.common.ControllerConfig": ("ControllerConfig", "a controller's ControllerConfig"),
     "org.apache.rocketmq.common.JraftConfig": ("JraftConfig",),
 }  # fmt: skip
-#: What RocketMQ's classes say of a key where no file does, and its start, the machine or neve's paths another thing.
+#: Keys whose default in RocketMQ's classes differs from the effective one, which comes from its start script, the
+#: machine or paths.
 FROM_ELSEWHERE = {"listenPort", "brokerIP1", "brokerName", "storePathRootDir", "kvConfigPath"}
 
 
 class Key(NamedTuple):
-    """As RocketMQ has it."""
+    """A key of RocketMQ's configuration."""
 
     settable: bool
     default: str
 
 
 def told(home: Path) -> dict[str, dict[str, Key]]:
-    """By class and name."""
+    """Return the keys by class and name."""
     command = jvm.java(jvm.classes(_SOURCES), "Keys", *CLASSES, home=home)
     done = subprocess.run(command, capture_output=True, text=True, timeout=_S, check=True)
     found: dict[str, dict[str, Key]] = {name: {} for name in CLASSES}
     for line in done.stdout.splitlines():
         row = line.split("\t")
-        if len(row) == 4:  # else it is of its logging
+        if len(row) == 4:  # Other keys belong to its logging.
             found[row[0]][row[1]] = Key(row[2] == "true", "" if row[3] == "null" else row[3])
     return found
 

@@ -1,13 +1,13 @@
-"""Brokers and name servers that come, go and die under a stock Java producer and a group of two, at work throughout.
+"""Add, stop and kill brokers and name servers while a stock Java producer and a group of two consumers are at work.
 
     ns0, ns1          two name servers; every broker registers with both
     a, b              the brokers at the start
     c                 is added                                        the producer and the group find it
     a                 loses its write permission (mqadmin), is drained, archived and stopped
     b                 is killed and started again
-    ns0, then ns1     are killed: the clients live on what they know, then on the one that comes back
+    ns0, then ns1     are killed: the clients use cached routes, then the one that is started again
 
-What was acknowledged is consumed; of each queue every offset; and the bucket has it, whatever broker it was sent to.
+Every acknowledged message is consumed, no queue has a gap, and the bucket has all messages of all brokers.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.servers,
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # pyspark's
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # The dependency is pyspark's.
 ]
-#: `make soak`: both clients, more messages between two events, and Spark on what is left.
+#: `make soak` tests both client versions with more messages between events, and counts the archive with Spark.
 SOAK = bool(os.environ.get("NEVE_SOAK"))
 VERSIONS = [jvm.SERVER, jvm.CLIENT_OLD] if SOAK else [jvm.SERVER]
 QUEUES = 4
-#: Messages that must get through between two events.
+#: The number of messages that must be acknowledged and consumed between two events.
 STEP = 300 if SOAK else 30
 
 
 class NameServer(Serving):
-    """`neve namesrv`; it may be killed and started again at its address."""
+    """A `neve namesrv` that can be killed and started again at its address."""
 
     def __init__(self, directory: Path) -> None:
         (port,) = free_ports(1)
@@ -55,7 +55,7 @@ class NameServer(Serving):
         self.at = f"127.0.0.1:{port}"
 
     def brokers_of(self, topic: str) -> set[str]:
-        """Those that the name server would send a producer to."""
+        """Return the brokers to which the name server routes a producer."""
         with Client(self.at) as client:
             answer = client.invoke(ROUTE, {"topic": topic})
         if answer.code != SUCCESS:
@@ -64,7 +64,7 @@ class NameServer(Serving):
 
 
 class Broker(Serving):
-    """`neve broker` with a name of its own; several share a bucket."""
+    """A `neve broker` with its own name; several share a bucket."""
 
     def __init__(self, name: str, directory: Path, namesrvs: str, store: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class Broker(Serving):
             client.create_topic(TOPIC, QUEUES)
 
     def offload(self) -> None:
-        """Everything into the bucket, and the local copy away."""
+        """Archive all messages and evict the local copies."""
         self.post("/archive/offload?roll=1&evict=1")
 
 
@@ -137,9 +137,9 @@ def test_nothing_acknowledged_is_lost_while_servers_come_and_go(cluster: Cluster
         first.kill()
         go_on(steady, "bc")
         second.kill()
-        go_on(steady, "bc", 5 * STEP)  # long enough to ask for routes more than once
+        go_on(steady, "bc", 5 * STEP)  # Long enough for clients to request routes more than once.
         first.start()
-        # Brokers come back to it by themselves, and so does a client that never heard of them.
+        # Brokers reconnect to it by themselves, and so does a client that has never used it.
         wait_until(lambda: first.brokers_of(TOPIC) == {"b", "c"}, "the brokers' return to the name server")
         go_on(steady, "bc")
         steady.stop_sending()
@@ -157,12 +157,12 @@ def go_on(steady: Steady, brokers: str, count: int = STEP) -> None:
 
 
 def scale_in(cluster: Cluster, steady: Steady, home: Path) -> None:
-    """What an operator does: no more writes, wait for the consumers, archive, stop."""
+    """Remove a broker like an operator: stop writes, wait for the consumers, archive, stop."""
     leaving = cluster.brokers["a"]
     said = mqadmin(cluster.addresses, "wipeWritePerm", "-b", "a", home=home / "admin")
     assert said.count("OK") == len(cluster.namesrvs), said
     wait_until(lambda: all(each.brokers_of(TOPIC) == {"b", "c"} for each in cluster.namesrvs), "the wiped permission")
-    go_on(steady, "bc")  # the producer has a new route by then
+    go_on(steady, "bc")  # The producer has a new route by then.
     before = Counter(row.broker for row in steady.acked)["a"]
     go_on(steady, "bc")
     assert Counter(row.broker for row in steady.acked)["a"] == before, "a took messages after its permission went"
@@ -174,7 +174,7 @@ def scale_in(cluster: Cluster, steady: Steady, home: Path) -> None:
 
 
 def assert_archived(store: str, acked: list[Row]) -> None:
-    """Three brokers' journals below one prefix add up to the topic, without a broker that is alive."""
+    """Assert that the journals of three brokers under one prefix form the complete topic, without a running broker."""
     reader = archive.open(open_store(store))
     found = set()
     for broker in reader.catalogs:

@@ -1,6 +1,6 @@
-"""Apache's own controllers elect the masters of a set of neve's brokers, and of one with a broker of Apache's in it.
+"""Apache's own controllers elect the masters of a neve broker set, and of a set with an Apache broker in it.
 
-A set of both kinds is elected by neve's controller, too, and by Apache's where its name server runs it.
+A mixed set is elected by neve's controller, by Apache's controllers, and by Apache's in a name server.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def committed(member: Broker) -> int | None:
 
 
 def stands_at(member: Broker, offset: int) -> bool:
-    """It has a role, and says this of the group."""
+    """Return whether the broker has a role and this committed offset of the group."""
     try:
         return committed(member) == offset
     except Refused:
@@ -74,7 +74,7 @@ def queues_of(member: Broker, topic: str) -> int | None:
 
 
 class Sent:
-    """What was acknowledged, in its order."""
+    """The acknowledged messages, in order."""
 
     def __init__(self, brokers: MixedSet) -> None:
         self._brokers = brokers
@@ -82,7 +82,7 @@ class Sent:
         self._tried = 0
 
     def go_on(self, count: int) -> None:
-        """By whoever is master. One that is refused, as a slave has just connected anew, is followed by another."""
+        """Send to the current master. If it rejects a send because a slave has just reconnected, send another one."""
         master = self._brokers.master
         for _ in range(count):
             wait_until(partial(self._send, master), "the master takes messages", _CHANGE_S)
@@ -99,7 +99,7 @@ class Sent:
         return b"%d" % self._tried
 
     def assert_kept(self) -> None:
-        """In their order; what was not acknowledged may be there as well."""
+        """Assert that acknowledged messages are stored in order; unacknowledged ones may be stored as well."""
         found = bodies(self._brokers.master)
         assert len(set(found)) == len(found)
         known = set(self.acknowledged)
@@ -148,7 +148,7 @@ def test_the_leader_of_apaches_controllers_dies_and_the_set_goes_on_and_elects_u
 
 
 def test_a_set_that_was_killed_whole_with_its_controller_has_a_master_again(tmp_path: Path) -> None:
-    """Its controller takes the new life of the master for the former one, and would not elect anew."""
+    """The controller mistakes the restarted master for the running one, and would not hold an election."""
     with MixedSet(tmp_path, neves=2) as brokers:
         create_topic(brokers)
         sent = Sent(brokers)
@@ -333,7 +333,7 @@ def commit_half(member: Broker, half: Half) -> bool:
 
 
 def test_what_waits_under_a_master_of_one_kind_comes_under_one_of_the_other(tmp_path: Path) -> None:
-    """Delayed messages and open transactions: each comes, and what was committed before comes once."""
+    """Delayed messages and open transactions are delivered; messages committed before the change are delivered once."""
     with MixedSet(tmp_path, neves=1, apaches=1) as brokers:
         apache, neve = brokers.members
         create_topic(brokers)
@@ -349,7 +349,8 @@ def test_what_waits_under_a_master_of_one_kind_comes_under_one_of_the_other(tmp_
                     for when in (b"early", b"late")
                 )
             assert commit_half(former, early)
-            if former is apache:  # told to follow it would first wait 90 s for its own check of transactions
+            # An Apache broker ordered to follow would first wait 90 s for its own check of transactions.
+            if former is apache:
                 former.kill()
                 brokers.master_after(former)
                 former.start()

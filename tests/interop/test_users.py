@@ -1,4 +1,4 @@
-"""`neve user` and `neve acl`: users and policies of all servers of a cluster, of neve's and of Apache RocketMQ's."""
+"""`neve user` and `neve acl`: users and policies on all servers of a cluster, of neve and of Apache RocketMQ."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INNER = '{"accessKey":"root","secretKey":"root-secret"}'
 
 
 class Shell:
-    """Commands as root, unless another signs."""
+    """Runs commands as root, unless another user signs."""
 
     def __init__(self, namesrv: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capfd, self._patch = capfd, monkeypatch
@@ -67,7 +67,7 @@ def shell(
 
 
 def users(shell: Shell) -> list[str]:
-    """But the one by which neve's servers sign to each other."""
+    """Return the users, except the one with which neve's servers sign requests to each other."""
     return [row["user"] for row in shell.rows("user", "list") if row["user"] != "neve.inner"]
 
 
@@ -75,7 +75,7 @@ def test_users_and_policies_are_made_changed_and_removed_at_all_servers(shell: S
     assert users(shell) == ["root"]
     shell("user", "create", "alice", "--password-file", "-", stdin="alice-secret\n")
     shell("user", "create", "alice", "--password-file", "-", stdin="other\n", code=CONFLICT)
-    shell("user", "create", "nobody", stdin="", code=2)  # there is no terminal to ask at
+    shell("user", "create", "nobody", stdin="", code=2)  # There is no terminal to ask for the password.
     alice = ("alice", "alice-secret")
     shell("topic", "create", "orders", "--queues", "2")
     shell("topic", "create", "bills", "--queues", "2")
