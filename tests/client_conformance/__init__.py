@@ -1,1 +1,1 @@
-"""A package so that its servers stop with its last test."""
+"""A package, so that its session-wide servers stop with its last test."""

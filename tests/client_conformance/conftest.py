@@ -1,4 +1,4 @@
-"""The client's promises, held alike against neve and Apache RocketMQ 5.3.3: a test that takes `server` runs on both.
+"""Conformance of the client against neve and Apache RocketMQ 5.3.3: a test that takes `server` runs on both.
 
 Each broker is one process tree for the whole session; pytest groups the tests by broker. So every test uses topics and
 groups of its own (`topic`, `unique`) and leaves the brokers running.
@@ -32,19 +32,19 @@ SETTINGS = {
     "metricsExporterType": "PROM",
     "metricsPromExporterHost": "127.0.0.1",
 }
-#: Apache's broker books the end of a transaction in batches, by default every 3 s. Within the time-out above it would
-#: ask about what has been ended, and take a second answer for a second message.
+#: Apache's broker records the end of a transaction in batches, by default every 3 s. With the time-out above it would
+#: check back ended transactions, and store a second answer as a second message.
 APACHE = {**SETTINGS, "transactionOpBatchInterval": "100"}
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running cluster of one broker. `kind` is "neve" or "apache", for the rare promise where the two differ."""
+    """A running cluster of one broker. `kind` is "neve" or "apache", for the few promises in which the two differ."""
 
     kind: str
     namesrv: str
     broker: str
-    metrics: str  # RocketMQ's: host:port
+    metrics: str  # RocketMQ's metrics endpoint, as host:port.
     admin: str = ""
 
 
@@ -61,7 +61,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     apaches = {**APACHE, "metricsPromExporterPort": str(port)}
     with ApacheServer(directory, heap="512m", settings=apaches, quick=True) as apache:
         yield Server(kind, apache.namesrv, apache.broker, f"127.0.0.1:{port}")
-        apache.kill()  # nothing of it is read again, and its own way down takes seconds
+        apache.kill()  # Its data is not read again, and an orderly stop takes seconds.
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ Work = Callable[[AsyncClient, str], Awaitable[None]]
 
 @pytest.fixture
 def run(server: Server) -> Callable[..., None]:
-    """`run(work, queues=4)`: `work(client, topic)` with a connected client and a fresh topic, within a deadline."""
+    """Return `run(work, queues=4)`, which calls `work(client, topic)` with a new topic and a deadline."""
 
     async def inside(work: Work, queues: int, options: dict[str, Any]) -> None:
         topic = f"t{uuid.uuid4().hex[:10]}"
@@ -91,7 +91,7 @@ def run(server: Server) -> Callable[..., None]:
 
 @pytest.fixture
 def topic(server: Server) -> str:
-    """The name of a fresh topic of four queues, for tests of the synchronous face and of the command line."""
+    """Return the name of a new topic of four queues, for tests of the synchronous client and the command line."""
     name = f"t{uuid.uuid4().hex[:10]}"
 
     async def make() -> None:
@@ -103,6 +103,6 @@ def topic(server: Server) -> str:
 
 
 async def create_topic(client: AsyncClient, topic: str, queues: int) -> None:
-    """Returns once the name server would send a client to the topic."""
+    """Create a topic; return once the name server routes clients to it."""
     await client.admin.create_topic(topic, queues)
     await is_routed(client, topic, queues)

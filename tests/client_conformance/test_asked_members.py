@@ -1,4 +1,4 @@
-"""Requests of administrators to a Python member by way of its broker: how it does, to handle a message, to go back."""
+"""Administrators' requests that the broker forwards to a Python group member: status, one message, offset reset."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from neve.remoting.body import lenient_loads
 from neve.remoting.codes import RequestCode
 
 Run = Callable[..., None]
-RECEIVE_S = 40  # a reset is seen at the next pull, and the one before may wait 15 s at the broker
+RECEIVE_S = 40  # A reset takes effect at the next pull, and the current pull may wait 15 s at the broker.
 
 
 async def ask(client: AsyncClient, server: Any, code: RequestCode, **ext: str) -> Any:
-    """The parsed body of the broker's answer."""
+    """Return the parsed body of the broker's answer."""
     answer = await client._session.requests.ask(server.broker, code, ext, timeout=15)
     return lenient_loads(answer.body) if answer.body else None
 

@@ -1,4 +1,4 @@
-"""Many messages at once: in batches, several on their way, from either broker read back whole and in their order."""
+"""Sending many messages in concurrent batches: they are read back complete and in order, from either broker."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_brokers_take_in_no_batch_goes_alone(run: Callable[..., None]) -> N
                 found.update({m.body: m.properties.get("a") async for m in client.reader(topic, queue=queue)})
             return found.keys() >= {large.body, b"small"}
 
-        await until(are_there, "both in their queues")  # Apache's broker files what it has acknowledged later
+        await until(are_there, "both in their queues")  # Apache's broker makes acknowledged messages readable later.
         assert found[large.body] == "b"
 
     run(work)

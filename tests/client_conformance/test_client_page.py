@@ -1,4 +1,4 @@
-"""Every example of docs/client.md runs, with another address and other names of topic and groups."""
+"""Run every example of docs/client.md, with the test's address, topic and group names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 90
 
 
 def examples() -> list[Any]:
-    """The Python blocks, each under the heading that it follows."""
+    """Return the Python blocks, each with the heading above it."""
     found, heading = [], "first"
     for part in re.finditer(r"^## (?P<heading>[^\n]+)$|^```python\n(?P<code>.+?)^```$", PAGE.read_text(), re.M | re.S):
         if part["heading"]:

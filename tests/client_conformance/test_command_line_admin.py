@@ -1,4 +1,4 @@
-"""`neve message`, `topic alter`, `broker`, and lines in bulk against either broker."""
+"""`neve message`, `topic set`, `broker`, and bulk lines, against either broker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def neve(server: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`neve("topic", "list")`: what it prints; `code` is the exit code that it has to end with."""
+    """Return `neve("topic", "list")`, which returns the output; `code` is the expected exit code."""
     monkeypatch.setenv("NAMESRV_ADDR", server.namesrv)
 
     def run(*arguments: str, code: int = 0) -> str:
@@ -53,7 +53,7 @@ def test_a_message_is_found_by_its_ids_key_offset_and_time(neve: Run, topic: str
         return first
 
     wait_until(lambda: main.run([*of_topic, "--key", unique]) == 0, "the key index")
-    neve("topic", "list")  # and what was printed until then is none of what follows
+    neve("topic", "list")  # The output so far does not belong to the following commands.
     by_key = found("--key", unique)
     assert (by_key["body"], by_key["keys"], by_key["msg_id"]) == ("hello", [unique], receipt["msg_id"])
     assert found(receipt["msg_id"]) == by_key
@@ -230,7 +230,7 @@ def test_live_traffic_is_told_by_topic_and_group(server: Any, neve: Run, topic: 
         ((of_topic,), of_groups) = told["topics"], [row for row in told["groups"] if row["topic"] == topic]
         return of_topic, of_groups
 
-    # both kinds of brokers count by steps of ten seconds
+    # Both kinds of broker compute rates in steps of ten seconds.
     wait_until(lambda: seen()[0]["in_per_s"] > 0 and any(row["out_per_s"] > 0 for row in seen()[1]), "the rates")
     of_topic, (of_group,) = seen()
     assert of_topic["in_bytes_per_s"] > of_topic["in_per_s"] * 100
@@ -247,13 +247,13 @@ def test_a_cluster_is_measured_and_nothing_is_left_behind(server: Any, neve: Run
     )
     assert (sent["messages"], sent["bytes"], sent["failed"]) == (501, 501 * 64, 0)
     assert 0 < sent["p50_ms"] <= sent["p99_ms"] <= sent["max_ms"]
-    assert sent["broker_cpu_us"] is not None  # it runs here
+    assert sent["broker_cpu_us"] is not None  # The broker runs on this machine.
 
     def shown() -> int:
         told = json.loads(neve("topic", "show", topic, "--tiers", "-o", "json"))
         return int(told["summary"]["messages"])
 
-    wait_until(lambda: shown() == 501, "all messages")  # Apache's shows them a moment later
+    wait_until(lambda: shown() == 501, "all messages")  # Apache's broker shows them slightly later.
     own = json.loads(neve("bench", "consume", "--messages", "300", "--size", "64", "-o", "json"))
     assert (own["messages"], own["bytes"]) == (300, 300 * 64)
     read = json.loads(neve("bench", "consume", topic, "-o", "json"))

@@ -1,4 +1,4 @@
-"""`neve export` from either broker, `neve import` into either: nothing is lost, doubled or in another order."""
+"""`neve export` from either broker and `neve import` into either: no message is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from neve.client.validators import RESERVED_PROPERTIES
 from tests.servers.neve import NeveServer
 
 COUNT = 700
-#: Of messages with even numbers alone.
+#: Only of messages with even numbers.
 PROPERTIES = {"größe": "5 €"}
 
 Run = Callable[..., str]
@@ -25,7 +25,7 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name server of another cluster, of neve's."""
+    """Return the name server of another cluster, which is neve's."""
     with NeveServer(tmp_path_factory.mktemp("other")) as neve:
         yield neve.namesrv
 
@@ -42,7 +42,7 @@ def neve(capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 async def fill(namesrv: str, topic: str, group: str) -> None:
-    """Two queues; the group has read a part of them."""
+    """Fill two queues; the group has read a part of them."""
     async with asyncio.timeout(60), connect(namesrv) as client:
         await client.admin.create_topic(topic, 2)
         for queue in (0, 1):
@@ -59,7 +59,7 @@ async def fill(namesrv: str, topic: str, group: str) -> None:
 
 
 async def content(namesrv: str, topic: str) -> list[tuple[Any, ...]]:
-    """Queue by queue what applications gave, and the ids."""
+    """Return by queue the fields that applications set, and the ids."""
     async with asyncio.timeout(60), connect(namesrv) as client:
         found = []
         async for one in client.reader(topic):
@@ -84,7 +84,7 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
     assert f"{2 * COUNT} messages of 1 topics were added" in neve(source, "export", directory, "-t", topic)
     assert "0 messages of 1 topics were added" in neve(source, "export", directory, "-t", topic)
 
-    # A kill in the middle of a line: what is behind it comes again.
+    # A kill in the middle of a line: the rest is exported again.
     (file, *_) = sorted((tmp_path / "export" / topic).iterdir())
     whole = file.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -96,7 +96,7 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
     before = asyncio.run(content(source, topic))
     assert asyncio.run(content(target, topic)) == before
 
-    # Offsets are the same here: both topics were new.
+    # Offsets are equal here because both topics were new.
     stood = asyncio.run(positions(source, group, topic))
     assert sum(one or 0 for one in stood) == 300
     assert asyncio.run(positions(target, group, topic)) == stood
@@ -107,7 +107,7 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
 
     asyncio.run(read_on(COUNT))
 
-    # A kill leaves a state that is older than what was sent: nothing is sent twice.
+    # A kill leaves a state older than the sent messages: no message is sent twice.
     (state,) = (tmp_path / "export").glob("import.*.json")
     row = json.loads(state.read_text())
     for queue in row.values():
@@ -121,7 +121,7 @@ def test_a_topic_comes_over_whole_and_once_with_its_groups(
     assert asyncio.run(positions(target, group, topic)) == stood
     neve(target, "import", directory, "-t", "no-such-topic", code=3)
 
-    # Another cluster of the same name has other messages there: that is no reason to send nothing.
+    # Another cluster of the same name has other messages there, which must not prevent sending.
     row = json.loads(state.read_text())
     next(iter(row.values()))["last_id"] = "0" * 32
     state.write_text(json.dumps(row))

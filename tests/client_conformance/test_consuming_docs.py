@@ -1,4 +1,4 @@
-"""The examples of `docs/consuming.md`, and every way in which `neve consume` reads."""
+"""The examples of `docs/consuming.md`, and every mode of `neve consume`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S = 60
 
 
 def examples() -> list[Any]:
-    """The functions of the page, by name."""
+    """Return the functions of the page by name."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) >= 8
     found: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def examples() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def orders(server: Any) -> str:
-    """The topic of the page, on a broker that has it once for all examples."""
+    """Return the address of a broker that has the page's topic, filled once for all examples."""
 
     async def fill() -> None:
         async with asyncio.timeout(DEADLINE_S), connect(server.namesrv) as client:
@@ -98,14 +98,14 @@ def test_neve_consume_says_what_does_not_go_together(capfd: Any) -> None:
 
 
 def test_the_handler_that_closes_its_consumer_charges_each_message_once(orders: str) -> None:
-    """The page's example, run three times by a new group: each run resumes behind the one before."""
+    """The page's example is run three times by a new group; each run resumes after the previous one."""
     (handle,) = [param.values[0] for param in examples() if param.id == "handle"]
     group = f"charging-{uuid.uuid4().hex[:8]}"
     charged: list[str] = []
     handle = types.FunctionType(handle.__code__, {"print": lambda _, body: charged.append(body.decode())}, "handle")
 
     class Grouped:
-        """The client, with a group that no other test is in."""
+        """The client, with a group that no other test uses."""
 
         def __init__(self, client: Any) -> None:
             self._client = client

@@ -1,4 +1,4 @@
-"""Members of a group: retry, dead letters, order, filters, broadcasting."""
+"""Group consumers: retry, dead letters, order, filters, broadcasting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECEIVE_S = 30
 
 
 async def receive(consumer: Consumer, count: int) -> list[Received]:
-    """The next messages, not acknowledged."""
+    """Return the next messages, not acknowledged."""
     found: list[Received] = []
     while len(found) < count:
         message = await consumer.receive(RECEIVE_S)
@@ -94,13 +94,14 @@ def test_a_handler_that_raises_gets_the_message_again(run: Run, unique: str) -> 
         async def lags_nowhere() -> bool:
             return not sum(queue.lag for queue in (await client.admin.consume_stats(unique, topic)).values())
 
-        await until(lags_nowhere, "the broker has the positions")  # they are sent without an answer
+        await until(lags_nowhere, "the broker has the positions")  # The offsets are sent without an answer.
 
     run(work)
 
 
 def test_message_owned_beyond_the_consume_timeout_is_sent_back(run: Run, unique: str) -> None:
-    """With no redelivery left it is a dead letter at once; otherwise it comes again after delay level 3, 10 s."""
+    """Without redeliveries left it becomes a dead letter at once; otherwise it is redelivered after delay level 3, 10
+    s."""
 
     async def work(client: AsyncClient, topic: str) -> None:
         async with client.consumer(
@@ -113,7 +114,7 @@ def test_message_owned_beyond_the_consume_timeout_is_sent_back(run: Run, unique:
                 return consumer.position(sent.queue) == sent.queue_offset + 1
 
             await until(is_taken_back, "the message is taken back")
-            await held.nack(delay_level=1)  # without effect
+            await held.nack(delay_level=1)  # Has no effect.
             await held.ack()
             await client.send(topic, b"next", queue=0)
             (following,) = await receive(consumer, 1)
@@ -136,7 +137,7 @@ def test_in_order_a_nack_repeats_the_message_before_the_next(run: Run, unique: s
             await client.send(topic, str(number), queue=2)
         async with client.consumer(unique, topic, start="earliest", in_order=True, pause_after_nack=0.05) as consumer:
             (zero,) = await receive(consumer, 1)
-            assert await consumer.receive(0.2) is None  # one message in hand at a time
+            assert await consumer.receive(0.2) is None  # Only one message is delivered at a time.
             await zero.ack()
             seen: list[tuple[bytes, int]] = []
             while len(seen) < 5:
@@ -231,7 +232,7 @@ def test_a_bad_sql_expression_is_refused_at_the_start(run: Run, unique: str) -> 
         with pytest.raises(BrokerError) as caught:
             await consumer.start()
         assert caught.value.code == 23
-        async with client.consumer(unique, topic):  # the group is free again
+        async with client.consumer(unique, topic):  # The group is free again.
             pass
 
     run(work)
@@ -239,7 +240,7 @@ def test_a_bad_sql_expression_is_refused_at_the_start(run: Run, unique: str) -> 
 
 def test_tags_of_the_same_hash_are_told_apart(run: Run, unique: str) -> None:
     async def work(client: AsyncClient, topic: str) -> None:
-        for tag in ("Aa", "BB", "C"):  # "Aa" and "BB" have one hash in Java
+        for tag in ("Aa", "BB", "C"):  # "Aa" and "BB" have the same hash in Java.
             await client.send(topic, tag, tags=tag, queue=0)
         async with client.consumer(unique, {topic: "BB||C"}, start="earliest") as consumer:
             assert [message.body for message in await receive(consumer, 2)] == [b"BB", b"C"]

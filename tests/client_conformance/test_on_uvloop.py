@@ -1,4 +1,4 @@
-"""Every kind of consumer, and sends, on uvloop: web servers run their applications on that loop."""
+"""Sends and every kind of consumer on uvloop, because web servers run applications on that loop."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RECEIVE_S = 30
 
 
 async def receive(consumer: PopConsumer, count: int) -> list[Received]:
-    """The next messages, not acknowledged."""
+    """Return the next messages, not acknowledged."""
     found: list[Received] = []
     while len(found) < count:
         message = await consumer.receive(RECEIVE_S)
@@ -28,7 +28,7 @@ async def receive(consumer: PopConsumer, count: int) -> list[Received]:
 
 
 async def poll(consumer: LitePullConsumer, count: int) -> list[Message]:
-    """`count` messages, over several polls."""
+    """Return `count` messages from several polls."""
     found: list[Message] = []
     while len(found) < count:
         messages = await consumer.poll(RECEIVE_S, count - len(found))
@@ -86,7 +86,7 @@ def test_message_with_a_delay_is_redelivered_and_counted(run: Run, unique: str) 
 
 
 def test_a_message_in_work_stays_invisible_beyond_its_time(run: Run, unique: str, server: Any) -> None:
-    """The handler takes twice as long as the invisible time; another member waits for the message in vain."""
+    """The handler takes twice the invisible time; another member must not receive the message."""
 
     async def work(client: AsyncClient, topic: str) -> None:
         await client.admin.set_request_mode(unique, topic, "POP")

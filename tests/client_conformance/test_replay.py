@@ -1,4 +1,4 @@
-"""`neve replay` and `neve dlq` against either broker: what is sent again, after kills too, and what groups gave up."""
+"""`neve replay` and `neve dlq` against either broker: messages and dead letters are sent again, also after kills."""
 
 from __future__ import annotations
 

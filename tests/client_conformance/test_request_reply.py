@@ -44,7 +44,8 @@ def test_no_answer_is_an_unknown_outcome_in_time(run: Callable[..., None]) -> No
         assert asyncio.get_running_loop().time() - began < 5
         (message,) = (await client.pull(topic, 0, 0, wait=10)).messages
         assert (message.body, message.properties["TTL"]) == (b"anybody?", "500")
-        assert (await client.reply(message, b"too late")).status == "SEND_OK"  # the requester is alive and ignores it
+        # The requester is connected and ignores the reply.
+        assert (await client.reply(message, b"too late")).status == "SEND_OK"
 
     run(work, queues=1)
 

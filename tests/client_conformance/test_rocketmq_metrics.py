@@ -1,4 +1,4 @@
-"""RocketMQ's metrics: after the same traffic Apache RocketMQ and neve tell the same, under the same labels."""
+"""RocketMQ's metrics: after the same traffic Apache RocketMQ and neve report the same values under the same labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RPC = {"protocol_type": "remoting", "response_code": "success", "result": "succ
 
 
 async def scraped(server: Server) -> Series:
-    """By name; without what says which broker tells it, and by which library."""
+    """Return the series by name, without the labels of the broker and of the metrics library."""
     with await asyncio.to_thread(urllib.request.urlopen, f"http://{server.metrics}/metrics", timeout=_S) as answer:
         text = str(answer.read(), "utf-8")
     found: Series = {}
@@ -36,7 +36,7 @@ async def scraped(server: Server) -> Series:
 
 
 def of(series: Series, name: str, **wanted: str) -> dict[str, float]:
-    """Values by the labels that are not asked for; those that all series have are left out."""
+    """Return the values by the remaining labels; labels that all series share are left out."""
     return {
         ",".join(
             f"{key}={text}" for key, text in sorted(labels.items()) if key not in wanted and key not in _BROKER

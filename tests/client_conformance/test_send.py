@@ -1,4 +1,4 @@
-"""Plain sending: what is acknowledged is read back, from either broker."""
+"""Plain sending: acknowledged messages are read back, from either broker."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_large_body_travels_compressed_and_arrives_as_it_was(run: Callable[...
 
 
 def test_a_message_is_delivered_when_it_was_told_to(run: Callable[..., None]) -> None:
-    """Delivery is at most one second early. A timer has a resolution of one second."""
+    """Delivery may be up to one second early, because timers have a resolution of one second."""
 
     async def work(client: AsyncClient, topic: str) -> None:
         began_ms = time.time_ns() // 1_000_000
@@ -97,7 +97,7 @@ def test_a_recalled_message_does_not_come(run: Callable[..., None]) -> None:
         assert [message.msg_id for message in result.messages] == [kept.msg_id]
         assert (await client.max_offset(topic, 0)) == 1
         with pytest.raises(BrokerError):
-            await client.recall(topic, recalled.recall_handle)  # its time is past
+            await client.recall(topic, recalled.recall_handle)  # Its delivery time has passed.
         with pytest.raises(ClientError):
             await client.recall(topic, "no handle")
 

@@ -20,13 +20,13 @@ RECEIVE_S = 30
 
 
 async def traced(client: AsyncClient, msg_id: str, count: int) -> list[list[str]]:
-    """The fields of the lines about a message, once there are `count`."""
+    """Return the fields of the trace lines of a message, once there are `count`."""
     found: list[list[str]] = []
 
     async def are_there() -> bool:
         try:
             messages = await client.admin.query_messages(TRACE_TOPIC, msg_id)
-        except BrokerError:  # the first trace makes the topic, and the name server has yet to hear of it
+        except BrokerError:  # The first trace creates the topic, and the name server does not know it yet.
             return False
         lines = [line.split("\x01") for message in messages for line in message.body.decode().split("\x02")]
         found[:] = [line for line in lines if msg_id in line]

@@ -1,4 +1,4 @@
-"""Transactional messages: delivered once committed, never when rolled back, and when in doubt as the check says."""
+"""Transactional messages: delivered once committed, never after a rollback, and otherwise as the check decides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def never(message: Message) -> LocalTransactionState:
 
 
 async def delivered(client: AsyncClient, topic: str, count: int) -> list[Message]:
-    """The first `count` messages of queue 0, and the assurance that it holds no more."""
+    """Return the first `count` messages of queue 0 after checking that it holds exactly these."""
     messages: list[Message] = []
     while len(messages) < count:
         messages += (await client.pull(topic, 0, len(messages), wait=15, timeout=30)).messages
@@ -33,7 +33,7 @@ def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], uni
             async with producer.transaction(topic, b"rolled back") as transaction:
                 await transaction.rollback()
             async with producer.transaction(topic, b"committed", tags="T", keys=["k"]) as transaction:
-                assert await client.max_offset(topic, 0) == 0  # consumers do not receive a half message
+                assert await client.max_offset(topic, 0) == 0  # Consumers do not receive a half message.
             assert transaction.state is COMMIT
             result = await producer.send(topic, b"z" * 5000, execute=lambda message: COMMIT)
             assert result.state is COMMIT
@@ -47,7 +47,8 @@ def test_a_commit_delivers_and_a_rollback_does_not(run: Callable[..., None], uni
 
 
 def test_an_open_transaction_ends_as_the_check_says(run: Callable[..., None], unique: str) -> None:
-    """The broker asks until it gets an answer: first the check fails, then it does not know, then it knows."""
+    """The broker checks back until it gets an answer: the first check fails, the next is undecided, later ones decide.
+    """
 
     async def work(client: AsyncClient, topic: str) -> None:
         asked: dict[bytes, list[str]] = {}
@@ -98,7 +99,7 @@ def test_a_group_has_one_producer_in_a_client_and_must_be_joined(run: Callable[.
             with pytest.raises(ClientError):
                 await client.transaction_producer(unique, check=never).start()
         async with client.transaction_producer(unique, check=never):
-            pass  # it may be joined again
+            pass  # The group may be joined again.
 
     run(work, queues=1)
 

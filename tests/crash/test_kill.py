@@ -1,7 +1,7 @@
-"""SIGKILL to a whole `neve up` under load, and at each step of an offload round; then disk and bucket are asked.
+"""SIGKILL a whole `neve up` under load and at each step of an offload round, then verify disk and bucket.
 
-NEVE_KILLS=50 sets the number of kills under load; a few are enough for every commit. The page cache outlives a process,
-so a record is torn only where the kill lands inside its copy into the log: large bodies make that happen.
+NEVE_KILLS=50 sets the number of kills under load; a few are enough for every commit. The page cache survives a process,
+so a record is torn only if the kill hits the copy into the log: large bodies make that likely.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from tests.waiting import wait_until
 
 KILLS = int(os.environ.get("NEVE_KILLS", "4"))
 SEED = int(os.environ.get("NEVE_SEED", "20"))
-#: With so many kills a load that never tears a record is a bad load.
+#: With this many kills, a load that never tears a record is unsuitable.
 KILLS_THAT_TEAR = 50
 QUEUES = 4
-#: How many acknowledgements after each load's first one a kill may come.
+#: The maximum number of acknowledgements between the first one of each load and the kill.
 KILL_WITHIN = 2000
 FIRST_ANSWER_S = 60.0
 
@@ -48,7 +48,7 @@ _POOL = random.Random(SEED).randbytes(3 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one connection keeps under way."""
+    """The sends that one connection keeps in flight."""
 
     topic: str
     in_flight: int
@@ -70,11 +70,11 @@ def digest(body: bytes) -> bytes:
 
 
 class Ledger:
-    """Every acknowledgement that any incarnation of the broker gave, and what was read back so far."""
+    """All acknowledgements by any incarnation of the broker, and the messages read back so far."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[Place, bytes] = {}
-        self.ends: dict[tuple[str, int], int] = defaultdict(int)  # one above the highest acknowledged offset
+        self.ends: dict[tuple[str, int], int] = defaultdict(int)  # One above the highest acknowledged offset.
         self.read_to: dict[tuple[str, int], int] = defaultdict(int)
         self.where: dict[bytes, Place] = {}
         self.sent = itertools.count()
@@ -90,7 +90,7 @@ class Ledger:
 
 
 def keep_sending(server: NeveServer, load: Load, ledger: Ledger, answered: threading.Event) -> int:
-    """Keeps the load's sends under way until the broker dies; returns how many had no answer then."""
+    """Keep the load's sends in flight until the broker dies; return how many were unanswered then."""
     open_sends: dict[int, tuple[int, bytes]] = {}
     with contextlib.suppress(ConnectionError), Client(server.broker, FIRST_ANSWER_S) as client:
         while True:
@@ -113,7 +113,7 @@ def keep_sending(server: NeveServer, load: Load, ledger: Ledger, answered: threa
 
 
 def load_until_dead(server: NeveServer, ledger: Ledger, more: int) -> None:
-    """All loads at once, and a kill when each of them had an answer and so many `more` came."""
+    """Run all loads at once, and kill after each had an answer and `more` answers arrived."""
     answered = [threading.Event() for _ in LOADS]
     with ThreadPoolExecutor(len(LOADS)) as pool:
         running = [
@@ -124,15 +124,15 @@ def load_until_dead(server: NeveServer, ledger: Ledger, more: int) -> None:
             enough = len(ledger.acknowledged) + more
             wait_until(lambda: len(ledger.acknowledged) >= enough, f"{more} acknowledgements")
         finally:
-            server.kill()  # what sends ends only then
+            server.kill()  # The sends end only then.
         ledger.in_flight_at_kill.append(sum(one.result() for one in running))
     assert not missing, "a connection had no answer"
 
 
 def check(server: NeveServer, ledger: Ledger, *, whole: bool = False) -> None:
-    """Each acknowledged message is where it was said to be, offsets are dense, and no message is there twice.
+    """Check that acknowledged messages are at their offsets, and that offsets are dense and no message occurs twice.
 
-    Looks at what is new since the last check, or at everything.
+    Only messages that are new since the last check are read, unless `whole` is set.
     """
     with Client(server.broker, FIRST_ANSWER_S) as client:
         for topic, queue in itertools.product((SMALL.topic, LARGE.topic), range(QUEUES)):
@@ -145,7 +145,7 @@ def check(server: NeveServer, ledger: Ledger, *, whole: bool = False) -> None:
                 assert record.queue_offset == expected, f"{topic}/{queue}"
                 place, found = (topic, queue, expected), digest(record.body)
                 assert ledger.where.setdefault(found, place) == place, f"{record.body[:20]!r} is stored twice"
-                # What is visible now may be consumed now: from here on it must stay.
+                # A visible message may have been consumed, so from here on it must be kept.
                 assert ledger.acknowledged.setdefault(place, found) == found, f"{place} changed"
                 expected += 1
             assert expected == end
@@ -153,7 +153,7 @@ def check(server: NeveServer, ledger: Ledger, *, whole: bool = False) -> None:
 
 
 def recoveries(server: NeveServer) -> Iterator[tuple[bool, int, int]]:
-    """What each start found, by the broker's own account: clean, bytes cut off, records without their CRC entry."""
+    """Return what each start logged: clean or not, bytes truncated, records without CRC entry."""
     report = r"log recovered: clean=(\w+) .*?records_without_crc=(\d+) cut_bytes=(\d+)"
     for clean, without_crc, cut in re.findall(report, server.log()):
         yield clean == "True", int(cut), int(without_crc)
@@ -173,7 +173,7 @@ def test_no_acknowledged_message_is_lost(tmp_path: Path) -> None:
             server.start()
             check(server, ledger)
         check(server, ledger, whole=True)
-        # Not every kill meets a full pipe, but a harness that never does proves nothing.
+        # Not every kill hits a full pipe, but a harness whose kills never do proves nothing.
         assert max(ledger.in_flight_at_kill) >= 100, ledger.in_flight_at_kill
         found = list(recoveries(server))[1:]
         assert [clean for clean, _, _ in found] == [False] * KILLS
@@ -196,21 +196,22 @@ MESSAGES = 400
 STEPS = [
     "offload.before_intent",
     "offload.after_intent",
-    "offload.after_encode=crash_parent",  # in the worker, which goes on and uploads what nobody waits for
+    # In the worker, which continues and uploads objects that are no longer awaited.
+    "offload.after_encode=crash_parent",
     "offload.after_encode=crash_both",
     "object_store.mid_put=crash_both",
     "offload.after_upload",
     "offload.after_commit",
-    "store.roll:2",  # the first is the first segment of an empty log
+    "store.roll:2",  # The first visit is the first segment of an empty log.
     "offload.before_evict",
-    "store.evict",  # between the segment's rename and its removal
+    "store.evict",  # Between renaming the segment and removing it.
 ]
-#: Places in the worker: the broker lives on. Where the second visit kills, the next worker has one left.
+#: Places in the worker, which the broker survives. If the second visit kills, the next worker has one left.
 WORKER_STEPS = ["offload.after_encode:2", "object_store.mid_put"]
 
 
 def post_offload(server: NeveServer) -> list[dict[str, object]]:
-    """One round with roll and evict; [] where the broker died on the way."""
+    """Run one round with roll and evict; return [] if the broker died during it."""
     try:
         call = post_request(f"http://{server.admin}/archive/offload?roll=1&evict=1")
         with urllib.request.urlopen(call, timeout=60) as answer:
@@ -240,7 +241,7 @@ def stored(server: NeveServer) -> dict[tuple[int, int], bytes]:
 
 
 def assert_tiles(store_url: str) -> int:
-    """The catalog that the journal adds up to: each queue's runs follow one another from 0 on. Returns the rows."""
+    """Assert that each queue's runs in the journal's catalog are contiguous from 0 on; return the number of rows."""
     store = open_store(store_url)
     rows = 0
     for catalog in catalogs(store).values():
@@ -264,7 +265,7 @@ def assert_tiles(store_url: str) -> int:
 
 
 def assert_archive_holds(store_url: str, sent: dict[tuple[int, int], bytes]) -> None:
-    """By the journal, by the reader that needs no broker, and by an engine that only lists Parquet files."""
+    """Check the archive with the journal, with the library, and with an engine that only lists Parquet files."""
     assert assert_tiles(store_url) == len(sent)
     topic = neve.archive.open(open_store(store_url)).topic("tiles")
     read = {(queue, record.queue_offset): bytes(record.body) for queue in range(QUEUES) for record in topic.read(queue)}
@@ -302,7 +303,7 @@ def test_kill_inside_an_offload_round(tmp_path: Path, step: str) -> None:
 
 @pytest.mark.parametrize("step", WORKER_STEPS)
 def test_kill_of_the_worker_inside_an_offload_round(tmp_path: Path, step: str) -> None:
-    """A worker that died is followed by another, which repeats its objects; what they die of each time fails alone."""
+    """A killed worker is replaced by another, which repeats its objects. Only objects that kill each worker fail."""
     server = NeveServer(tmp_path, settings={"archiveMinBytes": "1", "archivePeriod": "1h"})
     try:
         server.start(env={"NEVE_FAILPOINT": f"{step}=crash"})
@@ -313,7 +314,7 @@ def test_kill_of_the_worker_inside_an_offload_round(tmp_path: Path, step: str) -
                 client.send(topic, 0, b"x")
         sent = produce(server, 0, MESSAGES)
         events = [event["event"] for event in post_offload(server) if "event" in event]
-        dies_each_time = ":" not in step  # of `tiles`: what is small is not put in parts
+        dies_each_time = ":" not in step  # Of `tiles`: small objects are not uploaded in parts.
         wait_until(lambda: server.log().count("the tier worker ended with -9") >= 2, "two deaths of a worker")
         assert events.count("uploaded") == (2 if dies_each_time else 3), events
         if dies_each_time:
@@ -328,7 +329,7 @@ def test_kill_of_the_worker_inside_an_offload_round(tmp_path: Path, step: str) -
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process still runs; a zombie that nobody has waited for does not."""
+    """Return whether the process still runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The power goes off at any moment; whatever pages survive, no confirmed message is lost, no offset given twice."""
+"""Power cuts at any moment: whatever pages survive, no confirmed message is lost and no offset is assigned twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUEUES = 3
 
 
 class World:
-    """A store that lives through power cuts, and what its clients know."""
+    """A store that survives power cuts, and the knowledge of its clients."""
 
     def __init__(self, seed: int, flush_disk_type: str) -> None:
         self.random = random.Random(seed)
@@ -42,8 +42,8 @@ class World:
         self.flushed: dict[tuple[str, int], dict[int, bytes]] = {}
         self.unflushed: list[tuple[str, int, int, bytes, int]] = []
         self.number = 0
-        self.deleted_at = dict.fromkeys(TOPICS, 0)  # the newest message at the topic's last deletion
-        # Of topics whose last deletion is not on the disk: `deleted_at` and `flushed` as they were before it.
+        self.deleted_at = dict.fromkeys(TOPICS, 0)  # The newest message at the topic's last deletion.
+        # For topics whose last deletion is not on the disk: `deleted_at` and `flushed` from before it.
         self.undeleted: dict[str, tuple[int, dict[int, dict[int, bytes]]]] = {}
         self.store = self.start()
 
@@ -53,7 +53,7 @@ class World:
         return store
 
     def step(self) -> None:
-        """Something that a broker does."""
+        """Perform one random operation of a broker."""
         choice = self.random.random()
         if choice < 0.9:
             self.put()
@@ -107,7 +107,7 @@ class World:
             self.flushed[topic, queue_id] = {offset: body for offset, body in promised.items() if offset >= low}
 
     def delete(self) -> None:
-        """The topic comes again with its next message, at offset 0."""
+        """Delete the topic; its next message creates it again at offset 0."""
         topic = self.random.choice(TOPICS)
         before = {queue_id: self.flushed.get((topic, queue_id), {}) for queue_id in range(QUEUES)}
         self.undeleted.setdefault(topic, (self.deleted_at[topic], before))
@@ -129,7 +129,7 @@ class World:
         self.unflushed.clear()
         self.store = self.start()
         self.check()
-        # what was read is from now on promised: recovery has synced it
+        # Messages read here are promised from now on, because recovery has synced them.
         for topic in TOPICS:
             for queue_id in range(QUEUES):
                 self.flushed[topic, queue_id] = self.read(topic, queue_id)
@@ -196,7 +196,7 @@ def test_power_cut_at_a_place(seed: int, place: str) -> None:
 
 
 def room_in_file(store: MessageStore) -> int:
-    """For records: the end mark of a file takes the rest."""
+    """Return the space for records; the end mark of a file takes the rest."""
     file = store.file_at(store.newest_segment_base)
     return file.end - END_SIZE - store.max_physical_offset if file is not None else 0
 
@@ -223,7 +223,7 @@ def test_power_cut_while_the_log_goes_on_above_its_archive(place: str, nth: int,
 
 
 def test_readers_never_saw_what_was_lost() -> None:
-    """Under SYNC_FLUSH a message that was once readable is readable after any cut."""
+    """With SYNC_FLUSH a message that was once readable is readable after any power cut."""
     for seed in range(10):
         world = World(seed, "SYNC_FLUSH")
         for _ in range(80):
@@ -235,7 +235,7 @@ def test_readers_never_saw_what_was_lost() -> None:
 
 
 class _PowerCut(Exception):
-    """Leaves the store at once, as the power does."""
+    """Raised to leave the store at once, as in a power cut."""
 
 
 def _cut(name: str) -> None:

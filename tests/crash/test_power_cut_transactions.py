@@ -1,4 +1,4 @@
-"""SYNC_FLUSH and transactions: whatever pages a power cut leaves, an answered commit is there, and once."""
+"""SYNC_FLUSH and transactions: whatever pages survive a power cut, a confirmed commit is kept exactly once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def broker_on(disk: SimDisk) -> AsyncIterator[tuple[BrokerController, Conn
 
 
 async def half(connection: Connection, body: bytes) -> dict[str, object]:
-    """Send it, and return what its producer needs to end it."""
+    """Send a half message; return the fields that its producer needs to end the transaction."""
     answer = await ask(
         connection, Code.SEND_MESSAGE_V2, body, a="p", b="ledger", c="TBW102", d=1, e=0, f=4, g=1, h=0,
         i="TRAN_MSG\x01true\x02PGROUP\x01p\x02",
@@ -72,7 +72,7 @@ async def test_an_answered_end_of_a_transaction_survives_a_power_cut(seed: int) 
         assert await visible(connection) == [b"committed"]
         (waiting,) = broker.transactions.waiting()
         assert waiting.physical_offset == transactions[2]["commitLogOffset"]
-        for ended in transactions[:2]:  # the producer may not have heard the answer, and asks for it again
+        for ended in transactions[:2]:  # The producer may not have received the answer, and repeats the request.
             await end(connection, ended, COMMIT)
         assert await visible(connection) == [b"committed"]
         assert await end(connection, transactions[2], COMMIT) == 0

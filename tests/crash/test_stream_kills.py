@@ -1,9 +1,9 @@
-"""SIGKILL to a stream's driver while the archive that it reads is written, compacted and expired.
+"""SIGKILL the driver of a stream while the archive that it reads is written, compacted and expired.
 
 NEVE_STREAM_MESSAGES=1000000 and NEVE_STREAM_KILLS=20 set the size; a few are enough for every commit. Two brokers write
-by a clock that goes four hours for each round, and wait for the stream as a grace of a day does: none gets more than
-BEHIND rounds ahead of what the stream's checkpoint has. So what a batch reads may have expired, or have become another
-object, and none of it is deleted yet.
+with a clock that advances four hours per round. They wait for the stream, which has the same effect as a grace period
+of a day: no broker is more than BEHIND rounds ahead of the stream's checkpoint. So objects that a batch reads may have
+expired or been compacted, but none of them is deleted yet.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ KILLS = int(os.environ.get("NEVE_STREAM_KILLS", "2"))
 SEED = int(os.environ.get("NEVE_SEED", "20"))
 ROUNDS = KILLS * 10
 ROUND_HOURS = 4
-BEHIND = GRACE_HOURS // ROUND_HOURS - 1  # rounds
-#: Objects of the one expire before a stream that is behind has read them; those of the other live to be compacted.
+BEHIND = GRACE_HOURS // ROUND_HOURS - 1  # In rounds.
+#: Objects of one topic expire before a delayed stream has read them; those of the other live long enough to be
+#: compacted.
 TTL_HOURS = {"brief": 2 * ROUND_HOURS, "long": 4 * GRACE_HOURS}
 QUEUES = 2
 PATIENCE_S = 600.0
 LOG = "driver.log"
-#: What Spark's tasks end of when a new worker of theirs has had no processor for ten seconds.
+#: The error of Spark's tasks if one of their new workers had no processor for ten seconds.
 TOO_BUSY = "Python worker failed to connect back"
 _FOUND = "found "
-#: A kill comes so long after a batch was begun, at most.
+#: The maximum time between the begin of a batch and the kill.
 INTO_A_BATCH_S = 0.3
 
 DRIVER = """
@@ -76,7 +77,7 @@ print("found", json.dumps([list(row) for row in found.collect()]))
 
 
 class Driver(Processes):
-    """A stream into a table of Parquet files, and where its checkpoint says that it is."""
+    """A stream into a table of Parquet files, with the position in its checkpoint."""
 
     def __init__(self, directory: Path, store: str, most: int) -> None:
         super().__init__(directory)
@@ -87,13 +88,13 @@ class Driver(Processes):
 
     @override
     def start(self) -> Driver:
-        """Returns at once: a driver that is still beginning may be killed, too."""
+        """Start the driver and return at once, because a starting driver may be killed, too."""
         self._told = len(self.log(LOG)) if LOG in self._logs else 0
         self.process = self.spawn(self._command, LOG, ENVIRONMENT)
         return self
 
     def position(self) -> Position | None:
-        """After the last batch that is noted as done."""
+        """Return the position after the last committed batch."""
         done = self._newest("commits")
         if done < 0:
             return None
@@ -103,7 +104,7 @@ class Driver(Processes):
         return self._newest("offsets") > self._newest("commits")
 
     def keep_up(self) -> None:
-        """One that the machine had no time for starts again; whatever else it ended of is a fault."""
+        """Restart a driver that ended for lack of processor time; any other end is an error."""
         if self.process.poll() in {None, 0}:
             return
         told = self.log(LOG)[self._told :]
@@ -112,7 +113,7 @@ class Driver(Processes):
         self.start()
 
     def kill_amid_batch(self, after: float) -> bool:
-        """SIGKILL so long after a batch was begun. Whether it hit that, or another: some batches are over by then."""
+        """SIGKILL some time after the begin of a batch; return whether it hit that batch, because some end sooner."""
         self.wait_until(self.is_amid_batch, "a batch")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(after)
@@ -128,7 +129,7 @@ class Driver(Processes):
         wait_until(holds, what, PATIENCE_S)
 
     def to_the_end(self) -> list[list[Any]]:
-        """It does all that there is, and then tells what the table has."""
+        """Process all remaining input; return the rows of the table."""
         (self.directory / "end").touch()
         self.wait_until(lambda: _FOUND in self.log(LOG) and self.process.poll() is not None, "the end of the stream")
         found: list[list[Any]] = json.loads(self.log(LOG).rpartition(_FOUND)[2].splitlines()[0])
@@ -149,7 +150,7 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Iterator[tuple[ManualClock, dict[str, ArchivingByClock]]]:
-    clock = ManualClock(1_767_225_600_000)  # the begin of a day
+    clock = ManualClock(1_767_225_600_000)  # The begin of a day.
     (tmp_path / "archive").mkdir()
     with ExitStack() as stack:
         made = {
@@ -162,7 +163,7 @@ def brokers(tmp_path: Path) -> Iterator[tuple[ManualClock, dict[str, ArchivingBy
 
 
 def behind(position: Position | None, brought: Mapping[str, list[int]]) -> int:
-    """How many rounds of the broker that is worst off the stream has not done whole."""
+    """Return by how many rounds the stream is behind the broker with the largest distance."""
     worst = 0
     for broker, ends in brought.items():
         place = None if position is None else position.brokers.get(broker)
@@ -177,7 +178,7 @@ def test_each_row_is_in_the_table_once_however_often_the_driver_is_killed(
     clock, archives = brokers
     chance = random.Random(SEED)
     each = -(-MESSAGES // (ROUNDS * len(archives) * 2 * QUEUES))
-    kills_at = {ROUNDS * kill // KILLS for kill in range(KILLS)}  # the first one amid the first batch
+    kills_at = {ROUNDS * kill // KILLS for kill in range(KILLS)}  # The first kill is within the first batch.
     brought: dict[str, list[int]] = {name: [] for name in archives}
     amid, lags = Counter[bool](), list[int]()
     with Driver(tmp_path / "stream", f"dir:{tmp_path}/archive", 3 * MESSAGES // ROUNDS) as driver:
@@ -192,7 +193,7 @@ def test_each_row_is_in_the_table_once_however_often_the_driver_is_killed(
                 amid[driver.kill_amid_batch(chance.uniform(0, INTO_A_BATCH_S))] += 1
                 driver.start()
             lags.append(behind(driver.position(), brought))
-            # what expires before a stream begins is none of its
+            # Rows that expire before a stream begins are not part of it.
             most = BEHIND if number else 0
             driver.wait_until(lambda: behind(driver.position(), brought) <= most, "the stream catches up")  # noqa: B023
             clock.advance(ROUND_HOURS * HOUR_MS)
@@ -205,7 +206,7 @@ def test_each_row_is_in_the_table_once_however_often_the_driver_is_killed(
         for name, archive in archives.items()
         for (topic, queue), count in archive.ends.items()
     }
-    # A harness that meets nothing proves nothing.
+    # A harness whose kills hit nothing proves nothing.
     assert amid.total() == KILLS
     assert amid[True] * 3 >= KILLS, "kills amid a batch"
     assert kinds["Replace"] and kinds["Expire"] and kinds["Deleted"] and kinds["Checkpoint"], kinds

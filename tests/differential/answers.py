@@ -1,16 +1,15 @@
-"""What a server answered, made comparable: what must differ is replaced by its kind, by named rules.
+"""A server's answer in comparable form: parts that must differ are replaced by named rules.
 
-rule           what it replaces                                                     by
-address        the server's own and its client's addresses, its broker's name       <broker>, <client>, ...
-time           ms since 1970 within a day of the run                                <time>
-id             offsetMsgIds and unique ids that the server made, or a JVM client's  <id>; what the step sent stays
-position       where a record lies in the CommitLog, and how large it is there      <position>
-rate           messages in a second                                                 <rate>
-data version   {"counter","stateVersion","timestamp"}                               <data version>
-null           a null field                                                         nothing: fastjson leaves it out
-order          lists of JSON: sets on the Java side                                 the list, sorted; of texts a set
-remark         prose                                                                nothing; a word in capitals stays
-handle         the recall handle of a timer message                                 its text, to which the rules apply
+rule           what it replaces                                                     by address        the server's own
+and its client's addresses, its broker's name       <broker>, <client>, ... time           ms since 1970 within a day of
+the run                                <time> id             offsetMsgIds and unique ids that the server made, or a JVM
+client's  <id>; ids that the step sent are kept position       physical offset and size of a record in the CommitLog
+<position> rate           messages per second                                                  <rate> data version
+{"counter","stateVersion","timestamp"}                               <data version> null           a null field
+nothing: fastjson leaves it out order          lists of JSON: sets on the Java side                                 the
+list, sorted; of texts a set remark         prose
+nothing; a word in capitals is kept handle         the recall handle of a timer message
+its text, to which the rules apply
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _DATA_VERSION = {"counter", "stateVersion", "timestamp"}
 _POSITIONS = ("physical_offset", "size", "prepared_transaction_offset")
 _MEASURED = {"physicOffset": "position", "tps": "rate", "consumeTps": "rate", "topicPutTps": "rate"}
 _RECORD_MAGICS = (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab")
-#: Instead of an answer: the server closed the connection, or said nothing in time.
+#: In place of an answer: the server closed the connection, or did not answer in time.
 CLOSED, SILENT = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `body` is parsed where it is JSON or records, else text."""
+    """One answer. `body` is parsed if it is JSON or records, otherwise text."""
 
     code: int
     remark: str | None
@@ -58,7 +57,7 @@ def read_answer(command: RemotingCommand) -> Answer:
 
 
 def parse_body(raw: bytes) -> Any:
-    """Records, JSON, Java properties or text: none begins like another."""
+    """Parse records, JSON, Java properties or text; they are distinguished by their first bytes."""
     if raw[4:8] in _RECORD_MAGICS:
         try:
             return [record_tree(record) for record in iter_records(raw)]
@@ -68,7 +67,7 @@ def parse_body(raw: bytes) -> Any:
         try:
             return _named(lenient_loads(raw))
         except ProtocolError:
-            pass  # text that begins like JSON is compared as text
+            pass  # Text that only begins like JSON is compared as text.
     text = raw.decode("utf-8", "replace")
     lines = [line.partition("=") for line in text.splitlines() if line and not line.startswith("#")]
     if lines and all(separator for _, separator, _ in lines):
@@ -77,13 +76,13 @@ def parse_body(raw: bytes) -> Any:
 
 
 def record_tree(record: MessageRecord) -> dict[str, Any]:
-    """A record's fields by name, its properties as a map."""
+    """Return a record's fields by name, with its properties as a map."""
     tree = {name: getattr(record, name) for name in MessageRecord.__slots__ if name != "properties_raw"}
     return tree | {"body": record.body.decode("utf-8", "backslashreplace"), "properties": record.properties}
 
 
 def _named(value: Any) -> Any:
-    """The same JSON with text for keys, as paths need it."""
+    """Return the same JSON with text keys, as paths need them."""
     if isinstance(value, dict):
         return {_key(key): _named(item) for key, item in value.items()}
     return [_named(item) for item in value] if isinstance(value, list) else value
@@ -96,7 +95,7 @@ def _key(key: Any) -> str:
 
 
 def at_path(tree: Any, path: str) -> Any:
-    """The value at `ext.msgId`, `body.0.properties.UNIQ_KEY`; None where there is nothing."""
+    """Return the value at a path such as `ext.msgId` or `body.0.properties.UNIQ_KEY`, or None."""
     for step in path.split("."):
         if isinstance(tree, list):
             tree = tree[int(step)] if step.isdigit() and int(step) < len(tree) else None
@@ -108,13 +107,13 @@ def at_path(tree: Any, path: str) -> Any:
 
 
 def names_of(tree: Any) -> Any:
-    """The same tree with its values left out."""
+    """Return the same tree without its values."""
     return {name: names_of(value) for name, value in tree.items()} if isinstance(tree, dict) else "<value>"
 
 
 @dataclass(frozen=True, slots=True)
 class Normaliser:
-    """The rules, for one server: `names` maps its own addresses and names to what stands for them."""
+    """The rules for one server: `names` maps its own addresses and names to placeholders."""
 
     names: Mapping[str, str]
     now_ms: int
@@ -167,7 +166,7 @@ class Normaliser:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field of one answer that is not the same."""
+    """A field of an answer that differs."""
 
     answer: str
     field: str
@@ -179,7 +178,8 @@ _ABSENT = "(absent)"
 
 
 def differences(name: str, apache: Mapping[str, Any], neve: Mapping[str, Any]) -> list[Difference]:
-    """Field by field; what only one of the two has is a difference too. Under different codes the rest says nothing."""
+    """Compare field by field; a field in only one answer is a difference. If the codes differ, nothing else is
+    compared."""
     if apache["code"] != neve["code"]:
         return [Difference(name, "code", apache["code"], neve["code"])]
     return [Difference(name, *found) for found in _walk("", apache, neve)]

@@ -1,4 +1,4 @@
-"""Plays scenarios against one pair of servers, name server and broker, and keeps what they answered."""
+"""Play scenarios against a name server and a broker, and keep their answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.differential.steps import BROKER, NAMESRV, Body, Scenario, Step
 _PLACEHOLDER = re.compile(r"\$\{(\w+)(:place)?\}")
 _CONNECT_S = 10.0
 _UNTIL_S = 10.0
-#: A body of that size holds no ids, only weight.
+#: A body of this size contains no ids, only bulk.
 _LARGE = 65_536
 
 
 class Line:
-    """One connection. Requests of the server on it are dropped, as by a client that does not know them."""
+    """One connection. Requests of the server on it are ignored, as by a client that does not know them."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(slots=True)
 class Player:
-    """One pair of servers. `answers` has every step's answer, normalised, under `scenario/step`."""
+    """A name server and a broker. `answers` has the normalised answer of every step, under `scenario/step`."""
 
     namesrv: str
     broker: str

@@ -1,11 +1,11 @@
 """A scenario is a list of steps; a step is one request, as data.
 
-Values may hold placeholders, filled in for each broker apart:
+Values may have placeholders, which are filled in for each broker separately:
 
     ${broker} ${broker_name} ${namesrv}     the server's own addresses and name
     ${now}                                  ms since 1970, when the step is sent
-    ${name:place}                           the place in the log that a saved offsetMsgId names
-    ${name}                                 what an earlier step of the scenario saved under that name
+    ${name:place}                           the physical offset in a saved offsetMsgId
+    ${name}                                 the value that an earlier step of the scenario saved under that name
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ Body = bytes | str | dict[str, object]
 class Step:
     """One request.
 
-    `save` names parts of the answer for later steps: paths such as `ext.msgId` or `body.0.properties.POP_CK`.
-    `until` is what the answer must hold before it counts: the request is sent again till then, with a deadline.
-    `line` is the connection: clients are told apart by theirs.
-    `names_only`: the body's values are measurements or settings of the machine; their names are compared.
-    `patience_s` is how long an answer, or what is waited for, may take.
+    `save` names parts of the answer for later steps: paths such as `ext.msgId` or `body.0.properties.POP_CK`. `until`
+    is a condition on the answer: the request is repeated until it holds, with a deadline. `line` is the connection:
+    servers identify clients by theirs. `names_only`: the body's values are measurements or settings of the machine, so
+    only their names are compared. `patience_s` is the time limit for an answer or for `until`.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Steps in their order, under the name that the page of differences uses."""
+    """Steps in order, under the name that the page of differences uses."""
 
     name: str
     steps: tuple[Step, ...]

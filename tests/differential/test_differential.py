@@ -1,4 +1,4 @@
-"""The same requests to Apache RocketMQ 5.3.3 and to neve; `docs/compatibility.md` lists each answer that differs."""
+"""Send the same requests to Apache RocketMQ 5.3.3 and to neve; `docs/compatibility.md` lists each differing answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 #: The last one changes settings.
 _PARTS = (sends, pulls, consumers, queries, pops, namesrv, administration)
 SCENARIOS = tuple(scenario for part in _PARTS for scenario in part.SCENARIOS)
-#: Supported codes that no scenario holds, and why.
+#: Supported codes that no scenario contains, and the reason.
 NOT_COMPARED = {
     39: "the broker asks the client",
     40: "the broker tells the client",
@@ -32,12 +32,12 @@ NOT_COMPARED = {
     326: "the broker tells the client",
     906: "of members of a set: held against Apache's in tests/interop/test_apache_master.py",
     1008: "a controller tells the members of its set",
-    # The controller's, which is held against Apache's in tests/interop/test_controller.py.
+    # Codes of the controller, which is compared with Apache's in tests/interop/test_controller.py.
     **dict.fromkeys((1001, 1002, 1003, 1004, 1005, 1006, 1009, 1010, 1011, 1012, 1013), "the controller's"),
 }
-#: Both brokers alike; the rest are their defaults. A check of open transactions would come at a time of its own.
+#: Settings of both brokers; the rest are defaults. Checks of open transactions would occur at unpredictable times.
 SETTINGS = {"enablePropertyFilter": "true", "recallMessageEnable": "true", "transactionCheckInterval": "600000"}
-#: A busy machine must not make Apache's broker refuse what it would take on an idle one.
+#: Apache's broker must not reject requests because the machine is busy.
 PATIENT = {"brokerFastFailureEnable": "false", "osPageCacheBusyTimeOutMills": "60000"}
 
 
@@ -64,7 +64,7 @@ def listed() -> list[Listed]:
 
 @pytest.fixture(scope="module")
 def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Player, Player]]:
-    """Both servers, after all scenarios were played on them."""
+    """Return both servers after all scenarios were played on them."""
     with ExitStack() as stack:
         home = tmp_path_factory.mktemp("differential")
         apache = stack.enter_context(
@@ -79,7 +79,7 @@ def players(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Player, 
             for _ in pool.map(_play_all, pair):
                 pass
         yield pair
-        apache.kill()  # nothing of it is read again, and its own way down takes seconds
+        apache.kill()  # Its data is not read again, and an orderly stop takes seconds.
 
 
 def _play_all(player: Player) -> None:
@@ -89,7 +89,7 @@ def _play_all(player: Player) -> None:
 
 @pytest.fixture(scope="module")
 def found(players: tuple[Player, Player]) -> dict[str, list[Difference]]:
-    """The differences of each scenario."""
+    """Return the differences of each scenario."""
     apache, neve = players
     result: dict[str, list[Difference]] = defaultdict(list)
     for name, answer in apache.answers.items():

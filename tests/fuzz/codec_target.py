@@ -1,6 +1,6 @@
-"""The codec under damaged frames: everything that parses what a peer sent, and nothing that listens.
+"""The codec under damaged frames: all code that parses a peer's bytes, without sockets.
 
-Only the documented errors may come out, and no frame may take long.
+Only the documented errors may be raised, and no frame may take long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from neve.remoting.frame import FrameDecoder
 from neve.remoting.signature import ACCESS_KEY, verify
 from tests.fuzz.mutate import Mutator
 
-#: CPU seconds that one frame may take: the wall clock would count the machine's other work.
+#: CPU seconds that one frame may take; wall time would include the machine's other work.
 FRAME_S = 1.0
 SEND_CODES = (10, 310, 320, 324, 325)
 STRUCTS = (body.HeartbeatData, body.TopicConfig, body.TopicRouteData, body.SubscriptionData)
@@ -34,12 +34,12 @@ EXPECTED: Errors = (NeveError, MalformedRecord)
 
 
 class TooSlow(Exception):
-    """A frame held the codec for more than FRAME_S."""
+    """A frame took longer than FRAME_S."""
 
 
 @dataclass
 class Figures:
-    """What a run saw."""
+    """The counts of a run."""
 
     frames: int = 0
     decoded: int = 0
@@ -49,7 +49,7 @@ class Figures:
 
 
 def run(mutator: Mutator, frames: int, figures: Figures) -> Figures:
-    """Feed so many mutated frames; the first undocumented error ends it, with the bytes in its notes."""
+    """Feed that many mutated frames; the first undocumented error ends the run, with the bytes in its notes."""
 
     def alarm(_: int, __: object) -> None:
         raise TooSlow
@@ -77,7 +77,7 @@ def run(mutator: Mutator, frames: int, figures: Figures) -> Figures:
 
 
 def _feed(decoder: FrameDecoder, pieces: list[bytes], figures: Figures) -> FrameDecoder:
-    """A decoder that met a fatal frame or is out of step is done with, as its connection would be."""
+    """A decoder that met a fatal frame or is out of step is discarded, like its connection."""
     try:
         for piece in pieces:
             decoder.receive_data(piece)
@@ -92,20 +92,20 @@ def _feed(decoder: FrameDecoder, pieces: list[bytes], figures: Figures) -> Frame
 
 
 def _sent_again(command: RemotingCommand) -> None:
-    """What was decoded can be said again and means the same."""
+    """Encode a decoded command again, and check that it has the same meaning."""
     if not -(2**15) <= command.code < 2**15 or not -(2**15) <= command.version < 2**15:
-        return  # the binary header has no room for it
+        return  # The binary header has no room for it.
     try:
         again = decode_command(b"".join(encode_command(command))[4:])
     except ProtocolError as error:
-        assert "a header of" in str(error) or "header fields" in str(error), error  # longer than a header may be
+        assert "a header of" in str(error) or "header fields" in str(error), error  # Longer than a header may be.
         return
     said = (again.opaque, again.flag, again.ext, again.body, again.remark or None)
     assert said == (command.opaque, command.flag, command.ext, command.body, command.remark or None)
 
 
 def _parsed(command: RemotingCommand, figures: Figures) -> None:
-    """Everything that reads a part of a frame gets its part, whatever the code."""
+    """Pass each part of a frame to all code that reads such parts, whatever the code of the request."""
     ext, data = command.ext, command.body
     send: Any = _tried(figures, headers.parse_send_header, command.code if command.code in SEND_CODES else 310, ext)
     _tried(figures, headers.parse_header, ext, headers.PullMessageHeader)
@@ -144,7 +144,7 @@ def _all_records(data: bytes) -> None:
 def _tried(
     figures: Figures, act: Callable[..., Any], *arguments: Any, expected: type[Exception] | Errors = EXPECTED
 ) -> Any:
-    """The result, or None after an error that the function documents."""
+    """Return the result, or None after an error that the function documents."""
     try:
         return act(*arguments)
     except expected as error:

@@ -2,7 +2,7 @@
 
 traffic.xz, decompressed:  { u8 direction | i32 length | frame of that length }*
 
-`python -m tests.fuzz.record` makes it again.
+`python -m tests.fuzz.record` records it again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEAD = struct.Struct(">Bi")
 
 
 class Direction(IntEnum):
-    """Who said it to whom."""
+    """The sender and receiver of a frame."""
 
     CLIENT_TO_BROKER = 0
     BROKER_TO_CLIENT = 1

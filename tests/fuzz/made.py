@@ -1,4 +1,4 @@
-"""Requests that stock clients send rarely or never, so that the recorder misses them: sound ones, made by hand."""
+"""Valid requests that stock clients send rarely or never, so that the recorder misses them; made by hand."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ REQUESTS: tuple[tuple[Code, dict[str, str], bytes], ...] = (
 
 
 def recorded() -> list[Recorded]:
-    """Each of them in both dialects."""
+    """Return each request in both dialects."""
     return [
         Recorded(Direction.CLIENT_TO_BROKER, b"".join(encode_command(command))[4:])
         for code, ext, body in REQUESTS

@@ -1,6 +1,6 @@
 """Seeded damage to real frames.
 
-What a hostile or broken peer would put on the wire, cut as it would cut it. The same seed gives the same frames, on
+The frames are what a hostile or broken peer could send, including how it splits them. Equal seeds give equal frames on
 every machine.
 """
 
@@ -57,12 +57,12 @@ class Seed:
 
 
 def seeds_of(corpus: Sequence[Recorded], *directions: Direction) -> list[Seed]:
-    """The frames of these directions that this codec takes: what a stock client said."""
+    """Return the frames of these directions that this codec decodes."""
     return [Seed.of(item) for item in corpus if not directions or item.direction in directions]
 
 
 class Mutator:
-    """Cases out of a seed and a corpus."""
+    """Generates test cases from a seed and a corpus."""
 
     def __init__(self, seed: str, seeds: Sequence[Seed], spared: frozenset[int] = frozenset()) -> None:
         self._random = Random(seed)
@@ -76,12 +76,12 @@ class Mutator:
         )  # fmt: skip
 
     def frame(self) -> bytes:
-        """One mutated frame with its length, which may lie."""
+        """Return one mutated frame with its length, which may be wrong."""
         choose = self._random
         return choose.choice(self._damages)(choose.choice(self._seeds))
 
     def cut(self, stream: bytes) -> list[bytes]:
-        """The stream whole, or in pieces as a network may bring them."""
+        """Return the stream whole, or in pieces as a network may deliver them."""
         choose = self._random
         if choose.random() < 0.7 or len(stream) < 2:
             return [stream]
@@ -99,7 +99,7 @@ class Mutator:
         return bytes(data)
 
     def _truncated(self, seed: Seed) -> bytes:
-        """The frame ends early, and its length knows it: what is inside ends early."""
+        """Truncate the frame with a matching length, so that its content ends early."""
         return framed(seed.frame[: self._random.randrange(len(seed.frame))])
 
     def _length_lie(self, seed: Seed) -> bytes:
@@ -112,7 +112,7 @@ class Mutator:
         return framed(struct.pack(">I", mark & 0xFF000000 | length & 0xFFFFFF) + seed.frame[4:])
 
     def _word(self, seed: Seed) -> bytes:
-        """Some four bytes become a number that somebody forgot."""
+        """Replace four bytes with a number at a boundary."""
         data = bytearray(seed.frame)
         at = self._random.randrange(max(1, len(data) - 4))
         data[at : at + 4] = self._random.choice(WORDS32)
@@ -124,7 +124,7 @@ class Mutator:
         return framed(seed.frame[:at] + other[of:])
 
     def _chunk(self, seed: Seed) -> bytes:
-        """A stretch is lost or comes twice."""
+        """Remove or duplicate a range of bytes."""
         start = self._random.randrange(len(seed.frame))
         end = min(len(seed.frame), start + self._random.randrange(1, 40))
         stretch = seed.frame[start:end] * self._random.choice((0, 0, 2, 3))
@@ -133,10 +133,10 @@ class Mutator:
     def _other_type(self, seed: Seed) -> bytes:
         return framed(bytes([self._random.choice((0, 1, 2, 255))]) + seed.frame[1:])
 
-    # ---- damage to what the bytes mean
+    # ---- damage to the meaning of the bytes
 
     def _fields(self, seed: Seed) -> bytes:
-        """One or two header fields go, change, or are those of another request."""
+        """Remove or change one or two header fields, or replace them with those of another request."""
         command = seed.command
         ext = dict(command.ext)
         for _ in range(self._random.randrange(1, 3)):
@@ -153,7 +153,7 @@ class Mutator:
         return self._encoded(command, ext=ext)
 
     def _field_twice(self, seed: Seed) -> bytes:
-        """A key stands twice, which both dialects can write and no sane peer does."""
+        """Duplicate a key, which both dialects can encode and no correct peer does."""
         (mark,) = struct.unpack_from(">I", seed.frame)
         end = 4 + (mark & 0xFFFFFF)
         header = seed.frame[4:end]
@@ -162,7 +162,7 @@ class Mutator:
         return framed(struct.pack(">I", mark & 0xFF000000 | len(again)) + again + seed.frame[end:])
 
     def _body(self, seed: Seed) -> bytes:
-        """A sound header with a body that is hurt."""
+        """Combine a valid header with a damaged body."""
         data = bytearray(seed.command.body or b"{}")
         way = self._random.randrange(5)
         at = self._random.randrange(len(data))
@@ -179,7 +179,7 @@ class Mutator:
         return self._encoded(seed.command, body=bytes(data))
 
     def _envelope(self, seed: Seed) -> bytes:
-        """Another code, flag or opaque."""
+        """Change the code, flag or opaque."""
         way, number = self._random.randrange(3), self._random.choice(NUMBERS[:11])
         code = self._random.choice(self._codes)
         command = seed.command
@@ -191,7 +191,7 @@ class Mutator:
         return self._encoded(seed.command, body=self._random.choice(self._seeds).command.body)
 
     def _json_type(self, seed: Seed) -> bytes:
-        """A JSON header with a value of another type."""
+        """Give a value in the JSON header another type."""
         command = seed.command
         sound = self._encoded(command, serialize_type=0)[4:]
         end = 4 + int.from_bytes(sound[1:4])

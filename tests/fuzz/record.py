@@ -1,8 +1,8 @@
-"""Records the corpus anew: stock Java clients of RocketMQ 5.3.3 talk to neve through a proxy that keeps their frames.
+"""Record the corpus: stock Java clients of RocketMQ 5.3.3 use neve through a proxy that keeps their frames.
 
     python -m tests.fuzz.record            some minutes; writes tests/fuzz/traffic.xz
 
-The proxy writes its own address over the broker's in what the name server answers: both have as many digits.
+The proxy replaces the broker's address with its own in the name server's answers: both have the same number of digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.servers.processes import free_ports
 HERE = Path(__file__).parent
 DIALECTS = ("JSON", "ROCKETMQ")
 PARTS = ("send", "transaction", "pop", "poporderly", "consume", "reply", "orderly", "sql", "broadcast", "lite")
-#: So many frames of one kind are kept, and none longer than this.
+#: The number of frames kept of one kind, and their maximum length.
 SAME_KIND = 2
 LENGTH_MAX = 32 * 1024
 
@@ -101,7 +101,7 @@ setConsumeMode -c DefaultCluster -t traffic -g traffic_poporderly -m POP -q 4
 
 
 class Keeper:
-    """Decides what is worth keeping: each kind of frame a few times."""
+    """Decides which frames to keep: a few of each kind."""
 
     def __init__(self) -> None:
         self.kept: list[Recorded] = []
@@ -129,7 +129,7 @@ def _shape(command: RemotingCommand) -> tuple[object, ...]:
 
 
 class Proxy:
-    """Between everyone and one server."""
+    """A proxy between all peers and one server."""
 
     def __init__(self, target: int, outward: Direction, inward: Direction, keeper: Keeper) -> None:
         self.target, self.outward, self.inward, self.keeper = target, outward, inward, keeper
@@ -161,7 +161,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def proxied(keeper: Keeper, namesrv: int, broker: int) -> Iterator[tuple[int, int]]:
-    """Ports of the proxies for the name server and for the broker."""
+    """Return the ports of the proxies for the name server and for the broker."""
     loop = asyncio.new_event_loop()
     ports: list[int] = []
     proxies: list[Proxy] = []
@@ -197,7 +197,7 @@ def run_client(home: Path, dialect: str, namesrv: int, *arguments: str) -> None:
         text=True,
         timeout=240,
         check=False,
-        cwd=home,  # consumerStatus leaves a file where it runs
+        cwd=home,  # consumerStatus leaves a file in its working directory.
         env={**os.environ, "ROCKETMQ_HOME": str(home)},
     )
     print(f"{dialect} {arguments[0]}: exit {done.returncode}", flush=True)

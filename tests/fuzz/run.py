@@ -1,7 +1,7 @@
 """The whole fuzz: `python -m tests.fuzz.run --codec 10000000 --server 1000000 [--seed TEXT]`.
 
-Prints its seed first: the same seed is the same run. Two processes share the codec's frames; then the server gets its
-own.
+It prints its seed first: the same seed gives the same run. Two processes share the codec's frames; afterwards the
+server gets its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.fuzz.mutate import Mutator, seeds_of
 from tests.fuzz.server_target import Siege
 
 PROCESSES = 2
-#: Frames of one mutator: what fails is found again with its batch alone.
+#: Frames of one mutator: a failure is reproduced with its batch alone.
 BATCH = 10_000
 BATCHES_TOLD = 50
 MIB = 1 << 20
@@ -30,12 +30,12 @@ CODEC_GROWTH, SERVER_GROWTH = 64 * MIB, 512 * MIB
 
 
 def everything() -> list[corpus.Recorded]:
-    """What was recorded and what was made."""
+    """Return the recorded and the hand-made frames."""
     return [*corpus.load(), *made.recorded()]
 
 
 def codec_batches(seed: str, first: int, frames: int, step: int = 1) -> codec_target.Figures:
-    """The batches `first`, `first + step`, … of a run of so many frames."""
+    """Run the batches `first`, `first + step`, … of a run of that many frames."""
     seeds, figures = seeds_of(everything()), codec_target.Figures()
     for batch in range(first, -(-frames // BATCH), step):
         name = f"{seed}/{batch}"

@@ -1,6 +1,6 @@
-"""Damaged frames into a running `neve up`: name server and broker, both of its ports, one by one and many at once.
+"""Damaged frames sent to both ports of a running `neve up`, name server and broker, sequentially and concurrently.
 
-Beside them a sound client sends and is answered all the while. What it was promised must stand at the end.
+Meanwhile a regular client sends and has to be answered. At the end all its acknowledged messages must be stored.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ SETTINGS = {
     "archiveMinBytes": "1", "archiveMaxAge": "1s", "archivePeriod": "1s", "mappedFileSizeCommitLog": "8m",
     "enablePropertyFilter": "true", "recallMessageEnable": "true", "transactionCheckInterval": "1000",
 }  # fmt: skip
-#: A code that nobody serves; its answer says that all before it was handled.
+#: A code that no server supports; its answer shows that all requests before it were handled.
 MARKER_CODE, MARKER_OPAQUE = 9_999, 1_999_999_999
 PER_CONNECTION = 200
 PIPELINED = 16
 FATAL_SHARE = 8
 PROBE_PERIOD_S = 0.05
-#: The server may use so much CPU, or the machine so much time, before a sound request is answered.
+#: The CPU time of the server, or the time of the machine, within which a regular request must be answered.
 PAUSE_CPU_S, PAUSE_WALL_S = 1.0, 30.0
 _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass
 class Figures:
-    """What a run saw; the pauses are of the sound client."""
+    """The counts of a run; the pauses are those of the regular client."""
 
     frames: int = 0
     connections: int = 0
@@ -107,7 +107,7 @@ class SoundClient(threading.Thread):
             raise self.fault
 
     def check_all_there(self) -> None:
-        """Every acknowledged message, at its offset, and none twice."""
+        """Check that every acknowledged message is at its offset, and that none occurs twice."""
         with Client(self._server.broker) as client:
             self._send(client)
             for queue in range(QUEUES):
@@ -117,7 +117,7 @@ class SoundClient(threading.Thread):
 
 
 class Attacker:
-    """One connection after another, each until a frame is fatal or PER_CONNECTION were said."""
+    """Opens one connection after another, each until a frame is fatal or PER_CONNECTION frames were sent."""
 
     def __init__(self, server: NeveServer, corpus: list[Recorded], seed: str, figures: Figures) -> None:
         self._random, self._figures = Random(seed), figures
@@ -152,9 +152,10 @@ class Attacker:
                     return
 
     def _group(self, mutator: Mutator, together: int) -> tuple[bytes, int, bool]:
-        """Frames up to `together`, or to the first that is fatal to the connection: only the last may be.
+        """Return up to `together` frames, or fewer if one is fatal to the connection, which must be the last.
 
-        Two in five would be. They are the codec's business more than the handlers': one of FATAL_SHARE is sent.
+        Two in five frames would be fatal. They test the codec more than the handlers, so only one in FATAL_SHARE is
+        sent.
         """
         parts: list[bytes] = []
         while len(parts) < together:
@@ -167,7 +168,7 @@ class Attacker:
 
 
 def _is_fatal(stream: bytes) -> bool:
-    """Whether the connection must end with these bytes, or is out of step after them."""
+    """Return whether the connection must end at these bytes, or is out of step after them."""
     decoder = FrameDecoder()
     try:
         decoder.receive_data(stream)
@@ -179,7 +180,7 @@ def _is_fatal(stream: bytes) -> bool:
 
 
 class Answers:
-    """What comes back on one connection: whole frames, counted by their code."""
+    """The answers on one connection: whole frames, counted by their code."""
 
     def __init__(self, link: socket.socket, figures: Figures) -> None:
         self._link, self._figures, self._decoder = link, figures, FrameDecoder(1 << 26)
@@ -193,7 +194,10 @@ class Answers:
                 return
 
     def until_quiet(self) -> None:
-        """The server closes after a fatal frame; one that has not come whole keeps it waiting, which we do not."""
+        """Read until the server closes the connection or has answered everything.
+
+        The server closes after a fatal frame. It waits for the rest of an incomplete frame, and this function does not.
+        """
         self._link.settimeout(0.002)
         with contextlib.suppress(ConnectionError, TimeoutError):
             while data := self._link.recv(1 << 18):
@@ -212,7 +216,7 @@ class Answers:
 
 
 class Siege:
-    """The server, its sound client and the attack; `assert_sound` is what must hold afterwards."""
+    """The server, its regular client and the attack; `assert_sound` checks the state afterwards."""
 
     def __init__(self, directory: Path, corpus: list[Recorded], seed: str) -> None:
         self.figures = Figures()
@@ -232,7 +236,7 @@ class Siege:
         self._server.stop()
 
     def attack(self, frames: int, told_every: int = 0) -> None:
-        """Send so many, with the sound client beside; raises what that client met."""
+        """Send that many frames, with the regular client in parallel; raise the errors of that client."""
         self._client.start()
         told = 0
         while self.figures.frames < frames and self._client.fault is None:
@@ -243,7 +247,7 @@ class Siege:
         self._client.end()
 
     def assert_sound(self, growth_limit: int) -> None:
-        """Answers came in time, memory is bounded, nothing leaks, nothing unforeseen was logged, nothing is lost."""
+        """Assert timely answers, bounded memory, no leaks, no unexpected log lines and no lost messages."""
         wait_until(lambda: self._open_connections() <= self._connections, "the connections are closed")
         figures = self.figures
         figures.anonymous_after = self.anonymous_bytes()
@@ -254,18 +258,18 @@ class Siege:
         assert figures.anonymous_after - figures.anonymous_before < growth_limit, figures
         assert self._server.stop() == 0
         self._server.start()
-        self._client.check_all_there()  # nothing that was taken in keeps the next start from serving
+        self._client.check_all_there()  # No accepted request prevents the next start from serving.
         assert "Traceback" not in self._server.log()
 
     def anonymous_bytes(self) -> int:
-        """Memory of its own; pages of mapped files are the kernel's to take."""
+        """Return its anonymous memory; the kernel can reclaim pages of mapped files."""
         for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError("no RssAnon")
 
     def _open_connections(self) -> int:
-        """Of the network: the archive's workers come and go over sockets of another kind."""
+        """Return the number of network connections; the archive's workers use other kinds of sockets."""
         return len(self._process.net_connections("inet"))
 
 

@@ -1,4 +1,4 @@
-"""Damaged frames of real traffic: the codec raises only what it documents, the servers live on and keep promises."""
+"""Damaged frames of real traffic: the codec raises only documented errors, and servers survive and lose no message."""
 
 from __future__ import annotations
 

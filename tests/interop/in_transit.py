@@ -204,8 +204,7 @@ class InTransit:
         assert max(counts.values()) == 1, counts.most_common(3)
 
     def assert_offsets_are_as_they_were(self, clients: Taking, broker: str) -> None:
-        """Assert that messages keep their offsets of Apache's broker, and that the group is at the end of each queue.
-        """
+        """Assert that messages keep their offsets of Apache's broker, and that the group is at the ends of queues."""
         for one in clients.got:
             if one.topic == TOPIC and not one.retries:
                 assert f"{one.queue}-{one.offset}" == one.body

@@ -1,9 +1,10 @@
-"""A transcript: command lines as somebody types them, what they print and how they end, with all that differs from run
-to run by a name. Kept as golden files; `NEVE_GOLDEN=write` writes them anew.
+"""A transcript: command lines as a user types them, their output and exit codes, with variable parts replaced by names.
+
+Transcripts are golden files; `NEVE_GOLDEN=write` writes them again.
 
     $ neve topic create orders
-    ! created orders with 8 queues           what is said on stderr
-    [3]                                      the exit code, where it is not 0
+    ! created orders with 8 queues           stderr
+    [3]                                      the exit code, if it is not 0
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.waiting import wait_until
 _GOLDEN = Path(__file__).with_name("golden")
 _WRITE = "NEVE_GOLDEN"
 
-#: What differs from run to run, and what stands for it; the first that fits.
+#: Variable parts and their replacements; the first that matches is used.
 _CHANGING: Sequence[tuple[str, str]] = (
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "TIME"),
     (r"\b\d{4}-\d\d-\d\d\b", "DATE"),
@@ -42,27 +43,27 @@ _CHANGING: Sequence[tuple[str, str]] = (
 
 
 class Step(NamedTuple):
-    """What is typed. `{name}` stands for what an earlier step's `keep` found."""
+    """A command line. `{name}` is replaced by the value that an earlier step's `keep` found."""
 
     line: str
     stdin: str = ""
-    #: A pattern whose first group is kept under the name, of what is printed.
+    #: Patterns for the output; the first group of each is kept under its name.
     keep: tuple[str, str] | None = None
-    #: It is typed again until this is in what it prints.
+    #: The command is repeated until its output contains this text.
     until: str = ""
-    #: All numbers stand for themselves; what is measured is another thing each time.
+    #: Replace all numbers, because measurements differ each time.
     measured: bool = False
-    #: Only that it is done is of interest.
+    #: Leave out the output; only the execution matters.
     silent: bool = False
-    #: Of one kind of server alone.
+    #: Run only with one kind of server.
     only: str = ""
 
 
 class Shell:
-    """Types steps into this process, with its own standard input."""
+    """Runs steps in this process, with its own standard input."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str], names: dict[str, str]) -> None:
-        """`names`: what is typed by a name, such as a directory, and stands so in the transcript."""
+        """Create a shell; `names` are values, such as a directory, that the transcript shows by name."""
         self._capfd, self._names = capfd, names
         self._lines: list[str] = []
 
@@ -117,13 +118,13 @@ class Shell:
             text = re.sub(pattern, name, text)
         if step.measured:
             text = re.sub(r"\b\d+\b", "N", text)
-            # a broker that has just begun has no rates yet
+            # A broker that has just started has no rates yet.
             text = re.sub(r"(?m)^((?:put|get)_tps)\b.*$", r"\1  N", re.sub(r"(?m)(\s+N)+\s*$", "  N", text))
-        # a column is as wide as what differs
+        # The width of a column depends on the replaced values.
         return [re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines()]
 
     def compare(self, name: str) -> None:
-        """With the golden file, unless it is to be written."""
+        """Compare with the golden file, unless it is to be written."""
         text = "\n".join(self._lines)
         golden = _GOLDEN / f"{name}.txt"
         if os.environ.get(_WRITE) == "write":

@@ -1,6 +1,6 @@
-"""A day of an operator and one of a developer at the command line, beside neve and beside Apache RocketMQ 5.3.3.
+"""A day of an operator and of a developer at the command line, with neve and with Apache RocketMQ 5.3.3.
 
-The same commands at both; those of an archive at neve alone. What they print is in `golden/`.
+Both run the same commands, except that those of the archive run only with neve. The output is in `golden/`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ DEVELOPER = (
 
 @pytest.fixture(params=["neve", pytest.param("apache", marks=pytest.mark.servers)])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Its kind, and the names of what is where."""
+    """Return the kind of cluster, and the names for its addresses."""
     names = {"export": str(tmp_path / "export")}
     with ExitStack() as stack:
         if request.param == "neve":
